@@ -1,0 +1,1 @@
+"""One module per backend kind, each a class satisfying `unisono.core.ports.Backend`."""

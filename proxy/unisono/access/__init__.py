@@ -1,0 +1,1 @@
+"""Who may ask: keys, callers and what they may do."""

@@ -1,0 +1,112 @@
+"""Conversation: what is said to the model, append-only and free of any wire format.
+
+Every API surface translates its request into these nouns, and the renderer turns them into Harmony tokens. An
+assistant item may carry the token ids the model generated for it; the renderer then uses those verbatim, so that a
+continued conversation extends the very tokens a backend has cached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+Json: TypeAlias = "None | bool | int | float | str | list[Json] | dict[str, Json]"
+
+Tokens: TypeAlias = tuple[int, ...]
+
+
+class Effort(StrEnum):
+    """How long gpt-oss thinks; the three values its system message knows."""
+
+    LOW = "low"
+    MEDIUM = "medium"
+    HIGH = "high"
+
+
+class Phase(StrEnum):
+    """Which kind of visible text a message is; the value is its Harmony channel."""
+
+    COMMENTARY = "commentary"
+    FINAL = "final"
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionTool:
+    """A tool the client runs. `name` is the client's own; `parameters` is JSON Schema, None for no parameters."""
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Json] | None = None
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Preamble:
+    """What stands before the first message; rebuilt for every request, byte-stable for equal values.
+
+    `date` is the conversation's first day as YYYY-MM-DD, pinned so that midnight does not break prefix caches; empty
+    leaves the line out.
+    """
+
+    instructions: str = ""
+    tools: tuple[FunctionTool, ...] = ()
+    effort: Effort = Effort.MEDIUM
+    date: str = ""
+    identity: str = "You are ChatGPT, a large language model trained by OpenAI."
+    knowledge_cutoff: str = "2024-06"
+
+
+@dataclass(frozen=True, slots=True)
+class UserMessage:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeveloperMessage:
+    """Instructions given in the middle of a conversation; leading ones belong to the preamble."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class AssistantReasoning:
+    text: str
+    tokens: Tokens = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AssistantMessage:
+    text: str
+    phase: Phase = Phase.FINAL
+    tokens: Tokens = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AssistantCall:
+    """A tool call the model made. `name` is the client's name; `arguments` are the exact bytes, as text."""
+
+    call_id: str
+    name: str
+    arguments: str
+    tokens: Tokens = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    call_id: str
+    name: str
+    output: str
+
+
+Item: TypeAlias = UserMessage | DeveloperMessage | AssistantReasoning | AssistantMessage | AssistantCall | ToolResult
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """`prefill` is the beginning of the answer the client wrote itself; the model continues it."""
+
+    preamble: Preamble
+    items: tuple[Item, ...] = ()
+    prefill: str | None = None

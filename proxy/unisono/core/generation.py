@@ -1,0 +1,136 @@
+"""One generation: what a backend is asked and what it gives back, in token ids wherever the backend knows them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+RETURN = 200002
+CONSTRAIN = 200003
+CHANNEL = 200005
+START = 200006
+END = 200007
+MESSAGE = 200008
+CALL = 200012
+ENDOFTEXT = 199999
+FIRST_SPECIAL = 199998
+"""Ids from here up are special tokens; below are ordinary text (o200k_harmony)."""
+VOCABULARY = 201088
+"""Rows of the model's embedding: ids in range(VOCABULARY) are legal input."""
+
+STOP_TOKENS = (RETURN, CALL)
+"""Ids that end an assistant turn; always sent to the backend. Source: openai-harmony's
+`stop_tokens_for_assistant_actions`."""
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class Form(StrEnum):
+    """How a backend speaks in one direction."""
+
+    IDS = "ids"
+    TEXT = "text"
+    """Text in which special tokens are spelled out."""
+    MARKERLESS = "markerless"
+    """Text from which special tokens are stripped; output only, a last resort."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a backend can do, as data. `context` is its window in tokens (prompt + output), None when unknown."""
+
+    prompt: Form
+    output: Form
+    stop_visible: bool
+    """Whether the stop token itself arrives (as an id or as text)."""
+    context: int | None = None
+    logit_bias: bool = False
+    constrain: frozenset[str] = frozenset()
+    """Kinds of guided decoding: a subset of {"json", "regex", "choice", "grammar"}."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A rendered prompt. `tokens` is always there; `text` only when the backend takes text, and then it has passed the
+    gate: tokenised with special tokens allowed, it holds exactly the structural markers that were rendered."""
+
+    tokens: Sequence[int]
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Sent explicitly, every field, every time: engines have defaults of their own. `top_k` 0 means off."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds. `silence_s` is the longest gap between chunks after the first; `total_s` the whole answer."""
+
+    connect_s: float = 10.0
+    first_token_s: float = 300.0
+    silence_s: float = 120.0
+    total_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A job for a backend. Stop tokens are STOP_TOKENS, always; client stop strings never reach a backend."""
+
+    prompt: Prompt
+    max_tokens: int
+    sampling: Sampling = field(default_factory=Sampling)
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    request_id: str = ""
+    cache_salt: str = ""
+    """Separates tenants in a backend's prefix cache; empty for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What one network read brought: several server events are merged into one chunk.
+
+    Exactly one of `tokens` (ids backends; a delta, the stop id included where visible) and `text` (text backends; a
+    delta) is used. The last chunk has `finish`. `stop_token` is the id that ended generation where the backend names
+    it although it is not in `tokens`. Counts are the backend's own claim, None when it makes none.
+    """
+
+    tokens: Sequence[int] = ()
+    text: str = ""
+    finish: FinishReason | None = None
+    stop_token: int | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens, counted by the gateway from ids. `reasoning_tokens` are the bodies of reasoning items; control tokens
+    count in `completion_tokens` only."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    reasoning_tokens: int = 0
+    cached_tokens: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.reasoning_tokens + other.reasoning_tokens,
+            self.cached_tokens + other.cached_tokens,
+        )

@@ -1,0 +1,80 @@
+"""Protocols between packages: the engine sees backends and the pool only as these."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from unisono.core.generation import Capabilities, Generation, Chunk, Timeouts
+from unisono.errors import UnisonoError
+
+
+class Backend(Protocol):
+    """One server (or engine process) that continues raw Harmony prompts. It knows nothing of Harmony or OpenAI.
+
+    Every method raises only the `BackendError` family (or `ContextTooLong`) for what goes wrong out there.
+    """
+
+    async def probe(self) -> Capabilities:
+        """Ask the server what it can do. Called again when it comes back after a failure."""
+        ...
+
+    def complete(self, job: Generation) -> AsyncIterator[Chunk]:
+        """Stream a generation. Closing the iterator (or cancelling the task) at any moment, before the first chunk
+        too, frees the backend. A stream that ends without a finish raises `BackendProtocolError`."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BackendOptions:
+    """What an adapter is built from: `kind` is its entry-point name, `model` the backend's own name for the model.
+
+    `api_base` comes with or without a trailing `/v1`; adapters accept both. `extra` holds adapter-specific settings.
+    """
+
+    kind: str
+    model: str
+    api_base: str | None = None
+    api_key: str | None = None
+    extra: Mapping[str, object] = field(default_factory=dict)
+
+
+class BackendFactory(Protocol):
+    """What the entry-point group `unisono.backends` holds, usually the adapter class itself. Building one touches
+    neither network nor disk."""
+
+    def __call__(self, options: BackendOptions) -> Backend: ...
+
+
+class Deployment(Protocol):
+    """One backend that serves a model name, with how it is to be used."""
+
+    @property
+    def name(self) -> str:
+        """Shown to clients and operators; holds no address and no path."""
+        ...
+
+    @property
+    def backend(self) -> Backend: ...
+
+    @property
+    def timeouts(self) -> Timeouts: ...
+
+    async def capabilities(self) -> Capabilities:
+        """The last good probe, probing first when there is none. Raises the `BackendError` family."""
+        ...
+
+
+class Pool(Protocol):
+    """Live deployments by model name."""
+
+    def choose(self, model: str) -> Sequence[Deployment]:
+        """The deployments of `model` in the order to try them. Raises `UnknownModel`, `BackendUnavailable`."""
+        ...
+
+    def failed(self, deployment: Deployment, error: UnisonoError) -> None: ...
+
+    def succeeded(self, deployment: Deployment) -> None: ...

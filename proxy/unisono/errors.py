@@ -1,0 +1,130 @@
+"""Every failure a client can see, as one tree; class attributes carry its HTTP status, type and code.
+
+    UnisonoError
+      InvalidRequest                400 invalid_request_error
+        UnsupportedValue            400 unsupported_value
+        UnknownModel                404 model_not_found
+        NotFound                    404 not_found
+        MethodNotAllowed            405 method_not_allowed
+        BodyTimeout                 408 body_timeout
+        BodyTooLarge                413 body_too_large
+        UnsupportedMediaType        415 unsupported_media_type
+        ContextTooLong              400 context_length_exceeded
+      NotAuthenticated              401 invalid_api_key
+      NotAllowed                    403 permission_denied
+      BackendError                  502 backend_error
+        BackendUnavailable          503 backend_unavailable
+        BackendOverloaded           503 backend_overloaded
+        BackendTimeout              504 backend_timeout
+        BackendProtocolError        502 backend_protocol_error
+        BackendRejected             400 backend_rejected_request
+      InternalError                 500 internal_error
+
+What the model writes is never on this tree. `ConfigError` stands apart: it is for operators, at start.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class UnisonoError(Exception):
+    """`message` is for the client; `param` names the request field, in OpenAI's dotted form (`messages.0.role`)."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    code: ClassVar[str] = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+class InternalError(UnisonoError):
+    """A fault of the gateway itself."""
+
+
+class InvalidRequest(UnisonoError):
+    status, type, code = 400, "invalid_request_error", "invalid_value"
+
+
+class UnsupportedValue(InvalidRequest):
+    """A field or value this gateway understands and refuses."""
+
+    code = "unsupported_value"
+
+
+class UnknownModel(InvalidRequest):
+    status, code = 404, "model_not_found"
+
+
+class NotFound(InvalidRequest):
+    status, code = 404, "not_found"
+
+
+class MethodNotAllowed(InvalidRequest):
+    status, code = 405, "method_not_allowed"
+
+
+class BodyTimeout(InvalidRequest):
+    status, code = 408, "body_timeout"
+
+
+class BodyTooLarge(InvalidRequest):
+    status, code = 413, "body_too_large"
+
+
+class UnsupportedMediaType(InvalidRequest):
+    status, code = 415, "unsupported_media_type"
+
+
+class ContextTooLong(InvalidRequest):
+    code = "context_length_exceeded"
+
+
+class NotAuthenticated(UnisonoError):
+    status, type, code = 401, "invalid_request_error", "invalid_api_key"
+
+
+class NotAllowed(UnisonoError):
+    status, type, code = 403, "invalid_request_error", "permission_denied"
+
+
+class BackendError(UnisonoError):
+    """Something out there failed. `retry_elsewhere` says whether another deployment may do better."""
+
+    status, type, code = 502, "server_error", "backend_error"
+    retry_elsewhere: ClassVar[bool] = True
+
+
+class BackendUnavailable(BackendError):
+    """Not reachable, shutting down, or dead."""
+
+    status, code = 503, "backend_unavailable"
+
+
+class BackendOverloaded(BackendError):
+    status, code = 503, "backend_overloaded"
+
+
+class BackendTimeout(BackendError):
+    status, code = 504, "backend_timeout"
+
+
+class BackendProtocolError(BackendError):
+    """It answered, but not in its own protocol: garbage, an error under HTTP 200, an end without an end."""
+
+    code = "backend_protocol_error"
+
+
+class BackendRejected(BackendError):
+    """The backend called the request itself wrong; another one would too."""
+
+    status, type, code = 400, "invalid_request_error", "backend_rejected_request"
+    retry_elsewhere = False
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; the message begins with the path of the key."""

@@ -1,0 +1,141 @@
+"""The o200k_harmony encoding, loaded once from the vocabulary file that comes with the package.
+
+Two libraries hold the same vocabulary for two purposes: openai-harmony renders and parses structure, tiktoken encodes
+text from outside. openai-harmony's encoder takes quadratic time on one unbroken run of characters and holds the GIL
+while it does; tiktoken gives the same ids in linear time and releases it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from base64 import b64decode
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import openai_harmony
+import tiktoken
+
+from unisono.core.generation import (
+    CALL,
+    CHANNEL,
+    CONSTRAIN,
+    END,
+    ENDOFTEXT,
+    FIRST_SPECIAL,
+    MESSAGE,
+    RETURN,
+    START,
+    VOCABULARY,
+)
+
+VOCABULARY_FILE = "o200k_base.tiktoken"
+VOCABULARY_SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
+
+MARKERS: dict[str, int] = {
+    "<|start|>": START,
+    "<|channel|>": CHANNEL,
+    "<|constrain|>": CONSTRAIN,
+    "<|message|>": MESSAGE,
+    "<|end|>": END,
+    "<|return|>": RETURN,
+    "<|call|>": CALL,
+}
+"""The seven structural markers, by the text they are spelled with."""
+
+STRUCTURAL: dict[str, int] = MARKERS | {"<|endoftext|>": ENDOFTEXT}
+"""What a text backend's output may spell and mean as structure."""
+
+
+_PIECES = "|".join(
+    (
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    )
+)
+"""How o200k cuts text before merging; part of the encoding's definition. Source: tiktoken's `o200k_base`."""
+
+_OTHER_SPECIAL = {"<|startoftext|>": FIRST_SPECIAL, "<|endofprompt|>": 200018}
+
+
+class VocabularyError(Exception):
+    """The vocabulary file is missing or not the one this encoding is built on."""
+
+
+class Encoding:
+    """Text to ids and back. Immutable and safe to share between threads."""
+
+    def __init__(self, harmony: openai_harmony.HarmonyEncoding, bpe: tiktoken.Encoding) -> None:
+        self.harmony = harmony
+        self._bpe = bpe
+        self._structural = frozenset(STRUCTURAL)
+
+    def encode_text(self, text: str) -> list[int]:
+        """Ordinary tokens only: a marker spelled in `text` stays text. Raises ValueError for input the tokenizer
+        cannot take (a run of about a million spaces)."""
+        return self._bpe.encode(text, disallowed_special=())
+
+    def encode_marked(self, text: str) -> list[int]:
+        """Ids of text in which the seven markers and `<|endoftext|>` mean themselves."""
+        return self._bpe.encode(text, allowed_special=self._structural, disallowed_special=())
+
+    def encode_as_server(self, text: str) -> list[int]:
+        """Ids a text backend sees: every special token spelled in `text` becomes one."""
+        return self._bpe.encode(text, allowed_special="all")
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of ids, with U+FFFD for bytes that are not UTF-8. Special tokens come out spelled."""
+        return self.decode_bytes(tokens).decode("utf-8", errors="replace")
+
+    def decode_bytes(self, tokens: Sequence[int]) -> bytes:
+        """Bytes of ids; raises KeyError for an id outside the vocabulary."""
+        return self._bpe.decode_bytes(tokens)
+
+    @cached_property
+    def special_names(self) -> frozenset[str]:
+        """Every special token's spelling, the reserved ones included."""
+        return frozenset(self._bpe.special_tokens_set)
+
+    @staticmethod
+    def special_ids(tokens: Iterable[int]) -> list[int]:
+        """The special ids in `tokens`, in order: a prompt's structure."""
+        return [token for token in tokens if token >= FIRST_SPECIAL]
+
+
+def load_encoding(folder: Path | None = None) -> Encoding:
+    """Load the encoding from `folder`, by default the one in the package. Checks the file's checksum and never
+    downloads. Raises VocabularyError."""
+    path = (folder or Path(__file__).parent / "vocab") / VOCABULARY_FILE
+    if not path.is_file():
+        raise VocabularyError(f"{path} is missing; it comes with the package, so reinstall unisono")
+    content = path.read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != VOCABULARY_SHA256:
+        raise VocabularyError(f"{path} is not the o200k_base vocabulary (sha256 {digest})")
+    special = STRUCTURAL | _OTHER_SPECIAL
+    taken = set(special.values())
+    special |= {f"<|reserved_{i}|>": i for i in range(FIRST_SPECIAL, VOCABULARY) if i not in taken}
+    # Parsed here and not with tiktoken's loader, which leaves a copy in the temporary folder and trusts what it finds.
+    bpe = tiktoken.Encoding(
+        name="o200k_harmony",
+        pat_str=_PIECES,
+        mergeable_ranks={b64decode(token): int(rank) for token, rank in map(bytes.split, content.splitlines())},
+        special_tokens=special,
+    )
+    # openai-harmony takes the folder of its vocabulary from the environment and only while it loads.
+    before = os.environ.get("TIKTOKEN_ENCODINGS_BASE")
+    os.environ["TIKTOKEN_ENCODINGS_BASE"] = str(path.parent)
+    try:
+        harmony = openai_harmony.load_harmony_encoding(openai_harmony.HarmonyEncodingName.HARMONY_GPT_OSS)
+    finally:
+        if before is None:
+            del os.environ["TIKTOKEN_ENCODINGS_BASE"]
+        else:
+            os.environ["TIKTOKEN_ENCODINGS_BASE"] = before
+    return Encoding(harmony, bpe)
