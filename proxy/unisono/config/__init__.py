@@ -1,0 +1,40 @@
+"""The configuration: what it may say, how it is read, and which models it makes.
+
+`load` is the only reader of the file and of the environment; everything after it works on frozen sections. What is
+wrong is a ConfigError whose message begins with the path of the key; what is merely unused is a warning.
+"""
+
+from unisono.config.catalogue import Catalogue, ServedModel
+from unisono.config.load import Loaded, load, parse
+from unisono.config.sections import (
+    KIND_ALIASES,
+    KINDS,
+    Config,
+    GatewaySettings,
+    GeneralSettings,
+    LitellmParams,
+    LitellmSettings,
+    ModelEntry,
+    ModelInfo,
+    ModelSettings,
+    RouterSettings,
+)
+
+__all__ = [
+    "KINDS",
+    "KIND_ALIASES",
+    "Catalogue",
+    "Config",
+    "GatewaySettings",
+    "GeneralSettings",
+    "LitellmParams",
+    "LitellmSettings",
+    "Loaded",
+    "ModelEntry",
+    "ModelInfo",
+    "ModelSettings",
+    "RouterSettings",
+    "ServedModel",
+    "load",
+    "parse",
+]

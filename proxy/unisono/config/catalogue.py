@@ -1,0 +1,96 @@
+"""Which models there are and what a client's name for one means: groups, aliases, wildcards, a default."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from unisono.config.sections import AliasTarget, Config, ModelEntry, ModelSettings
+from unisono.errors import ConfigError, UnknownModel
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A group: every entry of one model_name. `name` is what the pool knows it by."""
+
+    name: str
+    entries: tuple[ModelEntry, ...]
+    settings: ModelSettings
+
+    @property
+    def max_input_tokens(self) -> int | None:
+        """The smallest window configured, None when none is: any entry may answer."""
+        return min((e.model_info.max_input_tokens for e in self.entries if e.model_info.max_input_tokens), default=None)
+
+
+class Catalogue:
+    """The groups of a configuration by name. Raises ConfigError when they contradict each other."""
+
+    def __init__(self, config: Config) -> None:
+        self._groups = {model.name: model for model in _groups(config.model_list)}
+        self._aliases: dict[str, str] = {}
+        self._hidden: set[str] = set()
+        for alias, target in config.router_settings.model_group_alias.items():
+            path = f"router_settings.model_group_alias.{alias}"
+            name = target.model if isinstance(target, AliasTarget) else target
+            self._aliases[alias] = self._existing(name, path).name
+            if isinstance(target, AliasTarget) and target.hidden:
+                self._hidden.add(alias)
+        default = config.general_settings.completion_model
+        self._default = default and self.resolve_alias(default, "general_settings.completion_model")
+        # The most specific pattern first: more letters besides the stars.
+        patterns = [name for name in self._groups if "*" in name]
+        self._patterns = sorted(patterns, key=lambda pattern: len(pattern.replace("*", "")), reverse=True)
+
+    def resolve_alias(self, name: str, path: str) -> str:
+        return self._aliases.get(name) or self._existing(name, path).name
+
+    def _existing(self, name: str, path: str) -> ServedModel:
+        model = self._groups.get(name)
+        if model is None:
+            raise ConfigError(f"{path}: there is no model_name {name!r} in model_list")
+        return model
+
+    def resolve(self, requested: str | None) -> ServedModel:
+        """The group for a client's name: its alias, itself, a wildcard, then the default. Raises UnknownModel."""
+        if requested:
+            name = self._aliases.get(requested, requested)
+            if name in self._groups and "*" not in requested:
+                return self._groups[name]
+            for pattern in self._patterns:
+                if fnmatchcase(requested, pattern):
+                    return self._groups[pattern]
+        if self._default:
+            return self._groups[self._default]
+        if not requested:
+            raise UnknownModel("you must provide a model parameter", param="model")
+        known = ", ".join(name for name, _ in self.listed())
+        raise UnknownModel(f"The model `{requested}` does not exist here. Models: {known}.", param="model")
+
+    def groups(self) -> Iterator[ServedModel]:
+        yield from self._groups.values()
+
+    def listed(self) -> Iterator[tuple[str, ServedModel]]:
+        """Every name a client may be shown, with its group: groups first, then aliases; no patterns."""
+        for name, model in self._groups.items():
+            if "*" not in name:
+                yield name, model
+        for alias, name in self._aliases.items():
+            if alias not in self._hidden and alias not in self._groups:
+                yield alias, self._groups[name]
+
+
+def _groups(entries: tuple[ModelEntry, ...]) -> Iterator[ServedModel]:
+    names = dict.fromkeys(entry.model_name for entry in entries)
+    for name in names:
+        indexed = [(index, entry) for index, entry in enumerate(entries) if entry.model_name == name]
+        settings = indexed[0][1].unisono
+        for index, entry in indexed[1:]:
+            for field in ("reasoning_field", "stream_tool_arguments"):
+                if getattr(entry.unisono, field) != getattr(settings, field):
+                    raise ConfigError(
+                        f"model_list[{index}].unisono.{field}: differs from model_list[{indexed[0][0]}], which has the "
+                        f"same model_name {name!r}; clients of one name must see one behaviour"
+                    )
+        yield ServedModel(name, tuple(entry for _, entry in indexed), settings)

@@ -1,0 +1,187 @@
+"""From a file (or a mapping) and the environment to a Config: the only reader of either.
+
+YAML or JSON, which is YAML. `os.environ/NAME` reads the environment. Every mistake is a ConfigError that begins with
+the key's path and never shows a value; keys that are known but unused come back as warnings.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from unisono.config.foreign import why_unused
+from unisono.config.sections import KIND_ALIASES, KINDS, Config, ModelEntry
+from unisono.errors import ConfigError
+
+ENVIRONMENT_PREFIX = "os.environ/"
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """`warnings` are sentences for the operator, in the order of the file."""
+
+    config: Config
+    warnings: tuple[str, ...] = ()
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Refuses a key that stands twice in one mapping, which plain YAML lets the last one win."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[Hashable] = set()
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, Hashable):
+                if key in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"the key {key!r} stands twice", key_node.start_mark
+                    )
+                seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def load(path: Path, environ: Mapping[str, str] | None = None) -> Loaded:
+    """Read the configuration file at `path`; `environ` is the process's environment unless given. Raises
+    ConfigError."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not UTF-8 text") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
+    try:
+        raw = yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        # Only place and problem: the excerpt YAML adds may hold a secret.
+        mark = error.problem_mark
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"{path}{where}: {error.problem or 'not YAML'}") from None
+    except (yaml.YAMLError, RecursionError):
+        raise ConfigError(f"{path}: not YAML") from None
+    return parse({} if raw is None else raw, os.environ if environ is None else environ)
+
+
+def parse(raw: object, environ: Mapping[str, str]) -> Loaded:
+    """Check a parsed file. Raises ConfigError."""
+    if not isinstance(raw, Mapping):
+        raise ConfigError(f"the configuration is {_described(raw)}, not a mapping of sections")
+    reading = _Reading({**environ, **_own_environment(raw)})
+    tree = reading.section(raw, Config, "")
+    try:
+        config = Config.model_validate(tree)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        raise ConfigError(f"{_path(first['loc'])}: {_sentence(first['msg'])}") from None
+    return Loaded(config, (*reading.warnings, *_hints(config)))
+
+
+def _own_environment(raw: Mapping[Any, Any]) -> dict[str, str]:
+    """LiteLLM's `environment_variables` section: they win over the environment, as there."""
+    own = raw.get("environment_variables") or {}
+    if not isinstance(own, Mapping):
+        raise ConfigError(f"environment_variables: {_described(own)}, not a mapping of names to values")
+    return {str(name): str(value) for name, value in own.items()}
+
+
+@dataclass(slots=True)
+class _Reading:
+    """One pass over the raw tree beside the models: takes out unused keys, reads the environment, names unknown
+    keys."""
+
+    environ: Mapping[str, str]
+    warnings: list[str] = field(default_factory=list)
+
+    def section(self, raw: object, model: type[BaseModel], path: str) -> object:
+        if not isinstance(raw, Mapping):
+            raise ConfigError(f"{path}: {_described(raw)}, not a mapping")
+        kept: dict[str, object] = {}
+        for key, value in raw.items():
+            here = f"{path}.{key}" if path else str(key)
+            if not path and key == "environment_variables":
+                continue
+            if key not in model.model_fields:
+                self._unused(_general(path), str(key), here, tuple(model.model_fields))
+            elif value is not None or model is not Config:
+                kept[str(key)] = self._value(value, model, str(key), here)
+        return kept
+
+    def _value(self, value: object, model: type[BaseModel], key: str, path: str) -> object:
+        inner = model.model_fields[key].annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            return self.section(value, inner, path)
+        if (model, key) == (Config, "model_list"):
+            if not isinstance(value, Sequence) or isinstance(value, str):
+                raise ConfigError(f"{path}: {_described(value)}, not a list of models")
+            return [self.section(entry, ModelEntry, f"{path}[{index}]") for index, entry in enumerate(value)]
+        return self._resolved(value, path)
+
+    def _resolved(self, value: object, path: str) -> object:
+        """`value` with every `os.environ/NAME` in it read."""
+        match value:
+            case str() if value.startswith(ENVIRONMENT_PREFIX):
+                name = value.removeprefix(ENVIRONMENT_PREFIX)
+                if name not in self.environ:
+                    raise ConfigError(f"{path}: the environment has no variable {name}")
+                return self.environ[name]
+            case Mapping():
+                return {key: self._resolved(inner, f"{path}.{key}") for key, inner in value.items()}
+            case list():
+                return [self._resolved(inner, f"{path}[{index}]") for index, inner in enumerate(value)]
+            case _:
+                return value
+
+    def _unused(self, section: str, key: str, path: str, fields: Sequence[str]) -> None:
+        reason = why_unused(section, key)
+        if reason is not None:
+            self.warnings.append(f"{path}: {reason}")
+            return
+        close = get_close_matches(key, fields, n=1)
+        meant = f"; did you mean {close[0]!r}?" if close else ""
+        raise ConfigError(f"{path}: nobody knows this key{meant}")
+
+
+def _general(path: str) -> str:
+    """A path with its indices taken out: `model_list[3].unisono` is `model_list[].unisono`."""
+    head, bracket, rest = path.partition("[")
+    return f"{head}[]{rest.partition(']')[2]}" if bracket else path
+
+
+def _path(loc: Sequence[int | str]) -> str:
+    text = ""
+    for part in loc:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return text.lstrip(".")
+
+
+def _sentence(message: str) -> str:
+    message = message.removeprefix("Value error, ")
+    return message[:1].lower() + message[1:]
+
+
+def _described(value: object) -> str:
+    names = {"NoneType": "empty", "str": "a text", "int": "a number", "float": "a number", "bool": "a yes or no"}
+    return names.get(type(value).__name__, f"a {type(value).__name__}")
+
+
+def _hints(config: Config) -> list[str]:
+    """What would start and then not be what was meant."""
+    hints = []
+    for index, entry in enumerate(config.model_list):
+        params = entry.litellm_params
+        if entry.says_gpt_oss and entry.kind == "openai" and params.api_base:
+            rest = entry.backend_model
+            hints.append(
+                f"model_list[{index}].litellm_params.model: {params.model!r} is taken as a foreign API; if a server of "
+                f"your own answers at api_base, name its kind and it becomes Harmony: `model: vllm/{rest}` (kinds: "
+                f"{', '.join((*KINDS, *KIND_ALIASES))})"
+            )
+    return hints

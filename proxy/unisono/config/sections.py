@@ -1,0 +1,201 @@
+"""The sections of the configuration as frozen pydantic models: LiteLLM's shape and key names where it has one.
+
+Seconds throughout. Keys of our own carry their unit; keys of LiteLLM keep their spelling. Every field's description
+is what `config.example.yaml` explains.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, SecretStr, model_validator
+
+from unisono.core.generation import Timeouts
+
+KINDS = ("vllm", "sglang", "llamacpp", "ollama", "mlx_server", "mlx", "replay")
+"""Backend kinds of our own; which of them work is for the installed adapters to say."""
+
+KIND_ALIASES = {"hosted_vllm": "vllm", "ollama_chat": "ollama"}
+"""LiteLLM's names for the same servers."""
+
+Seconds = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(gt=0)]
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class Section(BaseModel):
+    """A part of the configuration. Frozen, closed, and quiet about its values when one of them is wrong."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True, protected_namespaces=()
+    )
+
+
+class LitellmParams(Section):
+    """Where a model's backend is and how hard it may be used."""
+
+    model: Name
+    """`<backend kind>/<the backend's own name for the model>`"""
+    api_base: str | None = None
+    """The server's address, with or without a trailing `/v1`."""
+    api_key: SecretStr | None = None
+    timeout: Seconds | None = None
+    """A whole answer, in seconds."""
+    stream_timeout: Seconds | None = None
+    """The longest silence between tokens, in seconds."""
+    max_parallel_requests: Count | None = None
+    """Requests this backend gets at once; further ones wait for a place."""
+    weight: Count = 1
+    """Share of this entry among the entries of the same model_name."""
+
+
+class ModelInfo(Section):
+    """What is known about the model besides where it is."""
+
+    id: Name | None = None
+    """The deployment's public name; by default the backend kind and a number."""
+    mode: Literal["chat", "responses", "completion"] = "chat"
+    """What LiteLLM calls the model's use; embeddings, images and audio are not served."""
+    harmony: bool | None = None
+    """Whether the model speaks Harmony; by default yes when one of its two names says gpt-oss."""
+    max_input_tokens: Count | None = None
+    """The context window in tokens, where the backend does not say or less of it is to be used."""
+
+
+class ModelSettings(Section):
+    """What is ours alone about one model; equal for all entries of one model_name."""
+
+    reasoning_field: Literal["both", "reasoning", "reasoning_content", "none"] = "both"
+    """Under which name Chat Completions shows the reasoning."""
+    stream_tool_arguments: bool = False
+    """True shows a tool call's arguments while they are generated, before the call is known to be whole."""
+    connect_timeout_s: Seconds = 10.0
+    """Until a connection to the backend stands, in seconds."""
+    first_token_timeout_s: Seconds = 300.0
+    """Until the first token, in seconds; covers the backend's own queue and a long prompt."""
+    backend: dict[str, JsonValue] = Field(default_factory=dict)
+    """Settings of the backend's adapter, as its documentation lists them."""
+
+
+class ModelEntry(Section):
+    """One backend for one name that clients ask for; entries of equal name share the load."""
+
+    model_name: Name
+    litellm_params: LitellmParams
+    model_info: ModelInfo = Field(default_factory=ModelInfo)
+    unisono: ModelSettings = Field(default_factory=ModelSettings)
+
+    @property
+    def kind(self) -> str:
+        """The backend kind, aliases resolved; empty when `model` names none."""
+        kind, slash, _ = self.litellm_params.model.partition("/")
+        return KIND_ALIASES.get(kind, kind) if slash else ""
+
+    @property
+    def backend_model(self) -> str:
+        """The backend's own name for the model."""
+        return self.litellm_params.model.partition("/")[2]
+
+    @property
+    def harmony(self) -> bool:
+        if self.model_info.harmony is not None:
+            return self.model_info.harmony
+        return self.kind in KINDS and self.says_gpt_oss
+
+    @property
+    def says_gpt_oss(self) -> bool:
+        names = f"{self.model_name} {self.litellm_params.model}".lower().replace("_", "-")
+        return "gpt-oss" in names
+
+
+class GeneralSettings(Section):
+    master_key: SecretStr | None = None
+    """The key clients send. Without one the gateway answers on loopback only."""
+    completion_model: Name | None = None
+    """The model for requests that name none, and for names nothing else matches."""
+
+    @model_validator(mode="after")
+    def _key_is_usable(self) -> GeneralSettings:
+        if self.master_key is not None and not self.master_key.get_secret_value().strip():
+            raise ValueError("master_key is empty; leave it out to serve on loopback without a key")
+        return self
+
+
+class LitellmSettings(Section):
+    """Defaults LiteLLM keeps here; the same keys in `router_settings` win."""
+
+    request_timeout: Seconds | None = None
+    num_retries: Annotated[int, Field(ge=0)] | None = None
+
+
+class AliasTarget(Section):
+    """LiteLLM's long form of an alias."""
+
+    model: Name
+    hidden: bool = False
+    """True leaves the alias out of the model list."""
+
+
+class RouterSettings(Section):
+    num_retries: Annotated[int, Field(ge=0)] | None = None
+    """Further backends tried after a failure; 2 when nothing says otherwise."""
+    allowed_fails: Annotated[int, Field(ge=0)] = 3
+    """Failures in a row a backend may have before it rests."""
+    cooldown_time: Annotated[float, Field(ge=0)] = 30.0
+    """How long it rests, in seconds."""
+    timeout: Seconds | None = None
+    """Default of every model's `timeout`."""
+    stream_timeout: Seconds | None = None
+    """Default of every model's `stream_timeout`."""
+    model_group_alias: dict[Name, Name | AliasTarget] = Field(default_factory=dict)
+    """Other names for models of the list: `{gpt-4o: gpt-oss-120b}`."""
+
+
+class GatewaySettings(Section):
+    """The gateway itself: top level `unisono:`."""
+
+    cors_origins: tuple[str, ...] = ()
+    """Web origins (`https://app.example.com`) whose pages may call the gateway."""
+    trust_proxy_headers: bool = False
+    """True takes a client's address from X-Forwarded-For; only behind a proxy that sets it."""
+    max_body_bytes: Count = 10 * 1024 * 1024
+    header_timeout_s: Seconds = 10.0
+    """Until a request's headers are complete, in seconds."""
+    body_timeout_s: Seconds = 60.0
+    """Until a request's body is complete, in seconds."""
+    max_connections: Count = 2048
+    """Connections at once; further ones get 503."""
+    max_queue: Annotated[int, Field(ge=0)] = 256
+    """Requests that may wait for a place at one backend."""
+    queue_timeout_s: Seconds = 60.0
+    """How long a request waits for a place, in seconds."""
+    shutdown_grace_s: Count = 30
+    """How long running answers may go on after SIGTERM, in whole seconds."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class Config(Section):
+    """The whole configuration. Components get their own section of it."""
+
+    model_list: tuple[ModelEntry, ...] = ()
+    general_settings: GeneralSettings = Field(default_factory=GeneralSettings)
+    litellm_settings: LitellmSettings = Field(default_factory=LitellmSettings)
+    router_settings: RouterSettings = Field(default_factory=RouterSettings)
+    unisono: GatewaySettings = Field(default_factory=GatewaySettings)
+
+    @property
+    def num_retries(self) -> int:
+        for value in (self.router_settings.num_retries, self.litellm_settings.num_retries):
+            if value is not None:
+                return value
+        return 2
+
+    def timeouts(self, entry: ModelEntry) -> Timeouts:
+        """An entry's own timeouts where it has them, else the router's, else LiteLLM's, else ours."""
+        params, router, default = entry.litellm_params, self.router_settings, Timeouts()
+        return Timeouts(
+            connect_s=entry.unisono.connect_timeout_s,
+            first_token_s=entry.unisono.first_token_timeout_s,
+            silence_s=params.stream_timeout or router.stream_timeout or default.silence_s,
+            total_s=params.timeout or router.timeout or self.litellm_settings.request_timeout or default.total_s,
+        )

@@ -1,0 +1,200 @@
+"""Live deployments by model name: whom to ask first, who rests, and what each of them can do.
+
+A deployment is probed once, by whoever needs it first or in the background at start; a failed probe is remembered for
+a moment only. When all deployments of a model rest they are tried all the same: an answer may come, silence cannot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from unisono.core.generation import Capabilities, Timeouts
+from unisono.core.ports import Backend, Deployment
+from unisono.errors import BackendError, BackendTimeout, UnisonoError, UnknownModel
+from unisono.routing.health import Circuit, Tolerance, after_failure, counts
+from unisono.routing.policy import round_robin
+from unisono.routing.slots import SlottedBackend
+
+PROBE_TIMEOUT_S = 30.0
+FAILURE_REMEMBERED_S = 2.0
+REPROBE_EVERY_S = 10.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class LiveDeployment:
+    """One backend of a model name. `name` is public: it holds no address and no path. `context` caps the window the
+    backend claims, in tokens, and stands in where it claims none."""
+
+    name: str
+    backend: Backend
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    weight: int = 1
+    context: int | None = None
+    clock: Callable[[], float] = time.monotonic
+    circuit: Circuit = field(default_factory=Circuit, init=False)
+    known: Capabilities | None = field(default=None, init=False)
+    """The last good probe; None before the first and after the deployment was put to rest."""
+    failure: UnisonoError | None = field(default=None, init=False)
+    """Why the last probe failed; None when it did not."""
+    _failed_at: float = field(default=0.0, init=False)
+    _probing: asyncio.Task[Capabilities] | None = field(default=None, init=False)
+
+    @property
+    def full(self) -> bool:
+        """Whether a request would have to wait for a place."""
+        return isinstance(self.backend, SlottedBackend) and self.backend.full
+
+    async def capabilities(self) -> Capabilities:
+        """The last good probe, probing first when there is none; callers at the same time share one probe. Raises the
+        `BackendError` family."""
+        if self.known is not None:
+            return self.known
+        if self._probing is None:
+            if self.failure is not None and self.clock() - self._failed_at < FAILURE_REMEMBERED_S:
+                raise self.failure.with_traceback(None)
+            self._probing = asyncio.create_task(self._probe(), name=f"probe {self.name}")
+            self._probing.add_done_callback(self._probed)
+        # Shielded: a client that leaves must not end the probe others wait for.
+        return await asyncio.shield(self._probing)
+
+    async def _probe(self) -> Capabilities:
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                found = await self.backend.probe()
+        except TimeoutError:
+            raise BackendTimeout(f"{self.name} did not say in time what it can do.") from None
+        if self.context is not None:
+            found = replace(found, context=min(self.context, found.context or self.context))
+        return found
+
+    def _probed(self, task: asyncio.Task[Capabilities]) -> None:
+        self._probing = None
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None:
+            self.known, self.failure = task.result(), None
+        elif isinstance(error, UnisonoError):
+            self.failure, self._failed_at = error, self.clock()
+
+    def forget(self) -> None:
+        """Have the next user probe again: what comes back after a failure may be another server."""
+        self.known = None
+
+    async def aclose(self) -> None:
+        if self._probing is not None:
+            self._probing.cancel()
+            with suppress(asyncio.CancelledError, UnisonoError):
+                await self._probing
+        await self.backend.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentStatus:
+    """`state` is `ready`, `resting`, `failing` or `unknown` (not probed yet); `reason` is an error code."""
+
+    model: str
+    name: str
+    state: str
+    reason: str = ""
+
+
+class RoundRobinPool:
+    """Deployments of each model take turns by weight; those with a free place come first, those that rest last."""
+
+    def __init__(
+        self,
+        groups: Mapping[str, Sequence[LiveDeployment]],
+        tolerance: Tolerance | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._groups = {model: tuple(deployments) for model, deployments in groups.items()}
+        self._turns = {model: itertools.count() for model in groups}
+        self._tolerance = tolerance or Tolerance()
+        self._clock = clock
+        self._live = {id(d): d for deployments in self._groups.values() for d in deployments}
+        self._watching: asyncio.Task[None] | None = None
+
+    def choose(self, model: str) -> Sequence[Deployment]:
+        """The deployments of `model` in the order to try them; never empty. Raises UnknownModel."""
+        group = self._groups.get(model)
+        if not group:
+            raise UnknownModel(f"The model `{model}` does not exist here.", param="model")
+        if len(group) == 1:
+            return group
+        order = [group[index] for index in round_robin([d.weight for d in group], next(self._turns[model]))]
+        now = self._clock()
+        # Stable: within each rank the turn decides.
+        order.sort(key=lambda deployment: (deployment.circuit.resting(now), deployment.full))
+        return order
+
+    def failed(self, deployment: Deployment, error: UnisonoError) -> None:
+        live = self._live[id(deployment)]
+        if not counts(error):
+            return
+        now = self._clock()
+        live.circuit = after_failure(live.circuit, now, self._tolerance)
+        log.warning("backend failed", extra={"backend": live.name, "code": error.code, "row": live.circuit.failures})
+        if live.circuit.resting(now):
+            live.forget()
+
+    def succeeded(self, deployment: Deployment) -> None:
+        live = self._live[id(deployment)]
+        if live.circuit.failures:
+            live.circuit = Circuit()
+
+    def start(self) -> None:
+        """Begin probing in the background: everything once, then again and again what is not ready. Needs a running
+        loop."""
+        self._watching = asyncio.create_task(self._watch(), name="probe backends")
+
+    async def _watch(self) -> None:
+        while True:
+            now = self._clock()
+            due = [d for d in self._live.values() if d.known is None and not d.circuit.resting(now)]
+            outcomes = await asyncio.gather(*(d.capabilities() for d in due), return_exceptions=True)
+            for deployment, outcome in zip(due, outcomes, strict=True):
+                if isinstance(outcome, BackendError):
+                    log.warning("backend not ready", extra={"backend": deployment.name, "code": outcome.code})
+                elif isinstance(outcome, BaseException):
+                    log.error("probe failed unexpectedly", extra={"backend": deployment.name}, exc_info=outcome)
+                else:
+                    log.info("backend ready", extra={"backend": deployment.name})
+            await asyncio.sleep(REPROBE_EVERY_S)
+
+    def status(self) -> list[DeploymentStatus]:
+        now = self._clock()
+        return [_status(model, d, now) for model, deployments in self._groups.items() for d in deployments]
+
+    def context(self, model: str) -> int | None:
+        """The smallest window, in tokens, that any deployment of `model` is known to have; None when none is."""
+        return min((size for d in self._groups.get(model, ()) if (size := _window(d))), default=None)
+
+    async def aclose(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._watching
+        await asyncio.gather(*(deployment.aclose() for deployment in self._live.values()))
+
+
+def _window(deployment: LiveDeployment) -> int | None:
+    return deployment.known.context if deployment.known is not None else deployment.context
+
+
+def _status(model: str, deployment: LiveDeployment, now: float) -> DeploymentStatus:
+    if deployment.circuit.resting(now):
+        return DeploymentStatus(model, deployment.name, "resting", "too many failures in a row")
+    if deployment.known is not None:
+        return DeploymentStatus(model, deployment.name, "ready")
+    if deployment.failure is not None:
+        return DeploymentStatus(model, deployment.name, "failing", deployment.failure.code)
+    return DeploymentStatus(model, deployment.name, "unknown", "not probed yet")

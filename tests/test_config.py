@@ -1,0 +1,355 @@
+"""Reading a configuration: what is right loads, what is wrong names its path, what is unused is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from unisono.config import Catalogue, Config, Loaded, ModelEntry, load, parse
+from unisono.config.sections import AliasTarget
+from unisono.core.generation import Timeouts
+from unisono.errors import ConfigError, UnknownModel
+
+EXAMPLE = Path(__file__).parent.parent / "config.example.yaml"
+EXAMPLE_ENVIRON = {"VLLM_KEY": "vllm-secret", "UNISONO_MASTER_KEY": "sk-master"}
+
+
+def entry(name: str = "gpt-oss-20b", model: str = "vllm/openai/gpt-oss-20b", **rest: Any) -> dict[str, Any]:
+    params = {"model": model, "api_base": "http://localhost:8000", **rest.pop("litellm_params", {})}
+    return {"model_name": name, "litellm_params": params, **rest}
+
+
+def read(text: str, tmp_path: Path, environ: dict[str, str] | None = None) -> Loaded:
+    path = tmp_path / "config.yaml"
+    path.write_text(text, encoding="utf-8")
+    return load(path, environ or {})
+
+
+def test_the_example_loads_without_a_warning() -> None:
+    loaded = load(EXAMPLE, EXAMPLE_ENVIRON)
+    assert loaded.warnings == ()
+    assert loaded.config.general_settings.master_key is not None
+    assert Catalogue(loaded.config).resolve("gpt-4o").name == "gpt-oss-120b"
+
+
+def fields_missing(model: type[BaseModel], section: Any, path: str) -> list[str]:
+    missing = []
+    for name, field in model.model_fields.items():
+        here = f"{path}.{name}".lstrip(".")
+        if name not in section:
+            missing.append(here)
+        elif isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            missing += fields_missing(field.annotation, section[name], here)
+    return missing
+
+
+def test_the_example_shows_every_option() -> None:
+    raw = yaml.safe_load(EXAMPLE.read_text())
+    aliases = raw["router_settings"]["model_group_alias"].values()
+    assert fields_missing(Config, raw, "") == []
+    assert fields_missing(ModelEntry, raw["model_list"][0], "model_list[0]") == []
+    assert any(not isinstance(alias, str) and not fields_missing(AliasTarget, alias, "") for alias in aliases)
+
+
+def test_the_example_states_the_defaults() -> None:
+    loaded = load(EXAMPLE, EXAMPLE_ENVIRON).config
+    assert loaded.unisono == Config().unisono
+    assert loaded.timeouts(loaded.model_list[0]) == Timeouts()
+    assert loaded.num_retries == Config().num_retries
+    for name in ("allowed_fails", "cooldown_time"):
+        assert getattr(loaded.router_settings, name) == getattr(Config().router_settings, name)
+
+
+def test_json_is_yaml(tmp_path: Path) -> None:
+    assert read(json.dumps({"model_list": [entry()]}), tmp_path).config.model_list[0].model_name == "gpt-oss-20b"
+
+
+@pytest.mark.parametrize("text", ["", "# nothing yet\n", "model_list: []", "model_list:"])
+def test_an_empty_file_is_an_empty_configuration(text: str, tmp_path: Path) -> None:
+    assert read(text, tmp_path).config.model_list == ()
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "not a mapping": ([1], "the configuration is a list, not a mapping of sections"),
+    "unknown section": ({"modle_list": []}, "modle_list: nobody knows this key; did you mean 'model_list'?"),
+    "unknown key": ({"unisono": {"colour": 1}}, "unisono.colour: nobody knows this key"),
+    "unknown key of a model": (
+        {"model_list": [entry(), entry(litellm_params={"api_bse": "x"})]},
+        "model_list[1].litellm_params.api_bse: nobody knows this key; did you mean 'api_base'?",
+    ),
+    "models as a mapping": ({"model_list": {"a": 1}}, "model_list: a dict, not a list of models"),
+    "a model that is a text": ({"model_list": ["gpt-oss"]}, "model_list[0]: a text, not a mapping"),
+    "no model": (
+        {"model_list": [{"model_name": "a", "litellm_params": {}}]},
+        "model_list[0].litellm_params.model: field required",
+    ),
+    "no name": ({"model_list": [{"litellm_params": {"model": "vllm/x"}}]}, "model_list[0].model_name: field required"),
+    "negative time": (
+        {"router_settings": {"timeout": -1}},
+        "router_settings.timeout: input should be greater than 0",
+    ),
+    "an endless time": (
+        {"router_settings": {"timeout": float("inf")}},
+        "router_settings.timeout: input should be a finite number",
+    ),
+    "text for a number": (
+        {"unisono": {"max_queue": "many"}},
+        "unisono.max_queue: input should be a valid integer, unable to parse string as an integer",
+    ),
+    "a use we do not serve": (
+        {"model_list": [entry(model_info={"mode": "embedding"})]},
+        "model_list[0].model_info.mode: input should be 'chat', 'responses' or 'completion'",
+    ),
+    "empty master key": (
+        {"general_settings": {"master_key": "  "}},
+        "general_settings: master_key is empty; leave it out to serve on loopback without a key",
+    ),
+    "variable not set": (
+        {"general_settings": {"master_key": "os.environ/NOT_SET"}},
+        "general_settings.master_key: the environment has no variable NOT_SET",
+    ),
+    "variable not set, in a list": (
+        {"unisono": {"cors_origins": ["https://a.example", "os.environ/NOT_SET"]}},
+        "unisono.cors_origins[1]: the environment has no variable NOT_SET",
+    ),
+    "environment as a list": (
+        {"environment_variables": ["A=1"]},
+        "environment_variables: a list, not a mapping of names to values",
+    ),
+}
+
+
+@pytest.mark.parametrize(("raw", "message"), WRONG.values(), ids=WRONG)
+def test_a_mistake_is_named_by_its_path(raw: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as wrong:
+        parse(raw, {})
+    assert str(wrong.value) == message
+
+
+UNREADABLE: dict[str, tuple[bytes, str]] = {
+    "broken YAML": (b"model_list: [\nmaster_key: sk-secret", "line 2, column"),
+    "a key twice": (b"unisono: {max_queue: 1, max_queue: 2}", "the key 'max_queue' stands twice"),
+    "a tab": (b"unisono:\n\tmax_queue: 1 # sk-secret", "line 2, column 1"),
+    "a Python object": (b"unisono: !!python/object/apply:os.system [sk-secret]", "could not determine a constructor"),
+    "binary": (b"\xff\xfe\x00sk-secret", "not UTF-8 text"),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), UNREADABLE.values(), ids=UNREADABLE)
+def test_an_unreadable_file_is_named_and_not_quoted(content: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError) as wrong:
+        load(path, {})
+    assert str(wrong.value).startswith(str(path))
+    assert message in str(wrong.value)
+    assert "sk-secret" not in str(wrong.value)
+
+
+@pytest.mark.parametrize("name", ["missing.yaml", "."], ids=["missing", "a folder"])
+def test_a_file_that_is_not_there_is_named(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="^" + str(tmp_path)):
+        load(tmp_path / name, {})
+
+
+def test_a_wrong_value_is_never_shown() -> None:
+    raw = {"general_settings": {"master_key": ["sk-secret"]}, "model_list": [entry(litellm_params={"api_key": {}})]}
+    with pytest.raises(ConfigError) as wrong:
+        parse(raw, {})
+    assert "sk-secret" not in str(wrong.value)
+
+
+def test_the_environment_is_read_anywhere_and_its_numbers_are_numbers() -> None:
+    raw = {
+        "model_list": [entry(litellm_params={"api_key": "os.environ/KEY", "timeout": "os.environ/TIMEOUT"})],
+        "router_settings": {"model_group_alias": {"gpt-4o": "os.environ/GROUP"}},
+    }
+    config = parse(raw, {"KEY": "sk-1", "TIMEOUT": "30", "GROUP": "gpt-oss-20b"}).config
+    params = config.model_list[0].litellm_params
+    assert params.api_key is not None
+    assert (params.api_key.get_secret_value(), params.timeout) == ("sk-1", 30.0)
+    assert Catalogue(config).resolve("gpt-4o").name == "gpt-oss-20b"
+
+
+def test_the_files_own_variables_win_over_the_environment() -> None:
+    raw = {"environment_variables": {"KEY": "own"}, "general_settings": {"master_key": "os.environ/KEY"}}
+    key = parse(raw, {"KEY": "outer"}).config.general_settings.master_key
+    assert key is not None
+    assert key.get_secret_value() == "own"
+
+
+def test_secrets_stay_out_of_every_rendering() -> None:
+    raw = {"general_settings": {"master_key": "sk-m"}, "model_list": [entry(litellm_params={"api_key": "sk-b"})]}
+    config = parse(raw, {}).config
+    for text in (repr(config), str(config), config.model_dump_json()):
+        assert "sk-m" not in text
+        assert "sk-b" not in text
+
+
+UNUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "callbacks": (
+        {"litellm_settings": {"callbacks": ["otel"]}},
+        "litellm_settings.callbacks: LiteLLM's; it has no effect here",
+    ),
+    "database": (
+        {"general_settings": {"database_url": "os.environ/UNSET"}},
+        "general_settings.database_url: LiteLLM's; it has no effect here",
+    ),
+    "strategy": (
+        {"router_settings": {"routing_strategy": "least-busy"}},
+        "router_settings.routing_strategy: LiteLLM's; it has no effect here",
+    ),
+    "rate limit": (
+        {"model_list": [entry(litellm_params={"rpm": 10})]},
+        "model_list[0].litellm_params.rpm: not used by this version",
+    ),
+    "price": (
+        {"model_list": [entry(model_info={"input_cost_per_token": 0.1})]},
+        "model_list[0].model_info.input_cost_per_token: LiteLLM's; it has no effect here",
+    ),
+    "MCP servers": ({"mcp_servers": {"docs": {"url": "http://x"}}}, "mcp_servers: not used by this version"),
+    "store": ({"store": {"url": "redis://localhost"}}, "store: not used by this version"),
+    "salt": ({"unisono": {"salt_key": "s"}}, "unisono.salt_key: not used by this version"),
+}
+
+
+@pytest.mark.parametrize(("raw", "warning"), UNUSED.values(), ids=UNUSED)
+def test_a_key_without_effect_is_said_and_does_not_stop_the_start(raw: dict[str, Any], warning: str) -> None:
+    assert parse(raw, {}).warnings == (warning,)
+
+
+def test_a_typical_litellm_file_comes_along() -> None:
+    raw = yaml.safe_load("""
+    model_list:
+      - model_name: gpt-oss
+        litellm_params: {model: hosted_vllm/openai/gpt-oss-20b, api_base: http://h:8000/v1, rpm: 60, temperature: 1}
+        model_info: {id: one, mode: chat, supports_function_calling: true, base_model: gpt-oss-20b}
+    litellm_settings: {drop_params: true, request_timeout: 300, num_retries: 1, callbacks: [prometheus], cache: false}
+    router_settings: {routing_strategy: simple-shuffle, model_group_alias: {gpt-4: gpt-oss}, redis_host: h}
+    general_settings: {master_key: sk-1234, database_url: postgres://x, alerting: [slack]}
+    """)
+    loaded = parse(raw, {})
+    assert loaded.config.model_list[0].kind == "vllm"
+    assert loaded.config.num_retries == 1
+    assert loaded.config.timeouts(loaded.config.model_list[0]).total_s == 300
+    assert len(loaded.warnings) == 11
+
+
+def test_the_nearest_timeout_wins() -> None:
+    raw = {
+        "model_list": [entry(litellm_params={"timeout": 5}), entry()],
+        "router_settings": {"timeout": 50, "stream_timeout": 7},
+        "litellm_settings": {"request_timeout": 500},
+    }
+    config = parse(raw, {}).config
+    assert [config.timeouts(e).total_s for e in config.model_list] == [5, 50]
+    assert [config.timeouts(e).silence_s for e in config.model_list] == [7, 7]
+
+
+HARMONY: dict[str, tuple[dict[str, Any], bool]] = {
+    "the backend's name": (entry("assistant", "vllm/openai/gpt-oss-20b"), True),
+    "the served name": (entry("gpt-oss-20b", "mlx_server/default_model"), True),
+    "in capitals, with underscores": (entry("a", "mlx/GPT_OSS_20b-MXFP4"), True),
+    "an alias of a kind": (entry("a", "hosted_vllm/gpt-oss"), True),
+    "another model": (entry("qwen", "vllm/qwen3"), False),
+    "said to be": (entry("qwen", "vllm/qwen3", model_info={"harmony": True}), True),
+    "said not to be": (entry("gpt-oss", "vllm/gpt-oss", model_info={"harmony": False}), False),
+    "a foreign API": (entry("gpt-oss", "openrouter/openai/gpt-oss-120b"), False),
+}
+
+
+@pytest.mark.parametrize(("raw", "harmony"), HARMONY.values(), ids=HARMONY)
+def test_which_models_are_harmony(raw: dict[str, Any], harmony: bool) -> None:
+    assert parse({"model_list": [raw]}, {}).config.model_list[0].harmony is harmony
+
+
+def test_a_gpt_oss_behind_a_generic_openai_address_gets_the_line_that_makes_it_harmony() -> None:
+    (hint,) = parse({"model_list": [entry("a", "openai/openai/gpt-oss-20b")]}, {}).warnings
+    assert hint.startswith("model_list[0].litellm_params.model: ")
+    assert "`model: vllm/openai/gpt-oss-20b`" in hint
+
+
+def catalogue(names: list[str], **sections: Any) -> Catalogue:
+    return Catalogue(parse({"model_list": [entry(name) for name in names], **sections}, {}).config)
+
+
+ALIASES = {"router_settings": {"model_group_alias": {"gpt-4o": "gpt-oss-120b", "o3": {"model": "b", "hidden": True}}}}
+RESOLVED: dict[str, tuple[list[str], dict[str, Any], str | None, str]] = {
+    "itself": (["a", "b"], {}, "b", "b"),
+    "an alias": (["gpt-oss-120b", "b"], ALIASES, "gpt-4o", "gpt-oss-120b"),
+    "a hidden alias": (["gpt-oss-120b", "b"], ALIASES, "o3", "b"),
+    "any other name": (["a", "*"], {}, "gpt-5", "*"),
+    "the most specific pattern": (["*", "gpt-*", "gpt-4*"], {}, "gpt-4.1", "gpt-4*"),
+    "its own name before a pattern": (["gpt-*", "gpt-oss"], {}, "gpt-oss", "gpt-oss"),
+    "the default for none": (["a", "b"], {"general_settings": {"completion_model": "b"}}, None, "b"),
+    "the default for an empty one": (["a", "b"], {"general_settings": {"completion_model": "b"}}, "", "b"),
+    "the default for an unknown one": (["a", "b"], {"general_settings": {"completion_model": "b"}}, "c", "b"),
+    "a pattern before the default": (["a", "g*"], {"general_settings": {"completion_model": "a"}}, "gpt", "g*"),
+    "an alias as the default": (
+        ["gpt-oss-120b", "b"],
+        {**ALIASES, "general_settings": {"completion_model": "gpt-4o"}},
+        None,
+        "gpt-oss-120b",
+    ),
+}
+
+
+@pytest.mark.parametrize(("names", "sections", "requested", "group"), RESOLVED.values(), ids=RESOLVED)
+def test_what_a_requested_name_means(
+    names: list[str], sections: dict[str, Any], requested: str | None, group: str
+) -> None:
+    assert catalogue(names, **sections).resolve(requested).name == group
+
+
+@pytest.mark.parametrize("requested", ["c", "A", "a ", "*", "", None])
+def test_an_unknown_name_is_a_404_that_lists_the_known_ones(requested: str | None) -> None:
+    with pytest.raises(UnknownModel) as unknown:
+        catalogue(["a", "b"]).resolve(requested)
+    assert unknown.value.param == "model"
+    if requested:
+        assert "a, b" in unknown.value.message
+
+
+def test_the_list_shows_groups_and_aliases_but_no_pattern_and_nothing_hidden() -> None:
+    listed = catalogue(["gpt-oss-120b", "b", "*"], **ALIASES).listed()
+    assert [(name, model.name) for name, model in listed] == [
+        ("gpt-oss-120b", "gpt-oss-120b"),
+        ("b", "b"),
+        ("gpt-4o", "gpt-oss-120b"),
+    ]
+
+
+CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "alias to nowhere": (
+        {"model_list": [entry("a")], "router_settings": {"model_group_alias": {"x": "y"}}},
+        "router_settings.model_group_alias.x: there is no model_name 'y' in model_list",
+    ),
+    "default that is not there": (
+        {"model_list": [entry("a")], "general_settings": {"completion_model": "y"}},
+        "general_settings.completion_model: there is no model_name 'y' in model_list",
+    ),
+    "one name, two behaviours": (
+        {"model_list": [entry("a"), entry("b"), entry("a", unisono={"reasoning_field": "none"})]},
+        "model_list[2].unisono.reasoning_field: differs from model_list[0], which has the same model_name 'a'; clients "
+        "of one name must see one behaviour",
+    ),
+}
+
+
+@pytest.mark.parametrize(("raw", "message"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)
+def test_a_contradiction_is_named_by_its_path(raw: dict[str, Any], message: str) -> None:
+    config = parse(raw, {}).config
+    with pytest.raises(ConfigError) as wrong:
+        Catalogue(config)
+    assert str(wrong.value) == message
+
+
+def test_a_group_knows_its_smallest_window() -> None:
+    raw = [entry("a", model_info={"max_input_tokens": size}) for size in (8192, 4096)] + [entry("a")]
+    model = Catalogue(parse({"model_list": raw}, {}).config).resolve("a")
+    assert (len(model.entries), model.max_input_tokens) == (3, 4096)
