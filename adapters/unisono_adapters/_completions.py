@@ -1,0 +1,181 @@
+"""The OpenAI text-completion stream, as several engines speak it, folded into chunks: one chunk per network read.
+
+The last chunk appears only when the stream has said both why generation ended and `[DONE]`; everything short of that
+is a failure, since a crashed engine looks exactly like one that stopped in the middle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
+
+from unisono.core.generation import ENDOFTEXT, STOP_TOKENS, VOCABULARY, Chunk, FinishReason, Form, Generation
+from unisono.errors import BackendError, BackendProtocolError, BackendUnavailable
+from unisono_adapters._failures import Failures, is_error
+from unisono_adapters._http import Wire
+
+FINISHES: dict[str, FinishReason | type[BackendError]] = {
+    "stop": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "repetition": FinishReason.LENGTH,
+    "abort": BackendUnavailable,
+    "error": BackendError,
+}
+"""Why generation ended, in the words of vLLM, SGLang and mlx-lm; the last two are failures."""
+
+_MOST_TOKENS = 2**31
+
+
+async def complete(wire: Wire, body: bytes, job: Generation, output: Form) -> AsyncIterator[Chunk]:
+    """Send `body` to `/v1/completions` and yield what comes back as ids or as text, by `output`."""
+    answer = await wire.post("v1/completions", body, job.timeouts, job.request_id)
+    try:
+        fold = CompletionFold(output, wire.failures)
+        while not fold.done:
+            events = await answer.read()
+            if events is None:
+                raise BackendProtocolError("the backend's stream ended without an end")
+            chunk = fold.feed(events)
+            if chunk is not None:
+                answer.delivered()
+                yield chunk
+        await answer.settle()
+    finally:
+        answer.close()
+
+
+def sampling(job: Generation) -> dict[str, object]:
+    """The sampling fields every engine of this family spells alike, each sent every time; seed and bias where set."""
+    asked = job.sampling
+    fields: dict[str, object] = {
+        "temperature": asked.temperature,
+        "top_p": asked.top_p,
+        "top_k": asked.top_k,
+        "min_p": asked.min_p,
+        "presence_penalty": asked.presence_penalty,
+        "frequency_penalty": asked.frequency_penalty,
+        "repetition_penalty": asked.repetition_penalty,
+    }
+    if asked.seed is not None:
+        fields["seed"] = asked.seed
+    if asked.logit_bias:
+        fields["logit_bias"] = {str(token): bias for token, bias in asked.logit_bias.items()}
+    return fields
+
+
+class CompletionFold:
+    """Events in, chunks out. `done` is set with the chunk that holds the finish."""
+
+    __slots__ = ("_cached_tokens", "_failures", "_finish", "_last", "_output", "_prompt_tokens", "_stop_reason", "done")
+
+    def __init__(self, output: Form, failures: Failures) -> None:
+        self._output = output
+        self._failures = failures
+        self._finish: FinishReason | None = None
+        self._stop_reason: int | None = None
+        self._last: int | None = None
+        self._prompt_tokens: int | None = None
+        self._cached_tokens: int | None = None
+        self.done = False
+
+    def feed(self, events: list[bytes]) -> Chunk | None:
+        """The chunk for the events of one read; None when there is nothing to hand on yet. Raises BackendProtocolError
+        for what is not this protocol, and what an error object means."""
+        tokens: list[int] = []
+        texts: list[str] = []
+        for event in events:
+            if event == b"[DONE]":
+                self.done = True
+                break
+            self._take(_decoded(event), tokens, texts)
+        text = "".join(texts)
+        if self.done:
+            return self._last_chunk(tokens, text)
+        return Chunk(tokens=tokens, text=text) if tokens or text else None
+
+    def _take(self, data: dict[str, Any], tokens: list[int], texts: list[str]) -> None:
+        if is_error(data):
+            raise self._failures.error_object(data)
+        usage = data.get("usage")
+        if isinstance(usage, dict):
+            self._count(usage)
+        choices = data.get("choices")
+        if not isinstance(choices, list):
+            raise BackendProtocolError("the backend sent an event that is no completion")
+        if not choices or self._finish is not None:
+            # The usage event; or a generation that has ended and is being ended again.
+            return
+        choice = choices[0]
+        if not isinstance(choice, dict):
+            raise BackendProtocolError("the backend sent a choice that is no object")
+        if self._output is Form.IDS:
+            self._take_ids(choice, tokens)
+        else:
+            text = choice.get("text")
+            if not isinstance(text, str):
+                raise BackendProtocolError("the backend sent text that is no string")
+            texts.append(text)
+        finish = choice.get("finish_reason")
+        if finish is not None:
+            self._end(finish, choice.get("stop_reason"))
+
+    def _take_ids(self, choice: dict[str, Any], tokens: list[int]) -> None:
+        ids = choice.get("token_ids")
+        if ids is None:
+            if choice.get("text"):
+                raise BackendProtocolError("the backend sent text without token ids; its version may be too old")
+            return
+        if not isinstance(ids, list):
+            raise BackendProtocolError("the backend sent token ids that are no list")
+        for token in ids:
+            if type(token) is not int or not 0 <= token < VOCABULARY:
+                raise BackendProtocolError("the backend sent a token id outside the vocabulary")
+        if ids:
+            tokens += ids
+            self._last = ids[-1]
+
+    def _end(self, finish: object, stop_reason: object) -> None:
+        meaning = FINISHES.get(finish) if isinstance(finish, str) else None
+        if meaning is None:
+            raise BackendProtocolError("the backend ended for a reason nobody knows")
+        if not isinstance(meaning, FinishReason):
+            raise meaning("the backend gave up in the middle of its answer")
+        self._finish = meaning
+        if type(stop_reason) is int and stop_reason in (*STOP_TOKENS, ENDOFTEXT):
+            self._stop_reason = stop_reason
+
+    def _count(self, usage: dict[str, Any]) -> None:
+        self._prompt_tokens = _count(usage.get("prompt_tokens"))
+        details = usage.get("prompt_tokens_details")
+        if isinstance(details, dict):
+            self._cached_tokens = _count(details.get("cached_tokens"))
+
+    def _last_chunk(self, tokens: list[int], text: str) -> Chunk:
+        if self._finish is None:
+            raise BackendProtocolError("the backend's stream ended without saying why")
+        unseen = self._stop_reason if self._stop_reason != self._last else None
+        return Chunk(
+            tokens=tokens,
+            text=text,
+            finish=self._finish,
+            stop_token=unseen if self._finish is FinishReason.STOP else None,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+        )
+
+
+def _decoded(event: bytes) -> dict[str, Any]:
+    try:
+        data = orjson.loads(event)
+    except orjson.JSONDecodeError as error:
+        raise BackendProtocolError("the backend sent an event that is not JSON") from error
+    if not isinstance(data, dict):
+        raise BackendProtocolError("the backend sent an event that is no object")
+    return data
+
+
+def _count(value: object) -> int | None:
+    """A count a backend claims; None for what cannot be one."""
+    return value if type(value) is int and 0 <= value < _MOST_TOKENS else None

@@ -1,0 +1,300 @@
+"""One HTTP connection pool per backend: how requests go out and event streams come in.
+
+Promises: nothing but the `BackendError` family and `ContextTooLong` comes out; a request that is cancelled, closed or
+out of time drops its socket at once, in whatever phase it is; no proxy, redirect, cookie, netrc or compression is ever
+used; only the headers listed here go out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import itertools
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import orjson
+from yarl import URL
+
+from unisono.core.generation import Timeouts
+from unisono.core.ports import BackendOptions
+from unisono.errors import BackendProtocolError, BackendTimeout, BackendUnavailable, ConfigError
+from unisono_adapters._failures import CAUGHT, LONGEST_DETAIL, Failures, Statuses, fault
+from unisono_adapters._sse import EventCutter
+
+KEEP_ALIVE_S = 4.0
+"""Idle connections are dropped before uvicorn's default of 5 s drops them in our face."""
+PROBE_S = 10.0
+LONGEST_ANSWER = 4 * 1024 * 1024
+"""Bytes of an answer that is not a stream."""
+LINGER_S = 0.1
+"""How long a finished answer may take to end, so that its connection can be used again."""
+
+_HEADER_SAFE = re.compile(r"[A-Za-z0-9._:-]{1,120}")
+
+
+class _Response(aiohttp.ClientResponse):
+    """Drops its socket instead of closing it politely: a polite close first flushes what a stalled backend does not
+    read, and the backend goes on working for nobody."""
+
+    async def start(self, connection: Any) -> aiohttp.ClientResponse:
+        transport = connection.transport
+        try:
+            return await super().start(connection)
+        except BaseException:
+            if transport is not None:
+                transport.abort()
+            raise
+
+    def close(self) -> None:
+        if self.connection is not None and self.connection.transport is not None:
+            self.connection.transport.abort()
+        super().close()
+
+
+class _Watch:
+    """The deadlines of one answer, on one timer that is moved only when it fires.
+
+    Waiting for the backend counts, time the reader spends elsewhere does not, except for the total. When time is up
+    the socket is dropped, which wakes whoever reads from it.
+    """
+
+    __slots__ = ("_due", "_first", "_loop", "_response", "_silence_s", "_timer", "_total_at", "expired")
+
+    def __init__(self, started: float, timeouts: Timeouts, response: aiohttp.ClientResponse) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._response = response
+        self._silence_s = timeouts.silence_s
+        self._total_at = started + timeouts.total_s
+        self._due: float | None = started + timeouts.first_token_s
+        self._first = True
+        self.expired: str | None = None
+        self._timer = self._loop.call_at(min(self._due, self._total_at), self._fire)
+
+    def waiting(self) -> None:
+        if self._due is None:
+            self._due = self._loop.time() + self._silence_s
+
+    def delivered(self) -> None:
+        """Something arrived: from here until `waiting` the backend is not the one being waited for."""
+        self._due = None
+        if self._first:
+            self._first = False
+            self._timer.cancel()
+            self._timer = self._loop.call_at(min(self._loop.time() + self._silence_s, self._total_at), self._fire)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def _fire(self) -> None:
+        now = self._loop.time()
+        # Nobody waits: the earliest moment a silence that begins now could be over.
+        due = now + self._silence_s if self._due is None else self._due
+        if now >= self._total_at:
+            self.expired = "the answer took longer than the total time allowed"
+        elif now >= due:
+            self.expired = (
+                "the backend sent no first token in time" if self._first else "the backend fell silent in mid-answer"
+            )
+        else:
+            self._timer = self._loop.call_at(min(due, self._total_at), self._fire)
+            return
+        self._response.close()
+
+
+class Answer:
+    """An event stream being read. `close` at any moment; it is cheap and may be repeated."""
+
+    __slots__ = ("_content", "_cutter", "_ended", "_response", "_watch")
+
+    def __init__(self, response: aiohttp.ClientResponse, watch: _Watch) -> None:
+        self._response = response
+        self._content = response.content
+        self._watch = watch
+        self._cutter = EventCutter()
+        self._ended = False
+
+    async def read(self) -> list[bytes] | None:
+        """The data of the events that one network read completed, perhaps none; None at the end of the stream."""
+        if self._ended:
+            return None
+        self._watch.waiting()
+        try:
+            read = await self._content.readany()
+            if read:
+                return self._cutter.feed(read)
+            self._ended = True
+            return self._cutter.end()
+        except CAUGHT as error:
+            if self._watch.expired is not None:
+                raise BackendTimeout(self._watch.expired) from error
+            raise fault(error) from error
+
+    def delivered(self) -> None:
+        """To be called when a read brought tokens: comments and empty events do not count as signs of life."""
+        self._watch.delivered()
+
+    async def settle(self) -> None:
+        """Read a finished answer to its end for a moment, so that the connection can be used again."""
+        if self._content.at_eof():
+            return
+        try:
+            async with asyncio.timeout(LINGER_S):
+                while await self._content.readany():
+                    pass
+        except CAUGHT:
+            # The answer is complete; only the connection is lost, and `close` drops it.
+            return
+
+    def close(self) -> None:
+        self._watch.stop()
+        self._response.close()
+
+
+class Wire:
+    """HTTP to one backend. Built without touching the network; the pool appears with the first request."""
+
+    def __init__(self, options: BackendOptions, statuses: Statuses | None = None) -> None:
+        """`statuses` are the HTTP statuses that mean something of their own here. Raises ConfigError for an address or
+        key that cannot be used."""
+        self._base = _base(options.api_base)
+        secret = options.api_key or None
+        self.failures = Failures(statuses, secret)
+        self._headers = {"User-Agent": "unisono", "Accept-Encoding": "identity"}
+        if secret is not None:
+            if not (secret.isascii() and secret.isprintable()):
+                raise ConfigError("litellm_params.api_key: holds characters that cannot stand in a header")
+            if self._base.user is not None:
+                raise ConfigError("litellm_params.api_base: holds credentials although api_key is set")
+            self._headers["Authorization"] = f"Bearer {secret}"
+        self._session: aiohttp.ClientSession | None = None
+        self._closed = False
+        self._serial = itertools.count(1)
+
+    async def post(self, path: str, body: bytes, timeouts: Timeouts, request_id: str = "") -> Answer:
+        """Send a JSON body and return the event stream that answers it. Raises the `BackendError` family."""
+        headers = self._headers | {"Content-Type": "application/json", "Accept": "text/event-stream"}
+        if request_id and _HEADER_SAFE.fullmatch(request_id):
+            # Numbered, since one request of a client may become several generations at the same time.
+            headers["X-Request-Id"] = f"{request_id}-{next(self._serial)}"
+        started = asyncio.get_running_loop().time()
+        deadline = started + min(timeouts.first_token_s, timeouts.total_s)
+        limits = aiohttp.ClientTimeout(total=None, connect=timeouts.connect_s)
+        try:
+            async with asyncio.timeout_at(deadline):
+                response = await self._send(path, body, headers, limits)
+                try:
+                    await self._expect_events(response)
+                except BaseException:
+                    response.close()
+                    raise
+        except TimeoutError as error:
+            if isinstance(error, aiohttp.ClientError):
+                raise fault(error) from error
+            raise BackendTimeout("the backend sent no first token in time") from error
+        except CAUGHT as error:
+            raise fault(error) from error
+        return Answer(response, _Watch(started, timeouts, response))
+
+    async def get_json(self, path: str) -> Any:
+        """GET a small JSON document, decoded. Raises the `BackendError` family."""
+        try:
+            async with asyncio.timeout(PROBE_S):
+                async with self._open().get(
+                    self._base.joinpath(path), headers=self._headers, allow_redirects=False
+                ) as response:
+                    body = await _whole(response)
+                    if response.status != 200:
+                        raise self.failures.refusal(response.status, body, response.headers)
+                    if isinstance(body, str):
+                        raise BackendProtocolError("the backend answered a question about itself with something else")
+                    return body
+        except TimeoutError as error:
+            raise BackendTimeout("the backend did not answer a question about itself in time") from error
+        except CAUGHT as error:
+            raise fault(error) from error
+
+    async def aclose(self) -> None:
+        self._closed = True
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def _send(
+        self, path: str, body: bytes, headers: dict[str, str], limits: aiohttp.ClientTimeout
+    ) -> aiohttp.ClientResponse:
+        """POST; once more when a kept-alive connection turns out to be dead before its first byte."""
+        url = self._base.joinpath(path)
+        passage = SimpleNamespace(reused=False)
+        try:
+            return await self._open().post(
+                url, data=io.BytesIO(body), headers=headers, timeout=limits, allow_redirects=False,
+                trace_request_ctx=passage,
+            )  # fmt: skip
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+            if not passage.reused or isinstance(error, aiohttp.ClientConnectorError):
+                raise
+        return await self._open().post(
+            url, data=io.BytesIO(body), headers=headers, timeout=limits, allow_redirects=False
+        )
+
+    async def _expect_events(self, response: aiohttp.ClientResponse) -> None:
+        if response.status != 200:
+            body = await _whole(response)
+            raise self.failures.refusal(response.status, body, response.headers)
+        if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise BackendProtocolError("the backend compressed its answer although asked not to")
+        if response.content_type == "text/event-stream":
+            return
+        raise self.failures.not_events(response.content_type, await _whole(response))
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._closed:
+            raise BackendUnavailable("the backend is being removed")
+        if self._session is None:
+            trace = aiohttp.TraceConfig()
+            trace.on_connection_reuseconn.append(_note_reuse)
+            self._session = aiohttp.ClientSession(
+                # Without a limit: how many run at once is the gateway's decision, and a queue here would be unseen.
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                response_class=_Response,
+                auto_decompress=False,
+                trust_env=False,
+                timeout=aiohttp.ClientTimeout(total=None),
+                trace_configs=[trace],
+            )
+        return self._session
+
+
+async def _note_reuse(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
+    if context.trace_request_ctx is not None:
+        context.trace_request_ctx.reused = True
+
+
+async def _whole(response: aiohttp.ClientResponse) -> object:
+    """An answer's body, at most `LONGEST_ANSWER` bytes of it: decoded where it is JSON, else as text."""
+    body = bytearray()
+    while len(body) < LONGEST_ANSWER:
+        read = await response.content.readany()
+        if not read:
+            break
+        body += read
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return body[: LONGEST_DETAIL * 8].decode("utf-8", errors="replace")
+
+
+def _base(api_base: str | None) -> URL:
+    if not api_base:
+        raise ConfigError("litellm_params.api_base: missing; this backend kind needs the address of its server")
+    try:
+        url = URL(api_base.rstrip("/").removesuffix("/v1"))
+    except ValueError as error:
+        raise ConfigError(f"litellm_params.api_base: not an address ({error})") from error
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ConfigError("litellm_params.api_base: must begin with http:// or https:// and name a host")
+    return url

@@ -1,0 +1,62 @@
+"""mlx_lm.server: text in, text out, over `/v1/completions`.
+
+Special tokens are spelled out in its text, all but the one that stopped it, which it hides. It answers HTTP/1.0 and
+ends a body by closing the connection, so an end without `[DONE]` is a crash; and it answers 404 for whatever goes
+wrong while it generates. Measured on mlx-lm 0.32.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import orjson
+
+from unisono.core.generation import Capabilities, Chunk, Form, Generation
+from unisono.core.ports import BackendOptions
+from unisono.errors import BackendError, BackendProtocolError, BackendUnavailable
+from unisono_adapters import _completions
+from unisono_adapters._http import Wire
+
+LOADED = "default_model"
+"""The model the server was started with. By any other name it would look for one on the hub."""
+
+
+class MlxServerBackend:
+    """The model's name in the options is for people: the server is always asked for the model it has loaded."""
+
+    def __init__(self, options: BackendOptions) -> None:
+        """Raises ConfigError."""
+        self._wire = Wire(options, {404: (BackendError, "the backend failed while it generated")})
+
+    async def probe(self) -> Capabilities:
+        """Asks for its health, which knows whether the generating thread lives. The server does not tell the length
+        of its context."""
+        health = await self._wire.get_json("health")
+        status = health.get("status") if isinstance(health, dict) else None
+        if status is None:
+            raise BackendProtocolError("the backend's report of its health is not one")
+        if status != "ok":
+            raise BackendUnavailable("the backend says it is not well")
+        return Capabilities(prompt=Form.TEXT, output=Form.TEXT, stop_visible=False, logit_bias=True)
+
+    def complete(self, job: Generation) -> AsyncIterator[Chunk]:
+        return _completions.complete(self._wire, _body(job), job, Form.TEXT)
+
+    async def aclose(self) -> None:
+        await self._wire.aclose()
+
+
+def _body(job: Generation) -> bytes:
+    assert job.prompt.text is not None, "a text backend was given a prompt without text"
+    body = {
+        "model": LOADED,
+        "prompt": job.prompt.text,
+        "max_tokens": job.max_tokens,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **_completions.sampling(job),
+    }
+    if job.sampling.repetition_penalty == 1.0:
+        # Its word for off: 1.0 would run a penalty that changes nothing over every token.
+        body["repetition_penalty"] = 0.0
+    return orjson.dumps(body)
