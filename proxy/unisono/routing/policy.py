@@ -15,7 +15,8 @@ def round_robin(weights: Sequence[int], turn: int) -> list[int]:
     """
     if not weights:
         return []
-    ends = list(accumulate(weights))
+    shared = gcd(*weights)
+    ends = list(accumulate(weight // shared for weight in weights))
     # Steps through the wheel by a stride that shares no factor with its size, so that a heavy candidate's turns are
     # spread out instead of coming in one run.
     size = ends[-1]

@@ -1,0 +1,289 @@
+"""The pool: order, rest and recovery, shared probes, and places at a backend."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from unisono.core.generation import Capabilities, Chunk, FinishReason, Form, Generation, Prompt
+from unisono.core.ports import Backend, Pool
+from unisono.errors import (
+    BackendOverloaded,
+    BackendProtocolError,
+    BackendRejected,
+    BackendTimeout,
+    BackendUnavailable,
+    ContextTooLong,
+    UnisonoError,
+    UnknownModel,
+)
+from unisono.routing.health import Tolerance
+from unisono.routing.pool import LiveDeployment, RoundRobinPool
+from unisono.routing.slots import SlottedBackend
+
+IDS = Capabilities(prompt=Form.IDS, output=Form.IDS, stop_visible=True, context=8192)
+JOB = Generation(Prompt([1]), max_tokens=1)
+
+
+@dataclass
+class Script:
+    """A backend that does what its test says; counts what it is asked."""
+
+    outcomes: list[Capabilities | UnisonoError] = field(default_factory=lambda: [IDS])
+    gate: asyncio.Event | None = None
+    probes: int = 0
+    streaming: int = 0
+    closed: bool = False
+
+    async def probe(self) -> Capabilities:
+        outcome = self.outcomes[min(self.probes, len(self.outcomes) - 1)]
+        self.probes += 1
+        if self.gate is not None:
+            await self.gate.wait()
+        if isinstance(outcome, UnisonoError):
+            raise outcome
+        return outcome
+
+    async def complete(self, job: Generation) -> AsyncIterator[Chunk]:
+        self.streaming += 1
+        try:
+            if self.gate is not None:
+                await self.gate.wait()
+            yield Chunk(tokens=[1])
+            yield Chunk(finish=FinishReason.STOP)
+        finally:
+            self.streaming -= 1
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def pool_of(*names: str, clock: Callable[[], float], **tolerance: float) -> tuple[RoundRobinPool, list[LiveDeployment]]:
+    deployments = [LiveDeployment(name, Script(), clock=clock) for name in names]
+    allowed = Tolerance(int(tolerance.get("allowed_fails", 1)), tolerance.get("cooldown_s", 30.0))
+    return RoundRobinPool({"m": deployments}, allowed, clock), deployments
+
+
+def names(pool: Pool, model: str = "m") -> list[str]:
+    return [deployment.name for deployment in pool.choose(model)]
+
+
+def test_deployments_take_turns() -> None:
+    pool, _ = pool_of("a", "b", clock=Clock())
+    assert [names(pool) for _ in range(3)] == [["a", "b"], ["b", "a"], ["a", "b"]]
+
+
+def test_models_take_turns_independently() -> None:
+    clock = Clock()
+    groups = {m: [LiveDeployment(f"{m}{i}", Script(), clock=clock) for i in (1, 2)] for m in ("x", "y")}
+    pool = RoundRobinPool(groups, clock=clock)
+    assert [names(pool, "x"), names(pool, "y"), names(pool, "x")] == [["x1", "x2"], ["y1", "y2"], ["x2", "x1"]]
+
+
+def test_an_unknown_model_is_unknown() -> None:
+    pool, _ = pool_of("a", clock=Clock())
+    with pytest.raises(UnknownModel):
+        pool.choose("other")
+
+
+def test_after_the_allowed_failures_the_next_one_sends_it_to_rest_and_time_brings_it_back() -> None:
+    clock = Clock()
+    pool, (a, _) = pool_of("a", "b", clock=clock, allowed_fails=2, cooldown_s=30)
+    for _ in range(2):
+        pool.failed(a, BackendUnavailable("gone"))
+    assert "a" in {names(pool)[0], names(pool)[0]}
+    pool.failed(a, BackendUnavailable("gone"))
+    assert [names(pool) for _ in range(2)] == [["b", "a"], ["b", "a"]]
+    clock.now += 30
+    assert {names(pool)[0], names(pool)[0]} == {"a", "b"}
+    pool.failed(a, BackendUnavailable("still gone"))
+    assert [names(pool)[0] for _ in range(2)] == ["b", "b"]
+
+
+def test_a_success_forgives() -> None:
+    pool, (a, _) = pool_of("a", "b", clock=Clock(), allowed_fails=1)
+    for _ in range(5):
+        pool.failed(a, BackendUnavailable("gone"))
+        pool.succeeded(a)
+    assert {names(pool)[0], names(pool)[0]} == {"a", "b"}
+
+
+def test_when_all_rest_all_are_tried() -> None:
+    pool, deployments = pool_of("a", "b", clock=Clock(), allowed_fails=0)
+    for deployment in deployments:
+        pool.failed(deployment, BackendTimeout("slow"))
+    assert sorted(names(pool)) == ["a", "b"]
+
+
+COUNTED: dict[str, tuple[UnisonoError, bool]] = {
+    "gone": (BackendUnavailable("x"), True),
+    "slow": (BackendTimeout("x"), True),
+    "garbage": (BackendProtocolError("x"), True),
+    "busy": (BackendOverloaded("x"), False),
+    "the request was wrong": (BackendRejected("x"), False),
+    "the prompt was too long": (ContextTooLong("x"), False),
+}
+
+
+@pytest.mark.parametrize(("error", "counted"), COUNTED.values(), ids=COUNTED)
+def test_only_what_speaks_against_the_backend_counts(error: UnisonoError, counted: bool) -> None:
+    pool, (a, _) = pool_of("a", "b", clock=Clock(), allowed_fails=0)
+    pool.failed(a, error)
+    assert ([names(pool)[0] for _ in range(2)] == ["b", "b"]) is counted
+
+
+async def test_callers_at_the_same_time_share_one_probe() -> None:
+    script = Script(gate=asyncio.Event())
+    deployment = LiveDeployment("a", script)
+    callers = [asyncio.create_task(deployment.capabilities()) for _ in range(5)]
+    await asyncio.sleep(0)
+    callers[0].cancel()
+    await asyncio.sleep(0)
+    assert script.gate is not None
+    script.gate.set()
+    found = await asyncio.gather(*callers, return_exceptions=True)
+    assert isinstance(found[0], asyncio.CancelledError)
+    assert found[1:] == [IDS] * 4
+    assert await deployment.capabilities() == IDS
+    assert script.probes == 1
+
+
+async def test_a_failed_probe_is_remembered_for_a_moment_only() -> None:
+    clock = Clock()
+    script = Script([BackendUnavailable("not yet"), IDS])
+    deployment = LiveDeployment("a", script, clock=clock)
+    for _ in range(3):
+        with pytest.raises(BackendUnavailable):
+            await deployment.capabilities()
+    assert script.probes == 1
+    clock.now += 3
+    assert await deployment.capabilities() == IDS
+
+
+async def test_what_comes_back_after_a_rest_is_probed_again() -> None:
+    pool, (a, _) = pool_of("a", "b", clock=Clock(), allowed_fails=0)
+    assert isinstance(a.backend, Script)
+    await a.capabilities()
+    pool.failed(a, BackendUnavailable("restarting"))
+    await a.capabilities()
+    assert a.backend.probes == 2
+
+
+WINDOWS: dict[str, tuple[int | None, int | None, int | None]] = {
+    "the backend's": (8192, None, 8192),
+    "ours, where it says nothing": (None, 4096, 4096),
+    "ours, where it is smaller": (8192, 4096, 4096),
+    "the backend's, where ours is larger": (8192, 100_000, 8192),
+    "unknown": (None, None, None),
+}
+
+
+@pytest.mark.parametrize(("claimed", "configured", "window"), WINDOWS.values(), ids=WINDOWS)
+async def test_the_window_is_the_smaller_of_what_is_known(
+    claimed: int | None, configured: int | None, window: int | None
+) -> None:
+    script = Script([Capabilities(Form.TEXT, Form.TEXT, stop_visible=False, context=claimed)])
+    deployment = LiveDeployment("a", script, context=configured)
+    assert (await deployment.capabilities()).context == window
+    assert RoundRobinPool({"m": [deployment]}).context("m") == window
+
+
+async def test_backends_are_probed_in_the_background_and_their_state_is_told() -> None:
+    ready, broken = LiveDeployment("a", Script()), LiveDeployment("b", Script([BackendUnavailable("http://secret")]))
+    pool = RoundRobinPool({"m": [ready, broken]})
+    assert [status.state for status in pool.status()] == ["unknown", "unknown"]
+    pool.start()
+    async with asyncio.timeout(5):
+        while any(status.state == "unknown" for status in pool.status()):
+            await asyncio.sleep(0.001)
+    assert [(s.name, s.state, s.reason) for s in pool.status()] == [
+        ("a", "ready", ""),
+        ("b", "failing", "backend_unavailable"),
+    ]
+    pool.failed(ready, BackendTimeout("x"))
+    await pool.aclose()
+    assert all(isinstance(d.backend, Script) and d.backend.closed for d in (ready, broken))
+
+
+async def test_closing_during_a_probe_ends_it() -> None:
+    script = Script(gate=asyncio.Event())
+    pool = RoundRobinPool({"m": [LiveDeployment("a", script)]})
+    pool.start()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        await pool.aclose()
+    assert script.closed
+
+
+async def drain(backend: Backend) -> int:
+    return len([chunk async for chunk in backend.complete(JOB)])
+
+
+async def test_a_backend_gets_only_as_many_as_it_has_places() -> None:
+    script = Script(gate=asyncio.Event())
+    backend = SlottedBackend(script, places=2, max_queue=10, queue_timeout_s=5)
+    running = [asyncio.create_task(drain(backend)) for _ in range(5)]
+    await asyncio.sleep(0.01)
+    assert script.streaming == 2
+    assert backend.full
+    assert script.gate is not None
+    script.gate.set()
+    assert await asyncio.gather(*running) == [2] * 5
+    assert not backend.full
+
+
+async def test_the_line_is_bounded_in_length_and_time() -> None:
+    script = Script(gate=asyncio.Event())
+    backend = SlottedBackend(script, places=1, max_queue=1, queue_timeout_s=0.02)
+    served = asyncio.create_task(drain(backend))
+    await asyncio.sleep(0)
+    waiting = asyncio.create_task(drain(backend))
+    await asyncio.sleep(0)
+    with pytest.raises(BackendOverloaded) as too_long_a_line:
+        await drain(backend)
+    assert too_long_a_line.value.retry_after_s is not None
+    with pytest.raises(BackendOverloaded):
+        await waiting
+    assert script.gate is not None
+    script.gate.set()
+    assert await served == 2
+
+
+async def test_leaving_the_line_or_the_stream_frees_the_place() -> None:
+    script = Script(gate=asyncio.Event())
+    backend = SlottedBackend(script, places=1, max_queue=5, queue_timeout_s=5)
+    streaming, waiting = (asyncio.create_task(drain(backend)) for _ in range(2))
+    await asyncio.sleep(0.01)
+    for task in (waiting, streaming):
+        task.cancel()
+    await asyncio.gather(streaming, waiting, return_exceptions=True)
+    assert (script.streaming, backend.full) == (0, False)
+    assert script.gate is not None
+    script.gate.set()
+    stream = backend.complete(JOB)
+    await anext(stream)
+    await stream.aclose()  # type: ignore[attr-defined]
+    assert (script.streaming, backend.full) == (0, False)
+
+
+async def test_a_deployment_with_a_free_place_comes_first() -> None:
+    busy = LiveDeployment("busy", SlottedBackend(Script(), places=1, max_queue=5, queue_timeout_s=5))
+    free = LiveDeployment("free", Script())
+    pool = RoundRobinPool({"m": [busy, free]})
+    stream = busy.backend.complete(JOB)
+    await anext(stream)
+    assert [names(pool)[0] for _ in range(3)] == ["free"] * 3
+    await stream.aclose()  # type: ignore[attr-defined]
+    assert {names(pool)[0], names(pool)[0]} == {"busy", "free"}
