@@ -1,0 +1,123 @@
+"""`python -m bench`: run scenarios, print their tables, write RESULTS.md."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+import tempfile
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+
+from bench import report
+from bench.contenders import CONTENDERS, gateway_config
+from bench.processes import DidNotStart, split_cpus
+from bench.rig import Rig, Sample
+from bench.scenarios import SCENARIOS, Arm, Scenario, shortened
+
+RESULTS = Path(__file__).parent / "RESULTS.md"
+
+
+def arguments(given: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench", description="CPU, latency and throughput as ratios")
+    parser.add_argument("scenarios", nargs="*", metavar="scenario", help=f"of: {', '.join(SCENARIOS)}")
+    parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds of every scenario (3)")
+    parser.add_argument("--quick", action="store_true", help="one round of a third of the load; no RESULTS.md")
+    parser.add_argument("--only", metavar="NAME,...", help=f"contenders, of: {', '.join(CONTENDERS)}")
+    parser.add_argument("--check", action="store_true", help="exit with 1 when an aim is missed")
+    parser.add_argument("--config-only", action="store_true", help="print the gateway's config and exit")
+    parser.add_argument("--upstream", type=int, help="port of the fake backend (a free one)")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where the tables go (bench/RESULTS.md)")
+    args = parser.parse_args(given)
+    for kind, named, known in (
+        ("scenario", args.scenarios, SCENARIOS),
+        ("contender", args.only.split(",") if args.only else [], CONTENDERS),
+    ):
+        unknown = [name for name in named if name not in known]
+        if unknown:
+            parser.error(f"no such {kind}: {', '.join(unknown)}")
+    return args
+
+
+def chosen(args: argparse.Namespace) -> dict[str, Scenario]:
+    return {n: s for n, s in SCENARIOS.items() if (n in args.scenarios if args.scenarios else s.by_default)}
+
+
+def measure(rig: Rig, scenario: Scenario, arms: list[Arm], rounds: int) -> dict[str, list[Sample]]:
+    """Rounds over all arms, one after the other, so that a slow minute hits every arm alike."""
+    samples: dict[str, list[Sample]] = {arm.label: [] for arm in scenario.arms}
+    for _ in range(rounds):
+        for arm in arms:
+            samples[arm.label].append(rig.sample(arm))
+    return samples
+
+
+def usable(rig: Rig, scenario: Scenario, args: argparse.Namespace, down: set[str]) -> list[Arm]:
+    """The arms whose contenders were asked for and start; what does not start is reported once."""
+    arms = []
+    for arm in scenario.arms:
+        name = arm.contender
+        if name in down or (args.only and name not in args.only.split(",")):
+            continue
+        try:
+            rig.start(name)
+        except DidNotStart as error:
+            print(f"{name} is left out: {error}", file=sys.stderr)
+            down.add(name)
+            continue
+        work = shortened(arm.work) if args.quick else arm.work
+        arms.append(Arm(arm.label, name, work))
+    return arms
+
+
+def heading(given: list[str], load_before: float) -> str:
+    return (
+        "# What the gateway costs\n\n"
+        "Ratios inside one table are the result; absolute figures belong to the machine. Every answer was compared\n"
+        "byte by byte with what the backend sent. Cells: median (least-most) of the rounds.\n\n"
+        f"- command: `{shlex.join(['python', '-m', 'bench', *given])}`, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC\n"
+        f"- machine: {report.machine()}; load average before the run {load_before:.1f}\n"
+        f"- versions: {report.versions()}; commit {report.revision() or 'unknown'}\n"
+    )
+
+
+def contenders_table(rig: Rig) -> str:
+    lines = ["## start and memory", "", "| | seconds to the first healthy answer | MiB idle | MiB after the run |"]
+    lines.append("| --- | ---: | ---: | ---: |")
+    for name, started in rig.started.items():
+        if started.process is not None:
+            after = rig.resident_mib(name)
+            lines.append(f"| {name} | {started.start_s:.2f} | {started.idle_mib:.0f} | {after:.0f} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(given: list[str]) -> int:
+    args = arguments(given)
+    if args.config_only:
+        print(gateway_config(args.upstream or 8000), end="")
+        return 0
+    load_before = os.getloadavg()[0]
+    parts, missed, down = [heading(given, load_before)], False, set[str]()
+    print(parts[0])
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="unisono-bench-")))
+        rig = stack.enter_context(Rig(folder, split_cpus(), args.upstream))
+        for name, scenario in chosen(args).items():
+            samples = measure(rig, scenario, usable(rig, scenario, args, down), 1 if args.quick else args.rounds)
+            if not any(samples.values()):
+                continue
+            parts.append(report.table(name, scenario, samples))
+            print(parts[-1], flush=True)
+            faults = any(sample.faults for rounds in samples.values() for sample in rounds)
+            missed |= faults or not all(judged.met for judged in report.judge(scenario, samples))
+        parts.append(contenders_table(rig))
+        print(parts[-1])
+    if not args.quick:
+        args.out.write_text("\n".join(parts))
+    return int(args.check and missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,226 @@
+"""A vLLM server without a model: the completions wire at a steady pace or as fast as the reader takes it.
+
+`max_tokens` is the length of the answer, so that a gateway in front of it needs no change to be measured. The pace is
+set for all later requests by `POST /bench/pace`. Paced streams keep an absolute schedule: lateness never adds up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import cast
+
+import httptools
+import orjson
+import uvloop
+
+from bench import material, vllm_wire
+from bench.material import Material
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """`interval_us` between two chunks of one stream, 0 for full speed; then `burst` chunks go out per write."""
+
+    interval_us: int = 0
+    tokens_per_chunk: int = 1
+    burst: int = 8
+
+
+@dataclass(slots=True)
+class Served:
+    """Counters of this process, shown by `GET /bench/served`."""
+
+    requests: int = 0
+    tokens: int = 0
+    abandoned: int = 0
+
+
+class Server:
+    """What all connections share."""
+
+    def __init__(self, stuff: Material) -> None:
+        self.pace = Pace()
+        self.served = Served()
+        self._stuff = stuff
+        self.rendered = lru_cache(maxsize=64)(self._render)
+
+    def _render(self, length: int, tokens_per_chunk: int) -> vllm_wire.Rendered:
+        return vllm_wire.render(self._stuff.answer(length), tokens_per_chunk)
+
+
+class Stream:
+    """One answer on its way out."""
+
+    def __init__(self, server: Server, transport: asyncio.Transport, body: dict[str, object]) -> None:
+        prompt, limit = body["prompt"], body.get("max_tokens") or 16
+        if not isinstance(prompt, list) or not isinstance(limit, int):
+            raise TypeError("the request was not checked")
+        self._server, self._transport = server, transport
+        self._pace = server.pace
+        self._answer = server.rendered(limit, self._pace.tokens_per_chunk)
+        request_id = uuid.uuid4().hex
+        self._id = request_id.encode()
+        options = body.get("stream_options")
+        counted = isinstance(options, dict) and bool(options.get("include_usage"))
+        self._tail = self._answer.tail(request_id, len(prompt), counted)
+        self._sent = 0
+        self._timer: asyncio.Handle | None = None
+        self._held = False
+        self.finished = False
+        self._loop = asyncio.get_running_loop()
+        self._start = self._loop.time()
+        transport.write(vllm_wire.STREAM_HEAD + self._answer.first(request_id, prompt))
+        self._next()
+
+    def _next(self) -> None:
+        rest = self._answer.rest
+        if self._sent >= len(rest):
+            self._transport.write(self._tail)
+            self.finished = True
+            self._timer = None
+            self._server.served.tokens += len(self._answer.answer.tokens)
+        elif self._pace.interval_us:
+            due = self._start + (self._sent + 1) * self._pace.interval_us / 1e6
+            self._timer = self._loop.call_at(due, self._step, 1)
+        elif not self._held:
+            self._timer = self._loop.call_soon(self._step, self._pace.burst)
+
+    def _step(self, count: int) -> None:
+        chunks = self._answer.rest[self._sent : self._sent + count]
+        self._sent += len(chunks)
+        self._transport.write(b"".join([chunk.fill(self._id) for chunk in chunks]))
+        self._next()
+
+    def hold(self) -> None:
+        self._held = True
+
+    def resume(self) -> None:
+        self._held = False
+        if not self._pace.interval_us and not self.finished:
+            self.cancel()
+            self._next()
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class Connection(asyncio.Protocol):
+    """HTTP/1.1 with keep-alive, one request at a time. Leaving in the middle of an answer ends it."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._stream: Stream | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are not asyncio's by inheritance.
+        self._transport = cast("asyncio.Transport", transport)
+        self._parser = httptools.HttpRequestParser(self)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self._transport.close()
+
+    def on_message_begin(self) -> None:
+        self._url = b""
+        self._body: list[bytes] = []
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_body(self, body: bytes) -> None:
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        route = (self._parser.get_method().decode(), self._url.decode().partition("?")[0])
+        answer = ROUTES.get(route)
+        if answer is None:
+            self._transport.write(vllm_wire.failure(404, "NotFoundError", "Not Found"))
+            return
+        reply = answer(self, b"".join(self._body))
+        if reply:
+            self._transport.write(reply)
+
+    def pause_writing(self) -> None:
+        if self._stream is not None:
+            self._stream.hold()
+
+    def resume_writing(self) -> None:
+        if self._stream is not None:
+            self._stream.resume()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._stream is not None and not self._stream.finished:
+            self._stream.cancel()
+            self._server.served.abandoned += 1
+
+    def complete(self, content: bytes) -> bytes:
+        body = orjson.loads(content)
+        refused = vllm_wire.refusal(body)
+        if refused is not None:
+            return refused
+        self._server.served.requests += 1
+        if not body.get("stream"):
+            answer = self._server.rendered(body.get("max_tokens") or 16, 1).answer
+            self._server.served.tokens += len(answer.tokens)
+            return vllm_wire.whole(answer, uuid.uuid4().hex, body["prompt"])
+        self._stream = Stream(self._server, self._transport, body)
+        return b""
+
+    def set_pace(self, content: bytes) -> bytes:
+        self._server.pace = Pace(**orjson.loads(content))
+        return vllm_wire.json_response(200, asdict(self._server.pace))
+
+    def show_served(self, content: bytes) -> bytes:
+        return vllm_wire.json_response(200, asdict(self._server.served))
+
+    def models(self, content: bytes) -> bytes:
+        model = {
+            "id": vllm_wire.MODEL,
+            "object": "model",
+            "created": vllm_wire.CREATED,
+            "owned_by": "vllm",
+            "root": vllm_wire.MODEL,
+            "parent": None,
+            "max_model_len": vllm_wire.CONTEXT,
+        }
+        return vllm_wire.json_response(200, {"object": "list", "data": [model]})
+
+    def health(self, content: bytes) -> bytes:
+        return b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-length: 0\r\n\r\n"
+
+    def version(self, content: bytes) -> bytes:
+        return vllm_wire.json_response(200, {"version": "0.32.0"})
+
+
+ROUTES: dict[tuple[str, str], Callable[[Connection, bytes], bytes]] = {
+    ("POST", "/v1/completions"): Connection.complete,
+    ("GET", "/v1/models"): Connection.models,
+    ("GET", "/health"): Connection.health,
+    ("GET", "/version"): Connection.version,
+    ("POST", "/bench/pace"): Connection.set_pace,
+    ("GET", "/bench/served"): Connection.show_served,
+}
+
+
+async def serve(stuff: Material, port: int) -> asyncio.Server:
+    server = Server(stuff)
+    return await asyncio.get_running_loop().create_server(lambda: Connection(server), "127.0.0.1", port, backlog=1024)
+
+
+async def main(port: int, path: Path) -> None:
+    listening = await serve(material.load(path), port)
+    await listening.serve_forever()
+
+
+if __name__ == "__main__":
+    uvloop.run(main(int(sys.argv[1]), Path(sys.argv[2])))

@@ -1,0 +1,86 @@
+"""A client connection that hands over what each socket read brought, and does nothing else.
+
+A general client costs more per chunk than the relay under test; this one is small enough for one process to drive a
+gateway to its limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+import httptools
+
+
+class Lost(Exception):
+    """The server closed the connection in the middle of an answer."""
+
+
+class Connection(asyncio.Protocol):
+    """One HTTP/1.1 connection, one request at a time."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._parser: httptools.HttpResponseParser | None = None
+        self._bodies: list[bytes] = []
+        self._sink: Callable[[bytes], None] = self._bodies.append
+        self._done: asyncio.Future[int] | None = None
+        self._complete = False
+        self.reusable = True
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are not asyncio's by inheritance.
+        self._transport = cast("asyncio.Transport", transport)
+
+    async def request(self, message: bytes, sink: Callable[[bytes], None]) -> int:
+        """Send `message` and give `sink` the body bytes of each read. Returns the status after the last. Raises
+        Lost."""
+        if self._transport is None or self._transport.is_closing():
+            raise Lost("the connection is closed")
+        self._parser = httptools.HttpResponseParser(self)
+        self._sink, self._complete = sink, False
+        self._done = asyncio.get_running_loop().create_future()
+        self._transport.write(message)
+        return await self._done
+
+    def data_received(self, data: bytes) -> None:
+        parser, done = self._parser, self._done
+        if parser is None or done is None or done.done():
+            return
+        try:
+            parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            done.set_exception(Lost(f"not HTTP: {error}"))
+            return
+        if self._bodies:
+            self._sink(b"".join(self._bodies))
+            self._bodies.clear()
+        if self._complete and not done.done():
+            self.reusable = parser.should_keep_alive()
+            done.set_result(parser.get_status_code())
+
+    def on_body(self, body: bytes) -> None:
+        self._bodies.append(body)
+
+    def on_message_complete(self) -> None:
+        self._complete = True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.reusable = False
+        if self._done is not None and not self._done.done():
+            self._done.set_exception(Lost("the server closed the connection"))
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+
+async def connect(port: int) -> Connection:
+    _, connection = await asyncio.get_running_loop().create_connection(Connection, "127.0.0.1", port)
+    return connection
+
+
+def message(path: str, body: bytes, method: str = "POST") -> bytes:
+    head = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+    return f"{head}accept: */*\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body

@@ -1,0 +1,166 @@
+"""The clients: so many streams at once, each asking again when its answer is complete; a process of its own.
+
+Driven by lines of JSON: one `Load` in, one `Outcome` out. Connections are kept between lines, so that a warm-up line
+leaves the next one with everything open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import orjson
+import uvloop
+
+from bench import http_client, material, wires
+from bench.http_client import Connection, Lost
+from bench.material import Material
+
+
+@dataclass(frozen=True, slots=True)
+class Cold:
+    """Long prompts that arrive beside the streams: one of `words` tokens every `every_s` seconds, `count` of them."""
+
+    words: int
+    every_s: float
+    count: int
+    tokens: int = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """`streams` clients, each with `requests` answers of `tokens` tokens. They start over `spread_s` seconds."""
+
+    wire: str
+    port: int
+    streams: int
+    tokens: int
+    requests: int = 1
+    stream: bool = True
+    spread_s: float = 0.0
+    seed: int = 0
+    cold: Cold | None = None
+    limit_s: float = 120.0
+    """After this the load is given up and counts as a fault."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of a load. Times in milliseconds; the gaps are those of the streams, not of the cold prompts."""
+
+    requests: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    cpu_s: float = 0.0
+    """CPU of the load generator itself: near `seconds`, it was the limit."""
+    ttft_p50_ms: float = 0.0
+    ttft_p99_ms: float = 0.0
+    gap_p50_ms: float = 0.0
+    gap_p99_ms: float = 0.0
+    gap_max_ms: float = 0.0
+    faults: int = 0
+    examples: list[str] = field(default_factory=list)
+
+
+def quantile(values: list[float], share: float) -> float:
+    """The value that `share` of the sorted values do not exceed; 0 without values."""
+    if not values:
+        return 0.0
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, round(share * (len(ordered) - 1)))]
+
+
+class Clients:
+    """Open connections by port, and the streams that use them."""
+
+    def __init__(self, stuff: Material) -> None:
+        self._stuff = stuff
+        self._idle: dict[int, list[Connection]] = {}
+
+    async def run(self, load: Load) -> Outcome:
+        outcome, ttfts, gaps = Outcome(), list[float](), list[float]()
+        count = load.streams * load.requests
+        messages = [self._message(load, wires.NORMAL_PROMPT, i, load.tokens) for i in range(count)]
+        cold = load.cold
+        late = (
+            [] if cold is None else [self._message(load, cold.words, count + i, cold.tokens) for i in range(cold.count)]
+        )
+
+        async def client(index: int) -> None:
+            await asyncio.sleep(load.spread_s * index / load.streams)
+            for request in messages[index :: load.streams]:
+                clock = await self._one(load, request, load.tokens, outcome)
+                if clock is not None and clock.first is not None:
+                    ttfts.append(clock.first - clock.sent)
+                    gaps.extend(clock.gaps)
+
+        async def visitor(index: int, every_s: float, tokens: int) -> None:
+            await asyncio.sleep((index + 1) * every_s)
+            await self._one(load, late[index], tokens, outcome)
+
+        begun, cpu = time.perf_counter(), time.process_time()
+        try:
+            async with asyncio.timeout(load.limit_s), asyncio.TaskGroup() as group:
+                for i in range(load.streams):
+                    group.create_task(client(i))
+                for i in range(len(late)):
+                    if cold is not None:
+                        group.create_task(visitor(i, cold.every_s, cold.tokens))
+        except TimeoutError:
+            self._count(outcome, 0, f"not finished after {load.limit_s:.0f} s")
+        outcome.seconds, outcome.cpu_s = time.perf_counter() - begun, time.process_time() - cpu
+        outcome.ttft_p50_ms, outcome.ttft_p99_ms = (1e3 * quantile(ttfts, q) for q in (0.5, 0.99))
+        outcome.gap_p50_ms, outcome.gap_p99_ms, outcome.gap_max_ms = (1e3 * quantile(gaps, q) for q in (0.5, 0.99, 1.0))
+        return outcome
+
+    def _message(self, load: Load, words: int, index: int, tokens: int) -> bytes:
+        seed = load.seed * 1_000_003 + index
+        return wires.request(load.wire, self._stuff, words=words, seed=seed, tokens=tokens, stream=load.stream)
+
+    async def _one(self, load: Load, request: bytes, tokens: int, outcome: Outcome) -> wires.Clock | None:
+        expected = self._stuff.answer(tokens)
+        idle = self._idle.setdefault(load.port, [])
+        try:
+            connection = idle.pop() if idle else await http_client.connect(load.port)
+            reader = wires.reader(load.wire, stream=load.stream)
+            status = await connection.request(request, reader.feed)
+        except (Lost, OSError) as error:
+            fault: str | None = f"{type(error).__name__}: {error}"
+            return self._count(outcome, 0, fault)
+        if connection.reusable:
+            idle.append(connection)
+        else:
+            connection.close()
+        fault = reader.fault(status, expected)
+        self._count(outcome, tokens, fault)
+        return reader.clock if fault is None else None
+
+    @staticmethod
+    def _count(outcome: Outcome, tokens: int, fault: str | None) -> None:
+        outcome.requests += 1
+        outcome.tokens += tokens
+        if fault is not None:
+            outcome.faults += 1
+            if len(outcome.examples) < 3:
+                outcome.examples.append(fault)
+
+
+def parse(line: bytes | str) -> Load:
+    body = orjson.loads(line)
+    cold = body.pop("cold", None)
+    return Load(**body, cold=None if cold is None else Cold(**cold))
+
+
+def main(path: Path) -> None:
+    clients = Clients(material.load(path))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        for line in sys.stdin:
+            outcome = runner.run(clients.run(parse(line)))
+            print(orjson.dumps(asdict(outcome)).decode(), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,168 @@
+"""What is said during a measurement: Harmony answers of any length, and prompts, both from real token ids.
+
+The fake backend sends an answer and the load generator knows the same answer, so that every byte that arrives can be
+checked. Everything here is a function of the material file and a length or a seed.
+"""
+
+from __future__ import annotations
+
+import codecs
+import random
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import orjson
+
+from unisono.core.generation import CHANNEL, END, MESSAGE, RETURN, START
+from unisono.harmony.encoding import Encoding
+
+PROSE = """\
+The harbour master kept two clocks. One showed the time of the town, the other the time of the sea, and nobody had \
+ever asked why they differed by eleven minutes. When the ferry "Aurora" arrived on 14 March at 06:45, her captain, a \
+quiet woman from Tromsø, set her watch by the wrong one. She missed the tide, waited half a day, and met the man who \
+repaired nets behind the fish market. They talked about knots, about the price of diesel (€1.87 per litre), and \
+about the storm of 1987 that had carried a piano from the hotel terrace to the far side of the bay.
+
+Here is a short function that does what was asked:
+
+```python
+def merge(left: list[int], right: list[int]) -> list[int]:
+    result: list[int] = []
+    i = j = 0
+    while i < len(left) and j < len(right):
+        if left[i] <= right[j]:
+            result.append(left[i])
+            i += 1
+        else:
+            result.append(right[j])
+            j += 1
+    return result + left[i:] + right[j:]
+```
+
+It walks both lists once, so the cost grows with their joint length. If you need it stable, keep `<=` and not `<`. A \
+few words in other languages follow, because bytes are not characters: naïve façade, Grüße aus Köln, où est la gare, \
+быстрая лиса, 東京は晴れです, and one picture 🧜🏽‍♀️ that takes several tokens. Finally a table:
+
+| city | people | river |
+| --- | ---: | --- |
+| Porto | 231,800 | Douro |
+| Basel | 173,200 | Rhine |
+| Ghent | 265,100 | Leie & Scheldt |
+
+Most towns of that size have more bridges than they need and fewer benches than they want. Whoever walks along the \
+water in the evening notices first the smell of bread, then the sound of rigging against aluminium masts, and only \
+then the light, which lies flat on everything and makes even the grain silos look considered. The net mender said \
+that patience is a material like hemp: it can be spun thin, but it has to be dry. The captain wrote that down, \
+misspelled it, and kept the page for thirty years in a tin that had once held liquorice.
+"""
+
+FRAME = 10
+"""Tokens of an answer that carry no text: the two headers and the two terminators."""
+SHORTEST = FRAME + 2
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer. `tokens[i]` comes with `texts[i]`: what a server that detokenises as it goes would show for it, held
+    back while a character is incomplete, empty for the stop token. `finish` is the backend's finish reason."""
+
+    tokens: tuple[int, ...]
+    texts: tuple[str, ...]
+    reasoning: str
+    content: str
+    finish: str
+
+
+@dataclass(frozen=True)
+class Material:
+    """`pieces` are ordinary tokens as (id, bytes), to be repeated for as long as an answer lasts; `words` are those
+    that spell one word with its space, so that a prompt of N of them is N tokens; `names` are the ids of header
+    names."""
+
+    pieces: tuple[tuple[int, bytes], ...]
+    words: tuple[tuple[int, str], ...]
+    filler: tuple[int, bytes]
+    names: tuple[int, int, int]
+
+    @lru_cache(maxsize=64)  # noqa: B019 - one Material lives as long as its process
+    def answer(self, length: int) -> Answer:
+        """An answer of exactly `length` tokens, stop token included; a third is reasoning. Shorter than the frame
+        allows, it is the beginning of one, ended by the limit."""
+        assistant, analysis, final = self.names
+        bodies = max(length - FRAME, SHORTEST - FRAME)
+        thought = self._body(0, max(1, bodies // 3))
+        said = self._body(len(self.pieces) // 2, bodies - len(thought))
+        marked: list[tuple[int, bytes]] = [
+            (CHANNEL, b"<|channel|>"),
+            (analysis, b"analysis"),
+            (MESSAGE, b"<|message|>"),
+            *thought,
+            (END, b"<|end|>"),
+            (START, b"<|start|>"),
+            (assistant, b"assistant"),
+            (CHANNEL, b"<|channel|>"),
+            (final, b"final"),
+            (MESSAGE, b"<|message|>"),
+            *said,
+            (RETURN, b""),
+        ]
+        marked = marked[:length]
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        return Answer(
+            tokens=tuple(token for token, _ in marked),
+            texts=tuple(decoder.decode(data) for _, data in marked),
+            reasoning=b"".join(data for _, data in thought).decode(),
+            content=b"".join(data for _, data in said).decode(),
+            finish="stop" if length >= SHORTEST else "length",
+        )
+
+    def _body(self, first: int, length: int) -> list[tuple[int, bytes]]:
+        body = [self.pieces[(first + i) % len(self.pieces)] for i in range(length)]
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        whole = 0
+        for i, (_, data) in enumerate(body, start=1):
+            decoder.decode(data)
+            if not decoder.getstate()[0]:
+                whole = i
+        return body[:whole] + [self.filler] * (length - whole)
+
+    def prompt(self, length: int, seed: int) -> tuple[list[int], str]:
+        """`length` words drawn by `seed`, as ids and as text: as many tokens as words."""
+        drawn = random.Random(seed).choices(self.words, k=length)
+        return [token for token, _ in drawn], "".join(word for _, word in drawn)
+
+
+def build(encoding: Encoding) -> Material:
+    """Material from the real vocabulary."""
+    pieces = tuple((token, encoding.decode_bytes([token])) for token in encoding.encode_text(PROSE))
+    words = {token: data.decode() for token, data in pieces if re.fullmatch(rb" [a-z]{2,}", data)}
+    (filler,) = encoding.encode_text(" ok")
+    (assistant,), (analysis,), (final,) = (encoding.encode_text(name) for name in ("assistant", "analysis", "final"))
+    return Material(pieces, tuple(words.items()), (filler, b" ok"), (assistant, analysis, final))
+
+
+def save(material: Material, path: Path) -> None:
+    path.write_bytes(
+        orjson.dumps(
+            {
+                "pieces": [(token, data.hex()) for token, data in material.pieces],
+                "words": material.words,
+                "filler": (material.filler[0], material.filler[1].hex()),
+                "names": material.names,
+            }
+        )
+    )
+
+
+def load(path: Path) -> Material:
+    """What `save` wrote, so that only one process of a run has to build the encoding."""
+    saved = orjson.loads(path.read_bytes())
+    assistant, analysis, final = saved["names"]
+    return Material(
+        pieces=tuple((token, bytes.fromhex(data)) for token, data in saved["pieces"]),
+        words=tuple((token, word) for token, word in saved["words"]),
+        filler=(saved["filler"][0], bytes.fromhex(saved["filler"][1])),
+        names=(assistant, analysis, final),
+    )

@@ -1,0 +1,125 @@
+"""Starting the processes of a run, each on its own CPU, and ending them again."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+
+@dataclass(frozen=True, slots=True)
+class Cpus:
+    """Which CPUs the process under test has to itself, and which the rest of the run shares. Empty: not pinned."""
+
+    tested: frozenset[int] = frozenset()
+    others: frozenset[int] = frozenset()
+
+
+def split_cpus() -> Cpus:
+    """The last CPU for the process under test, where the system can pin and there are two."""
+    if not hasattr(os, "sched_getaffinity"):
+        return Cpus()
+    *others, last = sorted(os.sched_getaffinity(0))
+    return Cpus(frozenset({last}), frozenset(others)) if others else Cpus()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class DidNotStart(Exception):
+    """A process ended or stayed silent; the message holds the end of its log."""
+
+
+class Process:
+    """A child with its output in a file, ended with the block."""
+
+    def __init__(
+        self,
+        name: str,
+        command: list[str],
+        folder: Path,
+        cpus: frozenset[int],
+        *,
+        piped: bool = False,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self._log = folder / f"{name}.log"
+        self.name = name
+        pipe = subprocess.PIPE if piped else subprocess.DEVNULL
+        with self._log.open("wb") as log:
+            self._child = subprocess.Popen(
+                command, stdin=pipe, stdout=pipe if piped else log, stderr=log, env={**os.environ, **(env or {})}
+            )
+        if cpus:
+            os.sched_setaffinity(self._child.pid, cpus)
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    @property
+    def pipes(self) -> tuple[IO[bytes], IO[bytes]]:
+        if self._child.stdin is None or self._child.stdout is None:
+            raise ValueError(f"{self.name} has no pipes")
+        return self._child.stdin, self._child.stdout
+
+    def wait_ready(self, port: int, path: str, limit_s: float = 60.0) -> float:
+        """Wait until `GET path` answers 200 (an empty path: until something listens). Returns the seconds it took.
+        Raises DidNotStart."""
+        begun = time.monotonic()
+        while time.monotonic() - begun < limit_s:
+            if self._child.poll() is not None:
+                raise DidNotStart(f"{self.name} ended with {self._child.returncode}:\n{self.log_end()}")
+            if _answers(port, path):
+                return time.monotonic() - begun
+            time.sleep(0.02)
+        raise DidNotStart(f"{self.name} did not answer within {limit_s:.0f} s:\n{self.log_end()}")
+
+    def log_end(self) -> str:
+        return self._log.read_text(errors="replace")[-2000:]
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._child.terminate()
+        try:
+            self._child.wait(10)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+        for pipe in (self._child.stdin, self._child.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def call(port: int, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request(method, path, body)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def _answers(port: int, path: str) -> bool:
+    try:
+        if path:
+            return call(port, "GET", path)[0] == 200
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except (OSError, http.client.HTTPException):
+        return False
+    return True

@@ -1,0 +1,164 @@
+"""What is measured, as a table: who under which load, and how the result is to compare.
+
+Aims are ratios (or differences) inside one run; a row without an aim is shown and not judged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from bench.fake_vllm import Pace
+from bench.load import Cold
+
+FULL_SPEED = Pace()
+TOKEN_EVERY_20_MS = Pace(interval_us=20_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A load without its address."""
+
+    streams: int
+    tokens: int
+    requests: int = 1
+    stream: bool = True
+    spread_s: float = 0.0
+    cold: Cold | None = None
+    pace: Pace = FULL_SPEED
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One contender under one load."""
+
+    label: str
+    contender: str
+    work: Work
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`column` of the arm `of` against that of the arm `against`: their ratio, or their difference, and the most it
+    may be."""
+
+    column: str
+    of: str
+    against: str
+    difference: bool = False
+    aim: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    title: str
+    arms: tuple[Arm, ...]
+    columns: tuple[str, ...]
+    verdicts: tuple[Verdict, ...]
+    by_default: bool = True
+
+
+COLUMNS: dict[str, str] = {
+    "cpu_us_per_token": "CPU µs/token",
+    "cpu_ms_per_request": "CPU ms/request",
+    "tokens_per_s": "tok/s",
+    "ttft_p50_ms": "first token p50 ms",
+    "ttft_p99_ms": "first token p99 ms",
+    "gap_p50_ms": "gap p50 ms",
+    "gap_p99_ms": "gap p99 ms",
+    "gap_max_ms": "gap max ms",
+    "busy": "CPU busy",
+}
+"""Columns a table can show, by the field of a sample; `busy` is the tested process's share of its CPU."""
+
+
+def _each(work: Work, *contenders: str) -> tuple[Arm, ...]:
+    return tuple(Arm(name, name, work) for name in contenders)
+
+
+def _per_chunk(tokens: int) -> Arm:
+    pace = Pace(interval_us=20_000 * tokens, tokens_per_chunk=tokens)
+    label = f"unisono, {tokens} per chunk"
+    return Arm(label, "unisono", Work(streams=24, tokens=256, spread_s=0.02, pace=pace))
+
+
+def _at(streams: int) -> Arm:
+    work = Work(streams=streams, tokens=512, requests=max(1, 128 // streams))
+    return Arm(f"unisono, {streams} streams", "unisono", work)
+
+
+PACED = Work(streams=24, tokens=256, spread_s=0.02, pace=TOKEN_EVERY_20_MS)
+SHORT = Work(streams=4, tokens=256, requests=64)
+LONG = Work(streams=4, tokens=16_384)
+COLD = Cold(words=60_000, every_s=0.25, count=28)
+
+SCENARIOS: dict[str, Scenario] = {
+    "paced": Scenario(
+        "24 streams, one token per 20 ms and chunk, 256 tokens",
+        _each(PACED, "relay", "aiohttp", "unisono"),
+        ("cpu_us_per_token", "gap_p99_ms", "busy"),
+        (
+            Verdict("cpu_us_per_token", "unisono", "relay", aim=7.0),
+            Verdict("cpu_us_per_token", "unisono", "aiohttp"),
+        ),
+    ),
+    "long": Scenario(
+        "a 16,384-token answer against 256 tokens, full speed, 4 streams",
+        (Arm("unisono, 256", "unisono", SHORT), Arm("unisono, 16384", "unisono", LONG)),
+        ("cpu_us_per_token", "tokens_per_s"),
+        (Verdict("cpu_us_per_token", "unisono, 16384", "unisono, 256", aim=1.0),),
+    ),
+    "full": Scenario(
+        "full speed, 16 streams, 512 tokens",
+        _each(Work(streams=16, tokens=512, requests=8), "direct", "relay", "aiohttp", "unisono"),
+        ("tokens_per_s", "cpu_us_per_token", "busy"),
+        (Verdict("cpu_us_per_token", "unisono", "relay"), Verdict("tokens_per_s", "unisono", "relay")),
+    ),
+    "ttft": Scenario(
+        "time to first token, one client, 16 tokens, 200 requests in a row",
+        _each(Work(streams=1, tokens=16, requests=200), "direct", "relay", "aiohttp", "unisono"),
+        ("ttft_p50_ms", "ttft_p99_ms", "cpu_ms_per_request"),
+        (
+            Verdict("ttft_p50_ms", "unisono", "direct", difference=True),
+            Verdict("ttft_p50_ms", "unisono", "aiohttp", difference=True),
+        ),
+    ),
+    "whole": Scenario(
+        "no streaming, 8 clients, 64 tokens",
+        _each(Work(streams=8, tokens=64, requests=25, stream=False), "relay", "aiohttp", "unisono"),
+        ("cpu_ms_per_request", "ttft_p50_ms"),
+        (Verdict("cpu_ms_per_request", "unisono", "aiohttp"),),
+    ),
+    "canary": Scenario(
+        "8 paced streams while a new 60,000-token prompt arrives every 0.25 s",
+        _each(
+            Work(streams=8, tokens=400, spread_s=0.02, pace=TOKEN_EVERY_20_MS, cold=COLD),
+            "direct",
+            "relay",
+            "aiohttp",
+            "unisono",
+        ),
+        ("gap_p50_ms", "gap_p99_ms", "gap_max_ms", "busy"),
+        (Verdict("gap_p99_ms", "unisono", "direct", difference=True, aim=10.0),),
+    ),
+    "chunks": Scenario(
+        "24 paced streams, several tokens per chunk",
+        tuple(_per_chunk(tokens) for tokens in (1, 4, 10)),
+        ("cpu_us_per_token",),
+        (Verdict("cpu_us_per_token", "unisono, 10 per chunk", "unisono, 1 per chunk"),),
+        by_default=False,
+    ),
+    "streams": Scenario(
+        "full speed at 1, 64 and 512 streams, 512 tokens",
+        tuple(_at(streams) for streams in (1, 64, 512)),
+        ("tokens_per_s", "cpu_us_per_token", "ttft_p50_ms"),
+        (Verdict("tokens_per_s", "unisono, 512 streams", "unisono, 64 streams"),),
+        by_default=False,
+    ),
+}
+
+
+def shortened(work: Work) -> Work:
+    """A smaller load of the same shape, for a look instead of a measurement."""
+    cold = None if work.cold is None else replace(work.cold, count=max(1, work.cold.count // 3))
+    tokens = max(12, work.tokens // 3) if work.pace.interval_us else work.tokens
+    return replace(work, tokens=tokens, requests=max(1, work.requests // 3), cold=cold)

@@ -1,0 +1,156 @@
+"""The bytes vLLM's completions endpoint answers with, made once per answer so that sending one costs almost nothing.
+
+Field order, explicit nulls and the chunked framing of one event per chunk are the server's own; ids are the only part
+that differs between two requests for the same answer, and they always have the same length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import orjson
+
+from bench.material import Answer
+from unisono.core.generation import VOCABULARY
+
+MODEL = "gpt-oss-bench"
+CONTEXT = 131_072
+CREATED = 1_763_640_000
+ID_LENGTH = 32
+"""Characters of a request id behind its `cmpl-`."""
+
+DONE = b"data: [DONE]\n\n"
+LAST_CHUNK = b"0\r\n\r\n"
+STREAM_HEAD = (
+    b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
+    b"transfer-encoding: chunked\r\n\r\n"
+)
+
+
+def framed(payload: bytes) -> bytes:
+    """`payload` as one chunk of HTTP/1.1 chunked coding."""
+    return b"%x\r\n%b\r\n" % (len(payload), payload)
+
+
+def json_response(status: int, body: object) -> bytes:
+    content = orjson.dumps(body)
+    head = f"HTTP/1.1 {status} {'OK' if status == 200 else 'Error'}\r\nserver: uvicorn\r\n"
+    return f"{head}content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content
+
+
+def failure(status: int, kind: str, message: str, param: str | None = None) -> bytes:
+    return json_response(status, {"error": {"message": message, "type": kind, "param": param, "code": status}})
+
+
+def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, object]:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "completion_tokens": completion_tokens,
+        "prompt_tokens_details": None,
+    }
+
+
+def _event(request_id: str, choices: Sequence[object], counted: object = None) -> bytes:
+    body = {
+        "id": f"cmpl-{request_id}",
+        "object": "text_completion",
+        "created": CREATED,
+        "model": MODEL,
+        "choices": choices,
+        "usage": counted,
+    }
+    return b"data: " + orjson.dumps(body) + b"\n\n"
+
+
+def _choice(text: str, tokens: Sequence[int], finish: str | None, prompt: Sequence[int] | None) -> dict[str, object]:
+    return {
+        "index": 0,
+        "text": text,
+        "logprobs": None,
+        "finish_reason": finish,
+        "stop_reason": None,
+        "prompt_token_ids": prompt,
+        "token_ids": tokens,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """One framed chunk, cut where the request id stands."""
+
+    before: bytes
+    after: bytes
+
+    def fill(self, request_id: bytes) -> bytes:
+        return self.before + request_id + self.after
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """An answer as the chunks of its stream. The first one is made per request: it repeats the prompt's ids."""
+
+    answer: Answer
+    first_tokens: int
+    rest: tuple[Template, ...]
+
+    def first(self, request_id: str, prompt: Sequence[int]) -> bytes:
+        text, tokens = "".join(self.answer.texts[: self.first_tokens]), self.answer.tokens[: self.first_tokens]
+        finish = None if self.rest else self.answer.finish
+        return framed(_event(request_id, [_choice(text, tokens, finish, prompt)]))
+
+    def tail(self, request_id: str, prompt_tokens: int, counted: bool) -> bytes:
+        """What follows the last token: the usage chunk when it was asked for, the end mark, the last HTTP chunk."""
+        totals = _event(request_id, [], usage(prompt_tokens, len(self.answer.tokens)))
+        return (framed(totals) if counted else b"") + framed(DONE) + LAST_CHUNK
+
+
+def render(answer: Answer, tokens_per_chunk: int) -> Rendered:
+    marker = "\x00" * ID_LENGTH
+    cut = orjson.dumps(marker)[1:-1]
+    rest = []
+    last = len(answer.tokens)
+    for start in range(tokens_per_chunk, last, tokens_per_chunk):
+        end = min(start + tokens_per_chunk, last)
+        text, tokens = "".join(answer.texts[start:end]), answer.tokens[start:end]
+        event = _event(marker, [_choice(text, tokens, answer.finish if end == last else None, None)])
+        before, after = event.split(cut)
+        size = len(before) + ID_LENGTH + len(after)
+        rest.append(Template(b"%x\r\n%b" % (size, before), after + b"\r\n"))
+    return Rendered(answer, min(tokens_per_chunk, last), tuple(rest))
+
+
+def whole(answer: Answer, request_id: str, prompt: Sequence[int]) -> bytes:
+    """The answer to a request that does not stream."""
+    choice = _choice("".join(answer.texts), answer.tokens, answer.finish, prompt)
+    return json_response(
+        200,
+        {
+            "id": f"cmpl-{request_id}",
+            "object": "text_completion",
+            "created": CREATED,
+            "model": MODEL,
+            "choices": [choice],
+            "usage": usage(len(prompt), len(answer.tokens)),
+        },
+    )
+
+
+def refusal(body: object) -> bytes | None:
+    """Why a completion request cannot be served, as the server words it; None when it can."""
+    if not isinstance(body, dict):
+        return failure(400, "BadRequestError", "body is not an object")
+    if body.get("model") != MODEL:
+        return failure(404, "NotFoundError", f"The model `{body.get('model')}` does not exist.", "model")
+    prompt = body.get("prompt")
+    if not isinstance(prompt, list) or not prompt or not all(isinstance(token, int) for token in prompt):
+        return failure(400, "BadRequestError", "prompt is not a list of token ids", "prompt")
+    if not 0 <= min(prompt) <= max(prompt) < VOCABULARY:
+        return failure(400, "BadRequestError", "token id out of vocabulary", "prompt")
+    limit = body.get("max_tokens") or 16
+    if not isinstance(limit, int) or limit < 1:
+        return failure(400, "BadRequestError", "max_tokens must be at least 1", "max_tokens")
+    if len(prompt) + limit > CONTEXT:
+        return failure(400, "BadRequestError", f"maximum context length is {CONTEXT} tokens", "input_tokens")
+    return None

@@ -1,0 +1,216 @@
+"""The two wires a contender may speak: how a request is worded, how its answer is read, and whether all of it came.
+
+A reader notes when text arrived and checks at the end that it is, byte for byte, what the fake backend sent.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import orjson
+
+from bench import vllm_wire
+from bench.http_client import message
+from bench.material import Answer, Material
+
+NORMAL_PROMPT = 40
+"""Words of an ordinary question; the chat wire adds the instructions below."""
+INSTRUCTIONS = (
+    "You are the assistant of a harbour office. Answer plainly, keep to what you know, name the source of every "
+    "figure, and when a question has more than one reading, say which one you took."
+)
+
+
+class Clock:
+    """When one answer's text arrived, in seconds of `time.perf_counter`."""
+
+    def __init__(self) -> None:
+        self.sent = time.perf_counter()
+        self.first: float | None = None
+        self.gaps: list[float] = []
+        self._last = 0.0
+        self._kind = ""
+
+    def mark(self, kind: str) -> None:
+        """Text of `kind` came. A gap counts between two reads of one kind: between two kinds stand header tokens that
+        no chat client sees."""
+        now = time.perf_counter()
+        if self.first is None:
+            self.first = now
+        elif kind == self._kind:
+            self.gaps.append(now - self._last)
+        self._last, self._kind = now, kind
+
+
+class Reader(Protocol):
+    clock: Clock
+
+    def feed(self, data: bytes) -> None: ...
+
+    def fault(self, status: int, expected: Answer) -> str | None:
+        """What is wrong with the answer, in one line; None when all of it came."""
+        ...
+
+
+class Events:
+    """Server-sent events, cut from reads at any place."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self.raw = b""
+        """The first bytes that came, for error reports."""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        if len(self.raw) < 300:
+            self.raw += data[:300]
+        *events, self._rest = (self._rest + data).split(b"\n\n")
+        return [event[6:] for event in events if event.startswith(b"data: ")]
+
+
+class VllmReader:
+    """Reads vLLM's completion chunks."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self._events = Events()
+        self._tokens: list[int] = []
+        self._texts: list[str] = []
+        self._finish: str | None = None
+        self._done = False
+
+    def feed(self, data: bytes) -> None:
+        before = len(self._tokens)
+        for event in self._events.feed(data):
+            if event == b"[DONE]":
+                self._done = True
+                continue
+            for choice in orjson.loads(event)["choices"]:
+                self._tokens += choice["token_ids"]
+                self._texts.append(choice["text"])
+                self._finish = choice["finish_reason"] or self._finish
+        if len(self._tokens) > before:
+            self.clock.mark("token")
+
+    def fault(self, status: int, expected: Answer) -> str | None:
+        return _first_fault(
+            (status == 200, f"HTTP {status}: {self._events.raw!r}"),
+            (self._done, "no [DONE]"),
+            (tuple(self._tokens) == expected.tokens, "token ids differ"),
+            ("".join(self._texts) == "".join(expected.texts), "text differs"),
+            (self._finish == expected.finish, f"finish_reason {self._finish}"),
+        )
+
+
+class ChatReader:
+    """Reads chat completion chunks. Gateways that send reasoning under two names are read by one of them."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self._events = Events()
+        self._reasoning: list[str] = []
+        self._content: list[str] = []
+        self._finish: str | None = None
+        self._completion_tokens: int | None = None
+        self._done = False
+        self._error = b""
+
+    def feed(self, data: bytes) -> None:
+        kind = ""
+        for event in self._events.feed(data):
+            if event == b"[DONE]":
+                self._done = True
+                continue
+            chunk = orjson.loads(event)
+            if "error" in chunk:
+                self._error = event
+                continue
+            for choice in chunk["choices"]:
+                delta = choice["delta"]
+                if text := delta.get("content"):
+                    self._content.append(text)
+                    kind = "content"
+                if text := delta.get("reasoning_content") or delta.get("reasoning"):
+                    self._reasoning.append(text)
+                    kind = "reasoning"
+                self._finish = choice.get("finish_reason") or self._finish
+            if counted := chunk.get("usage"):
+                self._completion_tokens = counted["completion_tokens"]
+        if kind:
+            self.clock.mark(kind)
+
+    def fault(self, status: int, expected: Answer) -> str | None:
+        return _first_fault(
+            (status == 200, f"HTTP {status}: {self._events.raw!r}"),
+            (not self._error, f"error in the stream: {self._error[:200]!r}"),
+            (self._done, "no [DONE]"),
+            ("".join(self._reasoning) == expected.reasoning, "reasoning differs"),
+            ("".join(self._content) == expected.content, "content differs"),
+            (self._finish == expected.finish, f"finish_reason {self._finish}"),
+            (self._completion_tokens == len(expected.tokens), f"usage says {self._completion_tokens} tokens"),
+        )
+
+
+class WholeReader:
+    """Reads an answer that does not stream, on either wire."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self._body = b""
+
+    def feed(self, data: bytes) -> None:
+        self._body += data
+
+    def fault(self, status: int, expected: Answer) -> str | None:
+        self.clock.mark("whole")
+        if status != 200:
+            return f"HTTP {status}: {self._body[:300]!r}"
+        choice = orjson.loads(self._body)["choices"][0]
+        said = choice.get("message")
+        if said is None:
+            return None if choice["text"] == "".join(expected.texts) else "text differs"
+        return _first_fault(
+            ((said.get("reasoning_content") or said.get("reasoning")) == expected.reasoning, "reasoning differs"),
+            (said["content"] == expected.content, "content differs"),
+        )
+
+
+def _first_fault(*checks: tuple[bool, str]) -> str | None:
+    return next((fault for passed, fault in checks if not passed), None)
+
+
+def _vllm_body(stuff: Material, words: int, seed: int) -> dict[str, object]:
+    prompt, _ = stuff.prompt(words, seed)
+    return {
+        "model": vllm_wire.MODEL,
+        "prompt": prompt,
+        "stop_token_ids": [200002, 200012],
+        "return_token_ids": True,
+        "skip_special_tokens": False,
+    }
+
+
+def _chat_body(stuff: Material, words: int, seed: int) -> dict[str, object]:
+    _, text = stuff.prompt(words, seed)
+    messages = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": text}]
+    return {"model": vllm_wire.MODEL, "messages": messages}
+
+
+WIRES: dict[str, tuple[str, Callable[[Material, int, int], dict[str, object]], Callable[[], Reader]]] = {
+    "vllm": ("/v1/completions", _vllm_body, VllmReader),
+    "chat": ("/v1/chat/completions", _chat_body, ChatReader),
+}
+
+
+def request(wire: str, stuff: Material, *, words: int, seed: int, tokens: int, stream: bool) -> bytes:
+    """One request for an answer of `tokens` tokens, as bytes."""
+    path, to_body, _ = WIRES[wire]
+    body = to_body(stuff, words, seed) | {"max_tokens": tokens, "temperature": 1.0}
+    if stream:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    return message(path, orjson.dumps(body))
+
+
+def reader(wire: str, *, stream: bool) -> Reader:
+    return WIRES[wire][2]() if stream else WholeReader()
