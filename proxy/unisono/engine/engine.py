@@ -1,0 +1,246 @@
+"""The engine: render, pick a backend, generate in steps, route.
+
+One run is one loop over steps. A step is one generation on one backend; what it left behind decides the next one (see
+`steps.py`). Until something was shown, a failing backend is replaced by the next deployment and nobody notices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from unisono.core.conversation import Conversation
+from unisono.core.events import Closed, Event, Finished, Repaired
+from unisono.core.generation import (
+    START,
+    Capabilities,
+    Chunk,
+    FinishReason,
+    Form,
+    Generation,
+    Prompt,
+    Usage,
+)
+from unisono.core.ports import Deployment, Pool
+from unisono.engine.memory import TurnMemory
+from unisono.engine.steps import Answer, Done, next_step
+from unisono.engine.stops import StopStrings
+from unisono.engine.turn import Report, Run, Turn
+from unisono.errors import BackendError, BackendProtocolError, BackendUnavailable, ContextTooLong
+from unisono.harmony.decode import decoder_for
+from unisono.harmony.encoding import Encoding
+from unisono.harmony.header import Header
+from unisono.harmony.render import Renderer
+from unisono.harmony.router import HarmonyRouter
+from unisono.harmony.tools import plan_tools
+
+OFF_LOOP_CHARS = 8_000
+"""Text not rendered before is encoded in a thread from this length on; about 2 ms of work."""
+
+DEFAULT_CONTEXT = 131_072
+"""gpt-oss's own window, for backends that do not tell theirs."""
+
+
+class Engine:
+    """Starts runs. Holds no state of its own but the bounded memory of stateless conversations."""
+
+    def __init__(
+        self,
+        *,
+        encoding: Encoding,
+        renderer: Renderer,
+        pool: Pool,
+        memory: TurnMemory,
+        new_call_id: Callable[[], str],
+    ) -> None:
+        self.encoding = encoding
+        self.renderer = renderer
+        self.pool = pool
+        self.memory = memory
+        self.new_call_id = new_call_id
+
+    def start(self, turn: Turn) -> Run:
+        return _Run(self, turn)
+
+
+@dataclass(slots=True)
+class _Rendered:
+    """One step's prompt. `opening` is the header of the message it leaves open."""
+
+    prompt: Prompt
+    opening: Header | None
+    opening_tokens: Sequence[int]
+
+
+class _Run:
+    def __init__(self, engine: Engine, turn: Turn) -> None:
+        self.report = Report()
+        self._engine = engine
+        self._turn = turn
+        self._tools = plan_tools(turn.conversation.preamble.tools)
+        self._conversation = turn.conversation
+        self._batches: AsyncGenerator[list[Event]] | None = None
+        self._shown = False
+        self._closed: list[Closed] = []
+        self._usage = Usage()
+
+    def __aiter__(self) -> AsyncIterator[list[Event]]:
+        self._batches = self._run()
+        return self._batches
+
+    async def aclose(self) -> None:
+        if self._batches is not None:
+            await self._batches.aclose()
+
+    async def _run(self) -> AsyncGenerator[list[Event]]:
+        turn, engine = self._turn, self._engine
+        self._conversation = engine.memory.recall(turn.tenant, turn.conversation)
+        deployments = engine.pool.choose(turn.model)
+        for attempt, deployment in enumerate(deployments):
+            self.report.backend = deployment.name
+            try:
+                async with aclosing(self._answer(deployment)) as batches:
+                    async for batch in batches:
+                        self._shown = True
+                        yield batch
+            except BackendError as error:
+                if error.retry_elsewhere:
+                    engine.pool.failed(deployment, error)
+                if self._shown or not error.retry_elsewhere or attempt + 1 == len(deployments):
+                    raise
+                self.report.failovers += 1
+                self._closed.clear()
+            else:
+                engine.pool.succeeded(deployment)
+                engine.memory.record(turn.tenant, self._closed)
+                return
+        raise BackendUnavailable(f"no backend serves {turn.model!r} right now")
+
+    async def _answer(self, deployment: Deployment) -> AsyncGenerator[list[Event]]:
+        """The whole answer on one deployment, in as many steps as it takes."""
+        turn = self._turn
+        capabilities = await deployment.capabilities()
+        router = HarmonyRouter(
+            self._engine.encoding,
+            self._tools,
+            self._engine.new_call_id,
+            hold_calls=turn.hold_calls,
+            calls_allowed=turn.calls_allowed,
+            parallel_calls=turn.parallel_calls,
+            canonical=capabilities.output is not Form.IDS,
+        )
+        stops = StopStrings(turn.stop) if turn.stop else None
+        conversation = self._conversation
+        answer = Answer()
+        while True:
+            rendered = await self._render(conversation, capabilities)
+            job = self._job(rendered.prompt, deployment, capabilities, spent=router.usage.completion_tokens)
+            if answer.steps or rendered.opening is not None:
+                router.resume(rendered.opening, rendered.opening_tokens)
+            generated = self._generate(deployment, capabilities, job, router, rendered.opening)
+            async with aclosing(generated) as batches:
+                async for events, reason in batches:
+                    shown = events if stops is None else stops.filter(events)
+                    self._note(shown)
+                    if stops is not None and stops.matched is not None:
+                        yield [*shown, self._finished(router, FinishReason.STOP, stops.matched)]
+                        return
+                    if reason is None:
+                        if shown:
+                            yield shown
+                        continue
+                    answer = answer.after(reason, self._closed, cut_call=router.cut_call)
+                    step = next_step(answer)
+                    if isinstance(step, Done):
+                        yield [*shown, self._finished(router, reason)]
+                        return
+                    repaired = Repaired(step.rule, router.usage.completion_tokens)
+                    self._note([repaired])
+                    yield [*shown, repaired]
+                    conversation = step.extend(self._conversation)
+
+    async def _generate(
+        self,
+        deployment: Deployment,
+        capabilities: Capabilities,
+        job: Generation,
+        router: HarmonyRouter,
+        opening: Header | None,
+    ) -> AsyncGenerator[tuple[list[Event], FinishReason | None]]:
+        """One generation: events per network read; the last comes with the reason it ended."""
+        decoder = decoder_for(capabilities.output, self._engine.encoding, opening)
+        if not self._usage.prompt_tokens:
+            self._usage = Usage(prompt_tokens=len(job.prompt.tokens))
+        stream = deployment.backend.complete(job)
+        try:
+            async for chunk in stream:
+                events = router.feed(decoder.feed(chunk))
+                self._count(chunk)
+                if chunk.finish is None:
+                    if events:
+                        yield events, None
+                    continue
+                events += router.feed(decoder.end())
+                if chunk.stop_token is not None:
+                    events += router.feed([chunk.stop_token])
+                events += router.end(chunk.finish, stop_hidden=not capabilities.stop_visible)
+                yield events, chunk.finish
+                return
+        finally:
+            if isinstance(stream, AsyncGenerator):
+                await stream.aclose()
+        raise BackendProtocolError("the backend ended its stream without saying why")
+
+    async def _render(self, conversation: Conversation, capabilities: Capabilities) -> _Rendered:
+        """Tokens, and text where the backend wants it. Much new text is encoded in a thread: the tokenizer releases
+        the GIL, and other streams go on."""
+        renderer = self._engine.renderer
+        cold = renderer.cold_chars(conversation, self._tools)
+        if cold > OFF_LOOP_CHARS:
+            return await asyncio.to_thread(self._rendered, conversation, capabilities)
+        return self._rendered(conversation, capabilities)
+
+    def _rendered(self, conversation: Conversation, capabilities: Capabilities) -> _Rendered:
+        renderer, tools = self._engine.renderer, self._tools
+        tokens = renderer.prompt(conversation, tools)
+        text = renderer.text_prompt(conversation, tools) if capabilities.prompt is Form.TEXT else None
+        if conversation.prefill is None:
+            return _Rendered(Prompt(tokens, text), None, ())
+        start = len(tokens) - 1 - tokens[::-1].index(START)
+        return _Rendered(Prompt(tokens, text), Header(verbatim=True), tokens[start:])
+
+    def _job(self, prompt: Prompt, deployment: Deployment, capabilities: Capabilities, *, spent: int) -> Generation:
+        context = capabilities.context or DEFAULT_CONTEXT
+        room = context - len(prompt.tokens)
+        if room < 1:
+            raise ContextTooLong(
+                f"This model's maximum context length is {context} tokens, but the messages (and tools) resulted in "
+                f"{len(prompt.tokens)} tokens. Please reduce their length.",
+                param="messages",
+            )
+        asked = room if self._turn.max_tokens is None else max(1, self._turn.max_tokens - spent)
+        return Generation(
+            prompt=prompt,
+            max_tokens=min(asked, room),
+            sampling=self._turn.sampling,
+            timeouts=deployment.timeouts,
+            request_id=self._turn.request_id,
+        )
+
+    def _count(self, chunk: Chunk) -> None:
+        # The first step's prompt is what the client sent; later ones only repeat it.
+        if chunk.cached_tokens is not None and not self._usage.cached_tokens:
+            self._usage = replace(self._usage, cached_tokens=min(chunk.cached_tokens, self._usage.prompt_tokens))
+
+    def _note(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, Closed):
+                self._closed.append(event)
+            elif isinstance(event, Repaired) and event.rule not in self.report.recoveries:
+                self.report.recoveries.append(event.rule)
+
+    def _finished(self, router: HarmonyRouter, reason: FinishReason, stop: str | None = None) -> Finished:
+        finished = router.finished(reason, stop)
+        return replace(finished, usage=self._usage + finished.usage)

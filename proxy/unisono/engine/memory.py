@@ -1,0 +1,152 @@
+"""What the gateway remembers of stateless conversations, so that they stay token-exact.
+
+A Chat client sends its history back as text. The ids the model really generated are found again here: by the call's id
+and its content for tool turns, by content for answers. A continued conversation then extends the very tokens a backend
+has cached, and the reasoning of a running tool turn survives clients that do not send it back. Forgetting is always
+safe: what is not found is rendered from its text. Bounded, in process, per tenant.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from unisono.core.conversation import (
+    AssistantCall,
+    AssistantMessage,
+    AssistantReasoning,
+    Conversation,
+    DeveloperMessage,
+    Item,
+    Phase,
+    ToolResult,
+    UserMessage,
+)
+from unisono.core.events import Closed, Reasoning, Text, ToolCall
+
+Generated = AssistantReasoning | AssistantMessage | AssistantCall
+
+_DATES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    items: tuple[Generated, ...]
+    cost: int
+
+
+class TurnMemory:
+    """`limit_tokens` bounds what is kept (4 million are about 150 MB at most); the least recently used goes first."""
+
+    def __init__(self, limit_tokens: int = 2_000_000) -> None:
+        self._limit = limit_tokens
+        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
+        self._dates: OrderedDict[bytes, str] = OrderedDict()
+        self._cost = 0
+
+    def recall(self, tenant: str, conversation: Conversation) -> Conversation:
+        """The conversation with the generated ids of what the model said, and with its own first day."""
+        items: list[Item] = []
+        said: list[Generated] = []
+        for item in conversation.items:
+            match item:
+                case AssistantReasoning() | AssistantMessage():
+                    said.append(item)
+                case AssistantCall():
+                    items += self._recall_call(tenant, said, item)
+                    said = []
+                case UserMessage() | DeveloperMessage() | ToolResult():
+                    items += self._recall_answer(tenant, said)
+                    said = []
+                    items.append(item)
+        items += self._recall_answer(tenant, said)
+        preamble = replace(conversation.preamble, date=self._date(tenant, conversation))
+        return replace(conversation, preamble=preamble, items=tuple(items))
+
+    def record(self, tenant: str, closed: Iterable[Closed]) -> None:
+        """Keep what the model generated in one turn."""
+        said: list[Generated] = []
+        for event in closed:
+            if not event.tokens:
+                return
+            match event.item:
+                case Reasoning():
+                    said.append(AssistantReasoning(event.text, event.tokens))
+                case Text(phase=phase):
+                    message = AssistantMessage(event.text, phase, event.tokens)
+                    said.append(message)
+                    if phase is Phase.FINAL:
+                        self._keep(_key(tenant, "answer", event.text), (message,))
+                        said = []
+                case ToolCall(call_id=call_id, name=name):
+                    said.append(AssistantCall(call_id, name, event.text, event.tokens))
+                    self._keep(_key(tenant, "call", call_id), tuple(said))
+                    said = []
+
+    def _recall_call(self, tenant: str, said: Sequence[Generated], call: AssistantCall) -> Sequence[Item]:
+        entry = self._find(_key(tenant, "call", call.call_id))
+        if entry is None or not _same_turn(entry.items, said, call):
+            return (*said, call)
+        return entry.items
+
+    def _recall_answer(self, tenant: str, said: Sequence[Generated]) -> Sequence[Item]:
+        return [self._answer(tenant, item) if isinstance(item, AssistantMessage) else item for item in said]
+
+    def _answer(self, tenant: str, message: AssistantMessage) -> Item:
+        if message.phase is not Phase.FINAL or message.tokens:
+            return message
+        entry = self._find(_key(tenant, "answer", message.text))
+        return message if entry is None else entry.items[0]
+
+    def _date(self, tenant: str, conversation: Conversation) -> str:
+        """The first day of this conversation as far as it is known, so that midnight breaks no prefix cache."""
+        today = conversation.preamble.date
+        first = next((item.text for item in conversation.items if isinstance(item, UserMessage)), "")
+        key = _key(tenant, "date", conversation.preamble.instructions, first)
+        begun = any(isinstance(item, AssistantMessage | AssistantCall) for item in conversation.items)
+        date = self._dates.get(key, today) if begun else today
+        self._dates[key] = date
+        self._dates.move_to_end(key)
+        while len(self._dates) > _DATES:
+            self._dates.popitem(last=False)
+        return date
+
+    def _find(self, key: bytes) -> _Entry | None:
+        entry = self._entries.get(key)
+        if entry is not None:
+            self._entries.move_to_end(key)
+        return entry
+
+    def _keep(self, key: bytes, items: tuple[Generated, ...]) -> None:
+        # Text is kept beside the ids; about four characters make a token.
+        cost = sum(len(item.tokens) for item in items) + 16
+        if cost > self._limit // 8:
+            return
+        replaced = self._entries.pop(key, None)
+        self._cost += cost - (replaced.cost if replaced else 0)
+        self._entries[key] = _Entry(items, cost)
+        while self._cost > self._limit:
+            self._cost -= self._entries.popitem(last=False)[1].cost
+
+
+def _same_turn(kept: Sequence[Generated], said: Sequence[Generated], call: AssistantCall) -> bool:
+    """Whether a client's version of a turn is the remembered one: what it sends is equal, what it leaves out (it may
+    know neither reasoning nor preambles) does not matter."""
+    last = kept[-1]
+    if not isinstance(last, AssistantCall) or (last.name, last.arguments) != (call.name, call.arguments):
+        return False
+    for kind in (AssistantReasoning, AssistantMessage):
+        given = "".join(item.text for item in said if isinstance(item, kind))
+        if given and given != "".join(item.text for item in kept if isinstance(item, kind)):
+            return False
+    return True
+
+
+def _key(*parts: str) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        data = part.encode("utf-8", errors="surrogatepass")
+        digest.update(len(data).to_bytes(8, "big") + data)
+    return digest.digest()

@@ -1,0 +1,60 @@
+"""The client's stop strings, matched by the gateway itself: a backend sees neither where a body begins nor, when it
+hides its stop tokens, could it tell one stop from another."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from unisono.core.events import Closed, Delta, Event, Item, Opened, Text
+
+
+class StopStrings:
+    """Cuts visible text at the first stop string. Text that may be the beginning of one is held until it is decided,
+    so nothing shown is ever taken back. Reasoning and tool calls pass untouched."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = re.compile("|".join(re.escape(stop) for stop in sorted(stops, key=len, reverse=True)))
+        self._heads = {stop[:n] for stop in stops for n in range(1, len(stop))}
+        self._longest = max(map(len, stops)) - 1
+        self._held = ""
+        self._shown: list[str] = []
+        self.matched: str | None = None
+        """The stop string that was met; from then on nothing passes."""
+
+    def filter(self, events: Sequence[Event]) -> list[Event]:
+        """The events that may be shown. Ends with a Closed when a stop string was met."""
+        out: list[Event] = []
+        for event in events:
+            if self.matched is not None:
+                break
+            match event:
+                case Opened(item=Text()):
+                    self._held, self._shown = "", []
+                    out.append(event)
+                case Delta(item=Text() as item):
+                    self._text(item, event.text, out)
+                case Closed(item=Text() as item):
+                    if self._held:
+                        out.append(Delta(item, self._held))
+                    out.append(event)
+                case _:
+                    out.append(event)
+        return out
+
+    def _text(self, item: Item, text: str, out: list[Event]) -> None:
+        text = self._held + text
+        met = self._stops.search(text)
+        if met is not None:
+            self.matched = met[0]
+            self._show(item, text[: met.start()], out)
+            out.append(Closed(item, "".join(self._shown)))
+            return
+        keep = next((n for n in range(min(self._longest, len(text)), 0, -1) if text[-n:] in self._heads), 0)
+        self._held = text[len(text) - keep :]
+        self._show(item, text[: len(text) - keep], out)
+
+    def _show(self, item: Item, text: str, out: list[Event]) -> None:
+        if text:
+            self._shown.append(text)
+            out.append(Delta(item, text))

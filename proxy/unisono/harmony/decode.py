@@ -1,0 +1,239 @@
+"""Backend chunk to tokens: ids pass through, text is read for markers, markerless text gets its markers back.
+
+In text a marker that the model typed cannot be told from one it meant. What can be told is used: a stop marker
+followed by more of the same text is no stop, a start followed by no header is no start, and nothing inside an open
+JSON string of a call's arguments is structure. Whatever is undecided is held until the next characters, or the end,
+decide it; the hold is bounded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Protocol
+
+from unisono.core.generation import CALL, CHANNEL, CONSTRAIN, END, ENDOFTEXT, MESSAGE, RETURN, START, Chunk, Form
+from unisono.harmony.encoding import STRUCTURAL, Encoding
+from unisono.harmony.header import CHANNELS, Header
+from unisono.harmony.recipients import Kind
+
+_MARKER = re.compile(r"<\|(?:start|channel|constrain|message|end|return|call|endoftext|reserved_20[01]\d{3})\|>")
+_PARTIAL = re.compile(r"<(?:\|[a-z_0-9]{0,16}(?:\|)?)?\Z")
+_STOPS = frozenset({END, RETURN, CALL, ENDOFTEXT})
+_LOOKAHEAD = 512
+"""Characters behind an undecided marker after which it counts as text."""
+_PIECE = 32_768
+"""Characters encoded at once: far below what the tokenizer refuses."""
+
+_CHANNEL = "|".join(CHANNELS)
+_HEADER_START = re.compile(rf"\s*(?:assistant|{_CHANNEL}|to=)")
+_STRING_EDGE = re.compile(r'["\\]')
+
+
+class Decoder(Protocol):
+    def feed(self, chunk: Chunk) -> Sequence[int]: ...
+
+    def end(self) -> Sequence[int]: ...
+
+
+def decoder_for(form: Form, encoding: Encoding, opening: Header | None = None) -> Decoder:
+    """The decoder for a backend's output. `opening` is the header of the message the prompt leaves open, if any."""
+    match form:
+        case Form.IDS:
+            return _Ids()
+        case Form.TEXT:
+            return _Text(encoding, opening)
+        case Form.MARKERLESS:
+            return _Markerless(encoding, opening)
+
+
+class _Ids:
+    def feed(self, chunk: Chunk) -> Sequence[int]:
+        return chunk.tokens
+
+    def end(self) -> Sequence[int]:
+        return ()
+
+
+class _Text:
+    def __init__(self, encoding: Encoding, opening: Header | None) -> None:
+        self._encoding = encoding
+        self._buffer = ""
+        self._in_body = opening is not None
+        self._json = opening is not None and opening.recipient.kind is Kind.FUNCTION
+        self._in_string = False
+        self._escaped = False
+        self._header = ""
+
+    def feed(self, chunk: Chunk) -> Sequence[int]:
+        self._buffer += chunk.text
+        return self._read(over=False)
+
+    def end(self) -> Sequence[int]:
+        return self._read(over=True)
+
+    def _read(self, *, over: bool) -> list[int]:
+        out: list[int] = []
+        at = 0
+        text = self._buffer
+        while marker := _MARKER.search(text, at):
+            self._text(text[at : marker.start()], out)
+            at = marker.start()
+            token = _id_of(marker[0])
+            meant = self._is_structure(token, text, marker.end(), over=over)
+            if meant is None:
+                break
+            at = marker.end()
+            if meant:
+                self._structure(token)
+                out.append(token)
+            else:
+                self._text(marker[0], out)
+        if marker is None:
+            partial = None if over else _PARTIAL.search(text, at)
+            end = partial.start() if partial else len(text)
+            self._text(text[at:end], out)
+            at = end
+        self._buffer = text[at:]
+        return out
+
+    def _text(self, text: str, out: list[int]) -> None:
+        if not text:
+            return
+        if not self._in_body:
+            self._header += text
+        elif self._json:
+            self._track_string(text)
+        for i in range(0, len(text), _PIECE):
+            out += self._encoding.encode_text(text[i : i + _PIECE])
+
+    def _structure(self, token: int) -> None:
+        if token == MESSAGE and not self._in_body:
+            self._in_body = True
+            self._json = "to=" in self._header
+            self._in_string = self._escaped = False
+        elif token in _STOPS or token in (START, CHANNEL):
+            self._header = "" if self._in_body or token != CHANNEL else self._header
+            self._in_body = False
+
+    def _track_string(self, text: str) -> None:
+        at = 0
+        if self._escaped:
+            at, self._escaped = 1, False
+        while edge := _STRING_EDGE.search(text, at):
+            at = edge.end()
+            if edge[0] == '"':
+                self._in_string = not self._in_string
+            elif self._in_string:
+                if at == len(text):
+                    self._escaped = True
+                at += 1
+
+    def _is_structure(self, token: int, text: str, at: int, *, over: bool) -> bool | None:
+        """Whether the marker that ends at `at` is meant; None when the text behind it does not decide yet."""
+        if not self._in_body or token in (MESSAGE, CONSTRAIN):
+            return not (self._in_body and self._json and self._in_string)
+        if self._json and self._in_string:
+            if token not in _STOPS:
+                return False
+            return True if over and at == len(text) else (None if at == len(text) else False)
+        if self._json:
+            return True
+        behind = text[at : at + _LOOKAHEAD]
+        settled = over or len(behind) == _LOOKAHEAD
+        return _stop_is_meant(behind, settled) if token in _STOPS else _start_is_meant(behind, settled)
+
+
+def _id_of(marker: str) -> int:
+    token = STRUCTURAL.get(marker)
+    return int(marker[len("<|reserved_") : -2]) if token is None else token
+
+
+def _stop_is_meant(behind: str, settled: bool) -> bool | None:
+    """A stop ends its message when nothing, another marker or a header follows; prose behind it makes it text, unless
+    the prose itself is followed by a start."""
+    following = _MARKER.search(behind)
+    if following is None:
+        if not behind.strip():
+            return True if settled else None
+        return False if settled else None
+    token = _id_of(following[0])
+    between = behind[: following.start()]
+    if not between.strip():
+        return True
+    if token in (START, CHANNEL):
+        return _start_is_meant(behind[following.end() :], settled)
+    if token in (MESSAGE, CONSTRAIN):
+        return _HEADER_START.match(between) is not None
+    return False
+
+
+def _start_is_meant(behind: str, settled: bool) -> bool | None:
+    """A start or channel inside a body begins a message when a header follows: words, then a marker of a header."""
+    following = _MARKER.search(behind)
+    if following is None:
+        words = behind.strip()
+        if not words:
+            return True if settled else None
+        if not settled and "\n" not in behind:
+            return None
+        return settled and (_HEADER_START.match(behind) is not None or "assistant".startswith(words))
+    between = behind[: following.start()]
+    headed = "\n" not in between.strip() and len(between.split()) <= 6
+    after = _id_of(following[0])
+    if after in _STOPS:
+        return headed and _HEADER_START.match(between) is not None
+    return headed
+
+
+_SPLIT = re.compile(rf"(?:\A|assistant)\s?(?P<channel>{_CHANNEL})(?P<to>\s+to=(?P<name>[\w.-]+)\s*(?:json|code)?)?")
+_TAIL = len("assistantcommentary to=functions.") + 80
+"""Characters a split may need ahead of it before it is certain."""
+
+
+class _Markerless:
+    """Text without markers, split where a channel word begins the output or follows the word `assistant`."""
+
+    def __init__(self, encoding: Encoding, opening: Header | None) -> None:
+        self._encoding = encoding
+        self._buffer = ""
+        self._begun = opening is not None
+
+    def feed(self, chunk: Chunk) -> Sequence[int]:
+        self._buffer += chunk.text
+        return self._read(over=False)
+
+    def end(self) -> Sequence[int]:
+        return self._read(over=True)
+
+    def _read(self, *, over: bool) -> list[int]:
+        out: list[int] = []
+        while (split := self._next_split()) is not None:
+            if not over and len(self._buffer) - split.start() < _TAIL:
+                break
+            self._emit(self._buffer[: split.start()], out)
+            if self._begun:
+                out += [END, START, *self._encoding.encode_text("assistant")]
+            self._begun = True
+            to = f" to={split['name']}" if split["to"] else ""
+            out += [CHANNEL, *self._encoding.encode_text(split["channel"] + to), MESSAGE]
+            self._buffer = self._buffer[split.end() :]
+        if over:
+            self._emit(self._buffer, out)
+            self._buffer = ""
+        elif split is None:
+            # A word that may yet become a split stays.
+            keep = min(len(self._buffer), _TAIL)
+            self._emit(self._buffer[: len(self._buffer) - keep], out)
+            self._buffer = self._buffer[len(self._buffer) - keep :]
+        return out
+
+    def _next_split(self) -> re.Match[str] | None:
+        for split in _SPLIT.finditer(self._buffer):
+            if split.start() > 0 or not self._begun or split[0].startswith("assistant"):
+                return split
+        return None
+
+    def _emit(self, text: str, out: list[int]) -> None:
+        for i in range(0, len(text), _PIECE):
+            out += self._encoding.encode_text(text[i : i + _PIECE])

@@ -1,0 +1,355 @@
+"""What a held header means: role, channel, recipient and content type out of whatever the model wrote.
+
+A header comes as one string in which marker ids stand as lone surrogates, so that a marker spelled in ordinary tokens
+can never be taken for one: decoded UTF-8 holds no surrogates.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+
+from unisono.harmony.recipients import BUILTIN, FUNCTIONS, NOBODY, Kind, Recipient, read_recipient
+
+S, C, T = "\ud800", "\ud801", "\ud802"
+"""Stand-ins for the ids of `<|start|>`, `<|channel|>` and `<|constrain|>`."""
+
+ANALYSIS, COMMENTARY, FINAL = "analysis", "commentary", "final"
+CHANNELS = (ANALYSIS, COMMENTARY, FINAL)
+ASSISTANT = "assistant"
+
+_PIECE = re.compile(rf"[{C}{T}]|\s+|[^\s{C}{T}]+")
+_PLAIN = re.compile(r"[A-Za-z0-9_-]{1,32}\Z")
+_TYPES = frozenset({"json", "code", "text", "response", "json_schema", "markdown", "string"})
+_LEGAL = re.compile(rf"(?: to=[^\s<{C}{T}]+)?{C}(?:{'|'.join(CHANNELS)})(?: to=[^\s<{C}{T}]+)?(?: ?{T}\w+| \w+)?\Z")
+_KNOWN = re.compile(rf"\s*({'|'.join(CHANNELS)})(?![a-z_])")
+_TO = re.compile(rf"\s*to=([^\s{{{C}{T}]*)")
+_TYPE = re.compile(rf"\s*(?:{T}[^\s{{]*|(?:{'|'.join(sorted(_TYPES))})(?=[\s{{]|\Z))")
+_WORD_BEFORE_TO = re.compile(r"\s*\S+(?=\s+to=)")
+_SHORTEST_STEM = 4
+"""A cut channel word counts as the known one from this many letters on."""
+
+INVENTED_ROLES = frozenset({"user", "system", "developer", "tool"})
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A header's meaning. `body` is what a header without `<|message|>` holds of the message itself."""
+
+    channel: str = FINAL
+    recipient: Recipient = NOBODY
+    content_type: str | None = None
+    rules: tuple[str, ...] = ()
+    verbatim: bool = False
+    """Legal as it was generated: its own tokens may be forwarded."""
+    dropped: bool = False
+    """A message of an invented role: nobody gets it."""
+    if_called: Recipient = NOBODY
+    """The call this message is when `<|call|>` ends it (a tool's name stood in the role's place)."""
+    lost: int = 0
+    """Characters of header words that mean nothing."""
+    body: str = ""
+    thought: bool = False
+    """A body without any channel: a thought when more follows, else visible."""
+
+    @property
+    def is_call(self) -> bool:
+        return self.recipient.kind is Kind.FUNCTION
+
+    def spelled(self) -> str:
+        """The canonical header, from the channel on, with markers spelled out."""
+        to = ""
+        if self.recipient.kind is Kind.FUNCTION:
+            to = f" to={FUNCTIONS}{self.recipient.name}"
+        elif self.recipient.kind is Kind.BUILTIN:
+            to = f" to={self.recipient.name}"
+        # Without a recipient the library takes a content type for one, so text never carries it.
+        kind = f" <|constrain|>{self.content_type}" if to and self.content_type else ""
+        return f"<|channel|>{self.channel}{to}{kind}<|message|>"
+
+
+@dataclass(slots=True)
+class _Words:
+    """What stands in one header segment, before it is judged."""
+
+    channels: list[str] = field(default_factory=list)
+    leaked: str = ""
+    recipients: list[str] = field(default_factory=list)
+    marked_type: str | None = None
+    plain_type: str | None = None
+    stray: list[str] = field(default_factory=list)
+    rules: list[str] = field(default_factory=list)
+
+    def note(self, rule: str) -> None:
+        if rule not in self.rules:
+            self.rules.append(rule)
+
+
+def read_header(text: str, declared: frozenset[str] | None, *, role_given: bool, supplied: bool = False) -> Header:
+    """The meaning of a header that reached `<|message|>`. `role_given`: `text` begins with the role, since the output
+    itself held the `<|start|>`. `supplied`: the start was supplied by repair, so a bare channel word is expected."""
+    *earlier, segment = text.split(S)
+    words = _Words()
+    carried = _read_earlier(earlier, words, role_given)
+    role, segment = _split_role(segment, words) if role_given or earlier else ("", segment)
+    _read_words(segment, declared, words)
+    if carried is not None:
+        words.recipients = words.recipients or ([] if _last_known(words) == FINAL else carried.recipients)
+        words.channels = words.channels or carried.channels
+    header = _judge(words, declared, has_role=role_given or bool(earlier), supplied=supplied)
+    if role:
+        return _foreign(role, header, words, declared)
+    return replace(header, verbatim=not header.rules and not supplied and _LEGAL.match(segment) is not None)
+
+
+def _read_earlier(earlier: list[str], words: _Words, role_given: bool) -> _Words | None:
+    """What a header held before it was started again; None when nothing."""
+    if not earlier:
+        return None
+    if not role_given and earlier == [""]:
+        words.note("echoed-prefix")
+        return None
+    carried = _Words()
+    for part in earlier:
+        _read_words(part.removeprefix(ASSISTANT), None, carried)
+    words.note("marker-in-recipient" if carried.recipients else "doubled-start")
+    carried.recipients = [_cut_at_marker(word)[0] for word in carried.recipients]
+    return carried
+
+
+def _last_known(words: _Words) -> str:
+    return _spell_channel(words.channels[-1])[0] if words.channels else ""
+
+
+def _split_role(segment: str, words: _Words) -> tuple[str, str]:
+    """(foreign role or "", the rest of the segment)."""
+    if segment.startswith(ASSISTANT):
+        rest = segment[len(ASSISTANT) :]
+        if rest and not rest[0].isspace() and rest[0] not in (C, T):
+            words.note("glued-role")
+            while rest.startswith(ASSISTANT):
+                rest = rest[len(ASSISTANT) :]
+            rest = " " + rest.lstrip("–—-_.,:;!?*#|/\\")
+        return "", rest
+    first = _PIECE.match(segment)
+    if first is None or first[0] in (C, T) or first[0].isspace():
+        words.note("missing-start")
+        return "", segment
+    if _spell_channel(first[0])[1] or first[0].startswith("to="):
+        words.note("glued-role")
+        return "", " " + segment
+    return first[0], segment[first.end() :]
+
+
+def _read_words(segment: str, declared: frozenset[str] | None, words: _Words) -> None:
+    pieces = _PIECE.findall(segment)
+    want_channel = want_recipient = False
+    skip = False
+    for i, piece in enumerate(pieces):
+        before = pieces[i - 1] if i else ""
+        after = pieces[i + 1] if i + 1 < len(pieces) else ""
+        if skip:
+            skip = False
+        elif piece == C:
+            want_channel, skip = _read_channel_marker(words, before, after)
+        elif piece == T:
+            skip = _read_type_marker(words, before, after)
+            want_recipient = False
+        elif piece.isspace():
+            if want_channel:
+                words.note("empty-channel")
+        elif want_channel and not piece.startswith("to="):
+            want_channel = False
+            words.channels[-1] = piece
+        elif piece.startswith("to="):
+            want_channel, want_recipient = False, piece == "to="
+            if words.marked_type is not None and not words.recipients:
+                words.note("header-order")
+            if not want_recipient:
+                words.recipients.append(piece[3:])
+        elif want_recipient:
+            want_recipient = False
+            words.note("recipient-spelling")
+            words.recipients.append(piece)
+        elif piece in _TYPES and piece not in (declared or ()):
+            words.plain_type = words.plain_type or piece
+        else:
+            words.stray.append(piece)
+
+
+def _read_channel_marker(words: _Words, before: str, after: str) -> tuple[bool, bool]:
+    """(a channel word is to come, the piece after the marker is used up). A marker glued to a recipient leaked there,
+    unless it is the header's first: the recipient may stand in the role section."""
+    word = "" if after in ("", C, T) or after.isspace() else after
+    if before.startswith("to=") and words.recipients:
+        name = words.recipients[-1]
+        leaked, dot, tail = word.partition(".")
+        if dot or words.channels or name.endswith("."):
+            words.note("marker-in-recipient")
+            words.leaked = words.leaked or leaked
+            words.recipients[-1] = "" if name.endswith(".") else name + dot + tail
+            return False, bool(word)
+    if words.channels:
+        words.note("channel-repeated")
+    words.channels.append("")
+    return True, False
+
+
+def _read_type_marker(words: _Words, before: str, after: str) -> bool:
+    """Whether the piece after the marker is used up."""
+    if before == "to=":
+        words.note("type-as-recipient")
+    elif before.startswith("to=") and words.recipients and words.recipients[-1].endswith("."):
+        words.note("marker-in-recipient")
+        words.recipients[-1] = ""
+    word = "" if after in ("", C, T) or after.isspace() else after
+    if not word:
+        words.note("constrain-empty")
+    elif words.marked_type is not None:
+        words.note("constrain-repeated")
+    else:
+        words.marked_type = word
+    return bool(word)
+
+
+def _judge(words: _Words, declared: frozenset[str] | None, *, has_role: bool, supplied: bool) -> Header:
+    recipient = _judge_recipient(words, declared)
+    channel = _judge_channel(words, recipient, has_role=has_role, supplied=supplied)
+    content_type = words.marked_type or words.plain_type
+    if content_type is not None and recipient.kind is Kind.NOBODY:
+        words.note("type-as-recipient")
+        content_type = None
+    elif content_type is not None and not _PLAIN.match(content_type):
+        words.note("stray-header-words")
+        content_type = "json" if content_type.startswith("json") else None
+    if words.stray:
+        spelling = len(words.stray) == 1 and not any(c.isalpha() for c in words.stray[0])
+        words.note("channel-spelling" if spelling else "stray-header-words")
+    return Header(channel, recipient, content_type, tuple(words.rules), lost=sum(map(len, words.stray)))
+
+
+def _judge_recipient(words: _Words, declared: frozenset[str] | None) -> Recipient:
+    cleaned = []
+    for word in words.recipients:
+        clean, cut = _cut_at_marker(word)
+        if cut:
+            words.note("marker-in-recipient")
+        cleaned.append(clean)
+    if len(cleaned) > 1:
+        words.note("recipient-repeated")
+    found = next((r for r in (read_recipient(w, declared) for w in cleaned) if r.kind is not Kind.NOBODY), NOBODY)
+    if found is NOBODY and any(cleaned):
+        words.note("not-a-tool")
+    if found is NOBODY:
+        # The library takes the first extra word for a recipient, and models do leave out the `to=`.
+        for word in words.stray:
+            if word.startswith(FUNCTIONS) or word in (declared or ()):
+                words.stray.remove(word)
+                found = read_recipient(word, declared)
+                break
+    if found.mended:
+        words.note("recipient-spelling")
+    return found
+
+
+def _cut_at_marker(word: str) -> tuple[str, bool]:
+    """A dotted name with each part cut at its first spelled marker, and whether any was; "" when a part is lost."""
+    if "<|" not in word:
+        return word, False
+    parts = [part.partition("<|")[0] for part in word.split(".")]
+    return ("" if "" in parts else ".".join(parts)), True
+
+
+def _judge_channel(words: _Words, recipient: Recipient, *, has_role: bool, supplied: bool) -> str:
+    default = FINAL if recipient.kind is Kind.NOBODY else COMMENTARY
+    if words.channels:
+        word = words.channels[-1] or words.leaked
+        if not word:
+            words.note("empty-channel")
+            return default
+    elif words.leaked:
+        word = words.leaked
+    elif words.stray and _spell_channel(words.stray[0])[1]:
+        word = words.stray.pop(0)
+        if not supplied:
+            words.note("glued-role")
+    else:
+        words.note("missing-channel")
+        return default
+    channel, known = _spell_channel(word)
+    if not known:
+        words.note("unknown-channel")
+        return default
+    if channel != word:
+        words.note("channel-spelling")
+    return channel
+
+
+def _spell_channel(word: str) -> tuple[str, bool]:
+    """(the known channel `word` spells, True), or (word, False)."""
+    folded = "".join(c for c in word.casefold() if c.isalpha())
+    for known in CHANNELS:
+        if folded.startswith(known) or (len(folded) >= _SHORTEST_STEM and known.startswith(folded)):
+            return known, True
+    return word, False
+
+
+def _foreign(role: str, header: Header, words: _Words, declared: frozenset[str] | None) -> Header:
+    """A message whose role is not the assistant's: invented by the model, or a tool's name in the wrong place."""
+    rules = (*(r for r in header.rules if r not in ("missing-channel", "not-a-tool")), "foreign-role")
+    called = NOBODY
+    name = role.removeprefix(FUNCTIONS)
+    if name in (declared or ()) and ASSISTANT not in words.recipients:
+        called = Recipient(Kind.FUNCTION, name)
+    invented = role in INVENTED_ROLES or role.startswith(FUNCTIONS) or role.partition(".")[0] in BUILTIN
+    if invented and called is NOBODY:
+        return Header(rules=rules[:-1], dropped=True)
+    return replace(header, rules=rules, if_called=called, dropped=invented)
+
+
+def read_bodyless(text: str, declared: frozenset[str] | None, *, role_given: bool, first: bool) -> Header:
+    """The meaning of a header that ended without `<|message|>`: the longest run of header words is the header, the
+    rest is the body. An empty body of a message that is no call means that nothing was said."""
+    *earlier, segment = text.split(S)
+    words = _Words()
+    role = ""
+    if role_given or earlier:
+        role, segment = _split_role(segment, words)
+    if role in INVENTED_ROLES or (role and not segment.strip()):
+        return Header(rules=("foreign-role",), dropped=True)
+    segment = role + segment
+    section, marker, rest = segment.rpartition(C)
+    recipients = [m[1] for m in _TO.finditer(section)]
+    known = _KNOWN.match(rest)
+    if not marker and not (known and _TO.match(rest, known.end())) and not _TO.match(rest):
+        rule = "no-markup" if first and not role_given and not earlier else "header-without-message"
+        body = segment if rule == "no-markup" else segment.lstrip(" ")
+        return Header(rules=(rule,), body=_without_markers(body), thought=rule != "no-markup")
+    at = known.end() if known else 0
+    if known is None and (to := _WORD_BEFORE_TO.match(rest)):
+        at = to.end()
+    while to := _TO.match(rest, at):
+        recipients.append(to[1])
+        at = to.end()
+    if typed := _TYPE.match(rest, at):
+        at = typed.end()
+    recipient = next(
+        (r for r in (read_recipient(w, declared) for w in recipients) if r.kind is not Kind.NOBODY), NOBODY
+    )
+    body = _without_markers(rest[at:])
+    body = body[1:] if body.startswith(" ") else body
+    if not known and _is_stem(body.strip()):
+        body = ""
+    channel = known[1] if known else (FINAL if recipient is NOBODY else COMMENTARY)
+    thought = known is None and recipient is NOBODY
+    kind = "json" if typed and "json" in typed[0] else None
+    return Header(channel, recipient, kind, ("header-without-message",), body=body, thought=thought)
+
+
+def _is_stem(word: str) -> bool:
+    """Whether `word` is the beginning of a header word and nothing else."""
+    return any(known.startswith(word) for known in (*CHANNELS, ASSISTANT, "to="))
+
+
+def _without_markers(text: str) -> str:
+    return text.translate({ord(C): None, ord(T): None, ord(S): None})

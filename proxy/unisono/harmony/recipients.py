@@ -1,0 +1,77 @@
+"""Whom a message is for: the client's function, a tool gpt-oss was trained on, or nobody.
+
+The order of the rules is that of vLLM's `is_function_recipient`, extended by spellings seen in the wild. A name is
+mended only towards one declared tool; when two would fit, it stays as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+FUNCTIONS = "functions."
+BUILTIN = frozenset({"python", "browser", "container"})
+_GLUED_TYPES = ("json", "code")
+
+
+class Kind(Enum):
+    FUNCTION = auto()
+    """A call for the client."""
+    BUILTIN = auto()
+    """A call of a tool of gpt-oss's training, for the gateway's own tool loop."""
+    NOBODY = auto()
+    """No call: the body is text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipient:
+    """`name` is the function's wire name or the builtin's whole recipient; `mended` says the spelling was changed."""
+
+    kind: Kind
+    name: str = ""
+    mended: bool = False
+
+
+NOBODY = Recipient(Kind.NOBODY)
+
+
+def read_recipient(word: str, declared: frozenset[str] | None) -> Recipient:
+    """Classify a recipient without marker text. `declared` are the wire names of the tools on offer; None when they
+    are not known (raw parsing), where a bare name counts as a function."""
+    if not word or word.startswith("<|"):
+        return NOBODY
+    if word.startswith(FUNCTIONS):
+        name = word[len(FUNCTIONS) :]
+        if not name:
+            return NOBODY
+        mended = _mend(name, declared)
+        return Recipient(Kind.FUNCTION, mended or name, mended is not None)
+    if word == "assistant":
+        return NOBODY
+    if word.partition(".")[0] in BUILTIN:
+        return Recipient(Kind.BUILTIN, word)
+    if declared is None:
+        return Recipient(Kind.FUNCTION, word)
+    if word in declared:
+        return Recipient(Kind.FUNCTION, word)
+    if (mended := _mend(word, declared)) is not None:
+        return Recipient(Kind.FUNCTION, mended, True)
+    return NOBODY
+
+
+def _mend(name: str, declared: frozenset[str] | None) -> str | None:
+    """The one declared tool `name` is a known misspelling of; None when it is declared itself or fits none or two."""
+    if declared is None or name in declared:
+        return None
+    fits = {candidate for candidate in _spellings(name) if candidate in declared}
+    return fits.pop() if len(fits) == 1 else None
+
+
+def _spellings(name: str) -> set[str]:
+    """What `name` may have been meant as: doubled prefix, colon for dot, glued content type, stray punctuation."""
+    names = {name, name.strip(",;:\"'`()[]")}
+    for prefix in ("functions.", "functions:", "functions/", "functions"):
+        names |= {n[len(prefix) :] for n in names if n.startswith(prefix)}
+    for suffix in _GLUED_TYPES:
+        names |= {n[: -len(suffix)] for n in names if n.endswith(suffix)}
+    return names

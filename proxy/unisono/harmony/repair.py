@@ -1,0 +1,402 @@
+"""Any tokens in, well-formed Harmony out, with a name for everything that had to be mended.
+
+What comes out is a sequence of messages: `Open` with a legal header, `Body` tokens that are all ordinary text, `Shut`
+with a legal terminator. `Open` waits for the first body token or the terminator, since a preamble that turns out to be
+nothing but the beginning of a call is no message. Work is linear in the tokens; what is held is at most one header, or
+one message whose role only its terminator decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from unisono.core.events import Repaired
+from unisono.core.generation import CALL, CHANNEL, CONSTRAIN, END, FIRST_SPECIAL, MESSAGE, RETURN, START, FinishReason
+from unisono.harmony.encoding import Encoding
+from unisono.harmony.grammar import STEPS, State, Step, mark_of
+from unisono.harmony.header import ANALYSIS, COMMENTARY, FINAL, C, Header, S, T, read_bodyless, read_header
+from unisono.harmony.recipients import NOBODY, Kind
+
+_SENTINELS = {START: S, CHANNEL: C, CONSTRAIN: T}
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """`tokens` is the whole legal header, `<|start|>` to `<|message|>`."""
+
+    header: Header
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    tokens: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Shut:
+    """`complete` is False for a message that was cut: for a call, that it is none."""
+
+    token: int
+    complete: bool = True
+
+
+Legal: TypeAlias = Open | Body | Shut | Repaired
+
+
+class Repair:
+    """Feed it generated tokens in any portions; the same output comes out. Never raises on tokens.
+
+    `declared` are the wire names of the tools on offer, None when unknown. `opening` is the header of a message the
+    prompt leaves open (a prefill, a forced header); without it the prompt ends in `<|start|>assistant`.
+    """
+
+    def __init__(self, encoding: Encoding, declared: frozenset[str] | None, opening: Header | None = None) -> None:
+        self._encoding = encoding
+        self._declared = declared
+        self._start = tuple(encoding.encode_marked("<|start|>assistant"))
+        self.position = 0
+        """Tokens fed so far."""
+        self._out: list[Legal] = []
+        self._run: list[int] = []
+        self._state = State.HEADER if opening is None else State.BODY
+        self._held: list[int] = []
+        self._role_given = False
+        self._supplied = False
+        self._first = True
+        self._header = opening or Header()
+        self._pending: Open | None = None
+        self._undecided = False
+        self._dropping = False
+        self._bodies: list[int] = []
+        self._cut_preamble = False
+        self._thought: tuple[Header, bool] | None = None
+        self.cut_call = False
+        """Whether a call was begun and never completed."""
+        self._acts: dict[Step, Callable[[int, str | None], None]] = {
+            Step.HOLD: self._hold,
+            Step.OPEN: self._open,
+            Step.RESOLVE: self._resolve,
+            Step.CLOSE: self._close,
+            Step.CLOSE_TEXT: self._close_text,
+            Step.CUT: self._cut,
+            Step.BODYLESS: self._bodyless,
+            Step.RESTART: self._restart,
+            Step.SUPPLY_START: self._supply_start,
+            Step.LEAVE_GAP: self._leave_gap,
+            Step.DROP_GAP: self._drop_gap,
+            Step.DROP: self._drop,
+            Step.PASS: self._pass,
+        }
+
+    def feed(self, tokens: Sequence[int]) -> list[Legal]:
+        for token in tokens:
+            self.position += 1
+            if self._state is State.BODY and 0 <= token < FIRST_SPECIAL:
+                self._run.append(token)
+            else:
+                self._take(token)
+        self._flush()
+        out, self._out = self._out, []
+        return out
+
+    def end(self, reason: FinishReason, *, stop_hidden: bool = False) -> list[Legal]:
+        """The output is over. `stop_hidden`: the backend never shows the token it stops at, so a stop inside a message
+        is put back before anything is concluded."""
+        if stop_hidden and reason is FinishReason.STOP:
+            self._restore_stop()
+        self._flush()
+        if self._state is State.GAP:
+            self._drop_gap_text()
+        elif self._state is State.HEADER:
+            self._end_in_header(reason)
+        elif self._state is State.BODY:
+            self._end_in_body(reason)
+        self._settle_thought(more=False)
+        self._state = State.BETWEEN
+        out, self._out = self._out, []
+        return out
+
+    # -- what a token does
+
+    def _take(self, token: int) -> None:
+        self._flush()
+        step, rule = STEPS[self._state, mark_of(token)]
+        self._acts[step](token, rule)
+
+    def _note(self, rule: str, dropped: int = 0) -> None:
+        self._out.append(Repaired(rule, self.position, dropped))
+
+    def _note_all(self, header: Header) -> None:
+        for rule in header.rules:
+            self._note(rule, dropped=header.lost if rule == "stray-header-words" else 0)
+
+    def _pass(self, token: int, rule: str | None) -> None:
+        self._run.append(token)
+
+    def _drop(self, token: int, rule: str | None) -> None:
+        assert rule is not None
+        self._note(rule)
+
+    def _hold(self, token: int, rule: str | None) -> None:
+        if self._state is State.BETWEEN:
+            self._state, self._held = State.GAP, []
+        self._held.append(token)
+
+    def _open(self, token: int, rule: str | None) -> None:
+        self._begin_header(role_given=True)
+
+    def _supply_start(self, token: int, rule: str | None) -> None:
+        assert rule is not None
+        self._note(rule)
+        self._begin_header(role_given=False, supplied=True)
+        self._take(token)
+
+    def _begin_header(self, *, role_given: bool, supplied: bool = False) -> None:
+        self._state, self._held = State.HEADER, []
+        self._role_given, self._supplied = role_given, supplied
+
+    # -- headers
+
+    def _resolve(self, token: int, rule: str | None) -> None:
+        text = self._held_text()
+        header = read_header(text, self._declared, role_given=self._role_given, supplied=self._supplied)
+        if self._cut_preamble:
+            calls = header.recipient.kind is not Kind.NOBODY
+            self._note("embedded-call" if calls else "missing-end")
+            self._cut_preamble = False
+        self._note_all(header)
+        self._settle_thought(more=True)
+        self._state, self._first = State.BODY, False
+        self._header = header
+        self._dropping = header.dropped and header.if_called is NOBODY
+        self._undecided = header.if_called is not NOBODY
+        self._bodies = []
+        self._pending = None if self._dropping or self._undecided else self._opened(header)
+        self._held = [] if self._pending is not None else self._held
+
+    def _opened(self, header: Header) -> Open:
+        if header.verbatim:
+            held = tuple(self._held)
+            # A header that the prompt began carries the prompt's own start.
+            lead = (START,) if self._role_given else self._start
+            return Open(header, (*lead, *held, MESSAGE))
+        return Open(header, (*self._start, *self._encoding.encode_marked(header.spelled())))
+
+    def _held_text(self) -> str:
+        """The held tokens as text, markers as their sentinels."""
+        parts: list[str] = []
+        run: list[int] = []
+        for token in [*self._held, START]:
+            if token in _SENTINELS:
+                parts.append(self._decoded(run))
+                parts.append(_SENTINELS[token])
+                run = []
+            else:
+                run.append(token)
+        return "".join(parts[:-1])
+
+    def _decoded(self, tokens: list[int]) -> str:
+        raw = self._encoding.decode_bytes(tokens)
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError:
+            self._note("undecodable-header")
+            return raw.decode("utf-8", errors="replace")
+
+    def _restart(self, token: int, rule: str | None) -> None:
+        if self._says_nothing():
+            self._held.append(token)
+            return
+        self._bodyless(END, None)
+        self._open(token, None)
+
+    def _says_nothing(self) -> bool:
+        """Whether what is held are header words only."""
+        text = self._held_text()
+        if not text.strip():
+            return True
+        read = read_bodyless(text, self._declared, role_given=self._role_given, first=self._first)
+        return not read.body
+
+    def _bodyless(self, token: int, rule: str | None) -> None:
+        text = self._held_text()
+        header = read_bodyless(text, self._declared, role_given=self._role_given, first=self._first)
+        self._leave_preamble()
+        self._note_all(header)
+        if rule is not None:
+            self._note(rule)
+        self._settle_thought(more=True)
+        self._first, self._state = False, State.BETWEEN
+        if header.dropped or (not header.body and not header.is_call):
+            return
+        if header.thought and token == END:
+            self._thought = (header, True)
+            return
+        self._whole(header, token, complete=rule is None or not header.is_call)
+
+    def _whole(self, header: Header, token: int, *, complete: bool = True) -> None:
+        """A message whose header and body are known at once."""
+        if header.is_call and not complete:
+            self._cut_a_call()
+            return
+        tokens = (*self._start, *self._encoding.encode_marked(header.spelled()))
+        self._out.append(Open(header, tokens))
+        if header.body:
+            self._out.append(Body(self._encoding.encode_text(header.body)))
+        self._out.append(Shut(token if token in (END, RETURN, CALL) else END, complete))
+
+    def _settle_thought(self, *, more: bool) -> None:
+        """A closed message without any channel: thoughts when another message follows, else the answer."""
+        if self._thought is not None:
+            header, complete = self._thought
+            self._thought = None
+            self._whole(replace(header, channel=ANALYSIS if more else FINAL), END, complete=complete)
+
+    # -- bodies
+
+    def _flush(self) -> None:
+        if not self._run:
+            return
+        run, self._run = self._run, []
+        if self._dropping or self._undecided:
+            self._bodies += run
+            return
+        self._release()
+        self._out.append(Body(run))
+
+    def _release(self) -> None:
+        if self._pending is not None:
+            self._out.append(self._pending)
+            self._pending = None
+
+    def _close(self, token: int, rule: str | None) -> None:
+        self._shut(token, complete=True)
+
+    def _close_text(self, token: int, rule: str | None) -> None:
+        assert rule is not None
+        self._note(rule)
+        self._shut(END, complete=not self._header.is_call)
+
+    def _shut(self, token: int, *, complete: bool) -> None:
+        self._state = State.BETWEEN
+        if self._dropping:
+            self._note("foreign-role", dropped=len(self._encoding.decode(self._bodies)))
+        elif self._undecided:
+            self._decide(token, complete=complete)
+        else:
+            self._release()
+            if self._header.is_call and not complete:
+                self._cut_a_call()
+            self._out.append(Shut(token, complete))
+        self._dropping = self._undecided = False
+        self._bodies = []
+
+    def _decide(self, token: int, *, complete: bool) -> None:
+        """The message's role was a tool's name: its terminator tells whether it is that tool's call."""
+        header = self._header
+        if token == CALL and complete:
+            header = replace(header, channel=COMMENTARY, recipient=header.if_called)
+        elif header.dropped:
+            self._note("foreign-role", dropped=len(self._encoding.decode(self._bodies)))
+            return
+        self._out.append(Open(header, (*self._start, *self._encoding.encode_marked(header.spelled()))))
+        if self._bodies:
+            self._out.append(Body(self._bodies))
+        self._out.append(Shut(token, complete or not header.is_call))
+
+    def _cut(self, token: int, rule: str | None) -> None:
+        """`<|start|>` or `<|channel|>` in a body. Whether it is a missing end or a call inside a preamble is known
+        when the new header is."""
+        preamble = not self._dropping and not self._undecided and self._header.recipient.kind is Kind.NOBODY
+        if preamble and self._pending is not None:
+            self._pending = None
+            self._state = State.BETWEEN
+        else:
+            self._shut(END, complete=not self._header.is_call)
+        if preamble and self._header.channel == COMMENTARY and token == CHANNEL:
+            self._cut_preamble = True
+        else:
+            assert rule is not None
+            self._note(rule)
+        self._begin_header(role_given=token == START, supplied=token == CHANNEL)
+        if token == CHANNEL:
+            self._held.append(token)
+
+    def _leave_preamble(self) -> None:
+        if self._cut_preamble:
+            self._note("missing-end")
+            self._cut_preamble = False
+
+    def _cut_a_call(self) -> None:
+        self.cut_call = True
+        self._note("unfinished-call")
+
+    # -- text between messages
+
+    def _leave_gap(self, token: int, rule: str | None) -> None:
+        text = self._held_text()
+        if not _may_be_header(text, self._declared):
+            self._drop_gap_text()
+            self._supply_start(token, "missing-start")
+            return
+        self._note("missing-start")
+        self._state, self._supplied = State.HEADER, True
+        self._role_given = text.startswith("assistant")
+        self._take(token)
+
+    def _drop_gap(self, token: int, rule: str | None) -> None:
+        self._drop_gap_text()
+        step, _ = STEPS[State.BETWEEN, mark_of(token)]
+        # The dropped text is the repair; a terminator behind it belongs to it.
+        if step is not Step.DROP:
+            self._acts[step](token, None)
+
+    def _drop_gap_text(self) -> None:
+        self._note("free-text-between", dropped=len(self._held_text()))
+        self._state, self._held = State.BETWEEN, []
+
+    # -- the end
+
+    def _restore_stop(self) -> None:
+        if self._state is State.BODY:
+            call = self._header.recipient.kind is not Kind.NOBODY or self._undecided
+        elif self._state is State.HEADER and not self._says_nothing():
+            read = read_bodyless(self._held_text(), self._declared, role_given=self._role_given, first=self._first)
+            call = read.recipient.kind is not Kind.NOBODY
+        else:
+            return
+        self._note("restored-stop")
+        self._take(CALL if call else RETURN)
+
+    def _end_in_header(self, reason: FinishReason) -> None:
+        text = self._held_text()
+        self._leave_preamble()
+        if not text.strip() and (self._first or not text):
+            return
+        if self._says_nothing():
+            self._note("cut-header")
+            self.cut_call = self.cut_call or "to=functions." in text
+            return
+        header = read_bodyless(text, self._declared, role_given=self._role_given, first=self._first)
+        self._note_all(header)
+        self._settle_thought(more=True)
+        if not header.dropped:
+            self._whole(header, END, complete=reason is FinishReason.STOP and not header.is_call)
+
+    def _end_in_body(self, reason: FinishReason) -> None:
+        self._shut(END, complete=reason is FinishReason.STOP and not self._header.is_call and not self._undecided)
+
+
+def _may_be_header(text: str, declared: frozenset[str] | None) -> bool:
+    """Whether text between messages begins as a header does: the role, a known channel, a recipient."""
+    word = _without_marks(text).strip()
+    return word.startswith(("assistant", "to=", ANALYSIS, COMMENTARY, FINAL)) or (
+        bool(word) and word.split()[0] in (declared or ())
+    )
+
+
+def _without_marks(text: str) -> str:
+    return text.translate({ord(C): " ", ord(T): " ", ord(S): " "})
