@@ -82,7 +82,7 @@ FOREIGN: dict[str, Mapping[str, str]] = {
     "litellm_settings": {LITELLM: _LITELLM_SETTINGS},
     "general_settings": {LITELLM: _GENERAL},
     "router_settings": {LITELLM: _ROUTER},
-    "unisono": {LATER: "salt_key"},
+    "unisono": {LATER: "salt_key trust_proxy_headers"},
 }
 """By section: why a key is not used, and the patterns of such keys."""
 

@@ -156,8 +156,6 @@ class GatewaySettings(Section):
 
     cors_origins: tuple[str, ...] = ()
     """Web origins (`https://app.example.com`) whose pages may call the gateway."""
-    trust_proxy_headers: bool = False
-    """True takes a client's address from X-Forwarded-For; only behind a proxy that sets it."""
     max_body_bytes: Count = 10 * 1024 * 1024
     header_timeout_s: Seconds = 10.0
     """Until a request's headers are complete, in seconds."""

@@ -1,0 +1,48 @@
+"""Whether the gateway lives and whether it can answer: LiteLLM's paths, open without a key.
+
+Because they are open they name nothing: no model, no backend, no address; counts and error codes only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """`models` tells of each model whether a backend of it works; `reasons` are codes of what does not."""
+
+    models: Mapping[str, bool]
+    reasons: Sequence[str] = ()
+
+    @property
+    def ready(self) -> bool:
+        """One working model is enough: taking the whole gateway out for a broken one would break the others too."""
+        return any(self.models.values())
+
+
+def health_routes(readiness: Callable[[], Readiness]) -> APIRouter:
+    """`/health/liveliness`, `/health/liveness` and `/health/readiness`. None of them asks a backend: they tell what
+    is known, at once."""
+    router = APIRouter(include_in_schema=False)
+
+    async def alive() -> JSONResponse:
+        return JSONResponse({"status": "alive"})
+
+    async def ready() -> JSONResponse:
+        now = readiness()
+        body = {
+            "status": "ready" if now.ready else "not ready",
+            "models": {"ready": sum(now.models.values()), "total": len(now.models)},
+            "reasons": sorted(set(now.reasons)),
+        }
+        return JSONResponse(body, 200 if now.ready else 503)
+
+    for path in ("/health/liveliness", "/health/liveness"):
+        router.add_api_route(path, alive, methods=["GET", "HEAD"])
+    router.add_api_route("/health/readiness", ready, methods=["GET", "HEAD"])
+    return router

@@ -1,0 +1,137 @@
+"""Connections over real sockets: slow and endless headers are closed, everything honest is served."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, nullcontext, suppress
+from typing import Any
+
+import pytest
+import uvicorn
+
+from unisono.cli.listener import connections
+
+HEADER_TIMEOUT_S = 0.25
+
+
+async def app(scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]) -> None:
+    """Answers with the size of the body; `/slow` takes longer than the header deadline."""
+    size, more = 0, True
+    while more:
+        message = await receive()
+        size += len(message.get("body", b""))
+        more = message.get("more_body", False)
+    if scope["path"] == "/slow":
+        await asyncio.sleep(3 * HEADER_TIMEOUT_S)
+    body = str(size).encode()
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+    await send({"type": "http.response.body", "body": body})
+
+
+@asynccontextmanager
+async def listening() -> AsyncIterator[int]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    protocol = connections(HEADER_TIMEOUT_S, max_header_bytes=4096)
+    server = uvicorn.Server(
+        uvicorn.Config(app, http=protocol, lifespan="off", log_config=None, timeout_graceful_shutdown=1)
+    )
+    server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]
+    serving = asyncio.create_task(server.serve([listener]))
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        await serving
+
+
+GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+POST = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9000\r\n\r\n"
+
+
+async def answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = next(line.split(b":")[1] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
+    return int(head.split()[1]), await reader.readexactly(int(length))
+
+
+async def drip(writer: asyncio.StreamWriter, data: bytes) -> None:
+    with suppress(ConnectionError):
+        for byte in data:
+            writer.write(bytes([byte]))
+            await writer.drain()
+            await asyncio.sleep(0.03)
+
+
+SLOW: dict[str, bytes] = {
+    "silence": b"",
+    "half a header": b"GET / HTTP/1.1\r\nhost: x",
+    "blank lines": b"\r\n" * 200,
+    "byte by byte": b"GET / HTTP/1.1\r\nx-header: " + b"a" * 400,
+}
+
+
+@pytest.mark.parametrize("data", SLOW.values(), ids=SLOW)
+@pytest.mark.parametrize("before", [b"", GET], ids=["first request", "second request"])
+async def test_headers_that_do_not_come_in_time_end_the_connection(before: bytes, data: bytes) -> None:
+    async with listening() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        if before:
+            writer.write(before)
+            assert await answer(reader) == (200, b"0")
+            data = data or b"G"
+        dripping = asyncio.create_task(drip(writer, data))
+        async with asyncio.timeout(10 * HEADER_TIMEOUT_S):
+            rest = await reader.read()
+        assert rest.startswith(b"HTTP/1.1 408 ")
+        dripping.cancel()
+        writer.close()
+
+
+async def test_endless_headers_end_the_connection() -> None:
+    async with listening() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\nx-header: " + b"a" * 8192)
+        async with asyncio.timeout(5):
+            assert (await reader.read()).startswith(b"HTTP/1.1 431 ")
+        writer.close()
+
+
+async def test_a_slow_answer_is_not_a_slow_request() -> None:
+    async with listening() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(GET.replace(b"/ ", b"/slow "))
+        assert await answer(reader) == (200, b"0")
+        writer.write(GET)
+        assert await answer(reader) == (200, b"0")
+        writer.close()
+
+
+async def test_a_slow_or_large_body_is_not_the_headers_business() -> None:
+    async with listening() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(POST + b"b" * 8000)
+        await asyncio.sleep(2 * HEADER_TIMEOUT_S)
+        writer.write(b"b" * 1000)
+        assert await answer(reader) == (200, b"9000")
+        writer.close()
+
+
+async def test_pipelined_requests_are_all_answered() -> None:
+    async with listening() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(GET * 3 + POST + b"b" * 9000 + GET)
+        assert [await answer(reader) for _ in range(5)] == [(200, size) for size in (b"0", b"0", b"0", b"9000", b"0")]
+        writer.close()
+
+
+async def test_an_idle_connection_is_kept_until_its_keep_alive_ends() -> None:
+    async with listening() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(GET)
+        assert await answer(reader) == (200, b"0")
+        await asyncio.sleep(3 * HEADER_TIMEOUT_S)
+        writer.write(GET)
+        assert await answer(reader) == (200, b"0")
+        writer.close()

@@ -1,0 +1,111 @@
+"""Logs: one line per record, nothing forged, no secret."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from unisono.observe.logs import LONGEST, start_logging
+
+SECRETS = ["sk-master-1", "sk-master-12345", 'quoted"secret', "schlüssel-ß", "ab"]
+
+
+@pytest.fixture
+def lines() -> Iterator[Any]:
+    stream = io.StringIO()
+    undo = start_logging("debug", SECRETS, stream)
+    yield lambda: [json.loads(line) for line in stream.getvalue().split("\n") if line]
+    undo()
+
+
+HOSTILE = {
+    "a forged line": 'x\n{"level": "info", "message": "all is well"}',
+    "carriage return": "x\rroot logged in",
+    "terminal colours": "x\x1b[2J\x1b[31m",
+    "line separators": "x\u2028y\u0085z",
+    "right to left": "x\u202egnp.exe",
+    "NUL": "x\x00y",
+    "lone surrogate": "x\udcffy",
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_whatever_is_logged_stays_one_line_of_plain_ascii(text: str) -> None:
+    stream = io.StringIO()
+    undo = start_logging("info", [], stream)
+    logging.getLogger("t").warning("said %s", text, extra={"client": text})
+    undo()
+    line, rest = stream.getvalue().split("\n", 1)
+    assert rest == ""
+    assert line.isascii()
+    assert line.isprintable()
+    assert json.loads(line)["client"] == text
+
+
+LEAKS = {
+    "a secret": "key sk-master-12345 used",
+    "a secret that begins another": "sk-master-1",
+    "a secret JSON would escape": 'failed: quoted"secret',
+    "a secret outside ASCII": "schlüssel-ß",
+    "somebody's bearer key": "Authorization: Bearer sk-proj-abc.def",
+    "basic credentials": "authorization: basic dXNlcjpwYXNz",
+    "a password in an address": "connect to redis://user:hunter22@cache:6379/0 failed",
+}
+PLANTED = ["sk-master", "quoted", "schl", "sk-proj", "dXNlc", "hunter22"]
+
+
+@pytest.mark.parametrize("text", LEAKS.values(), ids=LEAKS)
+def test_no_secret_reaches_a_line_by_any_way(text: str, lines: Any) -> None:
+    try:
+        raise RuntimeError(text)
+    except RuntimeError:
+        logging.getLogger("t").exception(text, extra={"detail": [text], "nested": {"a": text}})
+    (line,) = lines()
+    assert line["level"] == "error"
+    written = json.dumps(line, ensure_ascii=False)
+    assert not [planted for planted in PLANTED if planted in written]
+    assert "[redacted]" in line["message"]
+
+
+def test_a_line_says_when_where_and_what(lines: Any) -> None:
+    logging.getLogger("unisono.routing").info("backend ready", extra={"backend": "vllm-1", "row": 2})
+    (line,) = lines()
+    assert line.pop("time").endswith("+00:00")
+    assert line == {
+        "level": "info",
+        "logger": "unisono.routing",
+        "message": "backend ready",
+        "backend": "vllm-1",
+        "row": 2,
+    }
+
+
+def test_a_secret_at_the_cut_is_not_split(lines: Any) -> None:
+    logging.getLogger("t").info("%s%s", "x" * (LONGEST - 5), "sk-master-12345")
+    assert "sk-m" not in lines()[0]["message"]
+
+
+def test_short_secrets_tear_no_holes_into_words(lines: Any) -> None:
+    logging.getLogger("t").info("a crab")
+    assert lines()[0]["message"] == "a crab"
+
+
+def test_a_long_value_is_cut_and_a_long_traceback_keeps_its_end(lines: Any) -> None:
+    try:
+        raise RuntimeError("y" * 3 * LONGEST + "the end")
+    except RuntimeError:
+        logging.getLogger("t").exception("z" * 3 * LONGEST)
+    (line,) = lines()
+    assert len(line["message"]) <= LONGEST + 1
+    assert line["error"].endswith("the end")
+
+
+def test_the_servers_chatter_is_off_and_its_warnings_are_not(lines: Any) -> None:
+    logging.getLogger("uvicorn.error").info("Started server process")
+    logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
+    assert [line["message"] for line in lines()] == ["Invalid HTTP request received."]
