@@ -25,7 +25,8 @@ from bench.material import Material
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """`interval_us` between two chunks of one stream, 0 for full speed; then `burst` chunks go out per write."""
+    """`interval_us` is the time of one token, 0 for full speed; then `burst` chunks go out per write. A request's own
+    `stream_interval` overrules `tokens_per_chunk`, as it does at the server."""
 
     interval_us: int = 0
     tokens_per_chunk: int = 1
@@ -63,7 +64,9 @@ class Stream:
             raise TypeError("the request was not checked")
         self._server, self._transport = server, transport
         self._pace = server.pace
-        self._answer = server.rendered(limit, self._pace.tokens_per_chunk)
+        own = body.get("stream_interval")
+        self._per_chunk = own if isinstance(own, int) and own > 0 else self._pace.tokens_per_chunk
+        self._answer = server.rendered(limit, self._per_chunk)
         request_id = uuid.uuid4().hex
         self._id = request_id.encode()
         options = body.get("stream_options")
@@ -86,7 +89,7 @@ class Stream:
             self._timer = None
             self._server.served.tokens += len(self._answer.answer.tokens)
         elif self._pace.interval_us:
-            due = self._start + (self._sent + 1) * self._pace.interval_us / 1e6
+            due = self._start + (self._sent + 1) * self._per_chunk * self._pace.interval_us / 1e6
             self._timer = self._loop.call_at(due, self._step, 1)
         elif not self._held:
             self._timer = self._loop.call_soon(self._step, self._pace.burst)

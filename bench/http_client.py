@@ -27,7 +27,8 @@ class Connection(asyncio.Protocol):
         self._sink: Callable[[bytes], None] = self._bodies.append
         self._done: asyncio.Future[int] | None = None
         self._complete = False
-        self.reusable = True
+        self.reusable = False
+        """Whether the last answer was complete and the server keeps the connection open."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are not asyncio's by inheritance.
@@ -39,7 +40,7 @@ class Connection(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             raise Lost("the connection is closed")
         self._parser = httptools.HttpResponseParser(self)
-        self._sink, self._complete = sink, False
+        self._sink, self._complete, self.reusable = sink, False, False
         self._done = asyncio.get_running_loop().create_future()
         self._transport.write(message)
         return await self._done

@@ -85,9 +85,9 @@ class Clients:
         count = load.streams * load.requests
         messages = [self._message(load, wires.NORMAL_PROMPT, i, load.tokens) for i in range(count)]
         cold = load.cold
-        late = (
-            [] if cold is None else [self._message(load, cold.words, count + i, cold.tokens) for i in range(cold.count)]
-        )
+        late = list[bytes]()
+        if cold is not None:
+            late += [self._message(load, cold.words, count + i, cold.tokens) for i in range(cold.count)]
 
         async def client(index: int) -> None:
             await asyncio.sleep(load.spread_s * index / load.streams)
@@ -116,6 +116,11 @@ class Clients:
         outcome.gap_p50_ms, outcome.gap_p99_ms, outcome.gap_max_ms = (1e3 * quantile(gaps, q) for q in (0.5, 0.99, 1.0))
         return outcome
 
+    def close(self) -> None:
+        for connections in self._idle.values():
+            for connection in connections:
+                connection.close()
+
     def _message(self, load: Load, words: int, index: int, tokens: int) -> bytes:
         seed = load.seed * 1_000_003 + index
         return wires.request(load.wire, self._stuff, words=words, seed=seed, tokens=tokens, stream=load.stream)
@@ -123,20 +128,22 @@ class Clients:
     async def _one(self, load: Load, request: bytes, tokens: int, outcome: Outcome) -> wires.Clock | None:
         expected = self._stuff.answer(tokens)
         idle = self._idle.setdefault(load.port, [])
+        connection: Connection | None = None
+        reader = None
         try:
-            connection = idle.pop() if idle else await http_client.connect(load.port)
+            connection = _usable(idle) or await http_client.connect(load.port)
             reader = wires.reader(load.wire, stream=load.stream)
             status = await connection.request(request, reader.feed)
+            fault = reader.fault(status, expected)
         except (Lost, OSError) as error:
-            fault: str | None = f"{type(error).__name__}: {error}"
-            return self._count(outcome, 0, fault)
-        if connection.reusable:
-            idle.append(connection)
-        else:
-            connection.close()
-        fault = reader.fault(status, expected)
+            fault = f"{type(error).__name__}: {error}"
+        finally:
+            if connection is not None and connection.reusable:
+                idle.append(connection)
+            elif connection is not None:
+                connection.close()
         self._count(outcome, tokens, fault)
-        return reader.clock if fault is None else None
+        return None if fault or reader is None else reader.clock
 
     @staticmethod
     def _count(outcome: Outcome, tokens: int, fault: str | None) -> None:
@@ -146,6 +153,15 @@ class Clients:
             outcome.faults += 1
             if len(outcome.examples) < 3:
                 outcome.examples.append(fault)
+
+
+def _usable(idle: list[Connection]) -> Connection | None:
+    """The latest connection that the server has not closed meanwhile."""
+    while idle:
+        connection = idle.pop()
+        if connection.reusable:
+            return connection
+    return None
 
 
 def parse(line: bytes | str) -> Load:

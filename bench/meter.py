@@ -46,10 +46,10 @@ def _cpu_of(pid: int) -> float:
         # clock_getcpuclockid(3)). Children that were waited for are only in the ticks.
         fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
         return time.clock_gettime((~pid << 3) | 2) + (int(fields[13]) + int(fields[14])) / TICK
-    return _seconds(_ps("-o", "time=", "-p", str(pid)))
+    return seconds_of(_ps("-o", "time=", "-p", str(pid)))
 
 
-def _seconds(spelled: str) -> float:
+def seconds_of(spelled: str) -> float:
     """Seconds of ps's `[[dd-]hh:]mm:ss.cc`."""
     days, _, rest = spelled.strip().rpartition("-")
     total = 0.0

@@ -76,7 +76,7 @@ def _each(work: Work, *contenders: str) -> tuple[Arm, ...]:
 
 
 def _per_chunk(tokens: int) -> Arm:
-    pace = Pace(interval_us=20_000 * tokens, tokens_per_chunk=tokens)
+    pace = Pace(interval_us=20_000, tokens_per_chunk=tokens)
     label = f"unisono, {tokens} per chunk"
     return Arm(label, "unisono", Work(streams=24, tokens=256, spread_s=0.02, pace=pace))
 

@@ -1,0 +1,25 @@
+"""The bench is a package of the checkout, not of the distribution: its parent folder has to be on the path."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from bench.material import Material  # noqa: E402
+
+from bench import material  # noqa: E402
+from unisono.harmony.encoding import Encoding, load_encoding  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def bench_encoding() -> Encoding:
+    return load_encoding()
+
+
+@pytest.fixture(scope="session")
+def stuff(bench_encoding: Encoding) -> Material:
+    return material.build(bench_encoding)

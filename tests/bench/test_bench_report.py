@@ -1,0 +1,103 @@
+"""CPU comes from the kernel, and verdicts from medians."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+from bench.__main__ import arguments
+from bench.contenders import CONTENDERS, gateway_config
+from bench.rig import Sample
+from bench.scenarios import COLUMNS, SCENARIOS, Arm, Scenario, Verdict, Work, shortened
+
+from bench import meter, report
+
+SPIN = "import time\nwhile time.process_time() < 0.25: pass\n"
+IDLE = "import subprocess, sys, time\n{}\ntime.sleep(60)"
+PARENT = IDLE.format(f"subprocess.Popen([sys.executable, '-c', {SPIN + 'time.sleep(60)'!r}])")
+REAPER = IDLE.format(f"subprocess.run([sys.executable, '-c', {SPIN!r}])")
+
+WORKERS = {"by itself": SPIN + "time.sleep(60)", "in a living child": PARENT, "in a child that ended": REAPER}
+
+
+@pytest.fixture(params=WORKERS.values(), ids=WORKERS)
+def worker(request: pytest.FixtureRequest) -> Iterator[int]:
+    child = subprocess.Popen([sys.executable, "-c", request.param], start_new_session=True)
+    try:
+        yield child.pid
+    finally:
+        for pid in reversed(meter.family(child.pid)):
+            subprocess.run(["kill", str(pid)], check=False)
+        child.wait()
+
+
+def test_the_meter_sees_what_a_process_and_its_children_used(worker: int) -> None:
+    deadline = time.monotonic() + 10
+    while meter.cpu_seconds(worker) < 0.25 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    first = meter.cpu_seconds(worker)
+    time.sleep(0.1)
+    assert 0.25 <= first < 1.0
+    assert meter.cpu_seconds(worker) - first < 0.05
+    assert 1 < meter.resident_mib(worker) < 200
+
+
+def test_ps_times_in_all_their_spellings() -> None:
+    assert [meter.seconds_of(text) for text in ("0:01.50", " 1:02:03", "2-00:00:01")] == [1.5, 3723.0, 172_801.0]
+
+
+def sample(cpu: float, faults: int = 0) -> Sample:
+    return Sample(cpu, 1, 1, 1, 1, 1, 1, 1, 0.5, 0.5, faults, ("text differs",) if faults else ())
+
+
+RATIO = Scenario(
+    "a title",
+    (Arm("a", "relay", Work(1, 1)), Arm("b", "unisono", Work(1, 1))),
+    ("cpu_us_per_token",),
+    (Verdict("cpu_us_per_token", "b", "a", aim=7.0), Verdict("cpu_us_per_token", "b", "a", difference=True, aim=50)),
+)
+
+
+def test_verdicts_compare_medians() -> None:
+    samples = {"a": [sample(10), sample(12), sample(90)], "b": [sample(72), sample(10), sample(500)]}
+    ratio, difference = report.judge(RATIO, samples)
+    assert (ratio.value, ratio.met) == (6.0, True)
+    assert (difference.value, difference.met) == (60.0, False)
+    text = report.table("name", RATIO, samples)
+    assert "| a | 12.0 (10.0-90.0) |" in text
+    assert "b / a = **6.00** (aim ≤ 7: met)" in text
+    assert "b - a = **+60.00** (aim ≤ 50: MISSED)" in text
+
+
+def test_an_arm_without_samples_is_not_judged_and_faults_are_shown() -> None:
+    samples = {"a": [sample(10, faults=2)], "b": []}
+    assert report.judge(RATIO, samples) == []
+    assert "**a: 2 FAULTS**, e.g. text differs" in report.table("name", RATIO, samples)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_scenarios_name_known_contenders_columns_and_arms(name: str) -> None:
+    scenario = SCENARIOS[name]
+    labels = [arm.label for arm in scenario.arms]
+    assert len(set(labels)) == len(labels)
+    assert {arm.contender for arm in scenario.arms} <= CONTENDERS.keys()
+    assert {*scenario.columns, *(verdict.column for verdict in scenario.verdicts)} <= COLUMNS.keys()
+    assert {label for verdict in scenario.verdicts for label in (verdict.of, verdict.against)} <= set(labels)
+    assert all(shortened(arm.work).tokens >= 12 for arm in scenario.arms)
+
+
+def test_columns_are_fields_of_a_sample() -> None:
+    assert COLUMNS.keys() <= set(Sample.__dataclass_fields__)
+
+
+def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        arguments(["paced", "nonsense"])
+    with pytest.raises(SystemExit):
+        arguments(["--only", "relay,nobody"])
+    assert "nobody" in capsys.readouterr().err
+
+
+def test_the_gateways_config_names_the_backend() -> None:
+    assert "api_base: http://127.0.0.1:8123" in gateway_config(8123)

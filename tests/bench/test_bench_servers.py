@@ -1,0 +1,115 @@
+"""The fake backend and the relays over real sockets, driven by the load generator's own clients."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+
+import orjson
+import pytest
+from bench.fake_vllm import Pace
+from bench.load import Clients, Cold, Load
+from bench.material import Material
+
+from bench import fake_vllm, http_client, relay, vllm_wire, wires
+
+
+def port_of(server: asyncio.Server) -> int:
+    return int(server.sockets[0].getsockname()[1])
+
+
+@asynccontextmanager
+async def fake(stuff: Material) -> AsyncIterator[int]:
+    async with await fake_vllm.serve(stuff, 0) as server:
+        yield port_of(server)
+
+
+async def ask(port: int, path: str, body: object = None, method: str = "POST") -> tuple[int, bytes]:
+    connection, parts = await http_client.connect(port), list[bytes]()
+    status = await connection.request(http_client.message(path, orjson.dumps(body), method), parts.append)
+    connection.close()
+    await asyncio.sleep(0.01)
+    return status, b"".join(parts)
+
+
+async def run(stuff: Material, load: Load) -> tuple[int, int, list[str]]:
+    clients = Clients(stuff)
+    outcome = await clients.run(load)
+    clients.close()
+    await asyncio.sleep(0.02)
+    return outcome.requests, outcome.tokens, outcome.examples
+
+
+LOADS = {
+    "one stream": Load("vllm", 0, streams=1, tokens=30),
+    "several, again and again": Load("vllm", 0, streams=4, tokens=200, requests=3),
+    "the shortest": Load("vllm", 0, streams=2, tokens=12, requests=2),
+    "cut by the limit": Load("vllm", 0, streams=1, tokens=3),
+    "whole": Load("vllm", 0, streams=2, tokens=64, requests=2, stream=False),
+    "more than a socket holds": Load("vllm", 0, streams=1, tokens=16_384),
+}
+
+
+@pytest.mark.parametrize("relayed", [False, True], ids=["direct", "relayed"])
+@pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
+async def test_every_answer_arrives_byte_for_byte(stuff: Material, load: Load, relayed: bool) -> None:
+    async with fake(stuff) as upstream, await relay.serve(0, upstream) as between:
+        port = port_of(between) if relayed else upstream
+        aimed = Load(load.wire, port, load.streams, load.tokens, load.requests, load.stream)
+        count = load.streams * load.requests
+        assert await run(stuff, aimed) == (count, count * load.tokens, [])
+
+
+async def test_a_pace_is_kept_and_cold_prompts_are_answered_beside_it(stuff: Material) -> None:
+    async with fake(stuff) as port:
+        await ask(port, "/bench/pace", {"interval_us": 5000, "tokens_per_chunk": 2})
+        begun = time.perf_counter()
+        cold = Cold(words=3000, every_s=0.02, count=2, tokens=12)
+        requests, tokens, faults = await run(stuff, Load("vllm", port, streams=2, tokens=60, cold=cold))
+        assert (requests, tokens, faults) == (4, 144, [])
+        assert time.perf_counter() - begun >= 29 * 2 * 0.005
+
+
+async def test_a_request_may_ask_for_larger_chunks(stuff: Material) -> None:
+    async with fake(stuff) as port:
+        body = {"model": vllm_wire.MODEL, "prompt": [1], "max_tokens": 24, "stream": True, "stream_interval": 6}
+        _, answer = await ask(port, "/v1/completions", body)
+        assert answer.count(b"data: {") == 4
+
+
+async def test_a_client_that_leaves_is_noticed(stuff: Material) -> None:
+    async with fake(stuff) as port:
+        await ask(port, "/bench/pace", asdict(Pace(interval_us=10_000)))
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(wires.request("vllm", stuff, words=5, seed=1, tokens=5000, stream=True))
+        await asyncio.sleep(0.05)
+        writer.close()
+        await asyncio.sleep(0.05)
+        _, served = await ask(port, "/bench/served", method="GET")
+        assert orjson.loads(served) == {"requests": 1, "tokens": 0, "abandoned": 1}
+
+
+REFUSED = {
+    "another model": ({"model": "x", "prompt": [1]}, 404),
+    "a text prompt": ({"model": vllm_wire.MODEL, "prompt": "hello"}, 400),
+    "an id out of range": ({"model": vllm_wire.MODEL, "prompt": [201_088]}, 400),
+    "more than the context": ({"model": vllm_wire.MODEL, "prompt": [1], "max_tokens": 131_072}, 400),
+}
+
+
+@pytest.mark.parametrize(("body", "status"), REFUSED.values(), ids=REFUSED)
+async def test_what_the_server_refuses_is_refused(stuff: Material, body: object, status: int) -> None:
+    async with fake(stuff) as port:
+        answered, content = await ask(port, "/v1/completions", body)
+        assert (answered, orjson.loads(content)["error"]["code"]) == (status, status)
+
+
+async def test_a_server_that_hangs_is_a_fault_after_the_limit(stuff: Material) -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
+        load = Load("vllm", port_of(server), streams=1, tokens=12, limit_s=0.1)
+        assert await run(stuff, load) == (1, 0, ["not finished after 0 s"])

@@ -1,0 +1,130 @@
+"""Readers take an answer cut anywhere and notice whatever is missing or different."""
+
+from collections.abc import Callable
+
+import orjson
+import pytest
+from bench.load import Load, parse, quantile
+from bench.material import Answer, Material
+
+from bench import vllm_wire, wires
+
+
+def unframed(chunks: bytes) -> bytes:
+    """The body of chunked coding, the end included."""
+    body = b""
+    while chunks:
+        size, _, rest = chunks.partition(b"\r\n")
+        body += rest[: int(size, 16)]
+        assert rest[int(size, 16) :][:2] == b"\r\n"
+        chunks = rest[int(size, 16) + 2 :]
+    return body
+
+
+def vllm_stream(answer: Answer, tokens_per_chunk: int = 1) -> bytes:
+    rendered = vllm_wire.render(answer, tokens_per_chunk)
+    request_id = "0123456789abcdef" * 2
+    rest = b"".join(template.fill(request_id.encode()) for template in rendered.rest)
+    return unframed(rendered.first(request_id, [1, 2, 3]) + rest + rendered.tail(request_id, 3, counted=True))
+
+
+def chat_stream(answer: Answer, error: bool = False) -> bytes:
+    def chunk(delta: dict[str, str], finish: str | None = None) -> dict[str, object]:
+        return {"id": "c", "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
+
+    half = len(answer.content) // 2
+    events: list[object] = [
+        chunk({"role": "assistant", "content": ""}),
+        chunk({"reasoning": answer.reasoning, "reasoning_content": answer.reasoning}),
+        chunk({"content": answer.content[:half]}),
+        chunk({"content": answer.content[half:]}),
+        chunk({}, answer.finish),
+        {"id": "c", "choices": [], "usage": {"completion_tokens": len(answer.tokens)}},
+    ]
+    if error:
+        events.insert(3, {"error": {"message": "gone"}})
+    lines = [b"data: " + orjson.dumps(event) + b"\n\n" for event in events]
+    return b": keep-alive\n\n" + b"".join(lines) + b"data: [DONE]\n\n"
+
+
+STREAMS: dict[str, Callable[[Answer], bytes]] = {"vllm": vllm_stream, "chat": chat_stream}
+
+
+@pytest.mark.parametrize("tokens_per_chunk", [1, 3, 40, 100])
+def test_every_chunk_has_the_servers_fields_and_all_tokens_come_once(stuff: Material, tokens_per_chunk: int) -> None:
+    answer = stuff.answer(40)
+    *events, done, nothing = vllm_stream(answer, tokens_per_chunk).split(b"\n\n")
+    chunks = [orjson.loads(event.removeprefix(b"data: ")) for event in events]
+    assert (done, nothing) == (b"data: [DONE]", b"")
+    assert chunks.pop()["usage"]["completion_tokens"] == 40
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert {tuple(choice) for choice in choices} == {
+        ("index", "text", "logprobs", "finish_reason", "stop_reason", "prompt_token_ids", "token_ids")
+    }
+    assert tuple(token for choice in choices for token in choice["token_ids"]) == answer.tokens
+    assert [choice["prompt_token_ids"] for choice in choices] == [[1, 2, 3], *[None] * (len(choices) - 1)]
+    assert [choice["finish_reason"] for choice in choices] == [*[None] * (len(choices) - 1), "stop"]
+
+
+@pytest.mark.parametrize("wire", STREAMS)
+@pytest.mark.parametrize("step", [1, 7, 100, 100_000])
+def test_cutting_the_answer_anywhere_changes_nothing(stuff: Material, wire: str, step: int) -> None:
+    answer = stuff.answer(60)
+    stream = STREAMS[wire](answer)
+    reader = wires.reader(wire, stream=True)
+    for start in range(0, len(stream), step):
+        reader.feed(stream[start : start + step])
+    assert reader.fault(200, answer) is None
+    assert reader.clock.first is not None
+
+
+FAULTS: dict[str, tuple[str, Callable[[Answer], bytes], str]] = {
+    "another answer on vLLM's wire": ("vllm", lambda _: vllm_stream(_other(60)), "token ids differ"),
+    "a cut end": ("vllm", lambda answer: vllm_stream(answer).removesuffix(b"data: [DONE]\n\n"), "no [DONE]"),
+    "another reasoning": ("chat", lambda a: chat_stream(a).replace(b"harbour", b"Harbour", 2), "reasoning differs"),
+    "an error in the middle": ("chat", lambda answer: chat_stream(answer, error=True), "error in the stream"),
+    "a wrong count": ("chat", lambda a: chat_stream(a).replace(b'tokens":60', b'tokens":61'), "usage says 61 tokens"),
+    "a wrong end": ("chat", lambda a: chat_stream(a).replace(b'"stop"', b'"length"'), "finish_reason length"),
+}
+
+
+def _other(length: int) -> Answer:
+    tokens = tuple(range(length))
+    return Answer(tokens, tuple("x" for _ in tokens), "", "", "stop")
+
+
+@pytest.mark.parametrize(("wire", "make", "said"), FAULTS.values(), ids=FAULTS)
+def test_a_reader_says_what_is_wrong(stuff: Material, wire: str, make: Callable[[Answer], bytes], said: str) -> None:
+    answer = stuff.answer(60)
+    reader = wires.reader(wire, stream=True)
+    reader.feed(make(answer))
+    assert said in str(reader.fault(200, answer))
+
+
+def test_gaps_count_only_between_texts_of_one_kind() -> None:
+    clock = wires.Clock()
+    for kind in ("reasoning", "reasoning", "content", "content", "content"):
+        clock.mark(kind)
+    assert len(clock.gaps) == 3
+
+
+def test_a_load_survives_its_line() -> None:
+    load = Load(wire="chat", port=1, streams=2, tokens=3)
+    fields = {"wire": "chat", "port": 1, "streams": 2, "tokens": 3}
+    assert parse(orjson.dumps(fields | {"cold": None})) == load
+    late = parse(orjson.dumps(fields | {"cold": {"words": 9, "every_s": 1, "count": 2}}))
+    assert late.cold is not None
+    assert (late.cold.words, late.cold.tokens) == (9, 16)
+
+
+QUANTILES: dict[str, tuple[list[float], float, float]] = {
+    "none": ([], 0.5, 0.0),
+    "one": ([3.0], 0.99, 3.0),
+    "middle": ([3.0, 1.0, 2.0], 0.5, 2.0),
+    "last": ([1.0, 2.0], 1.0, 2.0),
+}
+
+
+@pytest.mark.parametrize(("values", "share", "expected"), QUANTILES.values(), ids=QUANTILES)
+def test_quantiles(values: list[float], share: float, expected: float) -> None:
+    assert quantile(values, share) == expected
