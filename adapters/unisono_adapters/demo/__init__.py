@@ -1,0 +1,106 @@
+"""The embedded demo model: a tiny gpt-oss that really speaks Harmony, kept packed in the package.
+
+It makes `unisono serve` useful on a machine that has no model yet, and gives tests a real engine. Expanding writes an
+ordinary model folder (config, safetensors, tokenizer) as any engine loads it. A folder appears whole or not at all,
+and processes that expand at the same time agree on one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+PACKED = Path(__file__).parent / "tiny_gpt_oss.packed"
+LAYOUTS = ("mxfp4", "bf16")
+"""How expert weights are stored: `mxfp4` as released, `bf16` for engines that cannot run that on a CPU."""
+
+_STAMP = "unisono-demo.txt"
+_FORMAT = 1
+"""Raised when the expander writes something else from the same packed file, so that cached folders are made anew."""
+
+_NEEDED = ("numpy", "tokenizers", "mlx", "mlx_lm")
+
+
+class DemoError(Exception):
+    """The demo model cannot be expanded there."""
+
+
+def available() -> str | None:
+    """None when the demo model can run here, else the reason and what to install. Imports nothing heavy."""
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if not missing:
+        return None
+    return f"the demo model needs {', '.join(missing)}: pip install 'unisono[demo]'"
+
+
+def default_folder() -> Path:
+    """Where the expanded model is cached: one folder per content of the packed file."""
+    root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(root).expanduser() / "unisono" / f"demo-{_digest()}"
+
+
+def expand(target: Path, layout: str = "mxfp4") -> Path:
+    """Make `target` the demo model's folder and return it; at once when it already is.
+
+    Takes seconds of CPU and 80 MB of disk, so it belongs in a thread or another process. Needs numpy. Raises
+    ValueError for an unknown layout, DemoError when `target` holds something else, OSError from the disk.
+    """
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, not {layout!r}")
+    stamp = f"{_digest()} {layout}\n"
+    if _holds(target, stamp):
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(target):
+        if _holds(target, stamp):
+            return target
+        _write(target, layout, stamp)
+    return target
+
+
+def _write(target: Path, layout: str, stamp: str) -> None:
+    from unisono_adapters.demo.tokenizer import write_tokenizer
+    from unisono_adapters.demo.weights import write_model
+
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise DemoError(f"{target} exists and is not the demo model in {layout} layout: name a folder that is free")
+    unfinished = f".{target.name}.new-"
+    for left in target.parent.glob(f"{unfinished}*"):  # of a process that was killed: nobody else holds the lock
+        shutil.rmtree(left, ignore_errors=True)
+    draft = Path(tempfile.mkdtemp(prefix=unfinished, dir=target.parent))
+    try:
+        write_tokenizer(draft)
+        write_model(PACKED, draft, layout)
+        (draft / _STAMP).write_text(stamp)
+        draft.chmod(0o755)
+        draft.rename(target)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+
+
+def _holds(target: Path, stamp: str) -> bool:
+    try:
+        return (target / _STAMP).read_text() == stamp
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+@contextmanager
+def _alone(target: Path) -> Iterator[None]:
+    with (target.parent / f".{target.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released with the file, also when the process is killed
+        yield
+
+
+@cache
+def _digest() -> str:
+    return hashlib.sha256(b"%d\n" % _FORMAT + PACKED.read_bytes()).hexdigest()[:12]

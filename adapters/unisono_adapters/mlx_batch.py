@@ -1,0 +1,233 @@
+"""The generation thread of the engine process: one model, one batch that requests join and leave at every step.
+
+It is the only place that touches the model, and the only thread that does. Commands come in through a queue that any
+thread may fill and are obeyed between two steps, so a cancelled request is out of the batch within one step, or one
+chunk of prefill, in whatever state it was. What it says goes to the `tell` it was given, many messages at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias, cast
+
+import mlx.core as mx
+from mlx_lm.generate import BatchGenerator
+
+from unisono.core.generation import CALL, ENDOFTEXT, RETURN, START, VOCABULARY
+from unisono_adapters.mlx_jobs import EVERYONE, Command, Limits, Submit, Told, Withdraw
+from unisono_adapters.mlx_prefix import Layers, Prefixes
+from unisono_adapters.mlx_sampling import Processor, Sampler, check_sampling, make_processors, make_sampler
+from unisono_adapters.mlx_wire import Ask, Output, Pulse, Reason, Refused
+
+Route: TypeAlias = tuple[int, int]
+"""Whose request it is: the connection's number and the id chosen there."""
+
+
+class _Progress(Protocol):
+    """Prefill of one request: `progress` is (done, total) in tokens."""
+
+    uid: int
+    progress: tuple[int, int]
+
+
+class _Response(Protocol):
+    """One generated token; what the last one of a request adds is None before."""
+
+    uid: int
+    token: int
+    finish_reason: str | None
+    all_tokens: Sequence[int]
+    prompt_cache: Layers
+
+
+class _Generator(Protocol):
+    """What is used of mlx_lm's BatchGenerator."""
+
+    def insert(
+        self,
+        prompts: list[list[int]],
+        max_tokens: list[int],
+        caches: list[Layers | None] | None = None,
+        all_tokens: list[list[int]] | None = None,
+        samplers: list[Sampler | None] | None = None,
+        logits_processors: list[list[Processor]] | None = None,
+    ) -> list[int]: ...
+
+    def next(self) -> tuple[list[_Progress], list[_Response]]: ...
+
+    def remove(self, uids: list[int]) -> object: ...
+
+    def extract_cache(self, uids: list[int]) -> dict[int, tuple[Layers, Sequence[int]]]: ...
+
+    def close(self) -> None: ...
+
+
+STOPS = (RETURN, CALL, ENDOFTEXT)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Running:
+    route: Route
+    salt: str
+    prompt: list[int]
+    cached: int
+    begun: bool = False
+
+
+class Batch:
+    """Runs requests on `model`. `submit` is for any thread; everything else belongs to the thread that calls `run`."""
+
+    def __init__(self, model: object, context: int | None, tell: Callable[[list[Told]], None], limits: Limits) -> None:
+        self._model = model
+        self._context = context
+        self._tell = tell
+        self._limits = limits
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._running: dict[int, _Running] = {}
+        self._prefixes = Prefixes(limits.prefix_cache_entries, limits.prefix_cache_bytes)
+        self._generator = self._new_generator()
+        self._pulsed_at = 0.0
+
+    def submit(self, command: Command) -> None:
+        self._commands.put(command)
+
+    def warm_up(self) -> None:
+        """Generate one token: shows that the model not only loads but runs. Raises whatever mlx does."""
+        self._generator.insert([[START]], max_tokens=[1])
+        while not self._generator.next()[1]:
+            pass
+
+    def run(self) -> None:
+        """Work for ever."""
+        while True:
+            self._obey(wait=not self._running)
+            if not self._running:
+                continue
+            try:
+                told = self._step()
+            except Exception as error:  # mlx raises what it likes, and the whole batch is in doubt then
+                _log.exception("a generation step failed")
+                told = self._abandon(f"the engine failed in a generation step: {error}")
+            self._tell(told)
+
+    def _obey(self, *, wait: bool) -> None:
+        told: list[Told] = []
+        while wait or not self._commands.empty():
+            command = self._commands.get()
+            wait = False
+            match command:
+                case Submit(connection, ask):
+                    told += self._admit(connection, ask)
+                case Withdraw(connection, request):
+                    self._remove(connection, request)
+        if told:
+            self._tell(told)
+
+    def _admit(self, connection: int, ask: Ask) -> list[Told]:
+        refusal = self._refusal(ask)
+        if refusal is not None:
+            reason, message = refusal
+            return [(connection, Refused(ask.id, reason, message))]
+        prompt = list(ask.prompt)
+        room = ask.max_tokens if self._context is None else min(ask.max_tokens, self._context - len(prompt))
+        known, layers = self._prefixes.longest(ask.salt, prompt)
+        uids = self._generator.insert(
+            [prompt[known:]],
+            max_tokens=[room],
+            caches=[layers],
+            all_tokens=[prompt[:known]],
+            samplers=[make_sampler(ask.sampling)],
+            logits_processors=[make_processors(ask.sampling, len(prompt))],
+        )
+        self._running[uids[0]] = _Running((connection, ask.id), ask.salt, prompt, known)
+        return []
+
+    def _refusal(self, ask: Ask) -> tuple[Reason, str] | None:
+        if len(self._running) >= self._limits.batch + self._limits.waiting:
+            return "overloaded", f"{len(self._running)} requests are running or waiting"
+        if not ask.prompt or ask.max_tokens < 1:
+            return "rejected", "a request needs a prompt and room for at least one token"
+        if min(ask.prompt) < 0 or max(ask.prompt) >= VOCABULARY:
+            return "rejected", "the prompt holds an id outside the vocabulary"
+        if self._context is not None and len(ask.prompt) >= self._context:
+            return "context", f"the prompt has {len(ask.prompt)} tokens, the model's context {self._context}"
+        try:
+            check_sampling(ask.sampling)
+        except ValueError as error:
+            return "rejected", str(error)
+        return None
+
+    def _step(self) -> list[Told]:
+        prefilled, generated = self._generator.next()
+        told: list[Told] = []
+        now = time.monotonic()
+        if now - self._pulsed_at >= 1.0:
+            self._pulsed_at = now
+            told.append((EVERYONE, Pulse()))
+        for progress in prefilled:
+            done, total = progress.progress
+            if done == total - 1:  # all but the last token, which generation begins with
+                self._keep_prompt(progress.uid)
+        for response in generated:
+            request = self._running[response.uid]
+            cached = None if request.begun else request.cached
+            request.begun = True
+            told.append((request.route[0], Output(request.route[1], (response.token,), response.finish_reason, cached)))
+            if response.finish_reason is not None:
+                del self._running[response.uid]
+                self._keep_turn(request, response.token, response.all_tokens, response.prompt_cache)
+        return told
+
+    def _keep_prompt(self, uid: int) -> None:
+        request = self._running[uid]
+        if len(request.prompt) - 1 > request.cached:
+            layers, tokens = self._generator.extract_cache([uid])[uid]
+            self._keep(request.salt, tokens, layers)
+
+    def _keep_turn(self, request: _Running, last: int, tokens: Sequence[int], layers: Layers) -> None:
+        """After a tool call the next prompt begins with these very tokens; after `<|return|>` it does not, since
+        history ends a message with `<|end|>`, and what is cached of the prompt serves as well."""
+        if last == CALL:
+            self._keep(request.salt, tokens, layers)
+
+    def _keep(self, salt: str, tokens: Sequence[int], layers: Layers) -> None:
+        mx.eval([layer.state for layer in layers])  # or it would hold on to the whole batch it was cut from
+        self._prefixes.keep(salt, tokens, layers)
+
+    def _remove(self, connection: int, request: int | None) -> None:
+        gone = [
+            uid
+            for uid, running in self._running.items()
+            if running.route[0] == connection and request in (None, running.route[1])
+        ]
+        if gone:
+            self._generator.remove(gone)
+            for uid in gone:
+                del self._running[uid]
+
+    def _abandon(self, message: str) -> list[Told]:
+        told: list[Told] = [
+            (running.route[0], Refused(running.route[1], "failed", message)) for running in self._running.values()
+        ]
+        self._running.clear()
+        self._prefixes.clear()
+        self._generator.close()
+        self._generator = self._new_generator()
+        mx.clear_cache()
+        return told
+
+    def _new_generator(self) -> _Generator:
+        generator = BatchGenerator(
+            self._model,
+            stop_tokens=[[token] for token in STOPS],
+            completion_batch_size=self._limits.batch,
+            prefill_batch_size=min(8, self._limits.batch),
+            prefill_step_size=self._limits.prefill_chunk,
+        )
+        return cast("_Generator", generator)

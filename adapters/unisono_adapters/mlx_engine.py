@@ -1,0 +1,255 @@
+"""The engine process: loads a model with mlx-lm and continues prompts for the gateways that connect to its socket.
+
+Started by `mlx_local` as `python -m unisono_adapters.mlx_engine`, with a listening socket already open and the read
+end of a pipe as its standard input. It lives as long as that pipe: when the process that started it goes away, however
+that happens, the pipe ends and so does the engine. The socket loop runs in the main thread and stays responsive, the
+model in a thread of its own (`mlx_batch`). What libraries print goes to standard error, never to a client.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from unisono_adapters.mlx_jobs import EVERYONE, Limits, Submit, Told, Withdraw
+from unisono_adapters.mlx_wire import (
+    LINE_LIMIT,
+    Ask,
+    Cancel,
+    Encoded,
+    Failed,
+    Ready,
+    ToGateway,
+    Tokenize,
+    WireError,
+    from_line,
+    to_line,
+)
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from unisono_adapters.mlx_batch import Batch
+
+DEMO = "demo"
+_STUCK_BYTES = 8 * 1024 * 1024
+"""A gateway that has this much unread output is stuck; its connection is cut, which frees its requests."""
+
+_log = logging.getLogger(__name__)
+
+
+class ModelUnusable(Exception):
+    """Why the model cannot be loaded, in words for the operator."""
+
+
+@dataclass(slots=True)
+class _Loaded:
+    batch: Batch
+    tokenizer: Tokenizer
+    context: int | None
+
+
+@dataclass(slots=True)
+class _Engine:
+    """The socket side. `greeting` is what a new connection is told: None while the model loads."""
+
+    loop: asyncio.AbstractEventLoop
+    greeting: Ready | Failed | None = None
+    loaded: _Loaded | None = None
+    writers: dict[int, asyncio.StreamWriter] = field(default_factory=dict)
+    numbers: count[int] = field(default_factory=count)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        number = next(self.numbers)
+        self.writers[number] = writer
+        if self.greeting is not None:
+            writer.write(to_line(self.greeting))
+        try:
+            while line := await reader.readline():
+                self._obey(number, writer, line)
+        except (OSError, WireError, ValueError) as error:  # ValueError: a line over the limit
+            _log.warning("a gateway's connection broke: %s", error)
+        finally:
+            del self.writers[number]
+            self._withdraw(number)
+            writer.close()
+
+    def _obey(self, number: int, writer: asyncio.StreamWriter, line: bytes) -> None:
+        message = from_line(line)
+        if self.loaded is None:
+            raise WireError("a request before the model was ready")
+        match message:
+            case Ask():
+                self.loaded.batch.submit(Submit(number, message))
+            case Cancel(request):
+                self.loaded.batch.submit(Withdraw(number, request))
+            case Tokenize(request, texts):
+                codes = [self.loaded.tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+                writer.write(to_line(Encoded(request, codes)))
+            case _:
+                raise WireError(f"{type(message).__name__} is not for the engine")
+
+    def _withdraw(self, number: int) -> None:
+        if self.loaded is not None:
+            self.loaded.batch.submit(Withdraw(number))
+
+    def greet(self, greeting: Ready | Failed, loaded: _Loaded | None) -> None:
+        self.greeting, self.loaded = greeting, loaded
+        for writer in self.writers.values():
+            writer.write(to_line(greeting))
+        if loaded is None:
+            self.over.set()
+
+    def tell(self, told: list[Told]) -> None:
+        """Called from the generation thread, once per step."""
+        self.loop.call_soon_threadsafe(self._send, told)
+
+    def _send(self, told: list[Told]) -> None:
+        lines: dict[int, list[bytes]] = {}
+        for number, message in told:
+            self._address(lines, number, message)
+        for number, parts in lines.items():
+            writer = self.writers.get(number)
+            if writer is None:
+                continue
+            writer.write(b"".join(parts))
+            if writer.transport.get_write_buffer_size() > _STUCK_BYTES:
+                _log.warning("a gateway does not read; cutting its connection")
+                writer.transport.abort()
+
+    def _address(self, lines: dict[int, list[bytes]], number: int, message: ToGateway) -> None:
+        line = to_line(message)
+        for each in self.writers if number == EVERYONE else (number,):
+            lines.setdefault(each, []).append(line)
+
+
+def _find(model: str) -> Path:
+    """The folder of `model`: a path, a downloaded snapshot, or the demo model, which is expanded when it is not yet."""
+    if model == DEMO:
+        from unisono_adapters.demo import DemoError, available, default_folder, expand
+
+        missing = available()
+        if missing is not None:
+            raise ModelUnusable(missing)
+        try:
+            return expand(default_folder())
+        except (DemoError, OSError) as error:
+            raise ModelUnusable(f"the demo model cannot be expanded: {error}") from error
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelUnusable(f"{model} is a folder without a config.json; name the folder of a model for mlx-lm")
+        return folder
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(model, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError, OSError) as error:
+        raise ModelUnusable(
+            f"{model} is neither a folder nor a model downloaded on this machine; "
+            f"download it first (`unisono pull {model}`) or name its folder"
+        ) from error
+
+
+def _load(model: str, engine: _Engine, limits: Limits) -> _Loaded:
+    """Raises ModelUnusable for what can be foreseen; mlx and mlx-lm raise what they like for a broken folder."""
+    folder = _find(model)
+    from mlx_lm.utils import load_model
+    from tokenizers import Tokenizer
+
+    from unisono_adapters.mlx_batch import Batch
+
+    if not (folder / "tokenizer.json").is_file():
+        raise ModelUnusable(f"{model} has no tokenizer.json")
+    network, config = load_model(folder)
+    window = config.get("max_position_embeddings")
+    context = window if isinstance(window, int) and window > 0 else None
+    batch = Batch(network, context, engine.tell, limits)
+    batch.warm_up()
+    return _Loaded(batch, Tokenizer.from_file(str(folder / "tokenizer.json")), context)
+
+
+def _generate(model: str, limits: Limits, engine: _Engine) -> None:
+    """The generation thread: load, say so, work for ever."""
+    try:
+        loaded = _load(model, engine, limits)
+    except ModelUnusable as error:
+        failure = Failed(str(error))
+    except ImportError as error:
+        failure = Failed(f"mlx-lm cannot be imported ({error}): pip install 'unisono[mlx]'")
+    except Exception as error:  # anything a model folder can provoke is an answer, and the log has the trace
+        _log.exception("loading %s failed", model)
+        failure = Failed(f"{model} cannot be loaded: {type(error).__name__}: {error}")
+    else:
+        engine.loop.call_soon_threadsafe(engine.greet, Ready(loaded.context), loaded)
+        loaded.batch.run()
+        return
+    engine.loop.call_soon_threadsafe(engine.greet, failure, None)
+
+
+def _end_with_parent(address: str) -> None:
+    """Ends the process when standard input does, or when it has been handed to another parent."""
+    parent = os.getppid()
+    while os.getppid() == parent:
+        readable, _, _ = select.select([0], [], [], 1.0)
+        if readable and not os.read(0, 1024):
+            break
+    _remove(address)
+    os._exit(0)  # the generation thread may be in the middle of a step, which has no end to wait for
+
+
+def _remove(address: str) -> None:
+    with contextlib.suppress(OSError):
+        Path(address).unlink()
+        Path(address).parent.rmdir()
+
+
+async def _run(args: argparse.Namespace) -> int:
+    engine = _Engine(asyncio.get_running_loop())
+    listener = socket.socket(fileno=args.listener)
+    listener.setblocking(False)
+    server = await asyncio.start_unix_server(engine.serve, sock=listener, limit=LINE_LIMIT)
+    limits = Limits(batch=args.batch, prefill_chunk=args.prefill_chunk, prefix_cache_bytes=args.prefix_cache_bytes)
+    threading.Thread(target=_generate, args=(args.model, limits, engine), name="generation", daemon=True).start()
+    async with server:
+        await engine.over.wait()
+        # The failure has been written; readers that are slow to take it get a moment.
+        await asyncio.sleep(0.2)
+    return 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m unisono_adapters.mlx_engine", description=__doc__)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--listener", type=int, required=True, help="file descriptor of a listening Unix socket")
+    parser.add_argument("--batch", type=int, required=True)
+    parser.add_argument("--prefill-chunk", type=int, required=True)
+    parser.add_argument("--prefix-cache-bytes", type=int, required=True)
+    args = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the gateway, which ends this process when it is done
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    with socket.socket(fileno=os.dup(args.listener)) as listener:
+        address = str(listener.getsockname())
+    threading.Thread(target=_end_with_parent, args=(address,), name="lifeline", daemon=True).start()
+    code = asyncio.run(_run(args))
+    _remove(address)
+    sys.stderr.flush()
+    os._exit(code)  # daemon threads hold the model; tearing them down in order gains nothing
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""The `mlx` backend: mlx-lm in an engine process of its own, token ids in and out.
+
+The process is started by the first request and again by the next one after it died; between deaths that come too fast
+there is a growing pause in which requests fail at once. Importing this module imports no mlx: only the process does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+
+from unisono.core.generation import Capabilities, Chunk, FinishReason, Form, Generation, Timeouts
+from unisono.core.ports import BackendOptions
+from unisono.errors import (
+    BackendError,
+    BackendOverloaded,
+    BackendRejected,
+    BackendTimeout,
+    BackendUnavailable,
+    ConfigError,
+    ContextTooLong,
+    UnisonoError,
+)
+from unisono_adapters.mlx_jobs import Limits
+from unisono_adapters.mlx_process import Engine, Inbox
+from unisono_adapters.mlx_wire import Reason
+
+_PAUSES_S = (0.0, 0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
+"""Before the next start, by how many lives in a row ended without a finished request; the last for all after it."""
+
+_STALLED_S = 30.0
+"""An engine that works says so every second; one that was silent this long when a request times out is ended."""
+
+_LOAD_TIMEOUT_S = 900.0
+"""A large model on a slow disk takes minutes; this is not part of any request's own timeouts."""
+
+_FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+
+_REFUSALS: Mapping[Reason, type[UnisonoError]] = {
+    "context": ContextTooLong,
+    "rejected": BackendRejected,
+    "overloaded": BackendOverloaded,
+    "failed": BackendError,
+}
+
+PROBES: Mapping[str, tuple[int, ...]] = {
+    "<|start|><|channel|><|constrain|><|message|><|end|><|return|><|call|>": (
+        *(200006, 200005, 200003, 200008, 200007, 200002, 200012),
+    ),
+    "Hello, world! don't DON'T": (13225, 11, 2375, 0, 4128, 153384),
+    "na\u00efve caf\u00e9 \u2014 \u65e5\u672c\u8a9e \U0001f642": (1503, 9954, 737, 30469, 2733, 17428, 40909, 26192),
+    "def f(x):\n\treturn {'a': 1234567.5}\r\n\r\n": (
+        *(1314, 285, 4061, 1883, 1393, 11881, 64, 2337, 220, 7633, 19354, 22, 13, 20, 4691),
+    ),
+    " to=functions.get_weather   \n\n  x": (316, 28, 44580, 775, 170154, 29104, 220, 1215),
+}
+"""Texts and their ids in `unisono.harmony.encoding`. A model whose tokenizer gives others would read another prompt
+than the one rendered. Kept as a table because loading the encoding costs every gateway process time and memory."""
+
+
+class MlxLocalBackend:
+    """Satisfies `core.ports.Backend`. `options.model` is a model folder, the name of a snapshot that was downloaded
+    before, or `demo`. Options in `extra`, all numbers: `load_timeout_s`, `batch` (requests that run at once),
+    `prefill_chunk` (tokens) and `prefix_cache_mb` (0 for none). Raises ConfigError for any other value there."""
+
+    def __init__(self, options: BackendOptions) -> None:
+        usual = Limits()
+        extra = options.extra
+        self._model = options.model
+        self._load_timeout_s = _number(extra, "load_timeout_s", _LOAD_TIMEOUT_S)
+        self._limits = Limits(
+            batch=max(1, int(_number(extra, "batch", usual.batch))),
+            prefill_chunk=max(16, int(_number(extra, "prefill_chunk", usual.prefill_chunk))),
+            prefix_cache_bytes=int(_number(extra, "prefix_cache_mb", usual.prefix_cache_bytes / 2**20) * 2**20),
+        )
+        self._start: asyncio.Task[tuple[Engine, int | None]] | None = None
+        self._failures = 0
+        self._not_before = 0.0
+        self._trouble = ""
+        self._closed = False
+
+    async def probe(self) -> Capabilities:
+        """Start the engine when it does not run. Raises BackendUnavailable."""
+        _, context = await self._running()
+        return Capabilities(
+            prompt=Form.IDS, output=Form.IDS, stop_visible=True, context=context, logit_bias=True, constrain=frozenset()
+        )
+
+    async def complete(self, job: Generation) -> AsyncIterator[Chunk]:
+        """Raises ContextTooLong and the BackendError family. A `max_tokens` beyond the context ends at the context,
+        as a finish for length."""
+        engine, _ = await self._running()
+        asked_at = time.monotonic()
+        number, inbox = engine.ask(job)
+        prompt_tokens: int | None = len(job.prompt.tokens)
+        try:
+            while True:
+                await _wait(engine, inbox, job.timeouts, asked_at, begun=prompt_tokens is None)
+                chunk = _take(engine, inbox, prompt_tokens)
+                yield chunk
+                if chunk.finish is not None:
+                    return
+                prompt_tokens = None
+        finally:
+            engine.drop(number)
+
+    async def aclose(self) -> None:
+        """End the engine process and every request in it. May be called again."""
+        self._closed = True
+        start, self._start = self._start, None
+        if start is None:
+            return
+        start.cancel()
+        await asyncio.wait({start})
+        if not start.cancelled() and start.exception() is None:
+            engine, _ = start.result()
+            await engine.stop()
+
+    async def _running(self) -> tuple[Engine, int | None]:
+        """The engine and its model's context. Concurrent callers share one start, and one that leaves does not end it
+        for the others."""
+        if self._closed:
+            raise BackendUnavailable("the mlx backend is shut down")
+        if self._start is not None and self._start.done():
+            self._bury(self._start)
+        if self._start is None:
+            pause = self._not_before - time.monotonic()
+            if pause > 0:
+                raise BackendUnavailable(self._trouble, retry_after_s=pause)
+            self._start = asyncio.create_task(self._begin())
+            self._start.add_done_callback(_look_at)
+        return await asyncio.shield(self._start)
+
+    def _bury(self, start: asyncio.Task[tuple[Engine, int | None]]) -> None:
+        """Forget a life that is over, and decide when the next one may begin."""
+        if start.cancelled():
+            self._start = None
+            return
+        error = start.exception()
+        if error is None:
+            engine, _ = start.result()
+            if engine.lost is None:
+                return
+            self._failures = 1 if engine.served else self._failures + 1
+            self._trouble = engine.lost
+        else:
+            self._failures += 1
+            self._trouble = str(error)
+        self._start = None
+        self._not_before = time.monotonic() + _PAUSES_S[min(self._failures, len(_PAUSES_S) - 1)]
+
+    async def _begin(self) -> tuple[Engine, int | None]:
+        engine = await Engine.start(self._model, self._limits)
+        try:
+            async with asyncio.timeout(self._load_timeout_s):
+                greeting = await engine.ready()
+                await self._check_tokenizer(engine)
+        except TimeoutError as error:
+            await engine.stop()
+            raise BackendUnavailable(f"{self._model} was not loaded within {self._load_timeout_s:g} s") from error
+        except BaseException:
+            await engine.stop()
+            raise
+        return engine, greeting.context
+
+    async def _check_tokenizer(self, engine: Engine) -> None:
+        found = await engine.encode(tuple(PROBES))
+        for (text, expected), ids in zip(PROBES.items(), found, strict=True):
+            if tuple(ids) != expected:
+                raise BackendUnavailable(
+                    f"the tokenizer of {self._model} is not gpt-oss's: {text!r} is {list(ids)[:8]} instead of "
+                    f"{list(expected)[:8]}"
+                )
+
+
+async def _wait(engine: Engine, inbox: Inbox, timeouts: Timeouts, asked_at: float, *, begun: bool) -> None:
+    """Until something has arrived. Raises BackendTimeout, and ends an engine that is not even alive."""
+    total_left = asked_at + timeouts.total_s - time.monotonic()
+    patience = timeouts.silence_s if begun else timeouts.first_token_s
+    try:
+        async with asyncio.timeout(min(patience, total_left)):
+            await inbox.arrived.wait()
+    except TimeoutError as error:
+        if engine.silent_since(asked_at) > _STALLED_S:
+            engine.kill()
+        if total_left < patience:
+            raise BackendTimeout(f"the answer was not complete within {timeouts.total_s:g} s") from error
+        what = "token" if begun else "first token"
+        raise BackendTimeout(f"no {what} came within {patience:g} s") from error
+
+
+def _take(engine: Engine, inbox: Inbox, prompt_tokens: int | None) -> Chunk:
+    """Everything that has arrived, as one chunk. Tokens that came before an engine died are given first."""
+    inbox.arrived.clear()
+    if not inbox.tokens:
+        if inbox.refused is not None:
+            raise _REFUSALS[inbox.refused.reason](inbox.refused.message)
+        raise BackendUnavailable(engine.lost or "the engine process gave no answer")
+    tokens, inbox.tokens = inbox.tokens, []
+    if inbox.refused is not None or engine.lost is not None:
+        inbox.arrived.set()
+    return Chunk(
+        tokens=tokens,
+        finish=None if inbox.finish is None else _FINISH[inbox.finish],
+        prompt_tokens=prompt_tokens,
+        cached_tokens=None if prompt_tokens is None else inbox.cached,
+    )
+
+
+def _look_at(start: asyncio.Task[tuple[Engine, int | None]]) -> None:
+    """A failed start whose callers have all left is no error of the event loop's."""
+    if not start.cancelled():
+        start.exception()
+
+
+def _number(extra: Mapping[str, object], name: str, default: float) -> float:
+    value = extra.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        raise ConfigError(f"{name}: must be a number that is not negative, not {value!r}")
+    return value

@@ -1,0 +1,116 @@
+"""Per-request sampling for a shared batch: what one request asks never changes what its neighbours get.
+
+Importing this module imports mlx, so only the engine process does. Every value is checked before the request joins a
+batch: an exception in the middle of a step would take all of it down.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable
+from typing import TypeAlias
+
+import mlx.core as mx
+from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
+
+from unisono.core.generation import VOCABULARY, Sampling
+
+# mlx has no types: an array is only ever handed from one mlx function to the next.
+Sampler: TypeAlias = Callable[[mx.array], mx.array]
+Processor: TypeAlias = Callable[[mx.array, mx.array], mx.array]
+
+_RANGES: tuple[tuple[str, float, float], ...] = (
+    ("temperature", 0.0, 100.0),
+    ("top_p", 0.0, 1.0),
+    ("top_k", -1, math.inf),
+    ("min_p", 0.0, 1.0),
+    ("presence_penalty", -100.0, 100.0),
+    ("frequency_penalty", -100.0, 100.0),
+    ("repetition_penalty", 0.01, 100.0),
+)
+_COLDEST = 1e-3
+"""Below this temperature the best token wins anyway, and the division would overflow."""
+
+_SMALLEST_TOP_P = 1e-6
+"""mlx_lm drops every token at 0; the best one has to stay."""
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Raises ValueError naming the field that this engine cannot honour."""
+    for name, low, high in _RANGES:
+        value = getattr(sampling, name)
+        if not low <= value <= high:  # false for NaN too
+            raise ValueError(f"{name} must be between {low} and {high}, not {value}")
+    for token, bias in sampling.logit_bias.items():
+        if not 0 <= token < VOCABULARY:
+            raise ValueError(f"logit_bias: there is no token {token}")
+        if not math.isfinite(bias):
+            raise ValueError(f"logit_bias: {bias} for token {token} is not a finite number")
+
+
+def make_sampler(sampling: Sampling) -> Sampler | None:
+    """None for greedy, which the batch does for all greedy rows in one call.
+
+    Temperature comes first, then top_k, top_p and min_p, as in vLLM, so that equal settings mean the same everywhere.
+    The random key belongs to the request: a seed gives the same tokens whatever else is in the batch.
+    """
+    if sampling.temperature < _COLDEST:
+        return None
+    seed = secrets.randbits(63) if sampling.seed is None else sampling.seed % 2**63
+    key = mx.random.key(seed)
+
+    def sample(logprobs: mx.array) -> mx.array:
+        nonlocal key
+        key, once = mx.random.split(key)
+        scaled = logprobs.astype(mx.float32) * (1.0 / sampling.temperature)
+        if 0 < sampling.top_k < VOCABULARY:
+            scaled = apply_top_k(scaled, sampling.top_k)
+        scaled = scaled - mx.logsumexp(scaled, axis=-1, keepdims=True)
+        if sampling.top_p < 1.0:
+            scaled = apply_top_p(scaled, max(sampling.top_p, _SMALLEST_TOP_P))
+        if sampling.min_p > 0.0:
+            scaled = apply_min_p(scaled, sampling.min_p)
+        return mx.random.categorical(scaled, key=once)
+
+    return sample
+
+
+def make_processors(sampling: Sampling, prompt_length: int) -> list[Processor]:
+    """Penalties and biases, in the order vLLM applies them. A processor gets all ids so far and a row of logits.
+
+    Presence and frequency count what was generated, as OpenAI defines them; repetition counts the prompt too.
+    """
+    processors: list[Processor] = []
+    if sampling.logit_bias:
+        biased = mx.array(list(sampling.logit_bias))
+        amounts = mx.array(list(sampling.logit_bias.values()))
+        processors.append(lambda _, logits: logits.at[:, biased].add(amounts.astype(logits.dtype)))
+    if sampling.repetition_penalty != 1.0:
+        processors.append(_repetition(sampling.repetition_penalty))
+    if sampling.frequency_penalty or sampling.presence_penalty:
+        processors.append(_occurrence(sampling.frequency_penalty, sampling.presence_penalty, prompt_length))
+    return processors
+
+
+def _repetition(penalty: float) -> Processor:
+    def discourage(tokens: mx.array, logits: mx.array) -> mx.array:
+        seen = logits[:, tokens]
+        logits[:, tokens] = mx.where(seen < 0, seen * penalty, seen / penalty)
+        return logits
+
+    return discourage
+
+
+def _occurrence(frequency: float, presence: float, prompt_length: int) -> Processor:
+    def discourage(tokens: mx.array, logits: mx.array) -> mx.array:
+        generated = tokens[prompt_length:]
+        if generated.size == 0:
+            return logits
+        if frequency:
+            logits = logits.at[:, generated].subtract(mx.array(frequency, logits.dtype))
+        if presence:
+            logits[:, generated] = logits[:, generated] - presence
+        return logits
+
+    return discourage
