@@ -57,12 +57,10 @@ class HarmonyRouter:
         self._item: Item | None = None
         self._visible = True
         self._header_tokens: tuple[int, ...] = ()
-        self._opening: tuple[int, ...] = ()
         self._body_tokens: list[int] = []
         self._texts: list[str] = []
         self._partial: list[int] = []
-        self.answered = False
-        """Whether a visible text or a complete call has been closed."""
+        self._opened: list[Event] = []
 
     def resume(self, header: Header | None = None, opening: Sequence[int] = ()) -> None:
         """A new generation begins. `opening` are the tokens of the message the prompt leaves open, from its
@@ -70,8 +68,8 @@ class HarmonyRouter:
         self._repair = Repair(self._encoding, self._tools.declared, header)
         self._parser = openai_harmony.StreamableParser(self._encoding.harmony, None)
         self._inner = self._parser._inner
-        if header is not None:
-            self._begin(header, tuple(opening))
+        if header is not None and (opened := self._begin(header, tuple(opening))) is not None:
+            self._opened.append(opened)
 
     def feed(self, tokens: Sequence[int]) -> list[Event]:
         """Events of some more generated tokens. Never raises on tokens."""
@@ -98,7 +96,7 @@ class HarmonyRouter:
     # -- legal messages to events
 
     def _route(self, legal: Sequence[Open | Body | Shut | Repaired]) -> list[Event]:
-        events: list[Event] = []
+        events, self._opened = self._opened, []
         for part in legal:
             match part:
                 case Body():
@@ -177,7 +175,6 @@ class HarmonyRouter:
         self._items += 1
         if isinstance(item, ToolCall):
             self._calls += 1
-        self.answered = self.answered or (shut.complete and not isinstance(item, Reasoning))
 
     def _message_tokens(self, text: str, shut: Shut) -> tuple[int, ...]:
         if not shut.complete:
