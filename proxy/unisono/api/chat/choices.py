@@ -1,0 +1,85 @@
+"""Several runs as one answer: `n` choices generated at once, streamed as they come or folded together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+
+from unisono.api.chat.outbound import StreamChunks
+from unisono.core.events import Event
+from unisono.engine.collect import Result, collect_run
+from unisono.engine.turn import Run
+
+
+class ChunkSource:
+    """The bytes of a stream, one step per batch of any run."""
+
+    def __init__(self, runs: Sequence[Run], chunks: StreamChunks) -> None:
+        self._runs = runs
+        self._chunks = chunks
+        self._steps = self._generate()
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._steps
+
+    async def aclose(self) -> None:
+        """Free the backends of every run, also when no step was taken."""
+        await self._steps.aclose()
+        await close_all(self._runs)
+
+    async def _generate(self) -> AsyncGenerator[bytes, None]:
+        if len(self._runs) == 1:
+            async for batch in self._runs[0]:
+                yield self._chunks.write(0, batch)
+            return
+        batches = merged(self._runs)
+        try:
+            async for index, batch in batches:
+                yield self._chunks.write(index, batch)
+        finally:
+            await batches.aclose()
+
+
+async def merged(runs: Sequence[Run]) -> AsyncGenerator[tuple[int, list[Event]], None]:
+    """Batches of all runs as they come, with the run's position. A run is asked for its next batch only when the last
+    one was taken; the first failure of any run ends all."""
+    iterators = [aiter(run) for run in runs]
+    pending: dict[asyncio.Task[list[Event] | None], int] = {}
+
+    async def step(index: int) -> list[Event] | None:
+        return await anext(iterators[index], None)
+
+    for index in range(len(runs)):
+        pending[asyncio.create_task(step(index))] = index
+    try:
+        while pending:
+            done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                batch = task.result()
+                index = pending.pop(task)
+                if batch is not None:
+                    pending[asyncio.create_task(step(index))] = index
+                    yield index, batch
+    finally:
+        await _cancel(list(pending))
+
+
+async def collect_all(runs: Sequence[Run]) -> list[Result]:
+    """Fold every run, all at once. The first failure of any ends all; their backends are free when this returns."""
+    tasks = [asyncio.create_task(collect_run(run)) for run in runs]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        await _cancel(tasks)
+        await close_all(runs)
+
+
+async def close_all(runs: Sequence[Run]) -> None:
+    for run in runs:
+        await run.aclose()
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[list[Event] | None]] | Sequence[asyncio.Task[Result]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

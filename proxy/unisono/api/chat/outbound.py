@@ -1,0 +1,357 @@
+"""Events to Chat Completions, streamed and whole: pure, and one meaning for both.
+
+Rules that hold in both forms:
+- visible text, preambles included, is `content` in the order it was written, with nothing put between two messages;
+- reasoning never stands beside a finish reason, and a call is shown only when it is complete, with one id and an index
+  that counts shown calls;
+- `finish_reason` is `tool_calls` exactly when a call is shown, unless what was shown early turned out to be cut.
+
+A delta's bytes are a template made once per stream around the JSON of its text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, assert_never
+
+import orjson
+
+from unisono.api.chat.tools import CallForm, Toolbox, unwrap_input
+from unisono.api.sse import DONE, event
+from unisono.core.events import Closed, Delta, Event, Finished, Item, Opened, Reasoning, Repaired, Text, ToolCall
+from unisono.core.generation import FinishReason, Usage
+from unisono.engine.collect import Result
+from unisono.engine.turn import Report
+
+
+class ReasoningField(StrEnum):
+    """Under which name reasoning is shown. Clients disagree, so the default is both."""
+
+    BOTH = "both"
+    REASONING = "reasoning"
+    REASONING_CONTENT = "reasoning_content"
+    NONE = "none"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return REASONING_NAMES[self]
+
+
+REASONING_NAMES: dict[ReasoningField, tuple[str, ...]] = {
+    ReasoningField.BOTH: ("reasoning", "reasoning_content"),
+    ReasoningField.REASONING: ("reasoning",),
+    ReasoningField.REASONING_CONTENT: ("reasoning_content",),
+    ReasoningField.NONE: (),
+}
+
+CALLED = {CallForm.FUNCTION: "tool_calls", CallForm.CUSTOM: "tool_calls", CallForm.LEGACY: "function_call"}
+"""The finish reason of an answer that calls, by the form of its calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What is equal in every chunk of an answer, and how the answer is to be shown."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str | None = None
+    reasoning: ReasoningField = ReasoningField.BOTH
+    toolbox: Toolbox = field(default_factory=Toolbox)
+    notes: tuple[str, ...] = ()
+    include_usage: bool = False
+    hold_calls: bool = True
+
+    def head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
+
+
+def to_usage(usages: Sequence[Usage]) -> dict[str, Any]:
+    """Usage of all choices together: they share one prompt, which counts once."""
+    prompt = max((usage.prompt_tokens for usage in usages), default=0)
+    completion = sum(usage.completion_tokens for usage in usages)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": max((usage.cached_tokens for usage in usages), default=0)},
+        "completion_tokens_details": {"reasoning_tokens": sum(usage.reasoning_tokens for usage in usages)},
+    }
+
+
+def to_recoveries(reports: Sequence[Report]) -> list[str]:
+    """Rule names of every choice, each once, in order of first occurrence."""
+    return list(dict.fromkeys(rule for report in reports for rule in report.recoveries))
+
+
+def to_backend(reports: Sequence[Report]) -> str:
+    return ", ".join(dict.fromkeys(report.backend for report in reports if report.backend))
+
+
+def to_about(frame: Frame, reports: Sequence[Report]) -> dict[str, Any]:
+    """The `unisono` object: how the answer came to be."""
+    about: dict[str, Any] = {
+        "recoveries": to_recoveries(reports),
+        "failovers": sum(report.failovers for report in reports),
+        "backend": to_backend(reports),
+    }
+    return about | {"notes": list(frame.notes)} if frame.notes else about
+
+
+def to_finish_reason(finished: Finished, shown: Sequence[CallForm], *, cut_in_sight: bool = False) -> str:
+    """`shown` are the forms of the complete calls the client sees; `cut_in_sight` that it saw one that was cut."""
+    if shown and not cut_in_sight:
+        return CALLED[shown[0]]
+    if finished.cut_call or cut_in_sight:
+        return "length"
+    match finished.reason:
+        case FinishReason.STOP:
+            return "stop"
+        case FinishReason.LENGTH:
+            return "length"
+        case _:
+            assert_never(finished.reason)
+
+
+def _has_room(shown: Sequence[CallForm], form: CallForm) -> bool:
+    """Whether one more call fits into the message: one in the old form stands alone."""
+    return not shown or CallForm.LEGACY not in (shown[0], form)
+
+
+def to_call(item: ToolCall, arguments: str, form: CallForm) -> dict[str, Any]:
+    """A complete call as a message holds it; in the old form, the content of `function_call`."""
+    match form:
+        case CallForm.FUNCTION:
+            return {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": arguments}}
+        case CallForm.CUSTOM:
+            return {
+                "id": item.call_id,
+                "type": "custom",
+                "custom": {"name": item.name, "input": unwrap_input(arguments)},
+            }
+        case CallForm.LEGACY:
+            return {"name": item.name, "arguments": arguments}
+        case _:
+            assert_never(form)
+
+
+def to_choice(index: int, result: Result, frame: Frame) -> dict[str, Any]:
+    """One choice of a whole answer."""
+    reasoning: list[str] = []
+    content: list[str] = []
+    calls: list[dict[str, Any]] = []
+    shown: list[CallForm] = []
+    for closed in result.items:
+        match closed.item:
+            case Reasoning():
+                reasoning.append(closed.text)
+            case Text():
+                content.append(closed.text)
+            case ToolCall():
+                form = frame.toolbox.form_of(closed.item.name)
+                if closed.complete and _has_room(shown, form):
+                    calls.append(to_call(closed.item, closed.text, form))
+                    shown.append(form)
+            case _:
+                assert_never(closed.item)
+    text, thoughts = "".join(content), "".join(reasoning)
+    message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+    message["annotations"] = []
+    if thoughts:
+        message |= dict.fromkeys(frame.reasoning.names, thoughts)
+    if shown and shown[0] is CallForm.LEGACY:
+        message["function_call"] = calls[0]
+    elif calls:
+        message["tool_calls"] = calls
+    return {
+        "index": index,
+        "message": message,
+        "logprobs": None,
+        "finish_reason": to_finish_reason(result.finished, shown),
+    }
+
+
+def to_completion(results: Sequence[Result], reports: Sequence[Report], frame: Frame) -> dict[str, Any]:
+    """The whole answer: one choice per result."""
+    return frame.head("chat.completion") | {
+        "choices": [to_choice(index, result, frame) for index, result in enumerate(results)],
+        "usage": to_usage([result.finished.usage for result in results]),
+        "unisono": to_about(frame, reports),
+    }
+
+
+class ChoiceChunks:
+    """One choice of a stream: batches of events to bytes. Keeps what the order of chunks needs and no text but that of
+    a call being held."""
+
+    def __init__(self, index: int, frame: Frame) -> None:
+        self.finished: Finished | None = None
+        self._frame = frame
+        self._index = index
+        head = orjson.dumps(frame.head("chat.completion.chunk"))[:-1]
+        self._before = b"data: " + head + b',"choices":[{"index":%d,"delta":' % index
+        self._after = b',"logprobs":null,"finish_reason":null}]' + _usage_field(frame) + b"}\n\n"
+        self._content = self._before + b'{"content":'
+        names = frame.reasoning.names
+        self._reasoning = [b'%s"%s":' % (b"," if place else b"", name.encode()) for place, name in enumerate(names)]
+        self._begun = False
+        self._shown: list[CallForm] = []
+        self._early: tuple[ToolCall, int] | None = None
+        self._cut_in_sight = False
+
+    def write(self, batch: Sequence[Event]) -> bytes:
+        """The chunks of one batch. Deltas of one item that stand side by side become one chunk. The finish chunk is
+        not among them: `finish` makes it, since what it says may depend on the other choices."""
+        chunks: list[bytes] = []
+        if not self._begun:
+            self._begun = True
+            chunks.append(self._chunk(b'{"role":"assistant","content":""}'))
+        item: Item | None = None
+        texts: list[str] = []
+        for entry in batch:
+            if isinstance(entry, Delta) and (not texts or entry.item == item):
+                item = entry.item
+                texts.append(entry.text)
+                continue
+            if texts and item is not None:
+                chunks.append(self._delta(item, "".join(texts)))
+                texts = []
+            if isinstance(entry, Delta):
+                item = entry.item
+                texts.append(entry.text)
+            else:
+                chunks.append(self._other(entry))
+        if texts and item is not None:
+            chunks.append(self._delta(item, "".join(texts)))
+        return b"".join(chunks)
+
+    def finish(self, extra: dict[str, Any]) -> bytes:
+        """The chunk with the finish reason; `extra` are further fields of the chunk."""
+        assert self.finished is not None
+        reason = to_finish_reason(self.finished, self._shown, cut_in_sight=self._cut_in_sight)
+        choice = {"index": self._index, "delta": {}, "logprobs": None, "finish_reason": reason}
+        chunk = self._frame.head("chat.completion.chunk") | {"choices": [choice]}
+        if self._frame.include_usage:
+            chunk["usage"] = None
+        return event(orjson.dumps(chunk | extra))
+
+    def _chunk(self, delta: bytes) -> bytes:
+        return self._before + delta + self._after
+
+    def _delta(self, item: Item, text: str) -> bytes:
+        if not text:
+            return b""
+        match item:
+            case Text():
+                return self._content + orjson.dumps(text) + b"}" + self._after
+            case Reasoning():
+                if not self._reasoning:
+                    return b""
+                value = orjson.dumps(text)
+                return self._chunk(b"{" + b"".join(name + value for name in self._reasoning) + b"}")
+            case ToolCall():
+                if self._early is None:
+                    return b""  # held: its Closed has the whole of it
+                return self._arguments(self._early[1], CallForm.FUNCTION, text)
+            case _:
+                assert_never(item)
+
+    def _other(self, entry: Opened | Closed | Repaired | Finished) -> bytes:
+        match entry:
+            case Opened():
+                return self._opened(entry.item)
+            case Closed():
+                return self._closed(entry)
+            case Finished():
+                self.finished = entry
+                return b""
+            case Repaired():
+                return b""
+            case _:
+                assert_never(entry)
+
+    def _opened(self, item: Item) -> bytes:
+        if self._frame.hold_calls or not isinstance(item, ToolCall):
+            return b""
+        form = self._frame.toolbox.form_of(item.name)
+        if form is not CallForm.FUNCTION or not _has_room(self._shown, form):
+            return b""  # the other forms need the whole call
+        self._early = (item, len(self._shown))
+        return self._announce(self._early[1], item, CallForm.FUNCTION)
+
+    def _closed(self, closed: Closed) -> bytes:
+        if not isinstance(closed.item, ToolCall):
+            return b""
+        if self._early is not None:
+            self._early = None
+            self._shown.append(CallForm.FUNCTION)
+            self._cut_in_sight = self._cut_in_sight or not closed.complete
+            return b""
+        form = self._frame.toolbox.form_of(closed.item.name)
+        if not closed.complete or not _has_room(self._shown, form):
+            return b""
+        index = len(self._shown)
+        self._shown.append(form)
+        text = unwrap_input(closed.text) if form is CallForm.CUSTOM else closed.text
+        return self._announce(index, closed.item, form) + (self._arguments(index, form, text) if text else b"")
+
+    def _announce(self, index: int, item: ToolCall, form: CallForm) -> bytes:
+        """A call's first chunk: everything but its arguments."""
+        match form:
+            case CallForm.FUNCTION:
+                call = {"type": "function", "function": {"name": item.name, "arguments": ""}}
+            case CallForm.CUSTOM:
+                call = {"type": "custom", "custom": {"name": item.name, "input": ""}}
+            case CallForm.LEGACY:
+                return self._chunk(orjson.dumps({"function_call": {"name": item.name, "arguments": ""}}))
+            case _:
+                assert_never(form)
+        return self._chunk(orjson.dumps({"tool_calls": [{"index": index, "id": item.call_id, **call}]}))
+
+    def _arguments(self, index: int, form: CallForm, text: str) -> bytes:
+        match form:
+            case CallForm.FUNCTION:
+                call: dict[str, Any] = {"index": index, "function": {"arguments": text}}
+            case CallForm.CUSTOM:
+                call = {"index": index, "custom": {"input": text}}
+            case CallForm.LEGACY:
+                return self._chunk(orjson.dumps({"function_call": {"arguments": text}}))
+            case _:
+                assert_never(form)
+        return self._chunk(orjson.dumps({"tool_calls": [call]}))
+
+
+def _usage_field(frame: Frame) -> bytes:
+    return b',"usage":null' if frame.include_usage else b""
+
+
+class StreamChunks:
+    """The whole stream of one or several choices. The last JSON chunk says how the answer came to be."""
+
+    def __init__(self, frame: Frame, reports: Sequence[Report]) -> None:
+        self._frame = frame
+        self._reports = reports
+        self._choices = [ChoiceChunks(index, frame) for index in range(len(reports))]
+
+    def write(self, index: int, batch: Sequence[Event]) -> bytes:
+        """The chunks of one batch of choice `index`; the batch that ends the last choice ends the stream."""
+        choice = self._choices[index]
+        chunks = choice.write(batch)
+        if choice.finished is None:
+            return chunks
+        if any(other.finished is None for other in self._choices):
+            return chunks + choice.finish({})
+        about = {"unisono": to_about(self._frame, self._reports)}
+        if not self._frame.include_usage:
+            return chunks + choice.finish(about) + DONE
+        usage = to_usage([other.finished.usage for other in self._choices if other.finished is not None])
+        last = self._frame.head("chat.completion.chunk") | {"choices": [], "usage": usage} | about
+        return chunks + choice.finish({}) + event(orjson.dumps(last)) + DONE

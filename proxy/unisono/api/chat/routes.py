@@ -1,0 +1,115 @@
+"""`POST /v1/chat/completions`, with and without `/v1`: the two ends of the translations and nothing in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from unisono.api.body import read_json
+from unisono.api.chat.choices import ChunkSource, close_all, collect_all
+from unisono.api.chat.inbound import ChatTurn, to_turn
+from unisono.api.chat.outbound import Frame, ReasoningField, StreamChunks, to_backend, to_completion, to_recoveries
+from unisono.api.chat.schema import ChatRequest
+from unisono.api.sse import KEEP_ALIVE_S, ClientGone, EventStream, until_disconnect
+from unisono.engine.turn import Report, Run, Turns
+
+PATHS = ("/v1/chat/completions", "/chat/completions")
+CLIENT_CLOSED_REQUEST = 499
+"""The status nobody reads: the client was gone before there was an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatModel:
+    """What this surface knows of a model: the group that serves it and how its answers are shown."""
+
+    group: str
+    reasoning: ReasoningField = ReasoningField.BOTH
+    stream_tool_arguments: bool = False
+
+
+Resolve = Callable[[str], ChatModel]
+"""The model a name stands for, aliases and defaults applied. Raises UnknownModel."""
+
+
+def chat_router(
+    *,
+    turns: Turns,
+    resolve: Resolve,
+    today: Callable[[], str],
+    new_id: Callable[[], str],
+    clock: Callable[[], float],
+    fingerprint: str | None = None,
+    keep_alive_s: float = KEEP_ALIVE_S,
+) -> APIRouter:
+    """`today` gives YYYY-MM-DD, `new_id` an unguessable string, `clock` seconds since the epoch. Expects the layers of
+    `api.door` in front: they put the caller and the request's id into the state."""
+
+    async def complete(request: Request) -> Response:
+        wanted = ChatRequest.model_validate(await read_json(request))
+        model = resolve(wanted.model)
+        asked = to_turn(
+            wanted,
+            model=model.group,
+            today=today(),
+            tenant=request.state.caller.tenant,
+            request_id=request.state.request_id,
+            hold_calls=not model.stream_tool_arguments,
+        )
+        frame = Frame(
+            id=f"chatcmpl-{new_id()}",
+            created=int(clock()),
+            model=wanted.model,
+            fingerprint=fingerprint,
+            reasoning=model.reasoning,
+            toolbox=asked.toolbox,
+            notes=asked.notes,
+            include_usage=asked.include_usage,
+            hold_calls=asked.turn.hold_calls,
+        )
+        runs = await start_all(turns, asked)
+        reports = [run.report for run in runs]
+        if asked.stream:
+            source = ChunkSource(runs, StreamChunks(frame, reports))
+            return EventStream(source, headers=lambda: backend_header(reports), keep_alive_s=keep_alive_s)
+        try:
+            results = await until_disconnect(request.receive, collect_all(runs))
+        except ClientGone:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        body = orjson.dumps(to_completion(results, reports, frame))
+        headers = {**backend_header(reports), **recoveries_header(reports)}
+        return Response(body, headers=headers, media_type="application/json")
+
+    router = APIRouter()
+    for path in PATHS:
+        router.add_route(path, complete, methods=["POST"], name="chat_completions")
+    return router
+
+
+async def start_all(turns: Turns, asked: ChatTurn) -> list[Run]:
+    """One run per choice."""
+    runs: list[Run] = []
+    try:
+        runs += (turns.start(turn) for turn in map(asked.turn_of, range(asked.choices)))
+    except BaseException:
+        await close_all(runs)
+        raise
+    return runs
+
+
+def backend_header(reports: Sequence[Report]) -> Mapping[str, str]:
+    backend = to_backend(reports)
+    return {"x-unisono-backend": _header_text(backend)} if backend else {}
+
+
+def recoveries_header(reports: Sequence[Report]) -> Mapping[str, str]:
+    recoveries = to_recoveries(reports)
+    return {"x-unisono-recoveries": _header_text(",".join(recoveries))} if recoveries else {}
+
+
+def _header_text(text: str) -> str:
+    return "".join(letter if " " <= letter <= "~" else "?" for letter in text)

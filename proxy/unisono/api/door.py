@@ -1,0 +1,258 @@
+"""The door: what a request must pass before any route sees it, as pure ASGI layers.
+
+Each layer raises a `UnisonoError`; `Failures`, outside of them, answers. `doors` puts them in order. Decisions are made
+on the raw `scope["path"]` and raw headers, never on a URL that a Host header took part in. A layer costs nothing per
+streamed event except the request id's header on the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from starlette.datastructures import MutableHeaders
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from unisono.access.keys import Caller
+from unisono.api.failures import Failures
+from unisono.errors import (
+    BodyTimeout,
+    BodyTooLarge,
+    InvalidRequest,
+    NotAllowed,
+    NotAuthenticated,
+    UnsupportedMediaType,
+)
+
+HEALTH_PATHS = frozenset({"/health/liveliness", "/health/liveness", "/health/readiness"})
+MAX_BODY_BYTES = 10 * 1024 * 1024
+BODY_DEADLINE_S = 60.0
+BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
+REQUESTS = frozenset({"http", "websocket"})
+
+Authenticate = Callable[[str | None], Caller | None]
+"""The caller a bearer key belongs to; None, or NotAuthenticated raised, when it belongs to nobody."""
+
+
+def header_values(scope: Scope, name: bytes) -> list[str]:
+    """Every value of a header, in order. ASGI gives names in lower case."""
+    return [value.decode("latin-1") for key, value in scope["headers"] if key == name]
+
+
+class RequestIds:
+    """Gives every request an id: in `scope["state"]["request_id"]` and in the answer's `x-request-id`."""
+
+    def __init__(self, app: ASGIApp, *, new_id: Callable[[], str]) -> None:
+        self._app = app
+        self._new_id = new_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in REQUESTS:
+            await self._app(scope, receive, send)
+            return
+        request_id = f"req_{self._new_id()}"
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        await self._app(scope, receive, named)
+
+
+class Cors:
+    """Lets the listed origins read answers and send preflights; without a list there is no CORS at all."""
+
+    def __init__(self, app: ASGIApp, *, origins: Collection[str] = ()) -> None:
+        self._app = app
+        self._origins = frozenset(origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        origins = header_values(scope, b"origin") if scope["type"] == "http" else []
+        if len(origins) != 1 or not self._listed(origins[0]):
+            await self._app(scope, receive, send)
+            return
+        origin = origins[0]
+        asked = header_values(scope, b"access-control-request-method")
+        if scope["method"] == "OPTIONS" and asked:
+            await self._preflight(scope, origin, send)
+            return
+
+        async def shared(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers["access-control-allow-origin"] = origin
+                headers["access-control-expose-headers"] = "x-request-id, x-unisono-backend, x-unisono-recoveries"
+                headers.add_vary_header("Origin")
+            await send(message)
+
+        await self._app(scope, receive, shared)
+
+    def _listed(self, origin: str) -> bool:
+        return origin in self._origins or "*" in self._origins
+
+    @staticmethod
+    async def _preflight(scope: Scope, origin: str, send: Send) -> None:
+        # SDKs in browsers add headers of their own (x-stainless-*): a listed origin may send any.
+        wanted = ", ".join(header_values(scope, b"access-control-request-headers"))
+        headers = [
+            (b"access-control-allow-origin", origin.encode("latin-1")),
+            (b"access-control-allow-methods", b"GET, POST, DELETE"),
+            (b"access-control-allow-headers", (wanted or "authorization, content-type, x-api-key").encode("latin-1")),
+            (b"access-control-max-age", b"600"),
+            (b"vary", b"Origin, Access-Control-Request-Headers"),
+        ]
+        await send({"type": "http.response.start", "status": 204, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
+
+
+class LocalOnly:
+    """For a gateway without keys: only requests that name this machine, so that no web page can drive it, neither
+    through a foreign Origin nor through a DNS name that was made to point here."""
+
+    def __init__(self, app: ASGIApp, *, origins: Collection[str] = ()) -> None:
+        self._app = app
+        self._origins = frozenset(origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] in REQUESTS:
+            hosts = header_values(scope, b"host")
+            if len(hosts) != 1 or not is_loopback(f"//{hosts[0]}"):
+                raise NotAllowed("Without an API key this gateway answers only to localhost.")
+            for origin in header_values(scope, b"origin"):
+                if origin not in self._origins and not is_loopback(origin):
+                    raise NotAllowed("Without an API key this gateway refuses requests from other origins.")
+        await self._app(scope, receive, send)
+
+
+def is_loopback(url: str) -> bool:
+    """Whether a URL's host is a name or address of this very machine."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        return False
+    if not host or parts.username is not None or parts.path not in {"", "/"} or parts.query or parts.fragment:
+        return False
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class Authentication:
+    """Nobody gets further without a key, except to `open_paths`. Puts the Caller into `scope["state"]["caller"]`."""
+
+    def __init__(self, app: ASGIApp, *, authenticate: Authenticate, open_paths: Collection[str] = HEALTH_PATHS) -> None:
+        self._app = app
+        self._authenticate = authenticate
+        self._open_paths = frozenset(open_paths)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] in REQUESTS and scope["path"] not in self._open_paths:
+            caller = self._authenticate(presented_key(scope))
+            if caller is None:
+                raise NotAuthenticated("The API key is missing or not valid here.")
+            scope.setdefault("state", {})["caller"] = caller
+        await self._app(scope, receive, send)
+
+
+def presented_key(scope: Scope) -> str | None:
+    """The key of `Authorization: Bearer` or of `x-api-key`, the first one winning; None when there is none or when a
+    header comes twice, which no client does."""
+    authorization = header_values(scope, b"authorization")
+    if len(authorization) > 1:
+        return None
+    if authorization:
+        scheme, _, key = authorization[0].strip().partition(" ")
+        if scheme.lower() == "bearer" and key.strip():
+            return key.strip()
+    keys = header_values(scope, b"x-api-key")
+    return keys[0].strip() or None if len(keys) == 1 else None
+
+
+class BodyLimits:
+    """What a body may be: plain JSON, not compressed, of bounded size, arriving within a deadline (seconds).
+
+    Bytes are counted while they arrive, whatever Content-Length promised.
+    """
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int = MAX_BODY_BYTES, deadline_s: float = BODY_DEADLINE_S) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._deadline_s = deadline_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        self._check_headers(scope)
+        until = asyncio.get_running_loop().time() + self._deadline_s
+        taken, complete = 0, False
+
+        async def limited() -> Message:
+            nonlocal taken, complete
+            if complete:
+                return await receive()
+            try:
+                async with asyncio.timeout_at(until):
+                    message = await receive()
+            except TimeoutError:
+                raise BodyTimeout(f"The body did not arrive within {self._deadline_s:g} s.") from None
+            taken += len(message.get("body", b""))
+            complete = not message.get("more_body", False)
+            if taken > self._max_bytes:
+                raise self._too_large()
+            return message
+
+        await self._app(scope, limited, send)
+
+    def _check_headers(self, scope: Scope) -> None:
+        lengths = header_values(scope, b"content-length")
+        if len(set(lengths)) > 1 or any(not (value.isascii() and value.isdigit()) for value in lengths):
+            raise InvalidRequest("Content-Length is not one number.")
+        if lengths and (len(lengths[0]) > 18 or int(lengths[0]) > self._max_bytes):
+            raise self._too_large()
+        if any(value.strip().lower() not in {"", "identity"} for value in header_values(scope, b"content-encoding")):
+            raise UnsupportedMediaType("Compressed bodies are not accepted; send it without Content-Encoding.")
+        has_body = (bool(lengths) and int(lengths[0]) > 0) or bool(header_values(scope, b"transfer-encoding"))
+        types = header_values(scope, b"content-type")
+        if scope["method"] in BODY_METHODS and (has_body or types) and not _is_json(types):
+            raise UnsupportedMediaType("The body must be JSON, with 'Content-Type: application/json'.")
+
+    def _too_large(self) -> BodyTooLarge:
+        return BodyTooLarge(f"The body is larger than {self._max_bytes:,} bytes.")
+
+
+def _is_json(content_types: list[str]) -> bool:
+    return len(content_types) == 1 and content_types[0].partition(";")[0].strip().lower() == "application/json"
+
+
+def doors(
+    *,
+    authenticate: Authenticate,
+    keyless: bool,
+    new_id: Callable[[], str],
+    origins: Iterable[str] = (),
+    open_paths: Collection[str] = HEALTH_PATHS,
+    max_body_bytes: int = MAX_BODY_BYTES,
+    body_deadline_s: float = BODY_DEADLINE_S,
+) -> list[Middleware]:
+    """Every layer in its order, outermost first, for `FastAPI(middleware=...)`. `keyless` adds the check that a
+    request comes from and names this machine; `origins` are the web origins CORS is open to."""
+    listed = frozenset(origins)
+    local = [Middleware(LocalOnly, origins=listed)] if keyless else []
+    return [
+        Middleware(RequestIds, new_id=new_id),
+        Middleware(Cors, origins=listed),
+        Middleware(Failures),
+        *local,
+        Middleware(Authentication, authenticate=authenticate, open_paths=open_paths),
+        Middleware(BodyLimits, max_bytes=max_body_bytes, deadline_s=body_deadline_s),
+    ]

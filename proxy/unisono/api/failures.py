@@ -1,0 +1,168 @@
+"""Failures on the wire: every exception becomes a status and OpenAI's error body, here and nowhere else.
+
+`failure_of` is the only broad catch's translation: what is not on the tree of `unisono.errors` is a fault of the
+gateway, logged with its traceback and shown to the client without any detail. `Failures` is the outermost layer that
+answers for whatever a request raises; the handlers for FastAPI answer for what it raises itself (unknown paths, wrong
+methods, invalid bodies).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Awaitable, Sequence
+from typing import Any
+
+import orjson
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from unisono.errors import (
+    BodyTimeout,
+    BodyTooLarge,
+    InternalError,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotAllowed,
+    NotAuthenticated,
+    NotFound,
+    UnisonoError,
+    UnsupportedMediaType,
+    UnsupportedValue,
+)
+
+log = logging.getLogger("unisono.api")
+
+BY_STATUS: dict[int, type[UnisonoError]] = {
+    400: InvalidRequest,
+    401: NotAuthenticated,
+    403: NotAllowed,
+    404: NotFound,
+    405: MethodNotAllowed,
+    408: BodyTimeout,
+    413: BodyTooLarge,
+    415: UnsupportedMediaType,
+}
+"""What a framework's HTTP exception is on our tree; any other status is a fault of the gateway."""
+
+BUSY = frozenset({429, 503})
+"""Statuses that always say when to come back."""
+DEFAULT_RETRY_AFTER_S = 1.0
+
+
+def to_body(error: UnisonoError) -> dict[str, Any]:
+    """OpenAI's error object, as it stands in a body and in a stream."""
+    return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
+
+
+def to_response(error: UnisonoError) -> Response:
+    """The whole HTTP answer for `error`."""
+    headers: dict[str, str] = {}
+    retry_after_s = error.retry_after_s
+    if retry_after_s is None and error.status in BUSY:
+        retry_after_s = DEFAULT_RETRY_AFTER_S
+    if retry_after_s is not None:
+        headers["retry-after"] = str(max(0, math.ceil(retry_after_s)))
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    if isinstance(error, BodyTooLarge | BodyTimeout):
+        # The rest of the body is never read, so the connection cannot be used again.
+        headers["connection"] = "close"
+    body = orjson.dumps(to_body(error))
+    return Response(body, error.status, headers, media_type="application/json")
+
+
+def failure_of(error: Exception) -> UnisonoError:
+    """The failure a client sees for `error`. A fault of the gateway is logged here, with its traceback."""
+    if isinstance(error, UnisonoError):
+        return error
+    if isinstance(error, RequestValidationError):
+        return invalid(error.errors())
+    if isinstance(error, ValidationError):
+        return invalid(error.errors(include_url=False, include_input=False, include_context=False))
+    if isinstance(error, HTTPException):
+        kind = BY_STATUS.get(error.status_code, InternalError)
+        return kind(str(error.detail))
+    log.error("unexpected %s", type(error).__name__, exc_info=error)
+    return InternalError("The gateway failed on this request; the operator's log says why.")
+
+
+def invalid(errors: Sequence[Any]) -> InvalidRequest:
+    """The first of pydantic's findings as a failure that names its field in dotted form.
+
+    A finding raised with the type `unsupported_value` becomes `UnsupportedValue`. The input itself is not repeated.
+    """
+    if not errors:
+        return InvalidRequest("The request is not valid.")
+    first = errors[0]
+    param = ".".join(str(step) for step in first["loc"]) or None
+    kind = UnsupportedValue if first["type"] == UnsupportedValue.code else InvalidRequest
+    if first["type"] == "missing":
+        return kind(f"Missing required field '{param}'.", param=param)
+    where = f"Invalid value for '{param}': " if param else ""
+    return kind(f"{where}{first['msg']}", param=param)
+
+
+async def outcome(work: Awaitable[None]) -> UnisonoError | None:
+    """Await `work`; None when it ended well, else the failure a client sees."""
+    try:
+        await work
+    except Exception as error:
+        return failure_of(error)
+    return None
+
+
+def register(app: FastAPI) -> None:
+    """Let FastAPI answer in OpenAI's shape for what it raises itself."""
+
+    async def answer(request: Request, error: Exception) -> Response:
+        failure = failure_of(error)
+        if isinstance(failure, NotFound) and isinstance(error, HTTPException):
+            failure = NotFound(f"There is nothing at {request.method} {request.scope['path'][:200]}.")
+        elif isinstance(failure, MethodNotAllowed):
+            failure = MethodNotAllowed(f"{request.method} is not allowed at {request.scope['path'][:200]}.")
+        response = to_response(failure)
+        if isinstance(error, HTTPException) and error.headers:
+            response.headers.update(error.headers)
+        return response
+
+    for kind in (UnisonoError, HTTPException, RequestValidationError, ValidationError):
+        app.add_exception_handler(kind, answer)
+
+
+class Failures:
+    """ASGI layer that turns whatever the layers inside raise into an answer.
+
+    Once an answer has begun there is nothing left to say: the fault is logged and the connection is cut, so that the
+    client cannot take half an answer for a whole one.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in {"http", "websocket"}:
+            await self._app(scope, receive, send)
+            return
+        begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:
+            failure = failure_of(error)
+            if begun:
+                raise
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1008, "reason": failure.code})
+            else:
+                await to_response(failure)(scope, receive, send)

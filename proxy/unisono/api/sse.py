@@ -1,0 +1,165 @@
+"""Server-sent events: bytes of a stream to a client that may be slow, silent or gone.
+
+The answer's head goes out with the first bytes or with the first keep-alive, whichever comes first, so that a failure
+before either is a real HTTP error. After the head a failure is one event `data: {"error": {...}}` and the stream ends
+there: without `data: [DONE]`, which only ever means success. A client that leaves ends the source at once, in every
+phase, before the first byte too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from typing import Any, Protocol, TypeVar
+
+import orjson
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from unisono.api.failures import outcome, to_body, to_response
+from unisono.errors import UnisonoError
+
+T = TypeVar("T")
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+KEEP_ALIVE_S = 10.0
+STALL_S = 60.0
+"""A client that takes no bytes for so long holds a backend for nothing and counts as gone."""
+
+
+class ClientGone(Exception):
+    """The client closed its connection; nobody reads an answer any more."""
+
+
+class Source(Protocol):
+    """Bytes to send, one write per step, each step whole events or nothing (`b""`)."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]: ...
+
+    async def aclose(self) -> None:
+        """Free whatever feeds the source; called exactly once, also when it was never iterated."""
+        ...
+
+
+def event(body: bytes) -> bytes:
+    """One unnamed event. `body` is JSON, so it holds no line break."""
+    return b"data: " + body + b"\n\n"
+
+
+def error_event(error: UnisonoError) -> bytes:
+    return event(orjson.dumps(to_body(error)))
+
+
+async def disconnected(receive: Receive) -> None:
+    """Return when the client is gone. The request's body has been read before."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled when the client leaves first. Raises ClientGone then."""
+    working = asyncio.create_task(work)
+    gone = asyncio.create_task(disconnected(receive))
+    try:
+        await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientGone
+    finally:
+        await _end(working, gone)
+
+
+async def _end(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class EventStream(Response):
+    """An answer of server-sent events. `headers` is asked when the head goes out, not before: what it tells may only
+    be known by then. Durations are in seconds."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        headers: Callable[[], Mapping[str, str]] = dict,
+        keep_alive_s: float = KEEP_ALIVE_S,
+        stall_s: float = STALL_S,
+    ) -> None:
+        super().__init__()
+        self._source = source
+        self._more_headers = headers
+        self._keep_alive_s = keep_alive_s
+        self._stall_s = stall_s
+        self._lock = asyncio.Lock()
+        self._begun = False
+        self._last_write = 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._last_write = asyncio.get_running_loop().time()
+        pump = asyncio.create_task(self._pump(send))
+        gone = asyncio.create_task(disconnected(receive))
+        pulse = asyncio.create_task(self._pulse(send))
+        try:
+            await asyncio.wait({pump, gone, pulse}, return_when=asyncio.FIRST_COMPLETED)
+            if not pump.done():
+                return
+            await _end(pulse)
+            failure = pump.result()
+            if failure is None:
+                await self._write(send, b"", last=True)
+            elif self._begun:
+                await self._write(send, error_event(failure), last=True)
+            else:
+                await to_response(failure)(scope, receive, send)
+        finally:
+            await _end(pump, gone, pulse)
+            await self._source.aclose()
+
+    async def _pump(self, send: Send) -> UnisonoError | None:
+        return await outcome(self._drain(send))
+
+    async def _drain(self, send: Send) -> None:
+        async for data in self._source:
+            if data:
+                await self._write(send, data)
+
+    async def _write(self, send: Send, data: bytes, *, last: bool = False) -> None:
+        async with self._lock:
+            if not self._begun:
+                self._begun = True
+                await send(self._head())
+            self._last_write = asyncio.get_running_loop().time()
+            await send({"type": "http.response.body", "body": data, "more_body": not last})
+
+    def _head(self) -> Message:
+        headers = {
+            "content-type": "text/event-stream; charset=utf-8",
+            "cache-control": "no-cache",
+            "x-accel-buffering": "no",
+            **self._more_headers(),
+        }
+        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        return {"type": "http.response.start", "status": 200, "headers": raw}
+
+    async def _pulse(self, send: Send) -> None:
+        """Write a comment whenever the stream was silent for too long; return when the client takes nothing."""
+        now = asyncio.get_running_loop().time
+        while True:
+            silent_s = now() - self._last_write
+            if self._lock.locked():
+                if silent_s >= self._stall_s:
+                    return
+                await asyncio.sleep(min(self._keep_alive_s, self._stall_s - silent_s))
+            elif silent_s >= self._keep_alive_s:
+                try:
+                    async with asyncio.timeout(self._stall_s):
+                        await self._write(send, KEEP_ALIVE)
+                except TimeoutError:
+                    return
+            else:
+                await asyncio.sleep(self._keep_alive_s - silent_s)

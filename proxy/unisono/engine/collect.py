@@ -1,0 +1,50 @@
+"""The non-streaming answer: a fold over the very events a stream is made of. There is no second path."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Iterable
+from dataclasses import dataclass
+from typing import assert_never
+
+from unisono.core.events import Closed, Delta, Event, Finished, Opened, Repaired
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A finished answer. `items` are its Closed events in order, cut ones included; `repaired` what was mended."""
+
+    items: tuple[Closed, ...]
+    repaired: tuple[Repaired, ...]
+    finished: Finished
+
+
+def collect(events: Iterable[Event]) -> Result:
+    """Fold a whole stream. Raises ValueError when it does not end with Finished: half an answer is none."""
+    items: list[Closed] = []
+    repaired: list[Repaired] = []
+    finished: Finished | None = None
+    for event in events:
+        if finished is not None:
+            raise ValueError("an event after Finished")
+        match event:
+            case Closed():
+                items.append(event)
+            case Repaired():
+                repaired.append(event)
+            case Finished():
+                finished = event
+            case Opened() | Delta():
+                pass  # a Closed holds what its deltas were
+            case _:
+                assert_never(event)
+    if finished is None:
+        raise ValueError("the events end without Finished")
+    return Result(tuple(items), tuple(repaired), finished)
+
+
+async def collect_run(batches: AsyncIterable[list[Event]]) -> Result:
+    """Fold a run while it goes on; what the run raises comes through. Only what the fold needs is kept."""
+    kept: list[Event] = []
+    async for batch in batches:
+        kept += (event for event in batch if not isinstance(event, Delta))
+    return collect(kept)
