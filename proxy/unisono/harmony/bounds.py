@@ -1,0 +1,67 @@
+"""What text and structure from outside may cost and hold before it is declared to the model.
+
+Promises that a value passed through here cannot leave the line it stands on, and that the tools of one request cost a
+bounded amount of work, whatever their schemas refer to.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+
+from unisono.errors import InvalidRequest
+
+MAX_TOOLS = 512
+MAX_DEPTH = 32
+"""Schemas inside schemas; also references inside references."""
+MAX_KEY = 256
+MAX_ENUM = 5_000
+
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_INVISIBLE = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x9f]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(slots=True)
+class Budget:
+    """What the tools of one request may cost together: `json` are characters as they were sent, `nodes` schemas looked
+    at, with references expanded, `characters` text that is declared."""
+
+    json: int = 1_000_000
+    nodes: int = 10_000
+    characters: int = 400_000
+
+    def spend(self, *, json: int = 0, nodes: int = 0, characters: int = 0) -> None:
+        """Raises InvalidRequest when one of them is used up."""
+        self.json -= json
+        self.nodes -= nodes
+        self.characters -= characters
+        if min(self.json, self.nodes, self.characters) < 0:
+            raise InvalidRequest("The tools are too big: too many parameters or too much text, references expanded.")
+
+
+def breaks_out(text: str) -> bool:
+    """Whether `text` holds a line break or another control character."""
+    return _CONTROL.search(text) is not None
+
+
+def one_line(text: str) -> str:
+    """Text fit for a comment that ends with its line: lines joined, invisible characters gone."""
+    joined = " ".join(stripped for line in text.splitlines() if (stripped := line.strip()))
+    return well_formed(_INVISIBLE.sub("", joined))
+
+
+def well_formed(text: str) -> str:
+    """Text without lone surrogates: each becomes U+FFFD."""
+    return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
+
+
+def to_json(value: object) -> str:
+    """JSON on one line. Raises InvalidRequest for what JSON cannot say (NaN, endless nesting)."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError, RecursionError) as failure:
+        raise InvalidRequest("A tool's parameters hold a value that JSON cannot express.") from failure
+    # JSON leaves these two line breaks of TypeScript as they are.
+    return well_formed(text).replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

@@ -1,0 +1,54 @@
+"""A bounded memory of what was computed lately, shared by threads."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable
+from threading import Lock
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class Recent(Generic[K, V]):
+    """The least recently used values go first. `capacity` bounds the sum of the weights."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._weight = 0
+        self._lock = Lock()
+
+    @property
+    def weight(self) -> int:
+        """Sum of the weights held; never above the capacity."""
+        return self._weight
+
+    def get(self, key: K) -> V | None:
+        return self.get_all((key,))[0]
+
+    def get_all(self, keys: Iterable[K]) -> list[V | None]:
+        """One value per key, None where there is none."""
+        found: list[V | None] = []
+        with self._lock:
+            for key in keys:
+                entry = self._entries.get(key)
+                if entry is None:
+                    found.append(None)
+                else:
+                    self._entries.move_to_end(key)
+                    found.append(entry[0])
+        return found
+
+    def put(self, key: K, value: V, weight: int) -> None:
+        """Remember a value. One that is heavier than the whole capacity is not kept."""
+        if weight > self._capacity:
+            return
+        with self._lock:
+            before = self._entries.pop(key, None)
+            self._weight += weight - (before[1] if before else 0)
+            self._entries[key] = (value, weight)
+            while self._weight > self._capacity:
+                _, (_, dropped) = self._entries.popitem(last=False)
+                self._weight -= dropped

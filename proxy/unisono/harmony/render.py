@@ -1,0 +1,287 @@
+"""Conversation -> prompt, as token ids and, for backends that take no ids, as text.
+
+Promises that the ids are those of openai-harmony for the same messages, that text from outside never becomes a control
+token, that equal conversations give equal bytes, and that a conversation that grew by one message costs little more
+than that message. Structure comes from the table below; text goes through tiktoken, which is linear and releases the
+GIL. Every message begins and ends with a control token, so no merge crosses a boundary and messages are rendered, and
+remembered, one by one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple, TypeAlias, assert_never
+
+from unisono.core.conversation import (
+    AssistantCall,
+    AssistantMessage,
+    AssistantReasoning,
+    Conversation,
+    DeveloperMessage,
+    Effort,
+    Item,
+    Phase,
+    Preamble,
+    Tokens,
+    ToolResult,
+    UserMessage,
+)
+from unisono.core.generation import CALL, END, FIRST_SPECIAL, RETURN, START, VOCABULARY
+from unisono.errors import InvalidRequest
+from unisono.harmony.bounds import well_formed
+from unisono.harmony.encoding import Encoding
+from unisono.harmony.neutral import check_structure, neutralise
+from unisono.harmony.preamble import system_text, tools_section
+from unisono.harmony.recent import Recent
+from unisono.harmony.tools import ToolSet
+
+ENTRY_WEIGHT = 32
+"""Tokens that a remembered message counts beyond its own, for its key and place."""
+SECTION_CHARACTERS = 2_000_000
+"""Bound of the remembered tools sections and system texts."""
+
+ANSWER = "<|start|>assistant"
+PREFILL = ANSWER + "<|channel|>final<|message|>"
+INSTRUCTIONS = "# Instructions\n\n"
+
+
+class Form(Enum):
+    """A kind of message: its header, with the tool's wire name where it has one, and its terminator."""
+
+    SYSTEM = ("<|start|>system<|message|>", "<|end|>")
+    DEVELOPER = ("<|start|>developer<|message|>", "<|end|>")
+    USER = ("<|start|>user<|message|>", "<|end|>")
+    REASONING = ("<|start|>assistant<|channel|>analysis<|message|>", "<|end|>")
+    COMMENTARY = ("<|start|>assistant<|channel|>commentary<|message|>", "<|end|>")
+    FINAL = ("<|start|>assistant<|channel|>final<|message|>", "<|end|>")
+    CALL = ("<|start|>assistant to=functions.{}<|channel|>commentary <|constrain|>json<|message|>", "<|call|>")
+    RESULT = ("<|start|>functions.{} to=assistant<|channel|>commentary<|message|>", "<|end|>")
+
+    def __init__(self, header: str, end: str) -> None:
+        self.header = header
+        self.end = end
+
+
+PHASES = {Phase.COMMENTARY: Form.COMMENTARY, Phase.FINAL: Form.FINAL}
+
+CLOSINGS: dict[type, tuple[int, frozenset[int]]] = {
+    AssistantReasoning: (END, frozenset((END, RETURN))),
+    AssistantMessage: (END, frozenset((END, RETURN))),
+    AssistantCall: (CALL, frozenset((CALL, END, RETURN))),
+}
+"""How a generated message ends in a later prompt, and the terminators it may have been generated with."""
+
+
+class Part(NamedTuple):
+    """A message to be rendered from text."""
+
+    form: Form
+    text: str
+    name: str = ""
+
+    @property
+    def header(self) -> str:
+        return self.form.header.format(self.name)
+
+    @property
+    def key(self) -> bytes:
+        """Stands for the content, so that the memory holds no text."""
+        content = f"{self.form.header}\0{self.name}\0{self.text}".encode("utf-8", "surrogatepass")
+        # The same digest either way; saying what it is for skips a policy check that costs more than a short message.
+        return hashlib.sha256(content, usedforsecurity=False).digest()
+
+
+Piece: TypeAlias = Part | Tokens
+"""A message to be rendered, or one the model generated and that stands as it was."""
+
+
+class Renderer:
+    """Renders conversations and remembers the messages in them, at most `cache_tokens` tokens. Safe to share between
+    threads."""
+
+    def __init__(self, encoding: Encoding, *, cache_tokens: int = 2_000_000) -> None:
+        self._encoding = encoding
+        self._messages: Recent[bytes, Tokens] = Recent(cache_tokens)
+        self._checked: Recent[bytes, bool] = Recent(cache_tokens // ENTRY_WEIGHT)
+        self._sections: Recent[bytes, str] = Recent(SECTION_CHARACTERS)
+        self._systems: Recent[tuple[str, str, str, Effort, bool], str] = Recent(SECTION_CHARACTERS)
+        # One object per id, shared by all remembered messages: a token costs 8 bytes and not 40.
+        self._ids = list(range(VOCABULARY))
+        self._answer = encoding.encode_marked(ANSWER)
+        self._prefill = encoding.encode_marked(PREFILL)
+
+    def prompt(self, conversation: Conversation, tools: ToolSet) -> list[int]:
+        """Ids that end in `<|start|>assistant`, or in the open final message of a prefill.
+
+        `tools` are what the preamble declares. Raises InvalidRequest for text that cannot be tokenised.
+        """
+        prompt: list[int] = []
+        for tokens in self._rendered(self._pieces(conversation, tools)):
+            prompt.extend(tokens)
+        if conversation.prefill is None:
+            prompt.extend(self._answer)
+        else:
+            prompt.extend(self._prefill)
+            prompt.extend(self._encoded(conversation.prefill))
+        return prompt
+
+    def text_prompt(self, conversation: Conversation, tools: ToolSet) -> str:
+        """The same prompt for a backend that tokenises text, control tokens included. What spells a control token in
+        outside text is broken up. Raises InvalidRequest where the backend would still see another structure."""
+        pieces = self._pieces(conversation, tools)
+        texts = [self._spelled(piece) for piece in pieces]
+        keys = [_key(piece) for piece in pieces]
+        for key, checked, piece, text in zip(keys, self._checked.get_all(keys), pieces, texts, strict=True):
+            if not checked:
+                [tokens] = self._rendered([piece])
+                self._check(text, tokens)
+                self._checked.put(key, True, 1)
+        if conversation.prefill is None:
+            return "".join(texts) + ANSWER
+        last = PREFILL + neutralise(well_formed(conversation.prefill))
+        self._check(last, self._prefill)
+        return "".join(texts) + last
+
+    def cold_chars(self, conversation: Conversation, tools: ToolSet) -> int:
+        """How many characters `prompt` would have to tokenise: what is not remembered yet."""
+        cold = len(conversation.prefill or "")
+        if tools.declared and self._sections.get(tools.digest) is None:
+            # Writing the section is work in itself, so it is not written to be counted.
+            cold += tools.characters + len(conversation.preamble.instructions)
+            parts = _messages(conversation, tools)
+        else:
+            parts = self._pieces(conversation, tools)
+        texts = [part for part in parts if isinstance(part, Part)]
+        known = self._messages.get_all(part.key for part in texts)
+        return cold + sum(len(part.text) for part, tokens in zip(texts, known, strict=True) if tokens is None)
+
+    def item(self, item: Item, tools: ToolSet) -> Tokens:
+        """One message of a conversation, from `<|start|>` to its terminator."""
+        [tokens] = self._rendered([_piece(item, tools)])
+        return tokens
+
+    def _pieces(self, conversation: Conversation, tools: ToolSet) -> list[Piece]:
+        preamble = conversation.preamble
+        pieces: list[Piece] = [Part(Form.SYSTEM, self._system(preamble, with_tools=bool(tools.declared)))]
+        sections = []
+        if preamble.instructions:
+            sections.append(INSTRUCTIONS + preamble.instructions)
+        if tools.declared:
+            sections.append(self._section(tools))
+        if sections:
+            pieces.append(Part(Form.DEVELOPER, "\n\n".join(sections)))
+        return pieces + _messages(conversation, tools)
+
+    def _rendered(self, pieces: list[Piece]) -> list[Tokens]:
+        keys = [piece.key if isinstance(piece, Part) else b"" for piece in pieces]
+        rendered: list[Tokens] = []
+        for key, known, piece in zip(keys, self._messages.get_all(keys), pieces, strict=True):
+            if not isinstance(piece, Part):
+                rendered.append(piece)
+            elif known is not None:
+                rendered.append(known)
+            else:
+                rendered.append(self._render(piece))
+                self._messages.put(key, rendered[-1], len(rendered[-1]) + ENTRY_WEIGHT)
+        return rendered
+
+    def _render(self, part: Part) -> Tokens:
+        encoding = self._encoding
+        ids = encoding.encode_marked(part.header)
+        ids += self._encoded(part.text)
+        ids += encoding.encode_marked(part.form.end)
+        return tuple(map(self._ids.__getitem__, ids))
+
+    def _encoded(self, text: str) -> list[int]:
+        try:
+            return self._encoding.encode_text(text)
+        except ValueError as failure:
+            raise InvalidRequest("A message holds a run of characters that is too long to be tokenised.") from failure
+
+    def _spelled(self, piece: Piece) -> str:
+        if isinstance(piece, Part):
+            return piece.header + neutralise(well_formed(piece.text)) + piece.form.end
+        decode = self._encoding.decode
+        texts: list[str] = []
+        begin = 0
+        for position in [position for position, token in enumerate(piece) if token >= FIRST_SPECIAL]:
+            texts += (neutralise(decode(piece[begin:position])), decode(piece[position : position + 1]))
+            begin = position + 1
+        return "".join(texts)
+
+    def _check(self, text: str, tokens: Tokens | list[int]) -> None:
+        try:
+            check_structure(self._encoding, text, tokens)
+        except ValueError as failure:
+            raise InvalidRequest("A message holds a run of characters that is too long to be tokenised.") from failure
+
+    def _section(self, tools: ToolSet) -> str:
+        section = self._sections.get(tools.digest)
+        if section is None:
+            section = tools_section(self._encoding.harmony, tools)
+            self._sections.put(tools.digest, section, len(section))
+        return section
+
+    def _system(self, preamble: Preamble, *, with_tools: bool) -> str:
+        key = (preamble.identity, preamble.knowledge_cutoff, preamble.date, preamble.effort, with_tools)
+        text = self._systems.get(key)
+        if text is None:
+            text = system_text(self._encoding.harmony, preamble, with_tools=with_tools)
+            self._systems.put(key, text, 2 * len(text))
+        return text
+
+
+def _messages(conversation: Conversation, tools: ToolSet) -> list[Piece]:
+    """The items that the analysis rule keeps: reasoning before the last final answer goes, the rest stays."""
+    answered = _last_answer(conversation.items)
+    return [
+        _piece(item, tools)
+        for index, item in enumerate(conversation.items)
+        if index > answered or not isinstance(item, AssistantReasoning)
+    ]
+
+
+def _piece(item: Item, tools: ToolSet) -> Piece:
+    match item:
+        case UserMessage():
+            return Part(Form.USER, item.text)
+        case DeveloperMessage():
+            return Part(Form.DEVELOPER, INSTRUCTIONS + item.text)
+        case AssistantReasoning():
+            return _generated(item) or Part(Form.REASONING, item.text)
+        case AssistantMessage():
+            return _generated(item) or Part(PHASES[item.phase], item.text)
+        case AssistantCall():
+            return _generated(item) or Part(Form.CALL, item.arguments, tools.wire(item.name))
+        case ToolResult():
+            return Part(Form.RESULT, item.output, tools.wire(item.name))
+        case _:
+            assert_never(item)
+
+
+def _generated(item: AssistantReasoning | AssistantMessage | AssistantCall) -> Tokens | None:
+    """The ids the model generated for `item`, ended as a later prompt needs it; None when there are none, or when they
+    are not one whole message."""
+    tokens = item.tokens
+    if not tokens:
+        return None
+    closing, accepted = CLOSINGS[type(item)]
+    if tokens[0] != START or tokens[-1] not in accepted:
+        return None
+    return tokens if tokens[-1] == closing else (*tokens[:-1], closing)
+
+
+def _last_answer(items: Sequence[Item]) -> int:
+    """Index of the last message on `final`, -1 without one. A preamble on `commentary` is none."""
+    for index in range(len(items) - 1, -1, -1):
+        item = items[index]
+        if isinstance(item, AssistantMessage) and item.phase is Phase.FINAL:
+            return index
+    return -1
+
+
+def _key(piece: Piece) -> bytes:
+    return piece.key if isinstance(piece, Part) else hashlib.sha256(array("I", piece).tobytes()).digest()

@@ -1,0 +1,400 @@
+"""JSON Schema of tool parameters, read as TypeScript shapes.
+
+Promises that what comes out prints as right TypeScript: references are followed, `allOf` is merged, alternatives become
+unions, constraints end up in comments, and nothing is silently turned into `any`. What TypeScript cannot say is said in
+the comment; what could break out of the declaration is refused. Work is bounded by a `Budget`, whatever the schema is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+from urllib.parse import unquote
+
+from unisono.errors import InvalidRequest
+from unisono.harmony.bounds import MAX_DEPTH, MAX_ENUM, MAX_KEY, Budget, breaks_out, one_line, to_json, well_formed
+from unisono.harmony.merging import merged
+from unisono.harmony.shapes import ANY, NEVER, NULL, Block, Field, Line, Shape, array_of, inline, union_of
+
+Schema: TypeAlias = Mapping[str, object]
+
+CONSTRAINTS = (
+    *("format", "pattern", "minLength", "maxLength", "contentEncoding", "contentMediaType"),
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    *("minItems", "maxItems", "uniqueItems", "minContains", "maxContains", "minProperties", "maxProperties"),
+    "deprecated",
+)
+"""Keywords with a plain value, told in the comment as `keyword: value`."""
+
+CONDITIONS = (
+    *("not", "if", "then", "else", "contains", "dependentRequired", "dependentSchemas", "dependencies"),
+    *("propertyNames", "unevaluatedProperties", "unevaluatedItems"),
+)
+"""Keywords that TypeScript has no word for: told in the comment as JSON when short."""
+
+LONGEST_CONDITION = 200
+
+_TOLD = frozenset(CONSTRAINTS + CONDITIONS)
+
+TYPE_NAMES = {
+    "int": "integer",
+    "long": "integer",
+    "float": "number",
+    "double": "number",
+    "decimal": "number",
+    "str": "string",
+    "text": "string",
+    "bool": "boolean",
+    "dict": "object",
+    "map": "object",
+    "list": "array",
+    "tuple": "array",
+    "none": "null",
+}
+"""Names that clients write for JSON Schema's seven."""
+
+_KEYWORD_TYPES = {
+    "object": ("properties", "patternProperties", "additionalProperties", "required"),
+    "array": ("items", "prefixItems", "minItems", "maxItems", "uniqueItems"),
+    "string": ("pattern", "minLength", "maxLength", "format"),
+    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+}
+"""Which type a schema without `type` is about, by the keywords it holds; the first that matches."""
+
+_ANNOTATIONS = frozenset(
+    ("title", "description", "default", "examples", "nullable", "$defs", "definitions", "$schema", "$id", "$comment")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A schema's shape, and what its comment must add. `flat` is the schema with references followed."""
+
+    shape: Shape
+    description: str = ""
+    notes: tuple[str, ...] = ()
+    flat: Schema = field(default_factory=dict)
+
+    @property
+    def comment(self) -> str:
+        notes = "; ".join(self.notes)
+        return f"{self.description} ({notes})" if self.description and notes else self.description or notes
+
+
+def read_parameters(schema: object, budget: Budget) -> Reading | None:
+    """The shape of a tool's one argument; None when it takes none. `budget` is spent.
+
+    Raises InvalidRequest, its message naming the place inside the schema.
+    """
+    if not isinstance(schema, Mapping):
+        raise InvalidRequest("A tool's parameters must be a JSON Schema object.")
+    if not schema or not schema.keys() - _ANNOTATIONS:
+        return None
+    reader = _Reader(schema, budget)
+    reading = reader.read(schema, _Place())
+    shape = reading.shape
+    if isinstance(shape, Block):
+        if not shape.fields:
+            return None
+        return Reading(Block(shape.fields, comment=reading.comment))
+    return Reading(shape, reading.description, reading.notes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where in the schema: one name per schema from the root, and the references being expanded."""
+
+    names: tuple[str, ...] = ()
+    references: tuple[str, ...] = ()
+
+    def at(self, name: str) -> _Place:
+        return _Place((*self.names, name), self.references)
+
+    def check_depth(self) -> None:
+        if max(len(self.names), len(self.references)) > MAX_DEPTH:
+            raise self.refuse(f"nested more than {MAX_DEPTH} deep")
+
+    def inside(self, reference: str) -> _Place:
+        return _Place(self.names, (*self.references, reference))
+
+    def refuse(self, what: str) -> InvalidRequest:
+        where = ".".join(self.names)[:200] or "the root"
+        return InvalidRequest(f"A tool's parameters cannot be used: {what} (at {one_line(where)}).")
+
+
+class _Reader:
+    """Reads schemas of one document."""
+
+    def __init__(self, document: Schema, budget: Budget) -> None:
+        self._document = document
+        self._budget = budget
+
+    def read(self, schema: object, place: _Place) -> Reading:
+        self._budget.spend(nodes=1)
+        place.check_depth()
+        if isinstance(schema, bool):
+            return Reading(ANY if schema else NEVER)
+        if not isinstance(schema, Mapping):
+            raise place.refuse("a schema must be an object or a boolean")
+        flat, place = self._flatten(schema, place)
+        description = one_line(text) if isinstance(text := flat.get("description"), str) else ""
+        self._budget.spend(characters=len(description))
+        inner = self._alternatives(flat, place) or self._plain(flat, place)
+        shape = union_of((inner.shape, NULL)) if flat.get("nullable") is True else inner.shape
+        return Reading(shape, description or inner.description, inner.notes, flat)
+
+    def _flatten(self, schema: Schema, place: _Place) -> tuple[Schema, _Place]:
+        """The schema without `$ref` and `allOf`: what they say is merged in, the schema's own words first."""
+        reference, parts = schema.get("$ref"), schema.get("allOf")
+        if reference is None and not parts:
+            return schema, place
+        place.check_depth()
+        flat: Schema = {key: value for key, value in schema.items() if key not in ("$ref", "allOf")}
+        if isinstance(reference, str):
+            target: Schema
+            if reference in place.references:
+                target = self._again(reference)
+            else:
+                place = place.inside(reference)
+                target, place = self._flatten(self._find(reference, place), place)
+            flat = self._merged(flat, target)
+        for part in parts if isinstance(parts, list) else ():
+            if isinstance(part, Mapping):
+                inner, deeper = self._flatten(part, place.at("allOf"))
+                place = _Place(place.names, deeper.references)
+                flat = self._merged(flat, inner)
+        return flat, place
+
+    def _merged(self, first: Schema, second: Schema) -> Schema:
+        known = first.get("properties")
+        self._budget.spend(nodes=1 + (len(known) // 32 if isinstance(known, Mapping) else 0))
+        return merged(first, second)
+
+    def _find(self, reference: str, place: _Place) -> Schema:
+        """What a reference into this document points to; a reference that leads elsewhere says nothing but its name."""
+        elsewhere = {"description": f"see {one_line(reference[:LONGEST_CONDITION])}"}
+        base, _, pointer = reference.partition("#")
+        if base or (pointer and not pointer.startswith("/")):
+            return elsewhere
+        found: object = self._document
+        for step in unquote(pointer).split("/")[1:]:
+            key = step.replace("~1", "/").replace("~0", "~")
+            if isinstance(found, Mapping) and key in found:
+                found = found[key]
+            elif isinstance(found, list) and key in map(str, range(len(found))):
+                found = found[int(key)]
+            else:
+                return elsewhere
+        if isinstance(found, bool):
+            return {} if found else {"not": {}}
+        if not isinstance(found, Mapping):
+            raise place.refuse("a reference must lead to a schema")
+        return found
+
+    def _again(self, reference: str) -> Schema:
+        """A reference met inside itself: its kind and its name, without expanding it for ever."""
+        target = self._find(reference, _Place())
+        name = one_line(reference.rsplit("/", 1)[-1].removeprefix("#")[:LONGEST_CONDITION])
+        kind = _kind(target)
+        note = f"same shape as {name}" if name else "same shape as the whole argument"
+        return {"description": note} | ({"type": kind} if kind else {})
+
+    def _alternatives(self, schema: Schema, place: _Place) -> Reading | None:
+        for keyword, words in (("anyOf", "at least one of these is required"), ("oneOf", "exactly one of these is")):
+            options = schema.get(keyword)
+            if not isinstance(options, list) or not options:
+                continue
+            base = {key: value for key, value in schema.items() if key != keyword}
+            if all(isinstance(option, Mapping) and option.keys() <= {"required", "description"} for option in options):
+                names = [" and ".join(_texts(option.get("required"))) for option in options]
+                rest = self._alternatives(base, place) or self._plain(base, place)
+                note = f"{words}: {one_line(', '.join(filter(None, names)))}"
+                self._budget.spend(characters=len(note))
+                return Reading(rest.shape, rest.description, (*rest.notes, note) if any(names) else rest.notes)
+            shared = {key: value for key, value in base.items() if key not in _ANNOTATIONS}
+            readings = [
+                self.read({"allOf": [option, shared]} if shared else option, place.at(f"{keyword}.{number}"))
+                for number, option in enumerate(options)
+            ]
+            return _either(readings)
+        return None
+
+    def _plain(self, schema: Schema, place: _Place) -> Reading:
+        literals = schema.get("enum")
+        if "const" in schema:
+            literals = [schema["const"]]
+        notes = self._notes(schema)
+        kind = schema.get("type")
+        if isinstance(literals, list) and literals:
+            # Generators say with the type that null is allowed too, and leave it out of the values.
+            also = (NULL,) if isinstance(kind, list) and "null" in kind else ()
+            return Reading(union_of((self._literals(literals, place), *also)), notes=notes)
+        if isinstance(kind, list) and kind:
+            readings = [self._of_kind(str(name), schema, place) for name in kind]
+            return Reading(_either(readings).shape, notes=(*notes, *(note for each in readings for note in each.notes)))
+        reading = self._of_kind(_kind(schema), schema, place)
+        return Reading(reading.shape, notes=(*notes, *reading.notes))
+
+    def _of_kind(self, name: str, schema: Schema, place: _Place) -> Reading:
+        return _KINDS.get(TYPE_NAMES.get(name.lower(), name), _anything)(self, schema, place)
+
+    def of_object(self, schema: Schema, place: _Place) -> Reading:
+        properties, others = schema.get("properties"), schema.get("additionalProperties")
+        values = self._values(schema, place)
+        extra = ((f"each: {values.comment}",) if values.comment else ()) if values else ()
+        if isinstance(properties, Mapping) and properties:
+            required = frozenset(_texts(schema.get("required")))
+            fields = tuple(
+                self._field(key, value, key in required, place.at(str(key))) for key, value in properties.items()
+            )
+            if values:
+                return Reading(Block(fields), notes=(f"other keys: {inline(values.shape).text}", *extra))
+            return Reading(Block(fields), notes=("other keys are allowed",) if others is True else ())
+        if values:
+            return Reading(Line(f"Record<string, {inline(values.shape).text}>"), notes=extra)
+        if not place.names and others is not True:
+            return Reading(Block(()))
+        return Reading(Line("{}" if others is False else "object"))
+
+    def _values(self, schema: Schema, place: _Place) -> Reading | None:
+        """What the keys that have no name of their own hold; None when nothing is said about them."""
+        patterns, others = schema.get("patternProperties"), schema.get("additionalProperties")
+        if isinstance(patterns, Mapping) and patterns:
+            shapes = [self.read(value, place.at("patternProperties")).shape for value in patterns.values()]
+            note = f"keys match {' or '.join(one_line(str(pattern)) for pattern in patterns)}"
+            self._budget.spend(characters=len(note))
+            return Reading(union_of(shapes), notes=(note,))
+        return self.read(others, place.at("additionalProperties")) if isinstance(others, Mapping) and others else None
+
+    def _field(self, key: object, schema: object, required: bool, place: _Place) -> Field:
+        if not isinstance(key, str) or breaks_out(key):
+            raise place.refuse("a property name must be one line of text")
+        if len(key) > MAX_KEY:
+            raise place.refuse(f"a property name is longer than {MAX_KEY} characters")
+        reading = self.read(schema, place)
+        flat = reading.flat
+        title = one_line(text) if isinstance(text := flat.get("title"), str) else ""
+        examples, others = self._examples(flat.get("examples"))
+        comment = Reading(reading.shape, reading.description, (*reading.notes, *others)).comment
+        default = self._default(flat, place) if "default" in flat else None
+        self._budget.spend(characters=len(key) + len(title) + len(comment) + sum(map(len, examples)))
+        return Field(
+            key=well_formed(key),
+            shape=reading.shape,
+            required=required,
+            # Generators put the key's own words here; they would only cost tokens.
+            title="" if _letters(title) == _letters(key) else title,
+            comment=comment,
+            default=default,
+            examples=examples,
+        )
+
+    def _default(self, schema: Schema, place: _Place) -> str:
+        default = schema["default"]
+        bare = isinstance(default, str) and "enum" in schema and not breaks_out(default)
+        text = well_formed(str(default)) if bare else to_json(default)
+        self._budget.spend(characters=len(text))
+        return text
+
+    def _examples(self, examples: object) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Examples as the library prints them when all are text, else as one note."""
+        if not isinstance(examples, list) or not examples:
+            return (), ()
+        texts = _texts(examples)
+        if len(texts) == len(examples):
+            return tuple(to_json(example)[1:-1] for example in texts), ()
+        return (), (f"examples: {', '.join(map(to_json, examples))}",)
+
+    def of_array(self, schema: Schema, place: _Place) -> Reading:
+        items, first = schema.get("items"), schema.get("prefixItems")
+        if isinstance(items, list):
+            first, items = items, schema.get("additionalItems")
+        if isinstance(first, list) and first:
+            parts = [self.read(part, place.at(f"items.{n}")) for n, part in enumerate(first)]
+            texts = [inline(part.shape).text for part in parts]
+            if isinstance(items, Mapping):
+                texts.append(f"...{inline(array_of(self.read(items, place.at('items')).shape)).text}")
+            notes = tuple(f"item {n}: {part.comment}" for n, part in enumerate(parts, 1) if part.comment)
+            return Reading(Line(f"[{', '.join(texts)}]"), notes=notes)
+        item = self.read(items if items is not None else True, place.at("items"))
+        return Reading(array_of(item.shape), notes=(f"each: {item.comment}",) if item.comment else ())
+
+    def _literals(self, values: Sequence[object], place: _Place) -> Line:
+        if len(values) > MAX_ENUM:
+            raise place.refuse(f"an enum of more than {MAX_ENUM} values")
+        texts = []
+        for value in values:
+            if isinstance(value, str) and breaks_out(value):
+                raise place.refuse("an enum value must be one line of text")
+            texts.append(to_json(value))
+        self._budget.spend(characters=sum(map(len, texts)))
+        unique = list(dict.fromkeys(texts))
+        return Line(" | ".join(unique), loose=len(unique) > 1)
+
+    def _notes(self, schema: Schema) -> tuple[str, ...]:
+        if schema.keys().isdisjoint(_TOLD):
+            return ()
+        notes = []
+        for keyword in CONSTRAINTS:
+            value = schema.get(keyword)
+            if value is not None and value is not False and isinstance(value, str | int | float):
+                notes.append(f"{keyword}: {one_line(value) if isinstance(value, str) else to_json(value)}")
+        for keyword in CONDITIONS:
+            if keyword in schema and len(text := to_json(schema[keyword])) <= LONGEST_CONDITION:
+                notes.append(f"{keyword}: {one_line(text)}")
+        self._budget.spend(characters=sum(map(len, notes)))
+        return tuple(notes)
+
+
+def _line(text: str) -> Callable[[_Reader, Schema, _Place], Reading]:
+    reading = Reading(Line(text))
+    return lambda _reader, _schema, _place: reading
+
+
+_anything = _line("any")
+
+_KINDS: dict[str, Callable[[_Reader, Schema, _Place], Reading]] = {
+    "object": _Reader.of_object,
+    "array": _Reader.of_array,
+    "string": _line("string"),
+    "number": _line("number"),
+    "integer": _line("number"),
+    "boolean": _line("boolean"),
+    "null": _line("null"),
+}
+
+
+def _kind(schema: Schema) -> str:
+    """The schema's type, or the one its keywords speak of; empty when nothing tells."""
+    kind = schema.get("type")
+    if isinstance(kind, str):
+        return kind
+    return next((name for name, words in _KEYWORD_TYPES.items() if any(word in schema for word in words)), "")
+
+
+def _either(readings: Sequence[Reading]) -> Reading:
+    """One of several: their union, and what each has to say."""
+    shape = union_of(reading.shape for reading in readings)
+    speaking = [reading for reading in readings if reading.comment]
+    if len({reading.shape for reading in readings} - {NULL}) <= 1 and len(speaking) == 1:
+        return Reading(shape, speaking[0].description, speaking[0].notes)
+    notes = [
+        f"{_label(reading.shape, number)}: {reading.comment}"
+        for number, reading in enumerate(readings, 1)
+        if reading.comment
+    ]
+    return Reading(shape, notes=tuple(dict.fromkeys(notes)))
+
+
+def _label(shape: Shape, number: int) -> str:
+    return shape.text if isinstance(shape, Line) and len(shape.text) <= 40 else f"option {number}"
+
+
+def _letters(text: str) -> str:
+    return re.sub(r"[\W_]+", "", text).casefold()
+
+
+def _texts(values: object) -> list[str]:
+    return [value for value in values if isinstance(value, str)] if isinstance(values, list) else []
