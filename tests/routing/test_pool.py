@@ -72,7 +72,7 @@ class Clock:
 def pool_of(*names: str, clock: Callable[[], float], **tolerance: float) -> tuple[RoundRobinPool, list[LiveDeployment]]:
     deployments = [LiveDeployment(name, Script(), clock=clock) for name in names]
     allowed = Tolerance(int(tolerance.get("allowed_fails", 1)), tolerance.get("cooldown_s", 30.0))
-    return RoundRobinPool({"m": deployments}, allowed, clock), deployments
+    return RoundRobinPool({"m": deployments}, allowed, clock=clock), deployments
 
 
 def names(pool: Pool, model: str = "m") -> list[str]:
@@ -89,6 +89,13 @@ def test_models_take_turns_independently() -> None:
     groups = {m: [LiveDeployment(f"{m}{i}", Script(), clock=clock) for i in (1, 2)] for m in ("x", "y")}
     pool = RoundRobinPool(groups, clock=clock)
     assert [names(pool, "x"), names(pool, "y"), names(pool, "x")] == [["x1", "x2"], ["y1", "y2"], ["x2", "x1"]]
+
+
+def test_a_request_gets_no_more_backends_than_attempts() -> None:
+    deployments = [LiveDeployment(name, Script()) for name in "abcd"]
+    pool = RoundRobinPool({"m": deployments}, attempts=2)
+    assert [len(pool.choose("m")) for _ in range(4)] == [2] * 4
+    assert {name for _ in range(4) for name in names(pool)} == set("abcd")
 
 
 def test_an_unknown_model_is_unknown() -> None:
@@ -214,6 +221,18 @@ async def test_backends_are_probed_in_the_background_and_their_state_is_told() -
     pool.failed(ready, BackendTimeout("x"))
     await pool.aclose()
     assert all(isinstance(d.backend, Script) and d.backend.closed for d in (ready, broken))
+
+
+async def test_settling_waits_for_probes_but_not_for_ever() -> None:
+    slow = Script(gate=asyncio.Event())
+    pool = RoundRobinPool({"m": [LiveDeployment("a", Script()), LiveDeployment("b", slow)]})
+    await pool.settled(0.02)
+    assert [status.state for status in pool.status()] == ["ready", "unknown"]
+    assert slow.gate is not None
+    slow.gate.set()
+    await pool.settled(5)
+    assert [status.state for status in pool.status()] == ["ready", "ready"]
+    assert slow.probes == 1
 
 
 async def test_closing_during_a_probe_ends_it() -> None:

@@ -21,7 +21,6 @@ from unisono.routing.health import Circuit, Tolerance, after_failure, counts
 from unisono.routing.policy import round_robin
 from unisono.routing.slots import SlottedBackend
 
-PROBE_TIMEOUT_S = 30.0
 FAILURE_REMEMBERED_S = 2.0
 REPROBE_EVERY_S = 10.0
 
@@ -67,7 +66,8 @@ class LiveDeployment:
 
     async def _probe(self) -> Capabilities:
         try:
-            async with asyncio.timeout(PROBE_TIMEOUT_S):
+            # Generous, because probing an engine of our own starts it and loads the model.
+            async with asyncio.timeout(self.timeouts.first_token_s):
                 found = await self.backend.probe()
         except TimeoutError:
             raise BackendTimeout(f"{self.name} did not say in time what it can do.") from None
@@ -108,17 +108,20 @@ class DeploymentStatus:
 
 
 class RoundRobinPool:
-    """Deployments of each model take turns by weight; those with a free place come first, those that rest last."""
+    """Deployments of each model take turns by weight; those with a free place come first, those that rest last. A
+    request gets `attempts` of them at most."""
 
     def __init__(
         self,
         groups: Mapping[str, Sequence[LiveDeployment]],
         tolerance: Tolerance | None = None,
+        attempts: int = 3,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._groups = {model: tuple(deployments) for model, deployments in groups.items()}
         self._turns = {model: itertools.count() for model in groups}
         self._tolerance = tolerance or Tolerance()
+        self._attempts = attempts
         self._clock = clock
         self._live = {id(d): d for deployments in self._groups.values() for d in deployments}
         self._watching: asyncio.Task[None] | None = None
@@ -134,7 +137,7 @@ class RoundRobinPool:
         now = self._clock()
         # Stable: within each rank the turn decides.
         order.sort(key=lambda deployment: (deployment.circuit.resting(now), deployment.full))
-        return order
+        return order[: self._attempts]
 
     def failed(self, deployment: Deployment, error: UnisonoError) -> None:
         live = self._live[id(deployment)]
@@ -170,9 +173,22 @@ class RoundRobinPool:
                     log.info("backend ready", extra={"backend": deployment.name})
             await asyncio.sleep(REPROBE_EVERY_S)
 
+    async def settled(self, timeout_s: float) -> None:
+        """Wait until everything has been probed once, but no longer than `timeout_s` seconds."""
+        probing = [asyncio.ensure_future(d.capabilities()) for d in self._live.values() if d.known is None]
+        if probing:
+            _, unfinished = await asyncio.wait(probing, timeout=timeout_s)
+            for waiter in unfinished:
+                waiter.cancel()
+            await asyncio.gather(*probing, return_exceptions=True)
+
     def status(self) -> list[DeploymentStatus]:
         now = self._clock()
         return [_status(model, d, now) for model, deployments in self._groups.items() for d in deployments]
+
+    def members(self) -> Mapping[str, Sequence[LiveDeployment]]:
+        """Every deployment by the model it serves."""
+        return self._groups
 
     def context(self, model: str) -> int | None:
         """The smallest window, in tokens, that any deployment of `model` is known to have; None when none is."""

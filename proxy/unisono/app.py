@@ -1,0 +1,241 @@
+"""Composition root: from a Config to a wired FastAPI application. The only module that knows everyone.
+
+Importing it and building touch neither the network nor a model: backends are probed once the server runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import EntryPoint, entry_points
+from secrets import token_hex
+
+from fastapi import FastAPI
+
+from unisono import __version__
+from unisono.access.keys import Keys, MasterKey, NoKeys
+from unisono.api.chat.outbound import ReasoningField
+from unisono.api.chat.routes import ChatModel, chat_router
+from unisono.api.door import doors
+from unisono.api.failures import register
+from unisono.api.health import Readiness, health_routes
+from unisono.api.models import models_router
+from unisono.config import KIND_ALIASES, KINDS, Catalogue, Config, GatewaySettings, ModelEntry
+from unisono.core.ports import Backend, BackendOptions
+from unisono.engine.engine import Engine
+from unisono.engine.memory import TurnMemory
+from unisono.errors import ConfigError
+from unisono.harmony.encoding import load_encoding
+from unisono.harmony.render import Renderer
+from unisono.routing.health import Tolerance
+from unisono.routing.pool import LiveDeployment, RoundRobinPool
+from unisono.routing.slots import SlottedBackend
+
+BACKENDS = "unisono.backends"
+"""The entry-point group adapters register themselves in, by kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """What was built, for whoever runs the application: at `app.state.gateway`."""
+
+    config: Config
+    catalogue: Catalogue
+    pool: RoundRobinPool
+
+
+def build(config: Config) -> FastAPI:
+    """The whole gateway. Raises ConfigError; needs no running loop."""
+    if not config.model_list:
+        raise ConfigError("model_list: there is no model in it")
+    catalogue = Catalogue(config)
+    pool = build_pool(config, catalogue)
+    gateway = Gateway(config, catalogue, pool)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        pool.start()
+        try:
+            yield
+        finally:
+            await pool.aclose()
+
+    master_key = config.general_settings.master_key
+    keys: Keys = NoKeys() if master_key is None else MasterKey(master_key.get_secret_value())
+    app = FastAPI(
+        title="Unisono",
+        version=__version__,
+        # The door asks for a key on every path but health, and a page that lists all paths helps nobody without one.
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+        lifespan=lifespan,
+        middleware=doors(
+            authenticate=keys.identify,
+            keyless=master_key is None,
+            new_id=lambda: token_hex(16),
+            origins=config.unisono.cors_origins,
+            max_body_bytes=config.unisono.max_body_bytes,
+            body_deadline_s=config.unisono.body_timeout_s,
+        ),
+    )
+    register(app)
+    app.include_router(health_routes(lambda: readiness(pool)))
+    app.include_router(models_router(cards=lambda: cards(gateway), created=int(time.time())))
+    app.include_router(
+        chat_router(
+            turns=build_engine(pool),
+            resolve=lambda name: chat_model(catalogue, name),
+            today=lambda: datetime.now(UTC).date().isoformat(),
+            new_id=lambda: token_hex(16),
+            clock=time.time,
+            fingerprint=f"unisono-{__version__}",
+        )
+    )
+    app.state.gateway = gateway
+    return app
+
+
+def build_engine(pool: RoundRobinPool) -> Engine:
+    """The engine over a pool; reads the vocabulary that comes with the package."""
+    encoding = load_encoding()
+    return Engine(
+        encoding=encoding,
+        renderer=Renderer(encoding),
+        pool=pool,
+        memory=TurnMemory(),
+        new_call_id=lambda: f"call_{token_hex(12)}",
+    )
+
+
+def chat_model(catalogue: Catalogue, name: str) -> ChatModel:
+    """The group a client's name stands for, as Chat Completions shows it. Raises UnknownModel."""
+    model = catalogue.resolve(name)
+    return ChatModel(
+        group=model.name,
+        reasoning=ReasoningField(model.settings.reasoning_field),
+        stream_tool_arguments=model.settings.stream_tool_arguments,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What is public about a model."""
+
+    id: str
+    context: int | None
+    owned_by: str = "unisono"
+
+
+def cards(gateway: Gateway) -> list[Card]:
+    """Every name clients may see, with the window as far as it is known by now."""
+    return [Card(name, gateway.pool.context(model.name)) for name, model in gateway.catalogue.listed()]
+
+
+def build_pool(config: Config, catalogue: Catalogue) -> RoundRobinPool:
+    """Every deployment of every group, none of them asked anything yet. Raises ConfigError."""
+    factories = _Factories()
+    names = deployment_names(config.model_list)
+    live = {
+        id(entry): LiveDeployment(
+            name=name,
+            backend=_backend(entry, f"model_list[{index}]", factories, config.unisono),
+            timeouts=config.timeouts(entry),
+            weight=entry.litellm_params.weight,
+            context=entry.model_info.max_input_tokens,
+        )
+        for index, (entry, name) in enumerate(zip(config.model_list, names, strict=True))
+    }
+    router = config.router_settings
+    return RoundRobinPool(
+        {model.name: [live[id(entry)] for entry in model.entries] for model in catalogue.groups()},
+        Tolerance(router.allowed_fails, router.cooldown_time),
+        attempts=1 + config.num_retries,
+    )
+
+
+def deployment_names(entries: Iterable[ModelEntry]) -> list[str]:
+    """Public names: the configured id, else the kind and a number. No address, no path."""
+    counts: dict[str, int] = {}
+    names: list[str] = []
+    for index, entry in enumerate(entries):
+        counts[entry.kind] = counts.get(entry.kind, 0) + 1
+        name = entry.model_info.id or f"{entry.kind}-{counts[entry.kind]}"
+        if name in names:
+            raise ConfigError(f"model_list[{index}].model_info.id: {name!r} is the name of another entry too")
+        names.append(name)
+    return names
+
+
+def _backend(entry: ModelEntry, path: str, factories: _Factories, settings: GatewaySettings) -> Backend:
+    params = entry.litellm_params
+    factory = factories.of(entry, path)
+    options = BackendOptions(
+        kind=entry.kind,
+        model=entry.backend_model,
+        api_base=params.api_base,
+        api_key=params.api_key.get_secret_value() if params.api_key else None,
+        extra=entry.unisono.backend,
+    )
+    try:
+        backend = factory(options)
+    except ConfigError as error:
+        raise ConfigError(f"{path}.{error}") from error
+    if params.max_parallel_requests is None:
+        return backend
+    return SlottedBackend(
+        backend,
+        places=params.max_parallel_requests,
+        max_queue=settings.max_queue,
+        queue_timeout_s=settings.queue_timeout_s,
+    )
+
+
+class _Factories:
+    """Adapters by kind, imported when a model first needs them."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, EntryPoint] = {point.name: point for point in entry_points(group=BACKENDS)}
+
+    def of(self, entry: ModelEntry, path: str) -> Callable[[BackendOptions], Backend]:
+        """The factory for an entry that can be served. Raises ConfigError naming what can be instead."""
+        path = f"{path}.litellm_params.model"
+        kinds = ", ".join(sorted(self._found))
+        model = entry.litellm_params.model
+        if not entry.kind or not entry.backend_model:
+            raise ConfigError(f"{path}: {model!r} must be <backend kind>/<model>; kinds: {kinds}")
+        if entry.kind not in self._found:
+            why = (
+                "is a backend kind this version has no adapter for"
+                if entry.kind in KINDS
+                else "is no backend kind of Unisono, and passing requests on to other providers is not in this version"
+            )
+            raise ConfigError(f"{path}: {entry.kind!r} {why}; kinds: {kinds} (and {', '.join(KIND_ALIASES)})")
+        if not entry.harmony:
+            raise ConfigError(
+                f"{path}: neither {entry.model_name!r} nor {model!r} says gpt-oss, and this version serves Harmony "
+                "models only; if it is one, set `model_info: {harmony: true}`"
+            )
+        try:
+            factory: Callable[[BackendOptions], Backend] = self._found[entry.kind].load()
+        except ImportError as error:
+            raise ConfigError(
+                f"{path}: the adapter for {entry.kind!r} cannot be imported: {error}; perhaps an extra is missing "
+                f"(`pip install 'unisono[mlx]'` for mlx)"
+            ) from error
+        return factory
+
+
+def readiness(pool: RoundRobinPool) -> Readiness:
+    """Which models have a deployment that works."""
+    models: dict[str, bool] = {}
+    reasons = []
+    for status in pool.status():
+        models[status.model] = models.get(status.model, False) or status.state == "ready"
+        if status.reason:
+            reasons.append(status.reason)
+    return Readiness(models, reasons)

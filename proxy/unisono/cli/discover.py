@@ -1,0 +1,116 @@
+"""Without a configuration: which gpt-oss backends answer on this machine's well-known ports.
+
+Each candidate is asked through its own API, on loopback only, with short timeouts; what is not surely a gpt-oss model
+is left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+import aiohttp
+import orjson
+
+VLLM_PORT = 8000
+MLX_SERVER_PORT = 8080
+TIMEOUT_S = 1.0
+FIRST_TOKEN_TIMEOUT_S = 10.0
+MAX_ANSWER_BYTES = 1024 * 1024
+
+CHANNELS = frozenset({"analysis", "commentary", "final"})
+QUESTION = "<|start|>user<|message|>Hi<|end|><|start|>assistant<|channel|>"
+"""What only a Harmony model continues with the name of a channel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A backend that serves gpt-oss: its kind, its own name for the model, its address."""
+
+    kind: str
+    model: str
+    api_base: str
+
+    @property
+    def model_name(self) -> str:
+        """What clients ask for: the last part of the backend's name, since that may be a repository or a folder."""
+        return PurePath(self.model).name
+
+
+async def discover(vllm_port: int = VLLM_PORT, mlx_server_port: int = MLX_SERVER_PORT) -> list[Found]:
+    """Every gpt-oss backend on loopback, vLLM first."""
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+    async with aiohttp.ClientSession(timeout=timeout, trust_env=False) as session:
+        found = await asyncio.gather(
+            _vllm(session, f"http://127.0.0.1:{vllm_port}"), _mlx_server(session, f"http://127.0.0.1:{mlx_server_port}")
+        )
+    return [backend for backends in found for backend in backends]
+
+
+async def _vllm(session: aiohttp.ClientSession, base: str) -> list[Found]:
+    if not isinstance((await _get(session, f"{base}/version")).get("version"), str):
+        return []
+    return [Found("vllm", model["id"], base) for model in await _models(session, base) if _says_gpt_oss(model)]
+
+
+async def _mlx_server(session: aiohttp.ClientSession, base: str) -> list[Found]:
+    """mlx_lm.server lists what is on disk, not what it runs, so the running model has to prove itself."""
+    if (await _get(session, f"{base}/health")).get("status") != "ok":
+        return []
+    names = [model["id"] for model in await _models(session, base) if _says_gpt_oss(model)]
+    if not names or not await _speaks_harmony(session, base):
+        return []
+    # The folder it was started with comes last.
+    return [Found("mlx_server", names[-1], base)]
+
+
+async def _models(session: aiohttp.ClientSession, base: str) -> list[dict[str, Any]]:
+    listed = (await _get(session, f"{base}/v1/models")).get("data")
+    models = listed if isinstance(listed, list) else []
+    return [model for model in models if isinstance(model, dict) and isinstance(model.get("id"), str)]
+
+
+def _says_gpt_oss(model: Mapping[str, Any]) -> bool:
+    return any("gpt-oss" in str(model.get(key, "")).lower() for key in ("id", "root"))
+
+
+async def _speaks_harmony(session: aiohttp.ClientSession, base: str) -> bool:
+    body = {"model": "default_model", "prompt": QUESTION, "max_tokens": 1, "temperature": 0.0}
+    answer = await _ask(session, "POST", f"{base}/v1/completions", json=body, timeout_s=FIRST_TOKEN_TIMEOUT_S)
+    match answer:
+        case {"choices": [{"text": str(text)}, *_]}:
+            return text.strip() in CHANNELS
+        case _:
+            return False
+
+
+async def _get(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
+    return await _ask(session, "GET", url, json=None, timeout_s=TIMEOUT_S)
+
+
+async def _ask(
+    session: aiohttp.ClientSession, method: str, url: str, *, json: object, timeout_s: float
+) -> dict[str, Any]:
+    """The answer as a JSON object; empty for whatever else there may be on that port."""
+    timeout = aiohttp.ClientTimeout(total=timeout_s)
+    try:
+        async with session.request(method, url, json=json, timeout=timeout, allow_redirects=False) as response:
+            if response.status != 200:
+                return {}
+            content = await response.content.read(MAX_ANSWER_BYTES)
+            while not response.content.at_eof() and len(content) < MAX_ANSWER_BYTES:
+                content += await response.content.read(MAX_ANSWER_BYTES)
+        answer = _parsed(content)
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        return {}
+    return answer if isinstance(answer, dict) else {}
+
+
+def _parsed(content: bytes) -> object:
+    try:
+        return orjson.loads(content)
+    except orjson.JSONDecodeError:
+        return None

@@ -1,0 +1,89 @@
+"""What to serve: the given configuration, else what runs on this machine, else the demo model."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import click
+
+from unisono.cli.discover import Found, discover
+from unisono.config import Loaded, load, parse
+from unisono.errors import ConfigError
+
+DEMOS = "unisono.demo"
+"""The entry-point group that says of a backend kind whether its `demo` model can run here: a function that returns None
+when it can, else what is missing."""
+
+MASTER_KEY_VARIABLE = "UNISONO_MASTER_KEY"
+DEMO_NAME = "gpt-oss-demo"
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """`remarks` are sentences for whoever started it: how it came to this configuration."""
+
+    loaded: Loaded
+    remarks: tuple[str, ...] = ()
+
+
+def configured(config_path: Path) -> Loaded:
+    """The configuration at a path; a mistake in it ends the command with its sentence."""
+    try:
+        return load(config_path)
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def prepared(config_path: Path | None, environ: Mapping[str, str] | None = None) -> Prepared:
+    """What to serve. Looks around on this machine only when no configuration is given."""
+    if config_path is not None:
+        return Prepared(configured(config_path))
+    return without_config(asyncio.run(discover()), demo_missing(), os.environ if environ is None else environ)
+
+
+def without_config(found: list[Found], missing: str | None, environ: Mapping[str, str]) -> Prepared:
+    """A configuration for the backends that were found, or for the demo model when there are none. `missing` is what
+    the embedded demo model lacks, None when it can run."""
+    if found:
+        models = [_entry(backend.model_name, backend.kind, backend.model, backend.api_base) for backend in found]
+        remarks = [f"No configuration given; found {b.kind} at {b.api_base} serving {b.model_name}." for b in found]
+    elif missing is None:
+        models = [_entry(DEMO_NAME, "mlx", "demo")]
+        remarks = [
+            "No configuration given and no gpt-oss backend found on the usual local ports.",
+            "Serving the embedded demo model: tiny, real Harmony, no knowledge.",
+        ]
+    else:
+        models = [_entry(DEMO_NAME, "replay", "demo")]
+        remarks = [
+            "No configuration given and no gpt-oss backend found on the usual local ports.",
+            f"No model runs: {missing}.",
+            "Until then a recorded answer is played back, whatever you ask.",
+        ]
+    raw: dict[str, Any] = {
+        "model_list": models,
+        # Applications with a model's name built in get an answer too.
+        "general_settings": {"completion_model": models[0]["model_name"]},
+    }
+    if environ.get(MASTER_KEY_VARIABLE):
+        raw["general_settings"]["master_key"] = f"os.environ/{MASTER_KEY_VARIABLE}"
+    return Prepared(parse(raw, environ), tuple(remarks))
+
+
+def _entry(name: str, kind: str, model: str, api_base: str | None = None) -> dict[str, Any]:
+    params = {"model": f"{kind}/{model}"} | ({"api_base": api_base} if api_base else {})
+    return {"model_name": name, "litellm_params": params, "model_info": {"harmony": True}}
+
+
+def demo_missing() -> str | None:
+    """Why the embedded demo model cannot run here, None when it can."""
+    for point in entry_points(group=DEMOS, name="mlx"):
+        missing: Callable[[], str | None] = point.load()
+        return missing()
+    return "this installation has no embedded demo model: pip install 'unisono[demo]'"
