@@ -1,0 +1,246 @@
+"""The two dialects, as recorded from the real servers: vLLM 0.32 and mlx_lm.server 0.32.2."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .faults import Fault
+from .wire import Close, Seen, Sleep, Step, WireServer, Write
+
+STOP_IDS = (200002, 200012, 199999)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An answer that is no stream. `version` is the HTTP version's last digit."""
+
+    status: int
+    body: bytes = b""
+    content_type: str = "application/json"
+    headers: dict[str, str] = field(default_factory=dict)
+    version: int = 1
+
+    def steps(self) -> list[Step]:
+        extra = "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
+        head = (
+            f"HTTP/1.{self.version} {self.status} Some Reason\r\nContent-Type: {self.content_type}\r\n"
+            f"Content-Length: {len(self.body)}\r\n{extra}\r\n"
+        )
+        return [Write(head.encode() + self.body), *([Close()] if self.version == 0 else [])]
+
+
+def vllm_context_error(limit: int = 4096, asked: int = 5000) -> Refusal:
+    """What vLLM answers when prompt and max_tokens do not fit."""
+    message = (
+        f"This model's maximum context length is {limit} tokens. However, you requested 100 output tokens and your "
+        f"prompt contains at least {asked} input tokens, for a total of at least {asked + 100} tokens."
+    )
+    error = {"message": message, "type": "BadRequestError", "param": "input_tokens", "code": 400}
+    return Refusal(400, json.dumps({"error": error}).encode())
+
+
+@dataclass(frozen=True)
+class _Script:
+    per_chunk: int = 1
+    delay_s: float = 0.0
+    first_delay_s: float = 0.0
+    finish: str | None = None
+    """None: "stop", or "length" where max_tokens cut the answer."""
+    faults: Sequence[Fault] = ()
+    prompt_tokens: object = None
+    """What usage claims; None: the truth."""
+    cached_tokens: int = 0
+
+    def _paced(self, events: Iterable[bytes]) -> list[Step]:
+        steps: list[Step] = [Sleep(self.first_delay_s)] if self.first_delay_s else []
+        for event in events:
+            if self.delay_s:
+                steps.append(Sleep(self.delay_s))
+            steps.append(Write(event, framed=True))
+        for fault in self.faults:
+            steps = fault(steps)
+        return steps
+
+    def _usage(self, prompt: int, completion: int) -> dict[str, object]:
+        claimed = prompt if self.prompt_tokens is None else self.prompt_tokens
+        return {
+            "prompt_tokens": claimed,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+
+@dataclass(frozen=True)
+class VllmScript(_Script):
+    """`stop_reason` None: what vLLM says, null for `<|return|>` and the id for another stop token."""
+
+    tokens: Sequence[object] = ()
+    """Ids; anything else goes out as it is."""
+    stop_reason: object = None
+
+    def events(self, asked: dict[str, Any]) -> list[bytes]:
+        limit = asked.get("max_tokens") or 16
+        tokens = list(self.tokens)[:limit]
+        cut = len(tokens) < len(self.tokens) or (tokens and len(tokens) == limit and tokens[-1] not in STOP_IDS)
+        finish = self.finish or ("length" if cut else "stop")
+        pieces = [tokens[i : i + self.per_chunk] for i in range(0, len(tokens), self.per_chunk)] or [[]]
+        events = []
+        for number, piece in enumerate(pieces):
+            last = number == len(pieces) - 1
+            choice: dict[str, object] = {
+                "index": 0,
+                # Wrong on purpose: the ids are what counts.
+                "text": "?" * len(piece),
+                "logprobs": None,
+                "finish_reason": finish if last else None,
+                "stop_reason": self._reason(tokens, finish) if last else None,
+                "prompt_token_ids": asked["prompt"] if number == 0 else None,
+                "token_ids": piece if asked.get("return_token_ids") else None,
+            }
+            events.append(_event({**self._frame(asked), "choices": [choice], "usage": None}))
+        if (asked.get("stream_options") or {}).get("include_usage"):
+            usage = self._usage(len(asked["prompt"]), len(tokens))
+            events.append(_event({**self._frame(asked), "choices": [], "usage": usage}))
+        return [*events, b"data: [DONE]\n\n"]
+
+    def steps(self, asked: dict[str, Any]) -> list[Step]:
+        head = (
+            b"HTTP/1.1 200 OK\r\ndate: Fri, 20 Nov 2026 18:00:00 GMT\r\nserver: uvicorn\r\n"
+            b"content-type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
+        body: list[Step] = [
+            Write(b"%x\r\n%s\r\n" % (len(step.data), step.data)) if isinstance(step, Write) and step.framed else step
+            for step in self._paced(self.events(asked))
+        ]
+        return [Write(head), *body, Write(b"0\r\n\r\n")]
+
+    def _reason(self, tokens: list[object], finish: str) -> object:
+        if self.stop_reason is not None:
+            return self.stop_reason
+        return tokens[-1] if finish == "stop" and tokens and tokens[-1] in STOP_IDS[1:] else None
+
+    @staticmethod
+    def _frame(asked: dict[str, Any]) -> dict[str, object]:
+        return {"id": "cmpl-1", "object": "text_completion", "created": 1795198875, "model": asked.get("model")}
+
+
+@dataclass(frozen=True)
+class MlxScript(_Script):
+    """Text in pieces of `per_chunk` characters, or in `pieces`, each one token to `max_tokens`. Special tokens are
+    spelled out and the one that stopped it is not part of the text."""
+
+    text: str = ""
+    pieces: Sequence[object] | None = None
+    keepalives: int = 2
+
+    def events(self, asked: dict[str, Any]) -> list[bytes]:
+        whole: list[object] = (
+            list(self.pieces)
+            if self.pieces is not None
+            else [self.text[i : i + self.per_chunk] for i in range(0, len(self.text), self.per_chunk)]
+        )
+        limit = asked.get("max_tokens") or 512
+        pieces = whole[:limit]
+        finish = self.finish or ("length" if len(pieces) < len(whole) else "stop")
+        events = [f": keepalive {n + 1}/{self.keepalives}\n\n".encode() for n in range(self.keepalives)]
+        events += [self._choice(asked, piece, None) for piece in pieces]
+        events.append(self._choice(asked, "", finish))
+        if (asked.get("stream_options") or {}).get("include_usage"):
+            usage = {**self._frame(asked), "object": "chat.completion", "choices": []}
+            events.append(_event({**usage, "usage": self._usage(11, len(pieces) + 1)}))
+        return [*events, b"data: [DONE]\n\n"]
+
+    def steps(self, asked: dict[str, Any]) -> list[Step]:
+        head = (
+            b"HTTP/1.0 200 OK\r\nServer: BaseHTTP/0.6 Python/3.11.7\r\nDate: Fri, 20 Nov 2026 18:00:00 GMT\r\n"
+            b"Content-type: text/event-stream\r\nCache-Control: no-cache\r\nAccess-Control-Allow-Origin: *\r\n\r\n"
+        )
+        return [Write(head), *self._paced(self.events(asked)), Close()]
+
+    def _choice(self, asked: dict[str, Any], text: object, finish: str | None) -> bytes:
+        choice = {"index": 0, "finish_reason": finish, "text": text}
+        return _event({**self._frame(asked), "choices": [choice]})
+
+    @staticmethod
+    def _frame(asked: dict[str, Any]) -> dict[str, object]:
+        return {
+            "id": "cmpl-7d50d058",
+            "system_fingerprint": "0.32.2-0.32.4-Linux",
+            "object": "text_completion",
+            "model": asked.get("model", "default_model"),
+            "created": 1795198875,
+        }
+
+
+def _event(data: dict[str, object]) -> bytes:
+    return b"data: " + json.dumps(data).encode() + b"\n\n"
+
+
+class FakeVllm(WireServer):
+    """vLLM. `api_key` set, it wants that key; `models` is what its list says."""
+
+    def __init__(
+        self,
+        tokens: Sequence[object] = (),
+        *,
+        script: Callable[[dict[str, Any]], VllmScript | Refusal] | None = None,
+        model: str = "tiny",
+        context: object = 131072,
+        api_key: str | None = None,
+        reads_body: bool = True,
+        **fields: Any,
+    ) -> None:
+        super().__init__(self._answer, reads_body=reads_body)
+        constant = VllmScript(tokens=tokens, **fields)
+        self.script = script or (lambda asked: constant)
+        self.api_key = api_key
+        self.models: object = {
+            "object": "list",
+            "data": [{"id": model, "object": "model", "owned_by": "vllm", "root": model, "max_model_len": context}],
+        }
+
+    def _answer(self, seen: Seen) -> list[Step]:
+        if self.api_key is not None and seen.headers.get("authorization") != f"Bearer {self.api_key}":
+            return Refusal(401, b'{"error":"Unauthorized"}').steps()
+        if seen.path == "/v1/models":
+            return Refusal(200, json.dumps(self.models).encode()).steps()
+        if seen.path != "/v1/completions" or not self.reads_body:
+            return Refusal(404, b'{"detail":"Not Found"}').steps() if self.reads_body else [Sleep(3600)]
+        script = self.script(seen.json)
+        return script.steps() if isinstance(script, Refusal) else script.steps(seen.json)
+
+
+class FakeMlxServer(WireServer):
+    """mlx_lm.server. `healthy` is what /health says."""
+
+    def __init__(
+        self,
+        text: str = "",
+        *,
+        script: Callable[[dict[str, Any]], MlxScript | Refusal] | None = None,
+        reads_body: bool = True,
+        per_chunk: int = 4,
+        **fields: Any,
+    ) -> None:
+        super().__init__(self._answer, reads_body=reads_body)
+        constant = MlxScript(text=text, per_chunk=per_chunk, **fields)
+        self.script = script or (lambda asked: constant)
+        self.healthy = True
+
+    def _answer(self, seen: Seen) -> list[Step]:
+        if seen.path == "/health":
+            state = (200, b'{"status": "ok"}') if self.healthy else (503, b'{"status": "unavailable"}')
+            return Refusal(*state, version=0).steps()
+        if not self.reads_body:
+            return [Sleep(3600)]
+        if seen.path != "/v1/completions" or not isinstance(seen.json.get("prompt"), str):
+            # Ids make its tokenizer raise, and whatever is raised is a 404.
+            return Refusal(404, b'{"error": "text input must be of type `str`"}', version=0).steps()
+        script = self.script(seen.json)
+        if isinstance(script, Refusal):
+            return [*script.steps(), Close()]
+        return script.steps(seen.json)

@@ -1,0 +1,236 @@
+"""A raw HTTP server that performs steps: no library in between that could tidy up what a test wants broken."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+
+@dataclass(frozen=True)
+class Write:
+    """Bytes as they stand on the wire. `framed` bytes are body: a dialect may wrap them in its transfer coding."""
+
+    data: bytes
+    framed: bool = False
+
+
+@dataclass(frozen=True)
+class Sleep:
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Stall:
+    """Nothing more until the client leaves."""
+
+
+@dataclass(frozen=True)
+class Reset:
+    """RST: the connection breaks."""
+
+
+@dataclass(frozen=True)
+class Close:
+    """FIN: the connection ends politely."""
+
+
+Step = Write | Sleep | Stall | Reset | Close
+
+
+@dataclass
+class Seen:
+    """A request as it came, and what became of it. Times are the event loop's."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+    connection: int
+    at: float
+    done_at: float | None = None
+    """When the script was through."""
+    gone_at: float | None = None
+    """When the client dropped the connection before that."""
+    _gone: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class WireServer:
+    """`respond` decides what each request gets; `reads_body=False` makes a server that stops reading after the headers
+    of a POST. `requests` holds the POSTs, `probes` everything else; `connections` counts accepted sockets, `open` those
+    that still are, and `closed_at` says when the others ended."""
+
+    def __init__(self, respond: Callable[[Seen], Iterable[Step]], *, reads_body: bool = True) -> None:
+        self.respond = respond
+        self.reads_body = reads_body
+        self.requests: list[Seen] = []
+        self.probes: list[Seen] = []
+        self.connections = 0
+        self.closed_at: list[float] = []
+        self._live: set[_Connection] = set()
+        self._server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.get_running_loop().create_server(lambda: _Connection(self), "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        for connection in list(self._live):
+            connection.drop()
+        await self._server.wait_closed()
+        await asyncio.gather(*(c.task for c in list(self._live) if c.task is not None), return_exceptions=True)
+
+    @property
+    def url(self) -> str:
+        assert self._server is not None
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def port(self) -> int:
+        assert self._server is not None
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    @property
+    def open(self) -> int:
+        return len(self._live)
+
+    def break_connections(self) -> None:
+        """RST on every connection that is open, idle ones too."""
+        for connection in list(self._live):
+            connection.reset()
+
+    async def asked(self, count: int = 1, within: float = 5.0) -> None:
+        """Wait until `count` requests have come."""
+        async with asyncio.timeout(within):
+            while len(self.requests) < count:
+                await asyncio.sleep(0.001)
+
+    async def gone(self, index: int = -1, within: float = 5.0) -> float:
+        """Wait until the client of a request dropped its connection; when that was."""
+        seen = self.requests[index]
+        async with asyncio.timeout(within):
+            await seen._gone.wait()
+        assert seen.gone_at is not None
+        return seen.gone_at
+
+
+class _Connection(asyncio.Protocol):
+    def __init__(self, server: WireServer) -> None:
+        self._server = server
+        self._loop = asyncio.get_running_loop()
+        self._buffer = bytearray()
+        self._arrived = asyncio.Event()
+        self._transport: asyncio.Transport | None = None
+        self._current: Seen | None = None
+        self.task: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._server.connections += 1
+        self._number = self._server.connections
+        self._server._live.add(self)
+        self.task = self._loop.create_task(self._serve())
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        self._arrived.set()
+        if not self._server.reads_body and b"\r\n\r\n" in self._buffer and self._buffer.startswith(b"POST"):
+            assert self._transport is not None
+            self._transport.pause_reading()
+            # Reading is what notices a client that leaves; a paused server has to look at the socket instead.
+            self._loop.create_task(self._notice())
+
+    def connection_lost(self, error: Exception | None) -> None:
+        now = self._loop.time()
+        self._server.closed_at.append(now)
+        self._server._live.discard(self)
+        seen = self._current
+        if seen is not None and seen.done_at is None:
+            seen.gone_at = now
+            seen._gone.set()
+        if self.task is not None:
+            self.task.cancel()
+
+    def drop(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def reset(self) -> None:
+        assert self._transport is not None
+        sock = self._transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._transport.abort()
+
+    async def _notice(self) -> None:
+        assert self._transport is not None
+        sock = self._transport.get_extra_info("socket")
+        # TCP_INFO's first byte is the state; 1 is ESTABLISHED.
+        while sock.fileno() != -1 and sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) == b"\x01":
+            await asyncio.sleep(0.005)
+        self._transport.abort()
+
+    async def _serve(self) -> None:
+        while True:
+            seen = await self._request()
+            self._current = seen
+            (self._server.requests if seen.method == "POST" else self._server.probes).append(seen)
+            if not await self._perform(self._server.respond(seen)):
+                return
+            seen.done_at = self._loop.time()
+
+    async def _request(self) -> Seen:
+        while (end := self._buffer.find(b"\r\n\r\n")) < 0:
+            await self._more()
+        head = bytes(self._buffer[:end]).decode("latin-1").split("\r\n")
+        del self._buffer[: end + 4]
+        method, path, _ = head[0].split(" ")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
+        length = int(headers.get("content-length", 0)) if self._server.reads_body else 0
+        while len(self._buffer) < length:
+            await self._more()
+        body = bytes(self._buffer[:length])
+        del self._buffer[:length]
+        return Seen(method, path, headers, body, self._number, self._loop.time())
+
+    async def _more(self) -> None:
+        self._arrived.clear()
+        await self._arrived.wait()
+
+    async def _perform(self, steps: Iterable[Step]) -> bool:
+        """Whether the connection lives on."""
+        assert self._transport is not None
+        for step in steps:
+            match step:
+                case Write(data):
+                    self._transport.write(data)
+                    # Give the bytes to the socket on their own.
+                    await asyncio.sleep(0)
+                case Sleep(seconds):
+                    await asyncio.sleep(seconds)
+                case Stall():
+                    await asyncio.Event().wait()
+                case Reset():
+                    self._finish()
+                    self.reset()
+                    return False
+                case Close():
+                    self._finish()
+                    self._transport.close()
+                    return False
+        return True
+
+    def _finish(self) -> None:
+        assert self._current is not None
+        self._current.done_at = self._loop.time()
