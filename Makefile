@@ -1,0 +1,80 @@
+# Two commands are all there is to know: `make serve` and `make test`. Each sets up what it needs, on Debian and on
+# macOS alike, from nothing but make and Python 3.11 or newer. Everything lands in .venv and .cache, nothing elsewhere.
+
+VENV := .venv
+BIN := $(VENV)/bin
+OWN_UV := .cache/uv/bin/uv
+UV := $(shell command -v uv 2>/dev/null || echo $(OWN_UV))
+PYTHON := $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
+
+# uv takes the Python that is here and never fetches one.
+export UV_PYTHON_DOWNLOADS := never
+export UV_PROJECT_ENVIRONMENT := $(VENV)
+
+SYNCED := $(VENV)/.synced
+ARGS :=
+
+.PHONY: help serve test lint types imports unit test-clients fmt bench clean
+
+help:
+	@echo "make serve          serve what is on this machine, or the demo model (ARGS='--config my.yaml')"
+	@echo "make test           everything that is checked before a change goes in"
+	@echo "make lint fmt       look at the style, or mend it"
+	@echo "make types imports unit test-clients    the parts of make test"
+	@echo "make bench          measure the gateway (ARGS go to the bench)"
+	@echo "make clean          remove what was set up and built"
+
+serve: $(SYNCED)
+	$(BIN)/unisono serve $(ARGS)
+
+test: lint types imports unit test-clients
+
+lint: $(SYNCED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(SYNCED)
+	$(BIN)/mypy
+
+imports: $(SYNCED)
+	$(BIN)/lint-imports
+
+unit: $(SYNCED)
+	$(BIN)/pytest -m "not slow" $(ARGS)
+
+# The official client libraries, each in an environment of its own.
+test-clients: $(SYNCED)
+	@if [ -x tests/e2e/run ]; then tests/e2e/run; fi
+
+fmt: $(SYNCED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(SYNCED)
+	$(BIN)/python -m bench $(ARGS)
+
+clean:
+	rm -rf $(VENV) .cache .envs dist build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find adapters bench proxy tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(SYNCED): pyproject.toml uv.lock
+	@$(MAKE) --no-print-directory .python-found $(UV)
+	$(UV) sync --quiet --locked --extra demo --python-preference only-system
+	@touch $@
+
+.PHONY: .python-found
+.python-found:
+	@if [ -z "$(PYTHON)" ]; then \
+		echo "Python 3.11 or newer is not installed. Debian: apt install python3 python3-venv." >&2; \
+		echo "macOS: brew install python@3.13, or the installer from python.org." >&2; \
+		exit 1; \
+	fi
+
+# Without uv on PATH: one of our own, from the Python package index.
+$(OWN_UV):
+	@rm -rf .cache/uv
+	@$(PYTHON) -m venv .cache/uv || { \
+		echo "$(PYTHON) cannot make a virtual environment. Debian: apt install python3-venv." >&2; \
+		rm -rf .cache/uv; exit 1; }
+	.cache/uv/bin/python -m pip install --quiet --disable-pip-version-check 'uv>=0.9'
