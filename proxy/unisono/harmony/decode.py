@@ -20,6 +20,8 @@ from unisono.harmony.recipients import Kind
 _MARKER = re.compile(r"<\|(?:start|channel|constrain|message|end|return|call|endoftext|reserved_20[01]\d{3})\|>")
 _PARTIAL = re.compile(r"<(?:\|[a-z_0-9]{0,16}(?:\|)?)?\Z")
 _STOPS = frozenset({END, RETURN, CALL, ENDOFTEXT})
+_UNCERTAIN = _STOPS | {START, CHANNEL}
+"""Markers that may be typed text inside a body; any other one there is noise either way."""
 _LOOKAHEAD = 512
 """Characters behind an undecided marker after which it counts as text."""
 _PIECE = 32_768
@@ -63,7 +65,8 @@ class _Text:
         self._json = opening is not None and opening.recipient.kind is Kind.FUNCTION
         self._in_string = False
         self._escaped = False
-        self._header = ""
+        self._recipient = False
+        self._tail = ""
 
     def feed(self, chunk: Chunk) -> Sequence[int]:
         self._buffer += chunk.text
@@ -101,7 +104,8 @@ class _Text:
         if not text:
             return
         if not self._in_body:
-            self._header += text
+            self._recipient = self._recipient or "to=" in self._tail + text
+            self._tail = (self._tail + text)[-2:]
         elif self._json:
             self._track_string(text)
         for i in range(0, len(text), _PIECE):
@@ -110,10 +114,11 @@ class _Text:
     def _structure(self, token: int) -> None:
         if token == MESSAGE and not self._in_body:
             self._in_body = True
-            self._json = "to=" in self._header
+            self._json = self._recipient
             self._in_string = self._escaped = False
         elif token in _STOPS or token in (START, CHANNEL):
-            self._header = "" if self._in_body or token != CHANNEL else self._header
+            if self._in_body or token != CHANNEL:
+                self._recipient, self._tail = False, ""
             self._in_body = False
 
     def _track_string(self, text: str) -> None:
@@ -131,7 +136,7 @@ class _Text:
 
     def _is_structure(self, token: int, text: str, at: int, *, over: bool) -> bool | None:
         """Whether the marker that ends at `at` is meant; None when the text behind it does not decide yet."""
-        if not self._in_body or token in (MESSAGE, CONSTRAIN):
+        if not self._in_body or token not in _UNCERTAIN:
             return not (self._in_body and self._json and self._in_string)
         if self._json and self._in_string:
             if token not in _STOPS:

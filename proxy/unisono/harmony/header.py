@@ -321,7 +321,8 @@ def read_bodyless(text: str, declared: frozenset[str] | None, *, role_given: boo
     section, marker, rest = segment.rpartition(C)
     recipients = [m[1] for m in _TO.finditer(section)]
     known = _KNOWN.match(rest)
-    if not marker and not (known and _TO.match(rest, known.end())) and not _TO.match(rest):
+    prose = _says_more(section)
+    if prose or (not marker and not (known and _TO.match(rest, known.end())) and not _TO.match(rest)):
         rule = "no-markup" if first and not role_given and not earlier else "header-without-message"
         body = segment if rule == "no-markup" else segment.lstrip(" ")
         return Header(rules=(rule,), body=_without_markers(body), thought=rule != "no-markup")
@@ -344,6 +345,12 @@ def read_bodyless(text: str, declared: frozenset[str] | None, *, role_given: boo
     thought = known is None and recipient is NOBODY
     kind = "json" if typed and "json" in typed[0] else None
     return Header(channel, recipient, kind, ("header-without-message",), body=body, thought=thought)
+
+
+def _says_more(section: str) -> bool:
+    """Whether a header's part before its last channel marker holds more than header words."""
+    words = _TO.sub(" ", section).translate({ord(C): " ", ord(T): " "}).split()
+    return any(not _spell_channel(word)[1] and not _is_stem(word) and word not in _TYPES for word in words)
 
 
 def _is_stem(word: str) -> bool:

@@ -21,6 +21,9 @@ from unisono.harmony.recipients import NOBODY, Kind
 
 _SENTINELS = {START: S, CHANNEL: C, CONSTRAIN: T}
 
+_LONGEST_HEADER = 64
+"""Tokens. A header that is started again is read again; a longer one is left, which keeps the work linear."""
+
 
 @dataclass(frozen=True, slots=True)
 class Open:
@@ -207,7 +210,7 @@ class Repair:
             return raw.decode("utf-8", errors="replace")
 
     def _restart(self, token: int, rule: str | None) -> None:
-        if self._says_nothing():
+        if len(self._held) <= _LONGEST_HEADER and self._says_nothing():
             self._held.append(token)
             return
         self._bodyless(END, None)

@@ -1,0 +1,10 @@
+from __future__ import annotations
+
+import pytest
+
+from unisono.harmony.encoding import Encoding, load_encoding
+
+
+@pytest.fixture(scope="session")
+def encoding() -> Encoding:
+    return load_encoding()

@@ -1,0 +1,264 @@
+"""What holds for any tokens at all."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+
+import openai_harmony
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.harmony.fold import check_lifecycle, items_of, new_router, rules_of
+from tests.harmony.recoveries import CASES, C, F, P, R
+from unisono.core.events import Closed, Delta, Event, Repaired
+from unisono.core.generation import FIRST_SPECIAL, Chunk, FinishReason, Form
+from unisono.harmony.decode import decoder_for
+from unisono.harmony.encoding import MARKERS, Encoding, load_encoding
+from unisono.harmony.grammar import RULES, STEPS, Mark, State
+
+ENCODING = load_encoding()
+WORDS = (
+    *("assistant", "analysis", "commentary", "final", "comment", "user", "functions.f", " to=functions.f", " to=f"),
+    *(" to=python", " to=", " json", "json", "{", '{"a":', "1}", " ", "\n", "–", "?", ".search", " bash", "f", "Hello"),
+)
+word_tokens = st.sampled_from([token for word in WORDS for token in ENCODING.encode_text(word)])
+pieces = st.sampled_from([tuple(ENCODING.encode_text(word)) for word in WORDS])
+marks = st.sampled_from([*MARKERS.values(), 199_999])
+odd = st.sampled_from([-1, 199_998, 200_000, 200_013, 200_018, 201_087, 201_088, 2**31, 10**12])
+anything = st.one_of(pieces, pieces, marks.map(lambda t: (t,)), marks.map(lambda t: (t,)), odd.map(lambda t: (t,)))
+raw_bytes = st.integers(0, 255).map(lambda t: (t,))
+outputs = st.lists(st.one_of(anything, raw_bytes), max_size=60).map(lambda parts: [t for part in parts for t in part])
+grammatical = st.lists(st.sampled_from([case.output for case in CASES.values()]), min_size=1, max_size=3).map(
+    lambda texts: ENCODING.encode_as_server("<|start|>assistant".join(texts))
+)
+
+
+@st.composite
+def mutated(draw: st.DrawFn) -> list[int]:
+    """Scripts of the grammar with tokens dropped, doubled, swapped and inserted."""
+    tokens = list(draw(grammatical))
+    for _ in range(draw(st.integers(0, 6))):
+        at = draw(st.integers(0, max(0, len(tokens) - 1)))
+        match draw(st.sampled_from(["drop", "double", "swap", "insert", "cut"])):
+            case "drop":
+                tokens[at : at + 1] = []
+            case "double":
+                tokens[at:at] = tokens[at : at + 1]
+            case "swap":
+                tokens[at : at + 2] = tokens[at : at + 2][::-1]
+            case "insert":
+                tokens.insert(at, draw(st.integers(-1, 201_100)))
+            case _:
+                tokens = tokens[:at]
+    return tokens
+
+
+streams = st.one_of(outputs, mutated())
+reasons = st.sampled_from(list(FinishReason))
+
+
+def run(
+    parts: Sequence[Sequence[int]], reason: FinishReason, *, hidden: bool = False, hold: bool = True
+) -> list[Event]:
+    router = new_router(ENCODING, hold_calls=hold)
+    events: list[Event] = []
+    for part in parts:
+        events += router.feed(part)
+    return events + router.end(reason, stop_hidden=hidden)
+
+
+def cut_at(tokens: Sequence[int], cuts: Sequence[int]) -> list[Sequence[int]]:
+    edges = sorted({0, len(tokens), *(cut % (len(tokens) + 1) for cut in cuts)})
+    return [tokens[a:b] for a, b in pairwise(edges)]
+
+
+@settings(max_examples=400, deadline=None)
+@given(streams, reasons, st.booleans(), st.booleans())
+def test_nothing_raises_and_items_have_one_lifecycle(
+    tokens: list[int], reason: FinishReason, hidden: bool, hold: bool
+) -> None:
+    events = run([tokens], reason, hidden=hidden, hold=hold)
+    check_lifecycle(events)
+    assert {event.rule for event in events if isinstance(event, Repaired)} <= RULES.keys()
+
+
+@settings(max_examples=400, deadline=None)
+@given(streams, reasons, st.booleans(), st.lists(st.integers(0, 10_000), max_size=8))
+def test_cutting_the_stream_anywhere_changes_nothing(
+    tokens: list[int], reason: FinishReason, hidden: bool, cuts: list[int]
+) -> None:
+    whole = run([tokens], reason, hidden=hidden)
+    assert run(cut_at(tokens, cuts), reason, hidden=hidden) == whole
+    assert run([[token] for token in tokens], reason, hidden=hidden) == whole
+
+
+@settings(max_examples=300, deadline=None)
+@given(streams, reasons)
+def test_no_marker_reaches_a_reader(tokens: list[int], reason: FinishReason) -> None:
+    # No ordinary token here spells a marker, so any that is seen was one.
+    for event in run([tokens], reason, hold=False):
+        if isinstance(event, Delta | Closed):
+            assert "<|" not in event.text
+            assert not any(0xD800 <= ord(c) < 0xE000 for c in event.text)
+
+
+@settings(max_examples=300, deadline=None)
+@given(streams, reasons)
+def test_a_truncated_message_is_never_a_call(tokens: list[int], reason: FinishReason) -> None:
+    for event in run([tokens], reason):
+        if isinstance(event, Closed) and event.tokens and isinstance(items_of([event])[0], C):
+            assert event.complete
+            assert event.tokens[-1] >= FIRST_SPECIAL
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+stops = st.sampled_from(["<|end|>", "<|return|>", "<|call|>"])
+headers = st.sampled_from(
+    [
+        ("<|channel|>analysis", R),
+        ("<|channel|>commentary", P),
+        ("<|channel|>final", F),
+        ("<|channel|>commentary to=functions.f <|constrain|>json", C),
+        (" to=functions.f<|channel|>commentary <|constrain|>json", C),
+        ("<|channel|>commentary to=functions.f code", C),
+        ("<|channel|>analysis to=f json", C),
+    ]
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(headers, texts, st.sampled_from(["<|end|>", "<|return|>", "<|call|>"])), min_size=1, max_size=5)
+)
+def test_well_formed_output_is_read_as_openai_harmony_reads_it(
+    messages: list[tuple[tuple[str, type], str, str]],
+) -> None:
+    tokens: list[int] = []
+    for n, ((header, _), text, stop) in enumerate(messages):
+        start = "<|start|>assistant" if n else ""
+        tokens += ENCODING.encode_marked(f"{start}{header}<|message|>")
+        tokens += [*ENCODING.encode_text(text), *ENCODING.encode_marked(stop)]
+    theirs = ENCODING.harmony.parse_messages_from_completion_tokens(tokens, openai_harmony.Role.ASSISTANT)
+    events = run([tokens], FinishReason.STOP)
+    assert rules_of(events) == ()
+    assert [event.text for event in events if isinstance(event, Closed)] == [m.content[0].text for m in theirs]
+    assert [type(item) for item in items_of(events)] == [kind for (_, kind), _, _ in messages]
+
+
+HEADER_DEBRIS = {"stray-header-words", "channel-repeated", "constrain-repeated", "recipient-repeated", "doubled-start"}
+DROPPING = HEADER_DEBRIS | {
+    *("free-text-between", "foreign-role", "unfinished-call", "cut-header", "unknown-channel", "marker-in-recipient"),
+    *("type-as-recipient", "glued-role", "header-order", "not-a-tool", "empty-channel", "channel-spelling"),
+}
+"""Rules under which a word may reach nobody: it was part of a header, or of a message that is not shown."""
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.one_of(st.just("word"), st.just("word"), marks.map(str)), max_size=50), reasons)
+def test_every_word_is_delivered_once_in_order_or_its_loss_is_named(script: list[str], reason: FinishReason) -> None:
+    tokens: list[int] = []
+    words: list[str] = []
+    for n, part in enumerate(script):
+        if part == "word":
+            words.append(f" w{n}.")
+            tokens += ENCODING.encode_text(words[-1])
+        else:
+            tokens.append(int(part))
+    events = run([tokens], reason)
+    shown = "|".join(event.text for event in events if isinstance(event, Closed))
+    at = 0
+    for word in words:
+        found = shown.find(word.strip(), at)
+        if found < 0:
+            assert DROPPING & set(rules_of(events))
+        else:
+            at = found + 1
+            assert shown.count(word.strip()) == 1
+
+
+def test_every_mark_in_every_state_has_a_step() -> None:
+    assert set(STEPS) == {(state, mark) for state in State for mark in Mark}
+    assert {rule for _, rule in STEPS.values() if rule} <= RULES.keys()
+
+
+HOSTILE = {
+    "starts": [MARKERS["<|start|>"]],
+    "channels": [MARKERS["<|channel|>"]],
+    "constrains": [MARKERS["<|constrain|>"]],
+    "messages": [MARKERS["<|message|>"]],
+    "ends": [MARKERS["<|end|>"]],
+    "words without any header": ENCODING.encode_text(" word"),
+    "recipients started again": ENCODING.encode_marked(" to=functions.f<|start|>assistant"),
+    "empty messages": ENCODING.encode_marked("<|start|>assistant<|channel|>final<|message|><|end|>"),
+    "gaps": ENCODING.encode_marked("<|end|>prose<|start|>"),
+    "half characters": [t for t in range(256) if ENCODING.decode_bytes([t])[0] >= 0xF0][:1],
+}
+
+
+@pytest.mark.parametrize("unit", HOSTILE.values(), ids=HOSTILE)
+def test_work_grows_linearly_with_the_tokens(unit: list[int]) -> None:
+    small, large = (calls_of(unit * n) for n in (400, 1600))
+    assert large < 5 * small
+
+
+def calls_of(tokens: list[int]) -> int:
+    """Function calls, C functions included, that routing `tokens` one by one takes."""
+    count = 0
+
+    def profile(frame: object, event: str, arg: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    router = new_router(ENCODING)
+    sys.setprofile(profile)
+    try:
+        for token in tokens:
+            router.feed([token])
+        router.end(FinishReason.STOP)
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.one_of(st.sampled_from(WORDS), st.sampled_from([*MARKERS, "<|", "|>", "<|st"])), max_size=30), st.data()
+)
+def test_text_is_read_the_same_however_it_is_cut(parts: list[str], data: st.DataObject) -> None:
+    text = "".join(parts)
+    form = data.draw(st.sampled_from([Form.TEXT, Form.MARKERLESS]))
+    cuts = data.draw(st.lists(st.integers(0, 10_000), max_size=6))
+    edges = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
+    readings = []
+    for ends in (edges, [0, len(text)], range(len(text) + 1)):
+        decoder = decoder_for(form, ENCODING)
+        tokens: list[int] = []
+        for a, b in pairwise(ends):
+            tokens += decoder.feed(Chunk(text=text[a:b]))
+        events = run([[*tokens, *decoder.end()]], FinishReason.STOP, hidden=True)
+        readings.append((items_of(events), rules_of(events)))
+    assert readings[0] == readings[1] == readings[2]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=60), st.lists(st.integers(0, 60), max_size=4))
+def test_arguments_arrive_byte_for_byte_through_text(value: str, cuts: list[int]) -> None:
+    value = value.encode("utf-8", "replace").decode()
+    body = json.dumps({"v": value + "<|call|><|start|>assistant"}, ensure_ascii=False)
+    text = f"<|channel|>commentary to=functions.f <|constrain|>json<|message|>{body}<|call|>"
+    edges = sorted({0, len(text), *(cut % len(text) for cut in cuts)})
+    decoder = decoder_for(Form.TEXT, ENCODING)
+    tokens: list[int] = []
+    for a, b in pairwise(edges):
+        tokens += decoder.feed(Chunk(text=text[a:b]))
+    assert items_of(run([[*tokens, *decoder.end()]], FinishReason.STOP)) == (C("f", body),)
+
+
+def test_the_encoding_is_the_one_the_parser_uses(encoding: Encoding) -> None:
+    assert encoding.special_names >= set(MARKERS)
+    for name, token in MARKERS.items():
+        assert encoding.harmony.encode(name, allowed_special="all") == [token]
