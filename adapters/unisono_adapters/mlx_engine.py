@@ -223,7 +223,12 @@ async def _run(args: argparse.Namespace) -> int:
     listener = socket.socket(fileno=args.listener)
     listener.setblocking(False)
     server = await asyncio.start_unix_server(engine.serve, sock=listener, limit=LINE_LIMIT)
-    limits = Limits(batch=args.batch, prefill_chunk=args.prefill_chunk, prefix_cache_bytes=args.prefix_cache_bytes)
+    limits = Limits(
+        batch=args.batch,
+        waiting=args.waiting,
+        prefill_chunk=args.prefill_chunk,
+        prefix_cache_bytes=args.prefix_cache_bytes,
+    )
     threading.Thread(target=_generate, args=(args.model, limits, engine), name="generation", daemon=True).start()
     async with server:
         await engine.over.wait()
@@ -237,6 +242,7 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--listener", type=int, required=True, help="file descriptor of a listening Unix socket")
     parser.add_argument("--batch", type=int, required=True)
+    parser.add_argument("--waiting", type=int, required=True)
     parser.add_argument("--prefill-chunk", type=int, required=True)
     parser.add_argument("--prefix-cache-bytes", type=int, required=True)
     args = parser.parse_args()

@@ -35,6 +35,8 @@ _STALLED_S = 30.0
 _LOAD_TIMEOUT_S = 900.0
 """A large model on a slow disk takes minutes; this is not part of any request's own timeouts."""
 
+_SHUT_DOWN = "the mlx backend is shut down"
+
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 _REFUSALS: Mapping[Reason, type[UnisonoError]] = {
@@ -61,8 +63,11 @@ than the one rendered. Kept as a table because loading the encoding costs every 
 
 class MlxLocalBackend:
     """Satisfies `core.ports.Backend`. `options.model` is a model folder, the name of a snapshot that was downloaded
-    before, or `demo`. Options in `extra`, all numbers: `load_timeout_s`, `batch` (requests that run at once),
-    `prefill_chunk` (tokens) and `prefix_cache_mb` (0 for none). Raises ConfigError for any other value there."""
+    before, or `demo`.
+
+    Options in `extra`, all numbers: `load_timeout_s`, `batch` (requests that run at once), `waiting` (that queue up
+    beyond those), `prefill_chunk` (tokens) and `prefix_cache_mb` (0 for none). Raises ConfigError for other values.
+    """
 
     def __init__(self, options: BackendOptions) -> None:
         usual = Limits()
@@ -71,6 +76,7 @@ class MlxLocalBackend:
         self._load_timeout_s = _number(extra, "load_timeout_s", _LOAD_TIMEOUT_S)
         self._limits = Limits(
             batch=max(1, int(_number(extra, "batch", usual.batch))),
+            waiting=int(_number(extra, "waiting", usual.waiting)),
             prefill_chunk=max(16, int(_number(extra, "prefill_chunk", usual.prefill_chunk))),
             prefix_cache_bytes=int(_number(extra, "prefix_cache_mb", usual.prefix_cache_bytes / 2**20) * 2**20),
         )
@@ -79,6 +85,14 @@ class MlxLocalBackend:
         self._not_before = 0.0
         self._trouble = ""
         self._closed = False
+
+    @property
+    def engine_pid(self) -> int | None:
+        """The engine process, while there is one that can be asked."""
+        if self._start is None or not self._start.done() or self._start.cancelled() or self._start.exception():
+            return None
+        engine, _ = self._start.result()
+        return engine.pid if engine.lost is None else None
 
     async def probe(self) -> Capabilities:
         """Start the engine when it does not run. Raises BackendUnavailable."""
@@ -121,7 +135,7 @@ class MlxLocalBackend:
         """The engine and its model's context. Concurrent callers share one start, and one that leaves does not end it
         for the others."""
         if self._closed:
-            raise BackendUnavailable("the mlx backend is shut down")
+            raise BackendUnavailable(_SHUT_DOWN)
         if self._start is not None and self._start.done():
             self._bury(self._start)
         if self._start is None:
@@ -130,7 +144,13 @@ class MlxLocalBackend:
                 raise BackendUnavailable(self._trouble, retry_after_s=pause)
             self._start = asyncio.create_task(self._begin())
             self._start.add_done_callback(_look_at)
-        return await asyncio.shield(self._start)
+        start = self._start
+        try:
+            return await asyncio.shield(start)
+        except asyncio.CancelledError:
+            if not start.cancelled():
+                raise  # this caller left
+            raise BackendUnavailable(_SHUT_DOWN) from None
 
     def _bury(self, start: asyncio.Task[tuple[Engine, int | None]]) -> None:
         """Forget a life that is over, and decide when the next one may begin."""

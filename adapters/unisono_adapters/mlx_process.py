@@ -285,6 +285,7 @@ def _command(model: str, limits: Limits, listener: int) -> list[str]:
         "--model": model,
         "--listener": listener,
         "--batch": limits.batch,
+        "--waiting": limits.waiting,
         "--prefill-chunk": limits.prefill_chunk,
         "--prefix-cache-bytes": limits.prefix_cache_bytes,
     }

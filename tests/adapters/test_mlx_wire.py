@@ -1,0 +1,100 @@
+"""The messages between a gateway and the engine process, and what importing the backend costs a gateway."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import MappingProxyType
+
+import pytest
+
+from unisono.core.generation import Sampling
+from unisono.core.ports import BackendOptions
+from unisono.errors import ConfigError
+from unisono.harmony.encoding import load_encoding
+from unisono_adapters.mlx_local import PROBES, MlxLocalBackend
+from unisono_adapters.mlx_wire import (
+    Ask,
+    Cancel,
+    Encoded,
+    Failed,
+    Output,
+    Pulse,
+    Ready,
+    Refused,
+    ToEngine,
+    ToGateway,
+    Tokenize,
+    WireError,
+    from_line,
+    to_line,
+)
+
+MESSAGES: dict[str, ToEngine | ToGateway] = {
+    "ask": Ask(3, [200006, 5], 10, Sampling(seed=2**63, logit_bias={5: -1.5, 200002: 3.0}), "tenant"),
+    "cancel": Cancel(3),
+    "tokenize": Tokenize(4, ["a\nb", "\u2028 \U0001f642"]),
+    "ready": Ready(131072),
+    "ready without a context": Ready(None),
+    "failed": Failed("no\nmodel"),
+    "output": Output(3, [5, 200002], "stop", 17),
+    "output in the middle": Output(3, [5]),
+    "refused": Refused(3, "context", "too long"),
+    "encoded": Encoded(4, [[1, 2], []]),
+    "pulse": Pulse(),
+}
+
+
+@pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES)
+def test_a_message_is_one_line_and_comes_back_equal(message: ToEngine | ToGateway) -> None:
+    line = to_line(message)
+
+    assert line.index(b"\n") == len(line) - 1
+    assert from_line(line) == message
+
+
+def test_any_sequence_and_mapping_travels() -> None:
+    sent = Ask(0, range(3), 1, Sampling(logit_bias=MappingProxyType({7: 1.0})))
+
+    assert from_line(to_line(sent)) == Ask(0, [0, 1, 2], 1, Sampling(logit_bias={7: 1.0}))
+
+
+GARBAGE = {
+    "nothing": b"\n",
+    "not JSON": b"{kind: ask}\n",
+    "not an object": b"[1]\n",
+    "no kind": b'{"id": 1}\n',
+    "an unknown kind": b'{"kind": "reboot"}\n',
+    "a missing field": b'{"kind": "output", "id": 1}\n',
+    "a field too many": b'{"kind": "cancel", "id": 1, "force": true}\n',
+    "a sampling field too many": b'{"kind":"ask","id":1,"prompt":[],"max_tokens":1,"sampling":{"logit_bias":{},"x":1}}',
+    "not UTF-8": b'{"kind": "\xff"}\n',
+}
+
+
+@pytest.mark.parametrize("line", GARBAGE.values(), ids=GARBAGE)
+def test_what_is_no_message_is_refused_as_such(line: bytes) -> None:
+    with pytest.raises(WireError):
+        from_line(line)
+
+
+def test_the_tokenizer_probes_are_what_the_encoding_gives() -> None:
+    encoding = load_encoding()
+
+    assert {text: tuple(encoding.encode_marked(text)) for text in PROBES} == dict(PROBES)
+
+
+def test_a_gateway_that_imports_the_backend_loads_no_engine() -> None:
+    program = (
+        "import sys, unisono_adapters.mlx_local, unisono_adapters.demo;"
+        "print(*sorted({'mlx', 'mlx_lm', 'numpy', 'tokenizers', 'transformers', 'tiktoken'} & sys.modules.keys()))"
+    )
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert loaded.stdout.split() == []
+
+
+@pytest.mark.parametrize("value", ["8", -1, True, None], ids=repr)
+def test_an_option_that_is_no_number_is_a_configuration_error(value: object) -> None:
+    with pytest.raises(ConfigError, match="batch"):
+        MlxLocalBackend(BackendOptions("mlx", "demo", extra={"batch": value}))

@@ -1,0 +1,197 @@
+"""What the mlx backend generates, with mlx-lm running the demo model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+import pytest_asyncio
+
+from tests.engines.demo_prompts import (
+    CHATS,
+    ENCODING,
+    GLITCHES,
+    WEATHER_ANSWER,
+    WEATHER_CALL,
+    WEATHER_RESULT,
+    greedy,
+    prompt_for,
+)
+from unisono.core.generation import RETURN, Capabilities, Chunk, FinishReason, Form, Generation, Prompt, Sampling
+from unisono.core.ports import Backend, BackendOptions
+from unisono.errors import BackendRejected, ContextTooLong
+from unisono_adapters.mlx_local import MlxLocalBackend
+
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def backend() -> AsyncIterator[Backend]:
+    backend = MlxLocalBackend(BackendOptions("mlx", "demo"))
+    yield backend
+    await backend.aclose()
+
+
+async def chunks_of(backend: Backend, job: Generation) -> list[Chunk]:
+    return [chunk async for chunk in backend.complete(job)]
+
+
+async def answer(backend: Backend, job: Generation) -> tuple[list[int], FinishReason | None]:
+    chunks = await chunks_of(backend, job)
+    assert [chunk.finish for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+    return [token for chunk in chunks for token in chunk.tokens], chunks[-1].finish
+
+
+async def test_it_says_what_it_can_do(backend: Backend) -> None:
+    assert await backend.probe() == Capabilities(
+        prompt=Form.IDS, output=Form.IDS, stop_visible=True, context=131072, logit_bias=True
+    )
+
+
+@pytest.mark.parametrize(("user", "expected"), CHATS.values(), ids=CHATS)
+async def test_a_chat_is_answered_token_by_token_as_trained(backend: Backend, user: str, expected: str) -> None:
+    tokens, finish = await answer(backend, greedy(prompt_for(user)))
+
+    assert tokens == ENCODING.encode_marked(expected)
+    assert finish is FinishReason.STOP
+
+
+@pytest.mark.parametrize(("user", "expected"), GLITCHES.items(), ids=GLITCHES)
+async def test_malformed_harmony_comes_out_raw(backend: Backend, user: str, expected: str) -> None:
+    tools = any(word in user for word in ("call", "recipient", "json"))
+    tokens, finish = await answer(backend, greedy(prompt_for(user, tools=tools)))
+
+    assert tokens == ENCODING.encode_marked(expected)
+    assert finish is FinishReason.STOP
+
+
+async def test_a_tool_call_ends_with_its_stop_token_and_its_continuation_starts_from_the_cache(
+    backend: Backend,
+) -> None:
+    prompt = prompt_for("What is the weather in Paris?", tools=True)
+    call, finish = await answer(backend, greedy(prompt, salt="tool"))
+    assert (ENCODING.decode(call), finish) == (WEATHER_CALL, FinishReason.STOP)
+
+    longer = prompt + call + ENCODING.encode_marked(WEATHER_RESULT)
+    chunks = await chunks_of(backend, greedy(longer, salt="tool"))
+
+    assert ENCODING.decode([token for chunk in chunks for token in chunk.tokens]) == WEATHER_ANSWER
+    assert (chunks[0].prompt_tokens, chunks[0].cached_tokens) == (len(longer), len(prompt) + len(call))
+    assert {chunk.cached_tokens for chunk in chunks[1:]} == {None}
+
+
+async def test_a_prompt_is_cached_for_its_own_tenant_only(backend: Backend) -> None:
+    prompt = prompt_for("Tell me a joke.", instructions="be nice")
+    cached = [(await chunks_of(backend, greedy(prompt, salt=salt)))[0].cached_tokens for salt in ("a", "a", "b")]
+
+    assert cached == [0, len(prompt) - 1, 0]
+
+
+async def test_eight_at_once_answer_as_each_does_alone(backend: Backend) -> None:
+    jobs = [greedy(prompt_for(user), salt="together") for user, _ in CHATS.values()]
+
+    together = await asyncio.gather(*(answer(backend, job) for job in jobs))
+
+    assert [ENCODING.decode(tokens) for tokens, _ in together] == [expected for _, expected in CHATS.values()]
+
+
+async def test_a_request_joins_a_running_batch_without_changing_it(backend: Backend) -> None:
+    endless = backend.complete(greedy(prompt_for("Repeat la forever."), 60))
+    running = [await anext(endless)]
+    user, expected = CHATS["greeting"]
+    tokens, _ = await answer(backend, greedy(prompt_for(user)))
+    running += [chunk async for chunk in endless]
+
+    assert ENCODING.decode(tokens) == expected
+    alone, _ = await answer(backend, greedy(prompt_for("Repeat la forever."), 60))
+    assert [token for chunk in running for token in chunk.tokens] == alone
+
+
+@pytest.mark.parametrize("most", [1, 2, 7])
+async def test_max_tokens_ends_an_answer_for_length(backend: Backend, most: int) -> None:
+    tokens, finish = await answer(backend, greedy(prompt_for("Hello!"), most))
+
+    assert tokens == ENCODING.encode_marked(CHATS["greeting"][1])[:most]
+    assert finish is FinishReason.LENGTH
+
+
+REFUSED = {
+    "longer than the context": (greedy([13225] * 131072), ContextTooLong, "131072"),
+    "no prompt": (greedy([]), BackendRejected, "prompt"),
+    "an id below the vocabulary": (greedy([-1, 5]), BackendRejected, "vocabulary"),
+    "an id above the vocabulary": (greedy([5, 201088]), BackendRejected, "vocabulary"),
+    "no room": (greedy([5], 0), BackendRejected, "room"),
+    "temperature": (Generation(Prompt([5]), 5, Sampling(temperature=-1)), BackendRejected, "temperature"),
+    "top_p": (Generation(Prompt([5]), 5, Sampling(top_p=1.5)), BackendRejected, "top_p"),
+    "min_p": (Generation(Prompt([5]), 5, Sampling(min_p=2)), BackendRejected, "min_p"),
+    "repetition": (Generation(Prompt([5]), 5, Sampling(repetition_penalty=0)), BackendRejected, "repetition_penalty"),
+    "bias": (Generation(Prompt([5]), 5, Sampling(logit_bias={201088: 1.0})), BackendRejected, "logit_bias"),
+}
+
+
+@pytest.mark.parametrize(("job", "error", "word"), REFUSED.values(), ids=REFUSED)
+async def test_what_cannot_be_run_is_refused_and_hurts_nobody(
+    backend: Backend, job: Generation, error: type[Exception], word: str
+) -> None:
+    user, expected = CHATS["pong"]
+    neighbour = asyncio.create_task(answer(backend, greedy(prompt_for(user))))
+    with pytest.raises(error, match=word):
+        await chunks_of(backend, job)
+    assert ENCODING.decode((await neighbour)[0]) == expected
+
+
+SAME_AS_GREEDY = {
+    "top_k 1": Sampling(temperature=1, top_k=1),
+    "top_p 0": Sampling(temperature=1, top_p=0),
+    "min_p 1": Sampling(temperature=1, min_p=1),
+    "nearly cold": Sampling(temperature=1e-9),
+}
+
+
+@pytest.mark.parametrize("sampling", SAME_AS_GREEDY.values(), ids=SAME_AS_GREEDY)
+async def test_settings_that_leave_one_choice_are_greedy(backend: Backend, sampling: Sampling) -> None:
+    tokens, _ = await answer(backend, replace(greedy(prompt_for("Hello!")), sampling=sampling))
+
+    assert ENCODING.decode(tokens) == CHATS["greeting"][1]
+
+
+async def test_a_seed_gives_the_same_tokens_alone_and_among_others(backend: Backend) -> None:
+    def seeded(seed: int | None) -> Generation:
+        return replace(greedy(prompt_for("hm hm"), 24), sampling=Sampling(temperature=3.0, seed=seed))
+
+    alone, _ = await answer(backend, seeded(7))
+    among = await asyncio.gather(*(answer(backend, seeded(seed)) for seed in (7, 8, None, None)))
+
+    assert among[0][0] == alone
+    assert len({tuple(tokens) for tokens, _ in among}) == 4
+
+
+async def test_a_bias_forbids_a_token(backend: Backend) -> None:
+    job = replace(greedy(prompt_for("Hello!"), 40), sampling=Sampling(temperature=0, logit_bias={RETURN: -100.0}))
+
+    tokens, _ = await answer(backend, job)
+
+    expected = ENCODING.encode_marked(CHATS["greeting"][1])
+    assert tokens[: len(expected) - 1] == expected[:-1]
+    assert RETURN not in tokens
+
+
+PENALTIES = {
+    "frequency": Sampling(temperature=0, frequency_penalty=2.0),
+    "presence": Sampling(temperature=0, presence_penalty=20.0),
+    "repetition": Sampling(temperature=0, repetition_penalty=3.0),
+}
+
+
+@pytest.mark.parametrize("sampling", PENALTIES.values(), ids=PENALTIES)
+async def test_a_penalty_breaks_a_repetition(backend: Backend, sampling: Sampling) -> None:
+    la = ENCODING.encode_text(" la")
+    job = greedy(prompt_for("Repeat la forever."), 60)
+
+    plain, _ = await answer(backend, job)
+    penalised, _ = await answer(backend, replace(job, sampling=sampling))
+
+    assert plain.count(la[0]) > 40
+    assert penalised.count(la[0]) < 30
