@@ -63,11 +63,13 @@ FAULTS: tuple[tuple[type[BaseException], type[BackendError], str], ...] = (
     (aiohttp.ClientError, BackendUnavailable, "the connection to the backend broke"),
     (TimeoutError, BackendTimeout, "the backend took too long"),
     (OSError, BackendUnavailable, "the connection to the backend broke"),
+    (RuntimeError, BackendUnavailable, "the connection to the backend broke"),
 )
 """What an exception of the client library means; the first row that fits."""
 
-CAUGHT = (aiohttp.ClientError, EventTooLong, OSError)
-"""What `fault` is for; TimeoutError is an OSError."""
+CAUGHT = (aiohttp.ClientError, EventTooLong, OSError, RuntimeError)
+"""What `fault` is for. TimeoutError is an OSError; RuntimeError is what aiohttp raises for reading from a connection that
+has been dropped."""
 
 
 class UpstreamSaid(Exception):

@@ -11,6 +11,9 @@ import asyncio
 import io
 import itertools
 import re
+import socket
+import struct
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,22 +38,32 @@ LINGER_S = 0.1
 _HEADER_SAFE = re.compile(r"[A-Za-z0-9._:-]{1,120}")
 
 
+def _drop(transport: asyncio.Transport | None) -> None:
+    """Close with RST. A polite close first delivers what a stalled backend does not read, and a server that is told
+    by FIN learns of it one write late."""
+    if transport is None:
+        return
+    sock = transport.get_extra_info("socket")
+    if sock is not None:
+        with suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    transport.abort()
+
+
 class _Response(aiohttp.ClientResponse):
-    """Drops its socket instead of closing it politely: a polite close first flushes what a stalled backend does not
-    read, and the backend goes on working for nobody."""
+    """Drops its socket when it is closed before its end."""
 
     async def start(self, connection: Any) -> aiohttp.ClientResponse:
         transport = connection.transport
         try:
             return await super().start(connection)
         except BaseException:
-            if transport is not None:
-                transport.abort()
+            _drop(transport)
             raise
 
     def close(self) -> None:
-        if self.connection is not None and self.connection.transport is not None:
-            self.connection.transport.abort()
+        if self.connection is not None:
+            _drop(self.connection.transport)
         super().close()
 
 
@@ -107,9 +120,12 @@ class _Watch:
 class Answer:
     """An event stream being read. `close` at any moment; it is cheap and may be repeated."""
 
-    __slots__ = ("_content", "_cutter", "_ended", "_response", "_watch")
+    __slots__ = ("_content", "_cutter", "_ended", "_live", "_response", "_watch")
 
-    def __init__(self, response: aiohttp.ClientResponse, watch: _Watch) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, watch: _Watch, live: set[Answer]) -> None:
+        """`live` is where it stands until it is closed."""
+        self._live = live
+        live.add(self)
         self._response = response
         self._content = response.content
         self._watch = watch
@@ -149,6 +165,7 @@ class Answer:
             return
 
     def close(self) -> None:
+        self._live.discard(self)
         self._watch.stop()
         self._response.close()
 
@@ -171,6 +188,7 @@ class Wire:
             self._headers["Authorization"] = f"Bearer {secret}"
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
+        self._live: set[Answer] = set()
         self._serial = itertools.count(1)
 
     async def post(self, path: str, body: bytes, timeouts: Timeouts, request_id: str = "") -> Answer:
@@ -196,7 +214,7 @@ class Wire:
             raise BackendTimeout("the backend sent no first token in time") from error
         except CAUGHT as error:
             raise fault(error) from error
-        return Answer(response, _Watch(started, timeouts, response))
+        return Answer(response, _Watch(started, timeouts, response), self._live)
 
     async def get_json(self, path: str) -> Any:
         """GET a small JSON document, decoded. Raises the `BackendError` family."""
@@ -217,7 +235,10 @@ class Wire:
             raise fault(error) from error
 
     async def aclose(self) -> None:
+        """Drops what is running, whose readers then fail, and the pool. May be repeated."""
         self._closed = True
+        for answer in list(self._live):
+            answer.close()
         session, self._session = self._session, None
         if session is not None:
             await session.close()

@@ -1,0 +1,189 @@
+"""What every Backend promises when the other side fails: an error of its kind, and never an end."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from tests.contract.kinds import (
+    KEY,
+    Kind,
+    closing,
+    collect,
+    collect_until_failure,
+    point,
+)
+from tests.fakes import (
+    Refusal,
+    Reset,
+    WireServer,
+    Write,
+    close_at,
+    half_event_at,
+    inject_at,
+    reset_at,
+    vllm_context_error,
+    without_done,
+)
+from unisono.errors import (
+    BackendError,
+    BackendOverloaded,
+    BackendProtocolError,
+    BackendRejected,
+    BackendUnavailable,
+    ContextTooLong,
+)
+
+# Failures
+
+
+def event(**choice: Any) -> bytes:
+    return b"data: " + orjson.dumps({"choices": [{"index": 0, "text": "", "token_ids": [], **choice}]}) + b"\n\n"
+
+
+REFUSALS: dict[str, tuple[Refusal, type[Exception]]] = {
+    "500": (Refusal(500, b'{"error": {"message": "boom"}}'), BackendError),
+    "502 HTML": (Refusal(502, b"<html>Bad Gateway</html>", "text/html"), BackendError),
+    "503": (Refusal(503), BackendOverloaded),
+    "429": (Refusal(429, b'{"error": "slow down"}', headers={"Retry-After": "7"}), BackendOverloaded),
+    "400": (Refusal(400, b'{"error": {"message": "temperature must be non-negative"}}'), BackendRejected),
+    "422": (Refusal(422, b'{"detail": [{"loc": ["body"]}]}'), BackendRejected),
+    "context": (vllm_context_error(), ContextTooLong),
+    "401": (Refusal(401, b'{"error": "Unauthorized"}'), BackendUnavailable),
+    "403": (Refusal(403, b"no"), BackendUnavailable),
+    "404": (Refusal(404, b'{"error": "mx.array: something"}'), BackendError),
+    "redirect": (Refusal(307, headers={"Location": "http://127.0.0.1:9/"}), BackendProtocolError),
+    "no content": (Refusal(204), BackendProtocolError),
+    "HTML in 200": (Refusal(200, b"<html>Welcome to nginx</html>", "text/html"), BackendProtocolError),
+    "HTML as events": (Refusal(200, b"<html>\n\nWelcome\n\n</html>", "text/event-stream"), BackendProtocolError),
+    "JSON in 200": (Refusal(200, b'{"choices": []}'), BackendProtocolError),
+    "an error in 200": (Refusal(200, b'{"error": {"message": "boom"}}'), BackendProtocolError),
+    "an error of 2023 in 200": (Refusal(200, b'{"object": "error", "message": "boom", "code": 500}'), BackendError),
+    "nothing in 200": (Refusal(200, b"", "text/event-stream"), BackendProtocolError),
+    "gzip": (Refusal(200, b"\x1f\x8b", "text/event-stream", {"Content-Encoding": "gzip"}), BackendProtocolError),
+}
+
+
+@pytest.mark.parametrize(("refusal", "expected"), REFUSALS.values(), ids=REFUSALS)
+async def test_an_answer_that_is_no_stream_is_an_error_of_its_kind(
+    wired: Kind, refusal: Refusal, expected: type[Exception], tmp_path: Path
+) -> None:
+    async with wired.serve(tmp_path, script=lambda asked: refusal) as (backend, _):
+        chunks, error = await collect_until_failure(backend)
+    assert chunks == []
+    assert type(error) is expected
+
+
+BROKEN: dict[str, tuple[Any, type[Exception]]] = {
+    "RST": (reset_at(2), BackendProtocolError),
+    "FIN": (close_at(2), BackendProtocolError),
+    "FIN in an event": (half_event_at(2), BackendProtocolError),
+    "no done": (without_done, BackendProtocolError),
+    "done without a finish": (inject_at(2, b"data: [DONE]\n\n"), BackendProtocolError),
+    "not JSON": (inject_at(2, b"data: {garbage\n\n"), BackendProtocolError),
+    "not UTF-8": (inject_at(2, b'data: {"choices": [{"text": "\xff\xfe"}]}\n\n'), BackendProtocolError),
+    "NaN": (inject_at(2, b'data: {"choices": [{"text": "", "logprobs": NaN}]}\n\n'), BackendProtocolError),
+    "no object": (inject_at(2, b"data: [1, 2]\n\n"), BackendProtocolError),
+    "no choices": (inject_at(2, b'data: {"hello": 1}\n\n'), BackendProtocolError),
+    "choices of another type": (inject_at(2, b'data: {"choices": {"0": 1}}\n\n'), BackendProtocolError),
+    "a choice of another type": (inject_at(2, b'data: {"choices": [7]}\n\n'), BackendProtocolError),
+    "a bomb of brackets": (inject_at(2, b"data: " + b"[" * 100_000 + b"\n\n"), BackendProtocolError),
+    "a line of 10 MB": (inject_at(2, b"data: " + b"x" * (10 * 2**20 + 1)), BackendProtocolError),
+    "an event of 10 MB": (inject_at(2, (b"data: " + b"x" * 2**20 + b"\n") * 11), BackendProtocolError),
+    "an error event": (inject_at(2, b'data: {"error": {"message": "x", "code": 500}}\n\n'), BackendError),
+    "an error event of text": (inject_at(2, b'data: {"error": "out of memory"}\n\n'), BackendProtocolError),
+    "an unknown finish": (inject_at(2, event(finish_reason="bored")), BackendProtocolError),
+    "a finish of another type": (inject_at(2, event(finish_reason=3)), BackendProtocolError),
+    "aborted": (inject_at(2, event(finish_reason="abort")), BackendUnavailable),
+    "failed": (inject_at(2, event(finish_reason="error")), BackendError),
+}
+
+
+@pytest.mark.parametrize(("broken", "expected"), BROKEN.values(), ids=BROKEN)
+async def test_a_broken_stream_is_an_error_of_its_kind_and_never_an_end(
+    wired: Kind, broken: Any, expected: type[Exception], tmp_path: Path
+) -> None:
+    async with wired.serve(tmp_path, faults=(broken,)) as (backend, fake):
+        chunks, error = await collect_until_failure(backend)
+        assert type(error) is expected
+        assert all(chunk.finish is None for chunk in chunks)
+        delivered = wired.delivered(chunks)
+        assert wired.answer[: len(delivered)] == delivered
+        # Nothing of it reaches the next request.
+        fake.script = lambda asked: Refusal(429)
+        assert type((await collect_until_failure(backend))[1]) is BackendOverloaded
+
+
+async def test_what_came_before_the_break_was_delivered(wired: Kind, tmp_path: Path) -> None:
+    async with wired.serve(tmp_path, per_chunk=1, delay_s=0.005, faults=(reset_at(5),)) as (backend, _):
+        chunks, error = await collect_until_failure(backend)
+    assert wired.delivered(chunks) == wired.answer[:5]
+    assert isinstance(error, BackendError)
+
+
+GARBAGE = {
+    "not HTTP": [Write(b"SSH-2.0-OpenSSH_9.9\r\n")],
+    "headers without end": [Write(b"HTTP/1.1 200 OK\r\n" + b"X: " + b"y" * 100_000)],
+    "two lengths": [Write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n")],
+    "a bad chunk size": [
+        Write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n")
+    ],
+    "FIN at once": [],
+    "RST at once": [Reset()],
+}
+
+
+@pytest.mark.parametrize("steps", GARBAGE.values(), ids=GARBAGE)
+async def test_what_is_not_http_is_a_backend_error(wired: Kind, steps: list[Any]) -> None:
+    async with WireServer(lambda seen: [*steps, *closing()]) as server:
+        backend = point(wired, server)
+        chunks, error = await collect_until_failure(backend)
+        with pytest.raises(BackendError):
+            await backend.probe()
+        await backend.aclose()
+    assert chunks == []
+    assert isinstance(error, BackendError)
+
+
+async def test_a_closed_port_is_unavailable(wired: Kind) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    backend = point(wired, f"http://127.0.0.1:{port}")
+    with pytest.raises(BackendUnavailable):
+        await collect(backend)
+    with pytest.raises(BackendUnavailable):
+        await backend.probe()
+    await backend.aclose()
+
+
+async def test_an_unknown_host_is_unavailable(wired: Kind) -> None:
+    backend = point(wired, "http://no-such-host.invalid:1")
+    with pytest.raises(BackendUnavailable):
+        await collect(backend)
+    await backend.aclose()
+
+
+async def test_overload_says_when_to_come_back(wired: Kind, tmp_path: Path) -> None:
+    refusal = Refusal(503, headers={"Retry-After": "7"})
+    async with wired.serve(tmp_path, script=lambda asked: refusal) as (backend, _):
+        with pytest.raises(BackendOverloaded) as caught:
+            await collect(backend)
+    assert caught.value.retry_after_s == 7.0
+
+
+async def test_no_error_shows_the_key_or_the_address(wired: Kind, tmp_path: Path) -> None:
+    for status in (400, 401, 403, 404, 429, 500):
+        body = orjson.dumps({"error": {"message": f"bad key {KEY}\n\x1b[31m"}})
+        refusal = Refusal(status, body)
+        async with wired.serve(tmp_path, script=lambda asked, refusal=refusal: refusal) as (backend, fake):
+            _, error = await collect_until_failure(backend)
+            assert isinstance(error, BackendError)
+            for shown in (error.message, str(error.__cause__)):
+                assert KEY not in shown
+                assert "\x1b" not in shown
+                assert str(fake.port) not in shown
