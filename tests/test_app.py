@@ -1,0 +1,277 @@
+"""The whole gateway, built from a configuration: what it refuses to build, what it answers, what it keeps closed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import product
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+
+from tests.api.asgi import Exchange
+from tests.fakes import FakeMlxServer, FakeVllm
+from unisono.app import build
+from unisono.config import parse
+from unisono.errors import ConfigError
+from unisono.harmony.encoding import load_encoding
+
+KEY = "sk-unisono-test"
+ANSWER = "<|channel|>analysis<|message|>Easy.<|end|><|start|>assistant<|channel|>final<|message|>Four.<|return|>"
+TOKENS = load_encoding().encode_marked(ANSWER)
+
+
+def entry(name: str, model: str, api_base: str | None = "http://127.0.0.1:9", **rest: Any) -> dict[str, Any]:
+    return {"model_name": name, "litellm_params": {"model": model, "api_base": api_base}, **rest}
+
+
+def built(*entries: dict[str, Any], key: str | None = None, **sections: Any) -> FastAPI:
+    general = {"general_settings": {"master_key": key}} if key else {}
+    return build(parse({"model_list": list(entries), **general, **sections}, {}).config)
+
+
+@asynccontextmanager
+async def running(app: FastAPI) -> AsyncIterator[FastAPI]:
+    async with app.router.lifespan_context(app):
+        await app.state.gateway.pool.settled(5)
+        yield app
+
+
+async def asked(app: FastAPI, model: str = "gpt-oss", **fields: Any) -> Exchange:
+    body = {"model": model, "messages": [{"role": "user", "content": "2+2?"}], **fields}
+    return await Exchange(app, "POST", "/v1/chat/completions", json=body).run()
+
+
+KINDS_THERE = "mlx, mlx_server, replay, vllm"
+REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
+    "no model": ([], "model_list: there is no model in it"),
+    "no kind": (
+        [entry("gpt-oss", "gpt-oss-20b")],
+        f"model_list[0].litellm_params.model: 'gpt-oss-20b' must be <backend kind>/<model>; kinds: {KINDS_THERE}",
+    ),
+    "no model behind the kind": (
+        [entry("gpt-oss", "vllm/")],
+        f"model_list[0].litellm_params.model: 'vllm/' must be <backend kind>/<model>; kinds: {KINDS_THERE}",
+    ),
+    "a kind for later": (
+        [entry("gpt-oss", "sglang/gpt-oss")],
+        "model_list[0].litellm_params.model: 'sglang' is a backend kind this version has no adapter for; kinds: "
+        f"{KINDS_THERE} (and hosted_vllm, ollama_chat)",
+    ),
+    "a foreign provider": (
+        [entry("a", "vllm/gpt-oss"), entry("b", "openai/gpt-4o")],
+        "model_list[1].litellm_params.model: 'openai' is no backend kind of Unisono, and passing requests on to other "
+        f"providers is not in this version; kinds: {KINDS_THERE} (and hosted_vllm, ollama_chat)",
+    ),
+    "another model": (
+        [entry("qwen", "vllm/qwen3")],
+        "model_list[0].litellm_params.model: neither 'qwen' nor 'vllm/qwen3' says gpt-oss, and this version serves "
+        "Harmony models only; if it is one, set `model_info: {harmony: true}`",
+    ),
+    "one name for two": (
+        [entry("gpt-oss", "vllm/a", model_info={"id": "x"}), entry("gpt-oss", "vllm/b", model_info={"id": "x"})],
+        "model_list[1].model_info.id: 'x' is the name of another entry too",
+    ),
+    "no address": (
+        [entry("gpt-oss", "vllm/a", None)],
+        "model_list[0].litellm_params.api_base: missing; this backend kind needs the address of its server",
+    ),
+}
+
+
+@pytest.mark.parametrize(("entries", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_served_is_refused_by_its_path(entries: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        built(*entries)
+    assert str(refused.value) == message
+
+
+async def test_a_question_gets_its_answer_from_whatever_backend_there_is() -> None:
+    async with FakeVllm(tokens=TOKENS) as vllm, FakeMlxServer(text=ANSWER.removesuffix("<|return|>")) as mlx:
+        app = built(
+            entry("gpt-oss", "hosted_vllm/tiny", f"{vllm.url}/v1"),
+            entry("gpt-oss", "mlx_server/any", mlx.url),
+        )
+        async with running(app):
+            answers = [await asked(app) for _ in range(4)]
+    assert [answer.json()["choices"][0]["message"]["content"] for answer in answers] == ["Four."] * 4
+    assert {answer.headers["x-unisono-backend"] for answer in answers} == {"vllm-1", "mlx_server-1"}
+
+
+async def test_a_broken_backend_is_replaced_and_then_rests() -> None:
+    async with FakeVllm(tokens=TOKENS) as vllm:
+        app = built(
+            entry("gpt-oss", "vllm/tiny", "http://127.0.0.1:9", model_info={"id": "broken"}),
+            entry("gpt-oss", "vllm/tiny", vllm.url, model_info={"id": "works"}),
+            router_settings={"allowed_fails": 0, "cooldown_time": 60},
+        )
+        async with running(app):
+            answers = [await asked(app) for _ in range(4)]
+    assert {answer.headers["x-unisono-backend"] for answer in answers} == {"works"}
+    assert sum(answer.json()["unisono"]["failovers"] for answer in answers) == 1
+
+
+async def test_names_lead_to_their_group_and_settings() -> None:
+    async with FakeVllm(tokens=TOKENS) as vllm:
+        app = built(
+            entry("gpt-oss", "vllm/tiny", vllm.url, unisono={"reasoning_field": "reasoning"}),
+            entry("*", "vllm/tiny", vllm.url, model_info={"harmony": True}, unisono={"reasoning_field": "none"}),
+            router_settings={"model_group_alias": {"gpt-4o": "gpt-oss"}},
+        )
+        async with running(app):
+            shown = {name: (await asked(app, name)).json() for name in ("gpt-oss", "gpt-4o", "anything")}
+            listed = (await Exchange(app, "GET", "/v1/models").run()).json()
+    messages = {name: answer["choices"][0]["message"] for name, answer in shown.items()}
+    assert messages["gpt-oss"]["reasoning"] == messages["gpt-4o"]["reasoning"] == "Easy."
+    assert "reasoning_content" not in messages["gpt-4o"]
+    assert "reasoning" not in messages["anything"]
+    assert [shown[name]["model"] for name in shown] == list(shown)
+    assert [(model["id"], model["context_length"]) for model in listed["data"]] == [
+        ("gpt-oss", 131072),
+        ("gpt-4o", 131072),
+    ]
+
+
+async def test_an_unknown_model_is_a_404_and_reaches_no_backend() -> None:
+    async with FakeVllm(tokens=TOKENS) as vllm:
+        async with running(built(entry("gpt-oss", "vllm/tiny", vllm.url))) as app:
+            answer = await asked(app, "gpt-5")
+        assert (answer.status, answer.json()["error"]["code"]) == (404, "model_not_found")
+        assert vllm.requests == []
+
+
+async def test_readiness_tells_counts_and_codes_and_nothing_else() -> None:
+    async with FakeVllm(tokens=TOKENS) as vllm:
+        works = entry("gpt-oss-secret-name", "vllm/tiny", vllm.url)
+        broken = entry("gpt-oss-other", "vllm/tiny")
+        for entries, status, body in (
+            ([works], 200, {"status": "ready", "models": {"ready": 1, "total": 1}, "reasons": []}),
+            (
+                [works, broken],
+                200,
+                {"status": "ready", "models": {"ready": 1, "total": 2}, "reasons": ["backend_unavailable"]},
+            ),
+            (
+                [broken],
+                503,
+                {"status": "not ready", "models": {"ready": 0, "total": 1}, "reasons": ["backend_unavailable"]},
+            ),
+        ):
+            async with running(built(*entries, key=KEY)) as app:
+                answer = await Exchange(app, "GET", "/health/readiness").run()
+            assert (answer.status, answer.json()) == (status, body)
+
+
+@pytest.mark.parametrize("path", ["/health/liveliness", "/health/liveness"])
+async def test_liveness_needs_no_key_and_no_backend(path: str) -> None:
+    answer = await Exchange(built(entry("gpt-oss", "vllm/a"), key=KEY), "GET", path).run()
+    assert (answer.status, answer.json()) == (200, {"status": "alive"})
+
+
+def paths_of(app: FastAPI) -> list[str]:
+    """Every path of the application; FastAPI keeps those of an included router inside it."""
+    routes = [route for included in app.routes for route in getattr(included, "original_router", app).routes]
+    return sorted({str(getattr(route, "path", "")).replace("{model:path}", "gpt-oss") for route in routes})
+
+
+OPEN = {"/health/liveliness", "/health/liveness", "/health/readiness"}
+DISGUISES = {
+    "as it is": "{path}",
+    "doubled slash": "/{path}",
+    "through a parent": "/health/..{path}",
+    "behind an open path": "/health/liveness/..{path}",
+    "with a trailing slash": "{path}/",
+    "as an absolute target": "http://localhost:4000/health/liveness{path}",
+}
+HOSTS = ["localhost:4000", "x/health/liveness?y=", "localhost:4000/health/liveness", ""]
+KEYS: dict[str, list[tuple[str, str]]] = {
+    "no key": [],
+    "wrong key": [("authorization", f"Bearer {KEY}x")],
+    "the key in another scheme": [("authorization", f"Basic {KEY}")],
+    "the key twice": [("authorization", f"Bearer {KEY}"), ("authorization", f"Bearer {KEY}")],
+    "a proxy's word": [("x-forwarded-for", "127.0.0.1"), ("x-forwarded-host", "localhost"), ("x-original-url", "/")],
+}
+
+
+@pytest.mark.parametrize("headers", KEYS.values(), ids=KEYS)
+async def test_no_path_but_health_opens_without_the_key(headers: list[tuple[str, str]]) -> None:
+    app = built(entry("gpt-oss", "vllm/a"), key=KEY)
+    paths = [path for path in paths_of(app) if path not in OPEN]
+    assert {"/v1/chat/completions", "/v1/models", "/model/info"} < set(paths)
+    for path, disguise, host in product([*paths, "/", "/docs", "/openapi.json"], DISGUISES.values(), HOSTS):
+        for method in ("GET", "POST", "OPTIONS"):
+            answer = await Exchange(app, method, disguise.format(path=path), headers=[("host", host), *headers]).run()
+            assert answer.status == 401, (method, disguise, path, host)
+
+
+async def test_the_key_opens() -> None:
+    app = built(entry("gpt-oss", "vllm/a"), key=KEY)
+    answer = await Exchange(app, "GET", "/v1/models", headers=[("authorization", f"Bearer {KEY}")]).run()
+    assert answer.status == 200
+
+
+async def test_no_page_lists_the_paths_even_with_the_key() -> None:
+    app = built(entry("gpt-oss", "vllm/a"), key=KEY)
+    for path in ("/docs", "/redoc", "/openapi.json"):
+        answer = await Exchange(app, "GET", path, headers=[("authorization", f"Bearer {KEY}")]).run()
+        assert answer.status == 404
+
+
+async def test_the_configured_limits_are_the_ones_in_force() -> None:
+    app = built(entry("gpt-oss", "vllm/a"), unisono={"max_body_bytes": 100, "cors_origins": ["https://a.example"]})
+    assert (await asked(app, padding="x" * 100)).status == 413
+    shared = await Exchange(app, "GET", "/v1/models", headers=[("origin", "https://a.example")]).run()
+    assert shared.headers["access-control-allow-origin"] == "https://a.example"
+
+
+async def test_a_full_backend_makes_others_wait_and_then_says_busy() -> None:
+    async with FakeVllm(tokens=TOKENS, first_delay_s=0.5) as vllm:
+        one = entry("gpt-oss", "vllm/tiny", vllm.url)
+        one["litellm_params"]["max_parallel_requests"] = 1
+        app = built(one, unisono={"max_queue": 0})
+        async with running(app):
+            body = {"model": "gpt-oss", "messages": [{"role": "user", "content": "2+2?"}]}
+            first = Exchange(app, "POST", "/v1/chat/completions", json=body).start()
+            await vllm.asked(1)
+            second = await asked(app)
+            await first.ended()
+    assert first.status == 200
+    assert (second.status, second.json()["error"]["code"]) == (503, "backend_overloaded")
+    assert "retry-after" in second.headers
+
+
+QUIET = """
+import sys, time
+seen = []
+outside = ("socket.", "subprocess.", "urllib.", "os.fork", "os.exec", "os.posix_spawn")
+sys.addaudithook(lambda name, args: seen.append(name) if name.startswith(outside) else None)
+began = time.perf_counter()
+import unisono
+import unisono.app
+took = time.perf_counter() - began
+imported = list(seen)
+from unisono.config import parse
+model = {"model_name": "gpt-oss", "litellm_params": {"model": "vllm/a", "api_base": "http://192.0.2.1:8000"}}
+unisono.app.build(parse({"model_list": [model]}, {}).config)
+heavy = [name for name in ("mlx", "mlx_lm", "numpy", "transformers", "litellm") if name in sys.modules]
+import json
+print(json.dumps({"imported": imported, "built": seen, "heavy": heavy, "took": took}))
+"""
+
+
+def test_importing_and_building_touch_no_network_and_no_model() -> None:
+    began = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", QUIET], capture_output=True, text=True, check=True, timeout=60)
+    took = time.perf_counter() - began
+    found = json.loads(done.stdout)
+    assert found["imported"] == []
+    assert found["built"] == []
+    assert found["heavy"] == []
+    # Far from what it takes (half a second each), near enough to notice a library that phones or compiles at import.
+    assert found["took"] < 5
+    assert took < 15
