@@ -191,9 +191,11 @@ def _start_is_meant(behind: str, settled: bool) -> bool | None:
     return headed
 
 
-_SPLIT = re.compile(rf"(?:\A|assistant)\s?(?P<channel>{_CHANNEL})(?P<to>\s+to=(?P<name>[\w.-]+)\s*(?:json|code)?)?")
-_TAIL = len("assistantcommentary to=functions.") + 80
-"""Characters a split may need ahead of it before it is certain."""
+_SPLIT = re.compile(
+    rf"(?:\A|assistant)\s?(?P<channel>{_CHANNEL})(?P<to>\s{{1,2}}to=(?P<name>[\w.-]{{1,80}})\s{{0,2}}(?:json|code)?)?"
+)
+_TAIL = len("assistant commentary  to=  json") + 80
+"""Characters a split may be long."""
 
 
 class _Markerless:

@@ -1,0 +1,140 @@
+"""The whole gateway on a real socket, in front of real or scripted backends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import uvicorn
+
+from unisono.app import build
+from unisono.cli.listener import connections
+from unisono.config import parse
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One HTTP answer. `body` is JSON where the answer was; `events` are a stream's JSON events, without `[DONE]`."""
+
+    status: int
+    headers: Mapping[str, str]
+    raw: bytes
+    body: Any = None
+    events: list[Any] = field(default_factory=list)
+    done: bool = False
+    """The stream ended with `[DONE]`."""
+
+
+@dataclass(frozen=True)
+class Gateway:
+    url: str
+    session: aiohttp.ClientSession
+
+    async def chat(self, *, path: str = "/v1/chat/completions", **fields: Any) -> Answer:
+        body = {"model": "gpt-oss", "messages": [{"role": "user", "content": "Hi"}], **fields}
+        return await self.post(path, json.dumps(body).encode())
+
+    async def post(self, path: str, body: bytes, **headers: str) -> Answer:
+        sent = {"content-type": "application/json", **{name.replace("_", "-"): v for name, v in headers.items()}}
+        async with self.session.post(self.url + path, data=body, headers=sent) as response:
+            return to_answer(response.status, response.headers, await response.read())
+
+    async def get(self, path: str, **headers: str) -> Answer:
+        async with self.session.get(self.url + path, headers=headers) as response:
+            return to_answer(response.status, response.headers, await response.read())
+
+
+def to_answer(status: int, headers: Mapping[str, str], raw: bytes) -> Answer:
+    if not headers.get("content-type", "").startswith("text/event-stream"):
+        return Answer(status, headers, raw, json.loads(raw) if raw else None)
+    lines = [line[6:] for line in raw.decode().split("\n") if line.startswith("data: ")]
+    events = [json.loads(line) for line in lines if line != "[DONE]"]
+    return Answer(status, headers, raw, None, events, lines[-1:] == ["[DONE]"])
+
+
+def config_of(*deployments: str, name: str = "gpt-oss", **sections: Any) -> dict[str, Any]:
+    """One group; a deployment is `kind@api_base`, or `kind/model` for one without an address."""
+    entries = []
+    for deployment in deployments:
+        kind, at, base = deployment.partition("@")
+        params = {"model": f"{kind}/tiny", "api_base": base} if at else {"model": deployment}
+        entries.append({"model_name": name, "litellm_params": params})
+    return {"model_list": entries, **sections}
+
+
+@asynccontextmanager
+async def gateway(config: Mapping[str, Any]) -> AsyncIterator[Gateway]:
+    """A running gateway; it and everything it opened is gone afterwards."""
+    app = build(parse(dict(config), {}).config)
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(
+        uvicorn.Config(app, http=connections(10), ws="none", log_config=None, access_log=False, lifespan="on")
+    )
+    serving = asyncio.create_task(server._serve([listener]))
+    while not server.started:
+        if serving.done():
+            serving.result()
+        await asyncio.sleep(0.005)
+    try:
+        async with aiohttp.ClientSession() as session:
+            yield Gateway(f"http://127.0.0.1:{listener.getsockname()[1]}", session)
+    finally:
+        server.should_exit = True
+        await serving
+        listener.close()
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a client ends up with."""
+
+    content: str | None
+    reasoning: str | None
+    calls: list[tuple[str, str]]
+    finish_reason: str
+    note: Any
+    usage: Any
+
+
+def message_of(answer: Answer) -> Message:
+    """The first choice of a body, or of a stream folded as clients do."""
+    if not answer.events:
+        choice = answer.body["choices"][0]
+        said = choice["message"]
+        calls = [(call["function"]["name"], call["function"]["arguments"]) for call in said.get("tool_calls") or ()]
+        note, usage = answer.body["unisono"], answer.body["usage"]
+        return Message(said["content"], said.get("reasoning"), calls, choice["finish_reason"], note, usage)
+    return _folded(answer.events)
+
+
+def _folded(events: list[Any]) -> Message:
+    content: list[str] = []
+    reasoning: list[str] = []
+    calls: dict[int, list[str]] = {}
+    finish, note, usage = "", None, None
+    for event in events:
+        note = event.get("unisono") or note
+        usage = event.get("usage") or usage
+        for choice in event["choices"]:
+            delta = choice["delta"]
+            content += [delta["content"]] if delta.get("content") else []
+            reasoning += [delta["reasoning"]] if delta.get("reasoning") else []
+            for call in delta.get("tool_calls") or ():
+                known = calls.setdefault(call["index"], ["", ""])
+                known[0] += call["function"].get("name") or ""
+                known[1] += call["function"].get("arguments") or ""
+            finish = choice["finish_reason"] or finish
+    return Message(
+        "".join(content) or None,
+        "".join(reasoning) or None,
+        [(name, arguments) for name, arguments in (calls[i] for i in sorted(calls))],
+        finish,
+        note,
+        usage,
+    )

@@ -1,0 +1,102 @@
+"""Every malformed shape through the HTTP surface: ids wire and text wire, streamed and not."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.e2e.gateway import Answer, Gateway, config_of, gateway, message_of
+from tests.fakes import FakeMlxServer, FakeVllm, MlxScript, VllmScript
+from tests.harmony.recoveries import CASES, TOOLS, C, Case, F, P, R
+from unisono.harmony.encoding import load_encoding
+
+ENCODING = load_encoding()
+TOOL_FIELDS = [
+    {
+        "type": "function",
+        "function": {"name": tool.name, "description": tool.description, "parameters": tool.parameters},
+    }
+    for tool in TOOLS
+]
+BY_NUMBER = dict(enumerate(CASES.values()))
+TERMINATORS = ("<|end|>", "<|return|>", "<|call|>", "<|endoftext|>")
+AFTER_A_CALL = "and so on"
+"""Text behind a complete message: nothing is open any more that a hidden stop could end."""
+
+
+def number_in(prompt: str) -> int:
+    """Which case a request asks for: the seed of the last user message."""
+    return int(prompt.rpartition("case #")[2].partition("#")[0])
+
+
+def vllm_script(asked: dict[str, Any]) -> VllmScript:
+    case = BY_NUMBER[number_in(ENCODING.decode(asked["prompt"]))]
+    return VllmScript(tokens=ENCODING.encode_as_server(case.output), finish=case.finish, per_chunk=3)
+
+
+def mlx_script(asked: dict[str, Any]) -> MlxScript:
+    case = BY_NUMBER[number_in(asked["prompt"])]
+    return MlxScript(text=case.output, finish=case.finish, per_chunk=5)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def ids() -> AsyncIterator[Gateway]:
+    async with FakeVllm(script=vllm_script) as fake, gateway(config_of(f"vllm@{fake.url}")) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def text() -> AsyncIterator[Gateway]:
+    async with FakeMlxServer(script=mlx_script) as fake, gateway(config_of(f"mlx_server@{fake.url}")) as running:
+        yield running
+
+
+async def ask(running: Gateway, number: int, *, stream: bool) -> Answer:
+    return await running.chat(
+        messages=[{"role": "user", "content": f"case #{number}#"}],
+        tools=TOOL_FIELDS,
+        stream=stream,
+        stream_options={"include_usage": True} if stream else None,
+    )
+
+
+def check(answer: Answer, case: Case, rules: tuple[str, ...], *, stream: bool) -> None:
+    assert answer.status == 200
+    assert answer.done is stream
+    said = message_of(answer)
+    visible = "".join(item.text for item in case.items if isinstance(item, P | F))
+    thoughts = "".join(item.text for item in case.items if isinstance(item, R))
+    calls = [(item.name, item.arguments) for item in case.items if isinstance(item, C)]
+    assert (said.content or "") == visible
+    assert (said.reasoning or "") == thoughts
+    assert said.calls == calls
+    assert said.finish_reason == (
+        "tool_calls" if calls else "length" if case.cut or case.finish == "length" else "stop"
+    )
+    assert tuple(said.note["recoveries"]) == rules
+    if not stream:
+        assert answer.headers.get("x-unisono-recoveries", "") == ",".join(rules)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("number", BY_NUMBER, ids=CASES)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_an_ids_backend_writes_it(number: int, stream: bool, ids: Gateway) -> None:
+    case = BY_NUMBER[number]
+    answer = await ask(ids, number, stream=stream)
+    check(answer, case, case.rules, stream=stream)
+    assert message_of(answer).usage["completion_tokens"] == len(ENCODING.encode_as_server(case.output))
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("number", BY_NUMBER, ids=CASES)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_text_backend_writes_it(number: int, stream: bool, text: Gateway) -> None:
+    case = BY_NUMBER[number]
+    # mlx_lm.server hides the token it stopped at, so a message without any end ended at a hidden one.
+    hidden = case.finish == "stop" and not case.output.endswith((*TERMINATORS, AFTER_A_CALL))
+    rules = ("restored-stop", *case.rules) if hidden else case.rules
+    check(await ask(text, number, stream=stream), case, rules, stream=stream)
