@@ -1,0 +1,62 @@
+"""Without a configuration: what is found is served, else the demo model, else a recording, and it is said which."""
+
+from __future__ import annotations
+
+import pytest
+
+from unisono.app import build
+from unisono.cli.discover import Found
+from unisono.cli.setup import demo_missing, without_config
+from unisono.config import Catalogue
+
+VLLM = Found("vllm", "openai/gpt-oss-120b", "http://127.0.0.1:8000")
+MLX = Found("mlx_server", "/models/gpt-oss-20b-MXFP4-Q8", "http://127.0.0.1:8080")
+MISSING = "the demo model needs mlx: pip install 'unisono[demo]'"
+
+
+def test_what_is_found_is_served_under_its_short_name() -> None:
+    ready = without_config([VLLM, MLX], None, {})
+    assert [entry.model_name for entry in ready.loaded.config.model_list] == ["gpt-oss-120b", "gpt-oss-20b-MXFP4-Q8"]
+    assert ready.remarks == (
+        "No configuration given; found vllm at http://127.0.0.1:8000 serving gpt-oss-120b.",
+        "No configuration given; found mlx_server at http://127.0.0.1:8080 serving gpt-oss-20b-MXFP4-Q8.",
+    )
+
+
+def test_two_servers_of_one_model_share_its_load() -> None:
+    ready = without_config([VLLM, Found("mlx_server", "gpt-oss-120b", MLX.api_base)], None, {})
+    (model,) = Catalogue(ready.loaded.config).groups()
+    assert len(model.entries) == 2
+
+
+@pytest.mark.parametrize(
+    ("missing", "kind"), [(None, "mlx"), (MISSING, "replay")], ids=["the demo model", "only a recording"]
+)
+def test_with_nothing_found_a_demo_is_served_and_called_one(missing: str | None, kind: str) -> None:
+    ready = without_config([], missing, {})
+    (entry,) = ready.loaded.config.model_list
+    assert (entry.kind, entry.backend_model, entry.harmony) == (kind, "demo", True)
+    assert ready.loaded.warnings == ()
+    said = " ".join(ready.remarks)
+    assert "No configuration given and no gpt-oss backend found" in said
+    assert (MISSING in said) is (missing is not None)
+
+
+@pytest.mark.parametrize("found", [[VLLM, MLX], []], ids=["found", "demo"])
+@pytest.mark.parametrize("missing", [None, MISSING], ids=["with the demo", "without it"])
+def test_every_outcome_can_be_built_and_answers_to_any_name(found: list[Found], missing: str | None) -> None:
+    config = without_config(found, missing, {}).loaded.config
+    build(config)
+    assert Catalogue(config).resolve("gpt-4o").name == config.model_list[0].model_name
+
+
+def test_a_key_in_the_environment_is_used() -> None:
+    key = without_config([], None, {"UNISONO_MASTER_KEY": "sk-1"}).loaded.config.general_settings.master_key
+    assert key is not None
+    assert key.get_secret_value() == "sk-1"
+    assert without_config([], None, {"UNISONO_MASTER_KEY": ""}).loaded.config.general_settings.master_key is None
+
+
+def test_the_demo_model_says_what_it_lacks_or_that_it_lacks_nothing() -> None:
+    missing = demo_missing()
+    assert missing is None or "unisono[demo]" in missing
