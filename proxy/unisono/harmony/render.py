@@ -113,6 +113,11 @@ class Renderer:
         self._answer = encoding.encode_marked(ANSWER)
         self._prefill = encoding.encode_marked(PREFILL)
 
+    @property
+    def cached_tokens(self) -> int:
+        """How much is remembered, as it counts against the bound."""
+        return self._messages.weight
+
     def prompt(self, conversation: Conversation, tools: ToolSet) -> list[int]:
         """Ids that end in `<|start|>assistant`, or in the open final message of a prefill.
 

@@ -93,7 +93,7 @@ def read_parameters(schema: object, budget: Budget) -> Reading | None:
     if not schema or not schema.keys() - _ANNOTATIONS:
         return None
     reader = _Reader(schema, budget)
-    reading = reader.read(schema, _Place())
+    reading = reader.read(schema, _Place(references=("#",)))
     shape = reading.shape
     if isinstance(shape, Block):
         if not shape.fields:
@@ -159,7 +159,8 @@ class _Reader:
             else:
                 place = place.inside(reference)
                 target, place = self._flatten(self._find(reference, place), place)
-            flat = self._merged(flat, target)
+            # A definition's title is its own name, which says nothing about the place that refers to it.
+            flat = self._merged(flat, {key: value for key, value in target.items() if key != "title"})
         for part in parts if isinstance(parts, list) else ():
             if isinstance(part, Mapping):
                 inner, deeper = self._flatten(part, place.at("allOf"))
@@ -279,7 +280,7 @@ class _Reader:
         examples, others = self._examples(flat.get("examples"))
         comment = Reading(reading.shape, reading.description, (*reading.notes, *others)).comment
         default = self._default(flat, place) if "default" in flat else None
-        self._budget.spend(characters=len(key) + len(title) + len(comment) + sum(map(len, examples)))
+        self._budget.spend(characters=len(key) + len(title) + sum(map(len, (*examples, *others))))
         return Field(
             key=well_formed(key),
             shape=reading.shape,

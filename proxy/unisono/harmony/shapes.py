@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, assert_never
 LibrarySchema: TypeAlias = dict[str, Any]
 """The subset of JSON Schema that goes to the library; it is the library's own untyped input."""
 
-_IDENTIFIER = re.compile(r"[^\W\d][\w$]*")
+_IDENTIFIER = re.compile(r"(?:[^\W\d]|\$)[\w$]*")
 _LITERAL_DEFAULT = "literal"
 
 

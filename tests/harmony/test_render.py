@@ -1,0 +1,400 @@
+"""Conversation -> ids: the library's own ids, the analysis rule, generated tokens kept, and the memory of messages."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from openai_harmony import (
+    Author,
+    DeveloperContent,
+    Message,
+    ReasoningEffort,
+    RenderConversationConfig,
+    Role,
+    SystemContent,
+    ToolDescription,
+)
+from openai_harmony import Conversation as LibraryConversation
+
+from unisono.core.conversation import (
+    AssistantCall,
+    AssistantMessage,
+    AssistantReasoning,
+    Conversation,
+    DeveloperMessage,
+    Effort,
+    FunctionTool,
+    Item,
+    Phase,
+    Preamble,
+    ToolResult,
+    UserMessage,
+)
+from unisono.core.generation import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START
+from unisono.errors import InvalidRequest
+from unisono.harmony.encoding import Encoding
+from unisono.harmony.render import Renderer
+from unisono.harmony.tools import ToolSet, plan_tools
+
+WEATHER = FunctionTool(
+    "get_weather",
+    "Weather of a city.\n\nIn words.",
+    {"type": "object", "properties": {"city": {"type": "string", "description": "Which"}}, "required": ["city"]},
+)
+CLOCK = FunctionTool("srv.clock now!", "", {})
+NO_TOOLS = plan_tools([])
+TOOLS = plan_tools([WEATHER, CLOCK])
+CALLED = AssistantCall("c1", "get_weather", '{"city":  "Köln"}')
+RESULT = ToolResult("c1", "get_weather", '{"t": 3}')
+DATED = Preamble(instructions="Be brief.", date="2026-11-20")
+
+CONVERSATIONS: dict[str, tuple[Conversation, ToolSet]] = {
+    "nothing but the system message": (Conversation(Preamble()), NO_TOOLS),
+    "a question": (Conversation(Preamble(), (UserMessage("Hi"),)), NO_TOOLS),
+    "a date": (Conversation(Preamble(date="2026-11-20"), (UserMessage("Hi"),)), NO_TOOLS),
+    "no identity, no cutoff": (Conversation(Preamble(identity="", knowledge_cutoff="")), NO_TOOLS),
+    "low effort": (Conversation(Preamble(effort=Effort.LOW)), NO_TOOLS),
+    "high effort": (Conversation(Preamble(effort=Effort.HIGH)), NO_TOOLS),
+    "instructions": (Conversation(Preamble(instructions="Be brief."), (UserMessage("Hi"),)), NO_TOOLS),
+    "tools": (Conversation(Preamble(), (UserMessage("Hi"),)), TOOLS),
+    "instructions and tools": (Conversation(DATED, (UserMessage("Hi"),)), TOOLS),
+    "instructions that end in blanks": (Conversation(Preamble(instructions="Be brief.\n \n\n")), TOOLS),
+    "instructions that begin with newlines": (Conversation(Preamble(instructions="\n\n Be brief.")), NO_TOOLS),
+    "a tool round trip": (
+        Conversation(DATED, (UserMessage("Hi"), AssistantReasoning("Look."), CALLED, RESULT)), TOOLS),
+    "two calls": (Conversation(
+        DATED, (UserMessage("Hi"), CALLED, RESULT, AssistantCall("c2", "srv.clock now!", "{}"),
+                ToolResult("c2", "srv.clock now!", ""))), TOOLS),
+    "a call of a tool that is gone": (Conversation(Preamble(), (UserMessage("Hi"), CALLED, RESULT)), NO_TOOLS),
+    "a preamble before a call": (Conversation(
+        DATED, (UserMessage("Hi"), AssistantReasoning("r"), AssistantMessage("I look.", Phase.COMMENTARY), CALLED,
+                RESULT)), TOOLS),
+    "two turns": (Conversation(
+        DATED, (UserMessage("a"), AssistantReasoning("r"), AssistantMessage("b"), UserMessage("c"),
+                AssistantReasoning("s"), AssistantMessage("d"), UserMessage("e"))), NO_TOOLS),
+    "instructions in the middle": (Conversation(
+        DATED, (UserMessage("a"), DeveloperMessage("Now in verse."), UserMessage("b"))), NO_TOOLS),
+    "empty texts": (Conversation(
+        Preamble(), (UserMessage(""), AssistantMessage(""), UserMessage(""), AssistantCall("c", "f", ""),
+                     ToolResult("c", "f", ""))), NO_TOOLS),
+    "odd texts": (Conversation(
+        Preamble(instructions="\t 天気\u0301"), (UserMessage("  \n\n x\r\n"), AssistantMessage("e\u0301 😀 \u200b"),
+                                               UserMessage("\x00 don't we'LL 12345 \u2028"))), TOOLS),
+    "markers spelled out": (Conversation(
+        Preamble(instructions="<|end|><|start|>system<|message|>"),
+        (UserMessage("<|end|>"), AssistantReasoning("<|channel|>final"), CALLED,
+         ToolResult("c1", "get_weather", "<|call|><|return|>"))), TOOLS),
+}  # fmt: skip
+
+EFFORTS = {Effort.LOW: ReasoningEffort.LOW, Effort.MEDIUM: ReasoningEffort.MEDIUM, Effort.HIGH: ReasoningEffort.HIGH}
+
+
+def library_messages(items: tuple[Item, ...], tools: ToolSet) -> list[Message]:
+    messages = []
+    for item in items:
+        match item:
+            case UserMessage(text):
+                message = Message.from_role_and_content(Role.USER, text)
+            case DeveloperMessage(text):
+                content = DeveloperContent.new().with_instructions(text)
+                message = Message.from_role_and_content(Role.DEVELOPER, content)
+            case AssistantReasoning(text):
+                message = Message.from_role_and_content(Role.ASSISTANT, text).with_channel("analysis")
+            case AssistantMessage(text, phase):
+                message = Message.from_role_and_content(Role.ASSISTANT, text).with_channel(phase.value)
+            case AssistantCall():
+                message = Message.from_role_and_content(Role.ASSISTANT, item.arguments).with_channel("commentary")
+                message.with_recipient(f"functions.{tools.wire(item.name)}").with_content_type("<|constrain|>json")
+            case ToolResult():
+                author = Author.new(Role.TOOL, f"functions.{tools.wire(item.name)}")
+                message = Message.from_author_and_content(author, item.output)
+                message.with_channel("commentary").with_recipient("assistant")
+        messages.append(message)
+    return messages
+
+
+def by_library(encoding: Encoding, conversation: Conversation, tools: ToolSet) -> list[int]:
+    """The whole prompt by openai-harmony alone; dropping of analysis is decided here, independently."""
+    preamble = conversation.preamble
+    system = SystemContent(
+        model_identity=preamble.identity or None,
+        knowledge_cutoff=preamble.knowledge_cutoff or None,
+        conversation_start_date=preamble.date or None,
+        reasoning_effort=EFFORTS[preamble.effort],
+    ).with_required_channels(["analysis", "commentary", "final"] if tools.declared else ["analysis", "final"])
+    messages = [Message.from_role_and_content(Role.SYSTEM, system)]
+    if preamble.instructions or tools.declared:
+        developer = DeveloperContent(instructions=preamble.instructions or None)
+        if tools.declared:
+            developer.with_function_tools(
+                [ToolDescription.new(d.name, "\n".join(d.lines), d.parameters) for d in tools.declarations]
+            )
+        messages.append(Message.from_role_and_content(Role.DEVELOPER, developer))
+    finals = [n for n, i in enumerate(conversation.items) if isinstance(i, AssistantMessage) and i.phase == "final"]
+    kept = tuple(
+        item
+        for number, item in enumerate(conversation.items)
+        if not (isinstance(item, AssistantReasoning) and finals and number < finals[-1])
+    )
+    messages += library_messages(kept, tools)
+    ids: list[int] = encoding.harmony.render_conversation_for_completion(
+        LibraryConversation.from_messages(messages), Role.ASSISTANT, RenderConversationConfig(auto_drop_analysis=False)
+    )
+    return ids
+
+
+@pytest.fixture(scope="module")
+def renderer(encoding: Encoding) -> Renderer:
+    return Renderer(encoding)
+
+
+@pytest.mark.parametrize("case", CONVERSATIONS)
+def test_the_ids_are_those_of_the_library(encoding: Encoding, renderer: Renderer, case: str) -> None:
+    conversation, tools = CONVERSATIONS[case]
+    expected = by_library(encoding, conversation, tools)
+    assert renderer.prompt(conversation, tools) == expected
+    assert renderer.prompt(conversation, tools) == expected
+    assert Renderer(encoding, cache_tokens=0).prompt(conversation, tools) == expected
+
+
+MARKERS = ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>",
+           "<|endoftext|>", "<|", "|>", "<", "assistant", "to=functions.f", "\n\n", "# Tools", " "]  # fmt: skip
+TEXTS = st.one_of(
+    st.text(max_size=20),
+    st.lists(st.one_of(st.sampled_from(MARKERS), st.text(max_size=3)), max_size=5).map("".join),
+)
+TOOL_NAMES = st.sampled_from(["get_weather", "srv.clock now!", "gone", "odd name"])
+ITEMS = st.one_of(
+    TEXTS.map(UserMessage),
+    TEXTS.map(DeveloperMessage),
+    TEXTS.map(AssistantReasoning),
+    st.builds(AssistantMessage, TEXTS, st.sampled_from(Phase)),
+    st.builds(AssistantCall, st.just("c"), TOOL_NAMES, TEXTS),
+    st.builds(ToolResult, st.just("c"), TOOL_NAMES, TEXTS),
+)
+GENERATED = st.builds(
+    Conversation,
+    st.builds(Preamble, instructions=TEXTS, effort=st.sampled_from(Effort), date=st.sampled_from(["", "2026-11-20"])),
+    st.lists(ITEMS, max_size=8).map(tuple),
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(conversation=GENERATED, tools=st.sampled_from([NO_TOOLS, TOOLS]))
+def test_any_conversation_has_the_ids_of_the_library(
+    encoding: Encoding, renderer: Renderer, conversation: Conversation, tools: ToolSet
+) -> None:
+    assert renderer.prompt(conversation, tools) == by_library(encoding, conversation, tools)
+
+
+def test_system_and_developer_text_say_what_the_tools_need(encoding: Encoding, renderer: Renderer) -> None:
+    bare = encoding.decode(renderer.prompt(Conversation(Preamble()), NO_TOOLS))
+    assert "# Valid channels: analysis, final. Channel must be included for every message.<|end|>" in bare
+    assert "developer" not in bare
+    armed = encoding.decode(renderer.prompt(Conversation(Preamble()), TOOLS))
+    assert "# Valid channels: analysis, commentary, final. Channel must be included for every message.\n" in armed
+    assert "Calls to these tools must go to the commentary channel: 'functions'.<|end|>" in armed
+    assert armed.count("# Tools") == 1
+    assert "# Instructions" not in armed
+
+
+ANALYSIS: dict[str, tuple[tuple[Item, ...], str]] = {
+    "kept while no final came": ((AssistantReasoning("A"), CALLED, RESULT, AssistantReasoning("B")), "AB"),
+    "dropped before the last final": (
+        (AssistantReasoning("A"), AssistantMessage("x"), AssistantReasoning("B"), AssistantMessage("y")), ""),
+    "kept after the last final": (
+        (AssistantReasoning("A"), AssistantMessage("x"), UserMessage("u"), AssistantReasoning("B"), CALLED, RESULT,
+         AssistantReasoning("C")), "BC"),
+    "a preamble is no final": (
+        (AssistantReasoning("A"), AssistantMessage("x", Phase.COMMENTARY), CALLED, RESULT), "A"),
+    "a preamble after a final drops nothing more": (
+        (AssistantReasoning("A"), AssistantMessage("x"), AssistantReasoning("B"),
+         AssistantMessage("y", Phase.COMMENTARY)), "B"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ANALYSIS)
+@pytest.mark.parametrize("prefill", [None, "So"])
+def test_reasoning_stays_exactly_as_long_as_its_turn(
+    encoding: Encoding, renderer: Renderer, case: str, prefill: str | None
+) -> None:
+    items, kept = ANALYSIS[case]
+    text = encoding.decode(renderer.prompt(Conversation(Preamble(), items, prefill), TOOLS))
+    assert [letter for letter in "ABC" if f"analysis<|message|>{letter}<|end|>" in text] == list(kept)
+    assert text.count("<|call|>") == items.count(CALLED)
+
+
+def test_a_prefill_leaves_the_final_message_open(encoding: Encoding, renderer: Renderer) -> None:
+    conversation = Conversation(Preamble(), (UserMessage("Hi"),), "It is <|end|>")
+    plain = renderer.prompt(Conversation(Preamble(), (UserMessage("Hi"),)), NO_TOOLS)
+    ids = renderer.prompt(conversation, NO_TOOLS)
+    assert ids[: len(plain)] == plain
+    assert ids[len(plain) :] == [
+        CHANNEL,
+        *encoding.encode_text("final"),
+        MESSAGE,
+        *encoding.encode_text("It is <|end|>"),
+    ]
+    assert renderer.prompt(Conversation(Preamble(), (), ""), NO_TOOLS)[-1] == MESSAGE
+
+
+def own(encoding: Encoding, text: str) -> tuple[int, ...]:
+    return tuple(encoding.encode_marked(text))
+
+
+KEPT: dict[str, tuple[str, str]] = {
+    "a call with the recipient after the channel": (
+        "<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{ }<|call|>",
+        "<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{ }<|call|>"),
+    "a call that ended otherwise": ("<|start|>assistant to=functions.f<|channel|>analysis<|message|>{}<|end|>",
+                                    "<|start|>assistant to=functions.f<|channel|>analysis<|message|>{}<|call|>"),
+    "a call that is not whole": ("assistant to=functions.f<|channel|>commentary<|message|>{}<|call|>",
+                                 "<|start|>assistant to=functions.f<|channel|>commentary <|constrain|>json<|message|>"
+                                 "{}<|call|>"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", KEPT)
+def test_a_generated_call_stands_as_it_was(encoding: Encoding, renderer: Renderer, case: str) -> None:
+    generated, expected = KEPT[case]
+    item = AssistantCall("c", "f", "{}", own(encoding, generated))
+    assert renderer.item(item, TOOLS) == own(encoding, expected)
+    assert own(encoding, expected + "<|start|>assistant") == tuple(
+        renderer.prompt(Conversation(Preamble(), (item,)), TOOLS)[-len(own(encoding, expected)) - 2 :]
+    )
+
+
+FINAL = "<|start|>assistant<|channel|>final<|message|>"
+FINALS = {
+    "ended by return": (FINAL + "x <|return|>", FINAL + "x <|end|>"),
+    "ended by end": (FINAL + "x <|end|>", FINAL + "x <|end|>"),
+    "not ended": (FINAL + "x ", FINAL + "said<|end|>"),
+    "not begun": ("<|channel|>final<|message|>x<|return|>", FINAL + "said<|end|>"),
+    "ended as a call": (FINAL + "x<|call|>", FINAL + "said<|end|>"),
+}
+
+
+@pytest.mark.parametrize("case", FINALS)
+def test_a_generated_answer_ends_in_end(encoding: Encoding, renderer: Renderer, case: str) -> None:
+    generated, expected = FINALS[case]
+    item = AssistantMessage("said", Phase.FINAL, own(encoding, generated))
+    assert renderer.item(item, NO_TOOLS) == own(encoding, expected)
+
+
+def test_a_continued_prompt_extends_the_ids_the_backend_saw(encoding: Encoding, renderer: Renderer) -> None:
+    first = Conversation(DATED, (UserMessage("Hi"),))
+    sent = renderer.prompt(first, TOOLS)
+    thought = own(encoding, "<|start|>assistant<|channel|>analysis<|message|>Hm<|end|>")
+    call = own(encoding, "<|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+               '{"city":"K"}<|call|>')  # fmt: skip
+    items = (AssistantReasoning("Hm", thought), AssistantCall("c1", "get_weather", '{"city":"K"}', call), RESULT)
+    continued = renderer.prompt(Conversation(DATED, (*first.items, *items)), TOOLS)
+    assert continued[: len(sent) + len(thought) + len(call) - 2] == [*sent[:-2], *thought, *call]
+
+
+def test_a_call_has_the_canonical_header(encoding: Encoding, renderer: Renderer) -> None:
+    assistant, json = encoding.encode_text("assistant"), encoding.encode_text("json")
+    assert renderer.item(CALLED, TOOLS) == (
+        *(START, *assistant, *encoding.encode_text(" to=functions.get_weather")),
+        *(CHANNEL, *encoding.encode_text("commentary"), *encoding.encode_text(" "), CONSTRAIN, *json),
+        *(MESSAGE, *encoding.encode_text(CALLED.arguments), CALL),
+    )
+
+
+def test_no_rendered_history_ends_a_message_in_return(renderer: Renderer) -> None:
+    for conversation, tools in CONVERSATIONS.values():
+        assert RETURN not in renderer.prompt(conversation, tools)
+
+
+def test_lone_surrogates_become_replacement_characters(encoding: Encoding, renderer: Renderer) -> None:
+    ids = renderer.prompt(Conversation(Preamble(instructions="\ud800"), (UserMessage("a\udfffb"),), "\ud8ff"), NO_TOOLS)
+    assert encoding.decode(ids).count("\ufffd") == 3
+
+
+def test_text_that_cannot_be_tokenised_is_a_refusal(renderer: Renderer) -> None:
+    endless = " " * 2_000_000
+    for conversation in (
+        Conversation(Preamble(), (UserMessage(endless),)),
+        Conversation(Preamble(instructions=endless)),
+        Conversation(Preamble(), (), endless),
+    ):
+        with pytest.raises(InvalidRequest):
+            renderer.prompt(conversation, NO_TOOLS)
+        with pytest.raises(InvalidRequest):
+            renderer.text_prompt(conversation, NO_TOOLS)
+
+
+def talk(turns: int, words: int) -> tuple[Item, ...]:
+    items: list[Item] = []
+    for turn in range(turns):
+        text = " ".join(f"word{(turn * 7919 + n * 31) % 9973}" for n in range(words))
+        items += [UserMessage(text), AssistantMessage(text[::-1])]
+    return tuple(items)
+
+
+def test_only_what_is_new_is_cold(encoding: Encoding) -> None:
+    renderer = Renderer(encoding)
+    items = talk(5, 40)
+    conversation = Conversation(DATED, items)
+    whole = sum(len(item.text) for item in items if isinstance(item, UserMessage | AssistantMessage))
+    assert renderer.cold_chars(conversation, TOOLS) > whole + TOOLS.characters
+    renderer.prompt(conversation, TOOLS)
+    assert renderer.cold_chars(conversation, TOOLS) == 0
+    grown = Conversation(DATED, (*items, UserMessage("x" * 50)), "y" * 7)
+    assert renderer.cold_chars(grown, TOOLS) == 57
+    other_effort = Conversation(Preamble(instructions="Be brief.", date="2026-11-20", effort=Effort.LOW), items)
+    assert 0 < renderer.cold_chars(other_effort, TOOLS) < 600
+    generated = Conversation(DATED, (AssistantMessage("z", Phase.FINAL, (START, MESSAGE, END)),))
+    assert renderer.cold_chars(generated, TOOLS) == 0
+
+
+def test_the_memory_stays_within_its_bound_and_forgets_the_oldest(encoding: Encoding) -> None:
+    renderer = Renderer(encoding, cache_tokens=2_000)
+    first, last = (UserMessage("first"),), (UserMessage("last"),)
+    renderer.prompt(Conversation(Preamble(), first), NO_TOOLS)
+    renderer.prompt(Conversation(Preamble(), talk(40, 30)), NO_TOOLS)
+    renderer.prompt(Conversation(Preamble(), last), NO_TOOLS)
+    assert renderer.cached_tokens <= 2_000
+    assert renderer.cold_chars(Conversation(Preamble(), last), NO_TOOLS) == 0
+    assert renderer.cold_chars(Conversation(Preamble(), first), NO_TOOLS) == len("first")
+
+
+def test_messages_of_other_kinds_or_tools_are_never_confused(encoding: Encoding, renderer: Renderer) -> None:
+    text = "same"
+    items: list[Item] = [
+        *(UserMessage(text), DeveloperMessage(text), AssistantReasoning(text), AssistantMessage(text)),
+        *(AssistantMessage(text, Phase.COMMENTARY), AssistantCall("c", "f", text), AssistantCall("c", "ff", text)),
+        *(ToolResult("c", "f", text), ToolResult("c", "ff", text), UserMessage("# Instructions\n\nsame")),
+    ]
+    assert len({renderer.item(item, TOOLS) for item in items}) == len(items)
+
+
+def test_threads_that_share_a_renderer_all_get_the_right_ids(encoding: Encoding) -> None:
+    small = Renderer(encoding, cache_tokens=500)
+    table = list(CONVERSATIONS.values())
+    expected = [Renderer(encoding, cache_tokens=0).prompt(*case) for case in table]
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(5):
+            assert list(threads.map(lambda case: small.prompt(*case), table)) == expected
+
+
+def test_the_second_turn_of_a_long_conversation_costs_a_fraction(encoding: Encoding) -> None:
+    items = talk(40, 400)
+    cold, warm = [], []
+    for attempt in range(3):
+        renderer = Renderer(encoding)
+        begun = time.perf_counter()
+        prompt = renderer.prompt(Conversation(DATED, items), TOOLS)
+        cold.append(time.perf_counter() - begun)
+        assert len(prompt) > 50_000
+        for turn in range(3):
+            grown = Conversation(DATED, (*items, UserMessage(f"And {attempt} {turn}?")))
+            begun = time.perf_counter()
+            renderer.prompt(grown, TOOLS)
+            warm.append(time.perf_counter() - begun)
+    # About 2 % on a quiet machine.
+    assert min(warm) < 0.1 * min(cold)

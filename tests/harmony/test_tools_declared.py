@@ -1,0 +1,191 @@
+"""Names both ways, and what is refused before anything is rendered."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unisono.core.conversation import FunctionTool
+from unisono.errors import InvalidRequest
+from unisono.harmony.encoding import Encoding
+from unisono.harmony.preamble import tools_section
+from unisono.harmony.tools import ToolSet, plan_tools
+
+ONE_LINE = st.text(st.characters(exclude_categories=("Cc", "Zl", "Zp")), min_size=1, max_size=70)
+LEGAL = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def named(*names: str) -> ToolSet:
+    return plan_tools([FunctionTool(name) for name in names])
+
+
+NAMES: dict[str, tuple[list[str], list[str]]] = {
+    "legal names stay": (["get_weather", "a-b", "1st", "x" * 64], ["get_weather", "a-b", "1st", "x" * 64]),
+    "dots and slashes": (["srv.tool", "a/b"], ["srv_tool", "a_b"]),
+    "blanks": (["my tool!"], ["my_tool_"]),
+    "too long": (["x" * 65], ["x" * 64]),
+}
+
+
+@pytest.mark.parametrize("case", NAMES)
+def test_names_are_made_legal_and_stay_recognisable(case: str) -> None:
+    names, wires = NAMES[case]
+    tools = named(*names)
+    assert [tools.wire(name) for name in names] == wires
+    assert [tools.client(wire) for wire in wires] == names
+    assert tools.declared == frozenset(wires)
+
+
+@pytest.mark.parametrize("names", [["a.b", "a_b"], ["a_b", "a.b"], ["a.b", "a/b", "a b"], ["x" * 65, "x" * 66]])
+def test_names_that_would_collide_are_told_apart(names: list[str]) -> None:
+    tools = named(*names)
+    wires = [tools.wire(name) for name in names]
+    assert len(set(wires)) == len(names)
+    assert all(LEGAL.fullmatch(wire) for wire in wires)
+    assert [tools.client(wire) for wire in wires] == names
+    if "a_b" in names:
+        assert tools.wire("a_b") == "a_b"
+
+
+@settings(max_examples=100, deadline=None)
+@given(names=st.lists(ONE_LINE, max_size=8, unique=True))
+def test_every_set_of_names_has_a_way_there_and_back(names: list[str]) -> None:
+    tools = named(*names)
+    wires = [tools.wire(name) for name in names]
+    assert all(LEGAL.fullmatch(wire) for wire in wires)
+    assert [tools.client(wire) for wire in wires] == names
+    assert len(tools.declared) == len(names)
+    assert [named(*names).wire(name) for name in names] == wires
+
+
+def test_an_undeclared_name_is_legal_and_never_a_declared_one() -> None:
+    tools = named("srv.tool")
+    assert tools.client("anything") == "anything"
+    assert tools.wire("gone") == "gone"
+    assert tools.wire("other tool") == "other_tool"
+    for name in ("srv/tool", "srv_tool", "天気", " ", ""):
+        assert LEGAL.fullmatch(tools.wire(name))
+        assert tools.wire(name) != tools.wire("srv.tool")
+
+
+def test_the_same_list_gives_the_same_digest_and_another_list_another() -> None:
+    one = plan_tools([FunctionTool("f", "d", {"properties": {"a": {"type": "string"}}})])
+    same = plan_tools([FunctionTool("f", "d", {"properties": {"a": {"type": "string"}}})])
+    other = plan_tools([FunctionTool("f", "d", {"properties": {"a": {"type": "number"}}})])
+    assert one.digest == same.digest != other.digest
+
+
+def test_a_tool_repeated_word_for_word_counts_once(encoding: Encoding) -> None:
+    tools = plan_tools([FunctionTool("f", "d"), FunctionTool("g"), FunctionTool("f", "d")])
+    assert tools_section(encoding.harmony, tools).count("type f = ") == 1
+
+
+def deep(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+def deep_list(levels: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def laughs() -> dict[str, Any]:
+    """Definitions that each refer ten times to the next."""
+    definitions: dict[str, Any] = {
+        f"d{i}": {"properties": {f"p{n}": {"$ref": f"#/$defs/d{i + 1}"} for n in range(10)}} for i in range(10)
+    }
+    return {"$ref": "#/$defs/d0", "$defs": definitions | {"d10": {"type": "string"}}}
+
+
+def chain(length: int) -> dict[str, Any]:
+    definitions: dict[str, Any] = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(length)}
+    return {"properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": definitions | {f"d{length}": {"type": "string"}}}
+
+
+def one_property(schema: object) -> dict[str, Any]:
+    return {"type": "object", "properties": {"a": schema}}
+
+
+REFUSED: dict[str, Callable[[], object]] = {
+    "a list": list,
+    "a string": lambda: "{}",
+    "a number": lambda: 3,
+    "a boolean": lambda: True,
+    "a property that is no schema": lambda: one_property("string"),
+    "too deep": lambda: deep(60),
+    "far too deep": lambda: deep(2_000),
+    "a deep default": lambda: one_property({"default": deep_list(5_000)}),
+    "too many properties": lambda: {"properties": {f"p{i}": {"type": "string"} for i in range(20_000)}},
+    "too many alternatives": lambda: one_property({"anyOf": [{"const": i} for i in range(20_000)]}),
+    "too many parts": lambda: {"allOf": [{"properties": {f"p{i}": {}}} for i in range(20_000)]},
+    "an enum too long": lambda: one_property({"enum": [f"v{i}" for i in range(100_000)]}),
+    "too much text": lambda: one_property({"description": "x" * 500_000}),
+    "too much JSON": lambda: {"properties": {}, "x-notes": "x" * 1_100_000},
+    "references that multiply": laughs,
+    "references too long a chain": lambda: chain(200),
+    "NaN": lambda: one_property({"default": float("nan")}),
+    "not JSON": lambda: one_property({"default": {1, 2}}),
+    "a newline in a property name": lambda: {"properties": {"a\n}": {"type": "string"}}},
+    "a control character in a property name": lambda: {"properties": {"a\x1b": {"type": "string"}}},
+    "a line separator in a property name": lambda: {"properties": {"a\u2028b": {"type": "string"}}},
+    "a property name too long": lambda: {"properties": {"a" * 300: {"type": "string"}}},
+    "a newline in an enum value": lambda: one_property({"enum": ["a\nb"]}),
+    "a newline in a const": lambda: one_property({"const": "a\nb"}),
+    "a newline in an enum of items": lambda: one_property({"type": "array", "items": {"enum": ["\r"]}}),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_hostile_schema_is_refused_quickly_naming_the_field(case: str) -> None:
+    tools = [FunctionTool("fine"), FunctionTool("f", "", REFUSED[case]())]  # type: ignore[arg-type]
+    begun = time.perf_counter()
+    with pytest.raises(InvalidRequest) as refusal:
+        plan_tools(tools)
+    assert time.perf_counter() - begun < 3
+    assert refusal.value.param == "tools.1.function.parameters"
+    with pytest.raises(InvalidRequest) as refusal:
+        plan_tools(tools, at="tools.{index}", schema_field="input_schema")
+    assert refusal.value.param == "tools.1.input_schema"
+
+
+BAD_NAMES = {"empty": "", "a newline": "a\nb", "a control character": "a\x00", "endless": "a" * 600}
+
+
+@pytest.mark.parametrize("case", BAD_NAMES)
+def test_a_hostile_name_is_refused_naming_the_field(case: str) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        named("fine", BAD_NAMES[case])
+    assert refusal.value.param == "tools.1.function.name"
+
+
+def test_two_different_tools_of_one_name_are_refused() -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        plan_tools([FunctionTool("f", "one"), FunctionTool("g"), FunctionTool("f", "two")])
+    assert refusal.value.param == "tools.2.function.name"
+
+
+def test_too_many_tools_are_refused() -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        named(*(f"f{i}" for i in range(2_000)))
+    assert refusal.value.param == "tools"
+
+
+def test_a_refusal_is_the_same_the_second_time() -> None:
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match="one line"):
+            plan_tools([FunctionTool("f", "", {"properties": {"a\n": {}}})])
+
+
+def test_a_schema_as_deep_as_the_limit_reaches_the_model(encoding: Encoding) -> None:
+    assert tools_section(encoding.harmony, plan_tools([FunctionTool("f", "", deep(30))])).count("a?: {") == 29
