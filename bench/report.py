@@ -40,14 +40,20 @@ class Judged:
 
 
 def judge(scenario: Scenario, samples: Mapping[str, Sequence[Sample]]) -> list[Judged]:
-    """The verdicts whose two arms were both measured, from the medians."""
+    """The verdicts whose two arms were both measured: the median of what each round says, since the two arms of one
+    round met the same minute."""
     judged = []
     for verdict in scenario.verdicts:
-        if samples.get(verdict.of) and samples.get(verdict.against):
-            of, against = (_median(samples[arm], verdict.column) for arm in (verdict.of, verdict.against))
-            value = of - against if verdict.difference else of / against
-            judged.append(Judged(verdict, value))
+        pairs = zip(samples.get(verdict.of, ()), samples.get(verdict.against, ()), strict=False)
+        values = [_compared(verdict, of, against) for of, against in pairs]
+        if values:
+            judged.append(Judged(verdict, median(values)))
     return judged
+
+
+def _compared(verdict: Verdict, of: Sample, against: Sample) -> float:
+    left, right = float(getattr(of, verdict.column)), float(getattr(against, verdict.column))
+    return left - right if verdict.difference else left / right
 
 
 def table(name: str, scenario: Scenario, samples: Mapping[str, Sequence[Sample]]) -> str:
@@ -103,10 +109,6 @@ def _cpu_model() -> str:
         ]
         return names[0] if names else platform.machine()
     return platform.processor() or platform.machine()
-
-
-def _median(rounds: Sequence[Sample], column: str) -> float:
-    return median(float(getattr(sample, column)) for sample in rounds)
 
 
 def _cell(rounds: Sequence[Sample], column: str) -> str:

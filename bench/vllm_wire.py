@@ -6,6 +6,7 @@ that differs between two requests for the same answer, and they always have the 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -144,13 +145,18 @@ def refusal(body: object) -> bytes | None:
     if body.get("model") != MODEL:
         return failure(404, "NotFoundError", f"The model `{body.get('model')}` does not exist.", "model")
     prompt = body.get("prompt")
-    if not isinstance(prompt, list) or not prompt or not all(isinstance(token, int) for token in prompt):
+    try:
+        # An array checks a long prompt in a fraction of the time a loop takes.
+        ids = array("I", prompt if isinstance(prompt, list) else [])
+    except (TypeError, OverflowError):
+        ids = array("I")
+    if not ids:
         return failure(400, "BadRequestError", "prompt is not a list of token ids", "prompt")
-    if not 0 <= min(prompt) <= max(prompt) < VOCABULARY:
+    if max(ids) >= VOCABULARY:
         return failure(400, "BadRequestError", "token id out of vocabulary", "prompt")
     limit = body.get("max_tokens") or 16
     if not isinstance(limit, int) or limit < 1:
         return failure(400, "BadRequestError", "max_tokens must be at least 1", "max_tokens")
-    if len(prompt) + limit > CONTEXT:
+    if len(ids) + limit > CONTEXT:
         return failure(400, "BadRequestError", f"maximum context length is {CONTEXT} tokens", "input_tokens")
     return None

@@ -9,9 +9,8 @@ ROOT = Path(__file__).parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from bench.material import Material  # noqa: E402
-
 from bench import material  # noqa: E402
+from bench.material import Material  # noqa: E402
 from unisono.harmony.encoding import Encoding, load_encoding  # noqa: E402
 
 

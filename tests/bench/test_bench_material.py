@@ -4,9 +4,9 @@ from pathlib import Path
 
 import openai_harmony
 import pytest
-from bench.material import Material
 
 from bench import material
+from bench.material import Material
 from unisono.core.generation import FIRST_SPECIAL, RETURN
 from unisono.harmony.encoding import Encoding
 

@@ -6,12 +6,12 @@ import time
 from collections.abc import Iterator
 
 import pytest
+
+from bench import meter, report
 from bench.__main__ import arguments
 from bench.contenders import CONTENDERS, gateway_config
 from bench.rig import Sample
 from bench.scenarios import COLUMNS, SCENARIOS, Arm, Scenario, Verdict, Work, shortened
-
-from bench import meter, report
 
 SPIN = "import time\nwhile time.process_time() < 0.25: pass\n"
 IDLE = "import subprocess, sys, time\n{}\ntime.sleep(60)"
@@ -21,7 +21,7 @@ REAPER = IDLE.format(f"subprocess.run([sys.executable, '-c', {SPIN!r}])")
 WORKERS = {"by itself": SPIN + "time.sleep(60)", "in a living child": PARENT, "in a child that ended": REAPER}
 
 
-@pytest.fixture(params=WORKERS.values(), ids=WORKERS)
+@pytest.fixture(params=list(WORKERS.values()), ids=list(WORKERS))
 def worker(request: pytest.FixtureRequest) -> Iterator[int]:
     child = subprocess.Popen([sys.executable, "-c", request.param], start_new_session=True)
     try:
@@ -59,15 +59,15 @@ RATIO = Scenario(
 )
 
 
-def test_verdicts_compare_medians() -> None:
-    samples = {"a": [sample(10), sample(12), sample(90)], "b": [sample(72), sample(10), sample(500)]}
+def test_verdicts_compare_rounds_and_take_the_median() -> None:
+    samples = {"a": [sample(10), sample(20), sample(90)], "b": [sample(70), sample(100), sample(540)]}
     ratio, difference = report.judge(RATIO, samples)
     assert (ratio.value, ratio.met) == (6.0, True)
-    assert (difference.value, difference.met) == (60.0, False)
+    assert (difference.value, difference.met) == (80.0, False)
     text = report.table("name", RATIO, samples)
-    assert "| a | 12.0 (10.0-90.0) |" in text
+    assert "| a | 20.0 (10.0-90.0) |" in text
     assert "b / a = **6.00** (aim ≤ 7: met)" in text
-    assert "b - a = **+60.00** (aim ≤ 50: MISSED)" in text
+    assert "b - a = **+80.00** (aim ≤ 50: MISSED)" in text
 
 
 def test_an_arm_without_samples_is_not_judged_and_faults_are_shown() -> None:

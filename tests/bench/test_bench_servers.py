@@ -8,11 +8,11 @@ from dataclasses import asdict
 
 import orjson
 import pytest
+
+from bench import fake_vllm, http_client, relay, vllm_wire, wires
 from bench.fake_vllm import Pace
 from bench.load import Clients, Cold, Load
 from bench.material import Material
-
-from bench import fake_vllm, http_client, relay, vllm_wire, wires
 
 
 def port_of(server: asyncio.Server) -> int:

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import orjson
 import pytest
-from bench.load import Load, parse, quantile
-from bench.material import Answer, Material
 
 from bench import vllm_wire, wires
+from bench.load import Load, parse, quantile
+from bench.material import Answer, Material
 
 
 def unframed(chunks: bytes) -> bytes:
