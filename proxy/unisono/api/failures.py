@@ -100,7 +100,8 @@ def invalid(errors: Sequence[Any]) -> InvalidRequest:
     if not errors:
         return InvalidRequest("The request is not valid.")
     first = errors[0]
-    param = ".".join(str(step) for step in first["loc"]) or None
+    # Pydantic marks a finding on a key itself with a last step "[key]".
+    param = ".".join(str(step) for step in first["loc"] if step != "[key]") or None
     kind = UnsupportedValue if first["type"] == UnsupportedValue.code else InvalidRequest
     if first["type"] == "missing":
         return kind(f"Missing required field '{param}'.", param=param)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from unisono.api.body import MAX_RUN, RUN_TOO_LONG, longest_run_reaches
 from unisono.api.chat.schema import REASONING_PARTS, Call, ChatRequest, Message, Part
 from unisono.api.chat.tools import Toolbox, to_toolbox, wrap_input
 from unisono.core.conversation import (
@@ -104,7 +105,7 @@ def to_conversation(
     leading = 0
     while leading < len(messages) and messages[leading].role in {"system", "developer"}:
         leading += 1
-    instructions = "\n\n".join(filter(None, (_text(message.content) for message in messages[:leading])))
+    instructions = _join((_text(message.content) for message in messages[:leading]), "\n\n")
     rest = messages[leading:]
     prefill: str | None = None
     history = _History()
@@ -244,14 +245,24 @@ def _has_calls(message: Message) -> bool:
 
 def _text(parts: Sequence[Part]) -> str:
     visible = (part for part in parts if part.type not in REASONING_PARTS)
-    return "".join((part.refusal if part.type == "refusal" else part.text) or "" for part in visible)
+    return _join((part.refusal if part.type == "refusal" else part.text) or "" for part in visible)
+
+
+def _join(texts: Iterable[str], between: str = "") -> str:
+    """Texts in order, the empty ones left out. Raises InvalidRequest for what the tokenizer cannot take: the parts
+    were judged one by one, and only together they may be a run too long."""
+    some = [text for text in texts if text]
+    joined = between.join(some)
+    if len(some) > 1 and longest_run_reaches(joined, MAX_RUN):
+        raise InvalidRequest(RUN_TOO_LONG, param="messages")
+    return joined
 
 
 def _reasoning(message: Message) -> str:
     """The reasoning of a replayed answer, from the first field that has it: our own answers carry it under two names,
     and some clients send both back."""
-    in_details = "".join(detail.text or "" for detail in message.reasoning_details or ())
-    in_content = "".join(part.thinking or part.text or "" for part in message.content if part.type in REASONING_PARTS)
+    in_details = _join(detail.text or "" for detail in message.reasoning_details or ())
+    in_content = _join(part.thinking or part.text or "" for part in message.content if part.type in REASONING_PARTS)
     forms = (message.reasoning, message.reasoning_content, message.thinking, in_details, in_content)
     return next(filter(None, forms), "")
 

@@ -1,0 +1,83 @@
+"""Turns that play a script: the engine's side of a surface, as its interface promises it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from unisono.core.conversation import Phase
+from unisono.core.events import Closed, Delta, Event, Finished, Opened, Reasoning, Text, ToolCall
+from unisono.core.generation import FinishReason, Usage
+from unisono.engine.turn import Report, Turn
+
+Step = list[Event] | float | BaseException
+"""A batch, a pause in seconds, or what the run raises."""
+
+USAGE = Usage(prompt_tokens=11, completion_tokens=7, reasoning_tokens=3, cached_tokens=5)
+
+
+class ScriptedRun:
+    def __init__(self, steps: Sequence[Step], report: Report) -> None:
+        self.report = report
+        self.closed = 0
+        self.cancelled = False
+        self.taken = 0
+        self._steps = steps
+
+    async def __aiter__(self) -> AsyncIterator[list[Event]]:
+        try:
+            for step in self._steps:
+                if isinstance(step, BaseException):
+                    raise step
+                if isinstance(step, list):
+                    self.taken += 1
+                    yield step
+                else:
+                    await asyncio.sleep(step)
+        except (asyncio.CancelledError, GeneratorExit):
+            self.cancelled = True
+            raise
+
+    async def aclose(self) -> None:
+        self.closed += 1
+
+
+class ScriptedTurns:
+    """Answers turn number k with script k, the last one for all further turns."""
+
+    def __init__(self, *scripts: Sequence[Step], report: Callable[[], Report] = Report) -> None:
+        self.turns: list[Turn] = []
+        self.runs: list[ScriptedRun] = []
+        self._scripts = scripts
+        self._report = report
+
+    def start(self, turn: Turn) -> ScriptedRun:
+        script = self._scripts[min(len(self.runs), len(self._scripts) - 1)]
+        self.turns.append(turn)
+        self.runs.append(ScriptedRun(script, self._report()))
+        return self.runs[-1]
+
+
+def reasoning(index: int, *pieces: str) -> list[Event]:
+    return _life(Reasoning(index), pieces)
+
+
+def final(index: int, *pieces: str) -> list[Event]:
+    return _life(Text(index, Phase.FINAL), pieces)
+
+
+def commentary(index: int, *pieces: str) -> list[Event]:
+    return _life(Text(index, Phase.COMMENTARY), pieces)
+
+
+def call(index: int, call_index: int, name: str, *pieces: str, complete: bool = True) -> list[Event]:
+    return _life(ToolCall(index, call_index, f"call_{call_index}", name), pieces, complete)
+
+
+def finished(reason: FinishReason = FinishReason.STOP, *, cut_call: bool = False) -> Finished:
+    return Finished(reason, USAGE, cut_call=cut_call)
+
+
+def _life(item: Reasoning | Text | ToolCall, pieces: Sequence[str], complete: bool = True) -> list[Event]:
+    deltas = [Delta(item, piece) for piece in pieces]
+    return [Opened(item), *deltas, Closed(item, "".join(pieces), complete=complete)]

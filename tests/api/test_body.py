@@ -1,0 +1,102 @@
+"""What a few bytes of JSON may become: bounded depth, bounded values, runs the tokenizer can take."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from starlette.requests import Request
+from starlette.types import Message
+
+from unisono.api.body import MAX_DEPTH, MAX_RUN, check_shape, longest_run_reaches, read_json, too_many_values
+from unisono.errors import InvalidRequest
+
+
+async def read(body: bytes) -> dict[str, Any]:
+    async def receive() -> Message:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return await read_json(Request({"type": "http", "method": "POST", "headers": []}, receive))
+
+
+def nested(depth: int) -> bytes:
+    return b'{"a":' + b"[" * (depth - 1) + b"]" * (depth - 1) + b"}"
+
+
+BAD: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "not valid JSON"),
+    "cut": (b'{"a":', "not valid JSON"),
+    "a list": (b"[]", "must be a JSON object"),
+    "a string": (b'"a"', "must be a JSON object"),
+    "NaN": (b'{"a":NaN}', "not valid JSON"),
+    "an endless number": (b'{"a":1e400}', "not valid JSON"),
+    "not UTF-8": (b'{"a":"\xff"}', "not valid JSON"),
+    "a lone surrogate": (b'{"a":"\\ud800"}', "not valid JSON"),
+    "a comment": (b"{} // x", "not valid JSON"),
+    "deep": (nested(MAX_DEPTH + 1), "nested"),
+    "deeper than the parser goes": (b"[" * 100_000, "not valid JSON"),
+    "millions of objects": (b'{"a":[' + b"{}," * 3_000_000 + b"{}]}", "JSON values"),
+    "millions of strings": (b'{"a":[' + b'"",' * 3_000_000 + b'""]}', "JSON values"),
+    "a run of spaces": (orjson.dumps({"a": {"b": [" " * MAX_RUN]}}), "'a.b.0'"),
+    "a run of one letter": (orjson.dumps({"a": "x" * MAX_RUN}), "without a break"),
+}
+
+
+@pytest.mark.parametrize(("body", "said"), BAD.values(), ids=BAD)
+async def test_a_bad_body_is_refused_within_a_second(body: bytes, said: str) -> None:
+    begun = time.perf_counter()
+    with pytest.raises(InvalidRequest, match=said):
+        await read(body)
+    assert time.perf_counter() - begun < 1
+
+
+GOOD: dict[str, dict[str, Any]] = {
+    "empty": {},
+    "as deep as may be": orjson.loads(nested(MAX_DEPTH)),
+    "a hundred thousand spaces": {"a": " " * 100_000},
+    "a hundred thousand Han characters": {"a": "中" * 100_000},
+    "a long run, but short enough": {"a": "x" * (MAX_RUN - 1)},
+    "megabytes of words": {"a": "word " * 500_000},
+    "megabytes of digits": {"a": "0123456789" * 200_000},
+    "a table full of commas, brackets and quotes": {"a": '{"x",[\\"y\\"],\\\\}' * 200_000},
+}
+
+
+@pytest.mark.parametrize("value", GOOD.values(), ids=GOOD)
+async def test_what_is_large_but_harmless_passes(value: dict[str, Any]) -> None:
+    begun = time.perf_counter()
+    assert await read(orjson.dumps(value)) == value
+    assert time.perf_counter() - begun < 1
+
+
+def longest(text: str, outside: Any) -> int:
+    best = run = 0
+    for letter in text:
+        run = 0 if outside(letter) else run + 1
+        best = max(best, run)
+    return best
+
+
+@given(st.text(alphabet="ab \t\n1/_!é中", max_size=60), st.integers(1, 12))
+@example("aaaa", 4)
+@example("aaa", 4)
+@example("\n/\n/", 4)
+@example(" " * 7, 3)
+def test_a_run_is_found_exactly(text: str, length: int) -> None:
+    runs = (
+        longest(text, lambda letter: not letter.isalpha()),
+        longest(text, lambda letter: letter.isspace() or letter.isalnum()),
+        longest(text, lambda letter: not (letter.isspace() or letter == "/")),
+    )
+    assert longest_run_reaches(text, length) == (max(runs) >= length)
+
+
+@given(st.recursive(st.none() | st.text(max_size=3), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+def test_any_ordinary_body_passes(value: Any) -> None:
+    body = {"value": value}
+    assert not too_many_values(orjson.dumps(body))
+    check_shape(body)

@@ -1,0 +1,332 @@
+"""Messages of every form as one conversation in the order the model must see it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.api.chat.inbound import split_markers, to_conversation
+from unisono.api.chat.schema import ChatRequest
+from unisono.api.chat.tools import CallForm, Toolbox, to_toolbox, unwrap_input, wrap_input
+from unisono.core.conversation import (
+    AssistantCall,
+    AssistantMessage,
+    AssistantReasoning,
+    Conversation,
+    DeveloperMessage,
+    Effort,
+    FunctionTool,
+    Item,
+    Phase,
+    ToolResult,
+    UserMessage,
+)
+from unisono.errors import InvalidRequest
+
+
+def conversation_of(*messages: dict[str, Any]) -> Conversation:
+    request = ChatRequest.model_validate({"model": "m", "messages": list(messages)})
+    conversation, _ = to_conversation(request.messages, Toolbox(), Effort.MEDIUM, "2026-11-20")
+    return conversation
+
+
+def system(content: Any) -> dict[str, Any]:
+    return {"role": "system", "content": content}
+
+
+def user(content: Any = "Hi", **fields: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content, **fields}
+
+
+def assistant(content: Any = None, *calls: tuple[str, str], **fields: Any) -> dict[str, Any]:
+    made = [{"id": id, "type": "function", "function": {"name": name, "arguments": "{}"}} for id, name in calls]
+    return {"role": "assistant", "content": content, "tool_calls": made, **fields}
+
+
+def result(call_id: str, content: Any) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call_id, "content": content}
+
+
+HI = UserMessage("Hi")
+COMMENTARY = Phase.COMMENTARY
+
+CASES: dict[str, tuple[list[dict[str, Any]], list[Item]]] = {
+    "a question": ([user()], [HI]),
+    "parts are joined without anything between": (
+        [user([{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}, "c"])],
+        [UserMessage("abc")],
+    ),
+    "a later developer message stays in its place": (
+        [user(), {"role": "developer", "content": "Be brief"}, user("Go")],
+        [HI, DeveloperMessage("Be brief"), UserMessage("Go")],
+    ),
+    "reasoning, preamble, calls": (
+        [user(), assistant("Let me look", ("c1", "f"), reasoning="hm"), user()],
+        [HI, AssistantReasoning("hm"), AssistantMessage("Let me look", COMMENTARY), AssistantCall("c1", "f", "{}"), HI],
+    ),
+    "each call with its result": (
+        [user(), assistant(None, ("c1", "f"), ("c2", "g")), result("c2", "two"), result("c1", "one")],
+        [
+            HI,
+            AssistantCall("c1", "f", "{}"),
+            ToolResult("c1", "f", "one"),
+            AssistantCall("c2", "g", "{}"),
+            ToolResult("c2", "g", "two"),
+        ],
+    ),
+    "calls of one id in the order of their results": (
+        [user(), assistant(None, ("c", "f"), ("c", "f")), result("c", "one"), result("c", "two")],
+        [
+            HI,
+            AssistantCall("c", "f", "{}"),
+            ToolResult("c", "f", "one"),
+            AssistantCall("c", "f", "{}"),
+            ToolResult("c", "f", "two"),
+        ],
+    ),
+    "an id used again answers the newer call": (
+        [assistant(None, ("c", "f")), result("c", "1"), assistant(None, ("c", "g")), result("c", "2")],
+        [
+            AssistantCall("c", "f", "{}"),
+            ToolResult("c", "f", "1"),
+            AssistantCall("c", "g", "{}"),
+            ToolResult("c", "g", "2"),
+        ],
+    ),
+    "a result that comes late stays where it is": (
+        [assistant(None, ("c", "f")), user(), result("c", "1")],
+        [AssistantCall("c", "f", "{}"), HI, ToolResult("c", "f", "1")],
+    ),
+    "results in every form": (
+        [
+            assistant(None, ("a", "f"), ("b", "f"), ("c", "f"), ("d", "f"), ("e", "f")),
+            result("a", [{"type": "text", "text": "x"}, {"type": "text", "text": "y"}]),
+            result("b", None),
+            result("c", ""),
+            result("d", {"ok": True}),
+            result("e", [{"ok": 1}, 2]),
+        ],
+        [
+            item
+            for id, output in [("a", "xy"), ("b", ""), ("c", ""), ("d", '{"ok":true}'), ("e", '[{"ok":1},2]')]
+            for item in (AssistantCall(id, "f", "{}"), ToolResult(id, "f", output))
+        ],
+    ),
+    "the old form": (
+        [
+            user(),
+            {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": '{"a":1}'}},
+            {"role": "function", "name": "f", "content": "one"},
+        ],
+        [HI, AssistantCall("function_call_1", "f", '{"a":1}'), ToolResult("function_call_1", "f", "one")],
+    ),
+    "arguments as an object": (
+        [{"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": {"a": 1}}}]}],
+        [AssistantCall("c", "f", '{"a":1}')],
+    ),
+    "a custom call": (
+        [{"role": "assistant", "tool_calls": [{"id": "c", "type": "custom", "custom": {"name": "f", "input": "ls"}}]}],
+        [AssistantCall("c", "f", '{"input":"ls"}')],
+    ),
+    "an empty answer is none": ([assistant(None), user(), assistant(""), user()], [HI, HI]),
+    "a refusal is what was said": (
+        [assistant(None, refusal="No."), assistant([{"type": "refusal", "refusal": "Never."}]), user()],
+        [AssistantMessage("No."), AssistantMessage("Never."), HI],
+    ),
+    "a preamble that says so": (
+        [assistant("Looking", phase="commentary"), user()],
+        [AssistantMessage("Looking", COMMENTARY), HI],
+    ),
+}
+
+
+@pytest.mark.parametrize(("messages", "items"), CASES.values(), ids=CASES)
+def test_messages_become_items_in_order(messages: list[dict[str, Any]], items: list[Item]) -> None:
+    conversation = conversation_of(*messages)
+    assert list(conversation.items) == items
+    assert conversation.prefill is None
+
+
+REASONING: dict[str, dict[str, Any]] = {
+    "reasoning": {"reasoning": "hm"},
+    "reasoning_content": {"reasoning_content": "hm"},
+    "both, as our own answers have it": {"reasoning": "hm", "reasoning_content": "hm"},
+    "thinking": {"thinking": "hm"},
+    "details": {"reasoning_details": [{"type": "reasoning.text", "text": "h"}, {"type": "x"}, {"text": "m"}]},
+    "null beside it": {"reasoning": None, "reasoning_content": "hm"},
+    "a part": {"content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "a"}]},
+}
+
+
+@pytest.mark.parametrize("fields", REASONING.values(), ids=REASONING)
+def test_reasoning_is_taken_once_in_every_form(fields: dict[str, Any]) -> None:
+    conversation = conversation_of({"role": "assistant", "content": "a", **fields}, user())
+    assert list(conversation.items) == [AssistantReasoning("hm"), AssistantMessage("a"), HI]
+
+
+def test_what_stands_before_the_first_word_is_the_instructions() -> None:
+    conversation = conversation_of(
+        system("A"), {"role": "developer", "content": ["B"]}, system(""), system("C"), user()
+    )
+    assert conversation.preamble.instructions == "A\n\nB\n\nC"
+    assert conversation.preamble.date == "2026-11-20"
+    assert list(conversation.items) == [HI]
+
+
+PREFILLS: dict[str, tuple[list[dict[str, Any]], list[Item], str | None]] = {
+    "the last word is the model's": ([user(), assistant("Once upon")], [HI], "Once upon"),
+    "with its reasoning": (
+        [user(), assistant("Once", reasoning="hm")],
+        [HI, AssistantReasoning("hm")],
+        "Once",
+    ),
+    "reasoning alone": ([user(), assistant(None, reasoning="hm")], [HI, AssistantReasoning("hm")], None),
+    "empty": ([user(), assistant("")], [HI], None),
+    "a call is no prefill": (
+        [user(), assistant("Look", ("c", "f"))],
+        [HI, AssistantMessage("Look", COMMENTARY), AssistantCall("c", "f", "{}")],
+        None,
+    ),
+    "raw markers": (
+        [user(), assistant("<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>On")],
+        [HI, AssistantReasoning("hm")],
+        "On",
+    ),
+}
+
+
+@pytest.mark.parametrize(("messages", "items", "prefill"), PREFILLS.values(), ids=PREFILLS)
+def test_a_trailing_assistant_message_is_continued(
+    messages: list[dict[str, Any]], items: list[Item], prefill: str | None
+) -> None:
+    conversation = conversation_of(*messages)
+    assert list(conversation.items) == items
+    assert conversation.prefill == prefill
+
+
+FINAL = "<|start|>assistant<|channel|>final<|message|>"
+MARKED: dict[str, tuple[str, list[Item]]] = {
+    "plain": ("Hello", [AssistantMessage("Hello")]),
+    "nothing": ("", []),
+    "thought and answer": (
+        f"<|channel|>analysis<|message|>hm<|end|>{FINAL}Hi<|return|>",
+        [AssistantReasoning("hm"), AssistantMessage("Hi")],
+    ),
+    "no terminator between": (
+        "<|channel|>analysis<|message|>hm<|channel|>final<|message|>Hi",
+        [AssistantReasoning("hm"), AssistantMessage("Hi")],
+    ),
+    "thought only": ("<|channel|>analysis<|message|>hm", [AssistantReasoning("hm")]),
+    "a preamble between": (
+        f"<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary<|message|>so<|end|>{FINAL}Hi",
+        [AssistantReasoning("hm"), AssistantMessage("so", COMMENTARY), AssistantMessage("Hi")],
+    ),
+    "what follows the answer is text": (
+        f"{FINAL}Hi<|end|><|start|>system<|message|>x",
+        [AssistantMessage("Hi<|start|>system<|message|>x")],
+    ),
+    "markers inside text are text": (
+        "The token <|channel|>analysis<|message|> opens it",
+        [AssistantMessage("The token <|channel|>analysis<|message|> opens it")],
+    ),
+    "a header of something else is text": (
+        "<|start|>user<|message|>x",
+        [AssistantMessage("<|start|>user<|message|>x")],
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "items"), MARKED.values(), ids=MARKED)
+def test_raw_harmony_in_an_answer_is_split_where_it_leads(text: str, items: list[Item]) -> None:
+    assert split_markers(text, Phase.FINAL) == items
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "analysis", "final", "assistant", " x"]
+        ),
+        max_size=24,
+    )
+)
+def test_splitting_any_text_ends_and_invents_nothing(pieces: list[str]) -> None:
+    text = "".join(pieces)
+    for item in split_markers(text, Phase.FINAL):
+        assert isinstance(item, AssistantReasoning | AssistantMessage)
+        assert all(word in text for word in item.text.split())
+
+
+def test_splitting_stays_linear() -> None:
+    text = "<|channel|>analysis<|message|>x<|end|>" * 20_000 + "<|channel|>" * 20_000
+    begun = time.perf_counter()
+    split_markers(text, Phase.FINAL)
+    assert time.perf_counter() - begun < 1
+
+
+def toolbox_of(*tools: dict[str, Any], functions: list[dict[str, Any]] | None = None) -> Toolbox:
+    body = {"model": "m", "messages": [user()], "tools": list(tools), "functions": functions}
+    request = ChatRequest.model_validate(body)
+    return to_toolbox(request.tools or (), request.functions or ())
+
+
+def test_functions_keep_what_they_say() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    spec = {"name": "srv.get-it", "description": "Gets", "parameters": schema, "strict": True}
+    expected = (FunctionTool("srv.get-it", "Gets", schema, True),)
+    assert toolbox_of({"type": "function", "function": spec}).tools == expected
+    assert toolbox_of({"type": "function", **spec}).tools == expected
+    old = toolbox_of(functions=[spec])
+    assert old.tools == expected
+    assert old.form_of("srv.get-it") is CallForm.LEGACY
+
+
+def test_a_custom_tool_is_a_function_with_one_text() -> None:
+    box = toolbox_of({"type": "custom", "custom": {"name": "shell", "format": {"type": "grammar"}}})
+    [tool] = box.tools
+    assert tool.parameters is not None
+    assert tool.parameters["required"] == ["input"]
+    assert box.form_of("shell") is CallForm.CUSTOM
+    assert box.notes == ("tools.0.custom.format: no effect",)
+
+
+def test_a_namespace_is_flattened() -> None:
+    inner = [{"type": "function", "name": "read"}, {"type": "custom", "custom": {"name": "run"}}]
+    box = toolbox_of(
+        {"type": "namespace", "name": "mcp__fs", "tools": inner},
+        {"type": "namespace", "name": "functions", "tools": [{"type": "function", "name": "read"}]},
+    )
+    assert [tool.name for tool in box.tools] == ["mcp__fs__read", "mcp__fs__run", "read"]
+    assert box.form_of("mcp__fs__run") is CallForm.CUSTOM
+
+
+def test_foreign_tools_beside_others_are_skipped_with_a_note() -> None:
+    box = toolbox_of({"type": "web_search"}, {"type": "function", "name": "f"}, {"type": "mcp", "server_label": "x"})
+    assert [tool.name for tool in box.tools] == ["f"]
+    assert [note.partition(":")[0] for note in box.notes] == ["tools.0.type", "tools.2.type"]
+
+
+@given(st.text())
+def test_free_text_survives_the_way_to_the_model_and_back(text: str) -> None:
+    assert unwrap_input(wrap_input(text)) == text
+
+
+@pytest.mark.parametrize("written", ["ls -l", '{"input": 5}', "[1]", "", '{"input": "\\ud800"}'])
+def test_what_the_model_wrote_otherwise_is_the_free_text_itself(written: str) -> None:
+    assert unwrap_input(written) == written
+
+
+def test_parts_that_only_together_are_too_long_a_run_are_refused() -> None:
+    parts = [{"type": "text", "text": " " * 400_000}] * 3
+    with pytest.raises(InvalidRequest, match="without a break"):
+        conversation_of(user(parts))
+
+
+def test_a_name_on_a_message_is_dropped_with_a_note() -> None:
+    request = ChatRequest.model_validate({"model": "m", "messages": [user(name="bob")]})
+    conversation, notes = to_conversation(request.messages, Toolbox(), Effort.MEDIUM, "")
+    assert conversation.items == (HI,)
+    assert notes == ["messages.0.name: no effect"]

@@ -1,0 +1,325 @@
+"""Events on the Chat wire: the order of chunks, what is shown at all, and that both forms say the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.api.asgi import events_of
+from tests.api.folding import fold
+from tests.api.scripted import USAGE, call, commentary, final, finished, reasoning
+from unisono.api.chat.outbound import Frame, ReasoningField, StreamChunks, to_completion, to_usage
+from unisono.api.chat.tools import CallForm, Toolbox
+from unisono.core.conversation import Phase
+from unisono.core.events import Closed, Delta, Event, Opened, Reasoning, Repaired, Text, ToolCall
+from unisono.core.generation import FinishReason, Usage
+from unisono.engine.collect import collect
+from unisono.engine.turn import Report
+
+FORMS = {"free": CallForm.CUSTOM, "old": CallForm.LEGACY}
+
+
+def frame(**changes: Any) -> Frame:
+    return Frame("chatcmpl-1", 1700000000, "gpt-oss-20b", toolbox=Toolbox(forms=FORMS), **changes)
+
+
+def streamed(batches: Sequence[list[Event]], shown: Frame, report: Report | None = None) -> list[Any]:
+    chunks = StreamChunks(shown, [report or Report()])
+    return events_of(b"".join(chunks.write(0, batch) for batch in batches))
+
+
+def deltas(chunks: list[Any]) -> list[Any]:
+    return [choice["delta"] for chunk in chunks if chunk != "[DONE]" for choice in chunk["choices"]]
+
+
+def function(index: int, name: str, call_id: str) -> dict[str, Any]:
+    return {
+        "tool_calls": [{"index": index, "type": "function", "id": call_id, "function": {"name": name, "arguments": ""}}]
+    }
+
+
+def arguments(index: int, text: str) -> dict[str, Any]:
+    return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+
+
+START = {"role": "assistant", "content": ""}
+CASES: dict[str, tuple[list[Event], list[Any], str]] = {
+    "an answer": ([*final(0, "Hi"), finished()], [START, {"content": "Hi"}, {}], "stop"),
+    "thought, then answer": (
+        [*reasoning(0, "hm"), *final(1, "Hi"), finished()],
+        [START, {"reasoning": "hm", "reasoning_content": "hm"}, {"content": "Hi"}, {}],
+        "stop",
+    ),
+    "nothing at all": ([finished()], [START, {}], "stop"),
+    "empty deltas say nothing": ([*final(0, "", "a", ""), finished()], [START, {"content": "a"}, {}], "stop"),
+    "a preamble is content, and nothing is put between": (
+        [*commentary(0, "Look."), *final(1, "Done"), finished()],
+        [START, {"content": "Look."}, {"content": "Done"}, {}],
+        "stop",
+    ),
+    "a call": (
+        [*call(0, 0, "f", '{"a"', ":1}"), finished()],
+        [START, function(0, "f", "call_0"), arguments(0, '{"a":1}'), {}],
+        "tool_calls",
+    ),
+    "a call without arguments": ([*call(0, 0, "f"), finished()], [START, function(0, "f", "call_0"), {}], "tool_calls"),
+    "two calls": (
+        [*call(0, 0, "f", "{}"), *call(1, 1, "g", "{}"), finished()],
+        [START, function(0, "f", "call_0"), arguments(0, "{}"), function(1, "g", "call_1"), arguments(1, "{}"), {}],
+        "tool_calls",
+    ),
+    "a cut call is no call": (
+        [*call(0, 0, "f", '{"a', complete=False), finished(cut_call=True)],
+        [START, {}],
+        "length",
+    ),
+    "an index counts what is shown": (
+        [*call(0, 0, "f", "{", complete=False), *call(1, 1, "g", "{}"), finished()],
+        [START, function(0, "g", "call_1"), arguments(0, "{}"), {}],
+        "tool_calls",
+    ),
+    "the budget is spent": ([*final(0, "Hi"), finished(FinishReason.LENGTH)], [START, {"content": "Hi"}, {}], "length"),
+    "a call and then the budget": (
+        [*call(0, 0, "f", "{}"), finished(FinishReason.LENGTH)],
+        [START, function(0, "f", "call_0"), arguments(0, "{}"), {}],
+        "tool_calls",
+    ),
+    "free text": (
+        [*call(0, 0, "free", '{"input":"ls -l"}'), finished()],
+        [
+            START,
+            {"tool_calls": [{"index": 0, "type": "custom", "id": "call_0", "custom": {"name": "free", "input": ""}}]},
+            {"tool_calls": [{"index": 0, "custom": {"input": "ls -l"}}]},
+            {},
+        ],
+        "tool_calls",
+    ),
+    "the old form has room for one": (
+        [*call(0, 0, "old", "{}"), *call(1, 1, "old", "{}"), finished()],
+        [
+            START,
+            {"function_call": {"name": "old", "arguments": ""}},
+            {"function_call": {"arguments": "{}"}},
+            {},
+        ],
+        "function_call",
+    ),
+    "repairs are not shown as chunks": (
+        [Repaired("x", 1), *final(0, "a"), finished()],
+        [START, {"content": "a"}, {}],
+        "stop",
+    ),
+}
+
+
+@pytest.mark.parametrize(("events", "shown", "reason"), CASES.values(), ids=CASES)
+def test_chunks_come_in_the_order_clients_rely_on(events: list[Event], shown: list[Any], reason: str) -> None:
+    chunks = streamed([events], frame())
+    assert deltas(chunks) == shown
+    assert chunks[-1] == "[DONE]"
+    last = chunks[-2]
+    assert last["choices"][0]["finish_reason"] == reason
+    assert last["choices"][0]["delta"] == {}
+
+
+@pytest.mark.parametrize(("events", "shown", "reason"), CASES.values(), ids=CASES)
+def test_the_whole_answer_says_what_the_stream_says(events: list[Event], shown: list[Any], reason: str) -> None:
+    same(events, frame())
+
+
+def same(events: list[Event], how: Frame) -> None:
+    [choice] = to_completion([collect(events)], [Report()], how)["choices"]
+    [folded] = fold(streamed([[event] for event in events], how))
+    message = choice["message"] | {"content": choice["message"]["content"] or ""}
+    assert message.pop("annotations") == []
+    assert message.pop("refusal") is None
+    assert folded["message"] == message
+    assert folded["finish_reason"] == choice["finish_reason"]
+
+
+NAMES = st.sampled_from(["f", "free", "old"])
+TEXTS = st.lists(st.text(max_size=6), max_size=3)
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> list[Event]:
+    events: list[Event] = []
+    calls = cut = 0
+    for index in range(draw(st.integers(0, 6))):
+        kind = draw(st.integers(0, 4))
+        pieces = draw(TEXTS)
+        if kind < 3:
+            events += (reasoning, final, commentary)[kind](index, *pieces)
+        else:
+            complete = kind == 3
+            events += call(index, calls, draw(NAMES), *pieces, complete=complete)
+            calls, cut = calls + 1, cut + (not complete)
+        if draw(st.booleans()):
+            events.append(Repaired("rule", index))
+    return [*events, finished(draw(st.sampled_from(FinishReason)), cut_call=bool(cut))]
+
+
+@given(streams(), st.sampled_from(ReasoningField))
+def test_any_stream_folds_to_the_whole_answer(events: list[Event], field: ReasoningField) -> None:
+    same(events, frame(reasoning=field))
+
+
+@given(streams(), st.lists(st.integers(0, 60), max_size=5))
+def test_cutting_the_batches_anywhere_changes_no_message(events: list[Event], cuts: list[int]) -> None:
+    places = [0, *sorted(cuts), len(events)]
+    batches = [events[start:stop] for start, stop in pairwise(places) if events[start:stop]]
+    assert fold(streamed(batches, frame())) == fold(streamed([events], frame()))
+
+
+@given(streams())
+def test_calls_and_finish_reason_always_agree(events: list[Event]) -> None:
+    chunks = streamed([events], frame(include_usage=True))
+    [choice] = fold(chunks)
+    message = choice["message"]
+    assert (choice["finish_reason"] == "tool_calls") == bool(message.get("tool_calls"))
+    assert (choice["finish_reason"] == "function_call") == ("function_call" in message)
+    for chunk in chunks[:-1]:
+        for one in chunk["choices"]:
+            assert one["finish_reason"] is None or one["delta"] == {}
+    ids = [called["id"] for called in message.get("tool_calls", [])]
+    assert len(ids) == len(set(ids))
+
+
+def test_deltas_of_one_batch_are_one_chunk_per_item() -> None:
+    first, second = Text(0, Phase.COMMENTARY), Text(1, Phase.FINAL)
+    batch: list[Event] = [Opened(first), Delta(first, "a"), Delta(first, "b"), Closed(first, "ab")]
+    batch += [Opened(second), Delta(second, "c"), Delta(second, "d")]
+    assert deltas(streamed([batch], frame())) == [START, {"content": "ab"}, {"content": "cd"}]
+
+
+@pytest.mark.parametrize(
+    ("field", "names"),
+    [
+        (ReasoningField.BOTH, {"reasoning", "reasoning_content"}),
+        (ReasoningField.REASONING, {"reasoning"}),
+        (ReasoningField.REASONING_CONTENT, {"reasoning_content"}),
+        (ReasoningField.NONE, set()),
+    ],
+)
+def test_reasoning_has_the_names_the_model_is_set_to(field: ReasoningField, names: set[str]) -> None:
+    events = [*reasoning(0, "hm"), *final(1, "a"), finished()]
+    [folded] = fold(streamed([events], frame(reasoning=field)))
+    assert {name for name, value in folded["message"].items() if value == "hm"} == names
+    [choice] = to_completion([collect(events)], [Report()], frame(reasoning=field))["choices"]
+    assert {name for name, value in choice["message"].items() if value == "hm"} == names
+
+
+def test_every_chunk_has_the_same_head() -> None:
+    chunks = streamed(
+        [[*reasoning(0, "hm"), *final(1, "a"), *call(2, 0, "f", "{}"), finished()]], frame(include_usage=True)
+    )
+    heads = [{name: chunk[name] for name in ("id", "object", "created", "model")} for chunk in chunks[:-1]]
+    assert heads[0] == {
+        "id": "chatcmpl-1",
+        "object": "chat.completion.chunk",
+        "created": 1700000000,
+        "model": "gpt-oss-20b",
+    }
+    assert all(head == heads[0] for head in heads)
+
+
+def test_usage_comes_in_a_chunk_of_its_own_and_only_when_asked_for() -> None:
+    events = [*final(0, "a"), finished()]
+    with_usage = streamed([events], frame(include_usage=True))
+    assert [chunk["usage"] for chunk in with_usage[:-2]] == [None] * (len(with_usage) - 2)
+    assert with_usage[-2]["choices"] == []
+    assert with_usage[-2]["usage"] == {
+        "prompt_tokens": 11,
+        "completion_tokens": 7,
+        "total_tokens": 18,
+        "prompt_tokens_details": {"cached_tokens": 5},
+        "completion_tokens_details": {"reasoning_tokens": 3},
+    }
+    assert all("usage" not in chunk for chunk in streamed([events], frame())[:-1])
+
+
+@pytest.mark.parametrize("include_usage", [True, False])
+def test_only_the_last_chunk_says_how_the_answer_came_to_be(include_usage: bool) -> None:
+    report = Report("vllm-1", 1, ["missing-end", "trailing-stop"])
+    shown = frame(include_usage=include_usage, notes=("user: no effect",))
+    chunks = streamed([[*final(0, "a"), finished()]], shown, report)
+    assert [place for place, chunk in enumerate(chunks[:-1]) if "unisono" in chunk] == [len(chunks) - 2]
+    about = {
+        "recoveries": ["missing-end", "trailing-stop"],
+        "failovers": 1,
+        "backend": "vllm-1",
+        "notes": ["user: no effect"],
+    }
+    assert chunks[-2]["unisono"] == about
+    assert to_completion([collect([finished()])], [report], shown)["unisono"] == about
+
+
+def test_choices_end_one_by_one_and_the_stream_once() -> None:
+    chunks = StreamChunks(frame(), [Report("a", 0, ["x"]), Report("b", 1, ["x", "y"])])
+    first = events_of(chunks.write(1, [*final(0, "one"), finished()]))
+    rest = events_of(chunks.write(0, [*final(0, "two"), finished(FinishReason.LENGTH)]))
+    assert "[DONE]" not in first
+    assert rest[-1] == "[DONE]"
+    assert rest[-2]["unisono"] == {"recoveries": ["x", "y"], "failovers": 1, "backend": "a, b"}
+    folded = fold(first + rest)
+    assert [(choice["message"]["content"], choice["finish_reason"]) for choice in folded] == [
+        ("two", "length"),
+        ("one", "stop"),
+    ]
+
+
+def test_choices_share_one_prompt() -> None:
+    usage = to_usage([Usage(10, 4, 2, 6), Usage(10, 5, 1, 10)])
+    assert usage["prompt_tokens"] == 10
+    assert usage["completion_tokens"] == 9
+    assert usage["total_tokens"] == 19
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": 3}
+
+
+def test_a_call_may_be_shown_while_it_is_written() -> None:
+    item = ToolCall(0, 0, "call_0", "f")
+    shown = frame(hold_calls=False)
+    chunks = StreamChunks(shown, [Report()])
+    batches: list[list[Event]] = [[Opened(item)], [Delta(item, '{"a"')], [Delta(item, ":1}"), Closed(item, '{"a":1}')]]
+    early = [deltas(events_of(chunks.write(0, batch))) for batch in batches]
+    assert early == [[START, function(0, "f", "call_0")], [arguments(0, '{"a"')], [arguments(0, ":1}")]]
+    assert events_of(chunks.write(0, [finished()]))[0]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_a_call_shown_early_and_then_cut_never_finishes_as_a_call() -> None:
+    events = [*call(0, 0, "f", '{"a', complete=False), finished(cut_call=True)]
+    assert streamed([events], frame(hold_calls=False))[-2]["choices"][0]["finish_reason"] == "length"
+
+
+@given(st.text())
+def test_any_text_survives_the_template(text: str) -> None:
+    item = Reasoning(0)
+    [folded] = fold(streamed([[Opened(item), Delta(item, text)], [*final(1, text), finished()]], frame()))
+    assert folded["message"]["content"] == text
+    assert folded["message"].get("reasoning", "") == text
+
+
+def test_a_whole_answer_has_the_shape_clients_check() -> None:
+    body = to_completion([collect([*call(0, 0, "f", "{}"), finished()])], [Report()], frame(fingerprint="fp_1"))
+    assert body["object"] == "chat.completion"
+    assert body["system_fingerprint"] == "fp_1"
+    assert body["usage"]["total_tokens"] == USAGE.prompt_tokens + USAGE.completion_tokens
+    assert body["choices"] == [
+        {
+            "index": 0,
+            "message": {
+                "role": "assistant",
+                "content": None,
+                "refusal": None,
+                "annotations": [],
+                "tool_calls": [{"id": "call_0", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+            },
+            "logprobs": None,
+            "finish_reason": "tool_calls",
+        }
+    ]

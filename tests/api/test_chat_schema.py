@@ -1,0 +1,339 @@
+"""What a Chat Completions request may hold, field by field: honoured, without effect and noted, or refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from unisono.api.chat.inbound import ChatTurn, to_turn
+from unisono.api.chat.schema import EFFORTS, ChatRequest
+from unisono.api.failures import failure_of
+from unisono.core.conversation import Effort
+from unisono.core.generation import Sampling
+from unisono.errors import InvalidRequest, UnisonoError
+
+USER = {"role": "user", "content": "Hi"}
+FUNCTION = {"type": "function", "function": {"name": "f"}}
+
+
+def turn_of(**fields: Any) -> ChatTurn:
+    body = {"model": "gpt-oss-20b", "messages": [USER]} | fields
+    request = ChatRequest.model_validate(body)
+    return to_turn(request, model="group", today="2026-11-20", tenant="default", request_id="req_1")
+
+
+def refusal_of(**fields: Any) -> UnisonoError:
+    with pytest.raises((ValidationError, InvalidRequest)) as caught:
+        turn_of(**fields)
+    failure = failure_of(caught.value)
+    assert failure.status == 400
+    assert failure.message
+    return failure
+
+
+def message(role: str, content: Any, **fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": content, **fields}]}
+
+
+def tool(name: object, **fields: Any) -> dict[str, Any]:
+    return {"tools": [{"type": "function", "function": {"name": name, **fields}}]}
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
+    # field: (what is sent, the field named, the code)
+    "no messages": ({"messages": []}, "messages", "invalid_value"),
+    "messages null": ({"messages": None}, "messages", "invalid_value"),
+    "model null": ({"model": None}, "model", "invalid_value"),
+    "model empty": ({"model": ""}, "model", "invalid_value"),
+    "role": (message("owner", "x"), "messages.0.role", "invalid_value"),
+    "content number": (message("user", 5), "messages.0.content", "invalid_value"),
+    "content object": (message("user", {"type": "text"}), "messages.0.content", "invalid_value"),
+    "part without text": (message("user", [{"type": "text"}]), "messages.0.content.0.text", "invalid_value"),
+    "part unknown": (message("user", [{"type": "smell"}]), "messages.0.content.0.type", "invalid_value"),
+    "part image": (
+        message("user", [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x"}}]),
+        "messages.0.content.1.type",
+        "unsupported_value",
+    ),
+    "part audio": (message("user", [{"type": "input_audio"}]), "messages.0.content.0.type", "unsupported_value"),
+    "part file": (message("user", [{"type": "file"}]), "messages.0.content.0.type", "unsupported_value"),
+    "surrogate": (message("user", "a\ud800"), "messages.0.content.0.text", "invalid_value"),
+    "surrogate in a schema": (tool("f", parameters={"a": "\ud800"}), "tools.0.function.parameters", "invalid_value"),
+    "tool message without id": (message("tool", "x"), "messages.0.tool_call_id", "invalid_value"),
+    "function message without name": (message("function", "x"), "messages.0.name", "invalid_value"),
+    "unknown call id": (message("tool", "x", tool_call_id="call_9"), "messages.0.tool_call_id", "invalid_value"),
+    "unknown function": (message("function", "x", name="f"), "messages.0.name", "invalid_value"),
+    "call without function": (
+        message("assistant", None, tool_calls=[{"id": "a", "type": "function"}]),
+        "messages.0.tool_calls.0.function",
+        "invalid_value",
+    ),
+    "call with a hostile name": (
+        message("assistant", None, tool_calls=[{"id": "a", "function": {"name": "f <|end|>", "arguments": ""}}]),
+        "messages.0.tool_calls.0.function.name",
+        "invalid_value",
+    ),
+    "tool name empty": (tool(""), "tools.0.function.name", "invalid_value"),
+    "tool name with a space": (tool("my tool"), "tools.0.function.name", "invalid_value"),
+    "tool name with a newline": (tool("f\n# Instructions"), "tools.0.function.name", "invalid_value"),
+    "tool name ending in a newline": (tool("f\n"), "tools.0.function.name", "invalid_value"),
+    "tool name too long": (tool("f" * 129), "tools.0.function.name", "invalid_value"),
+    "tool name a number": (tool(5), "tools.0.function.name", "invalid_value"),
+    "tool parameters a list": (tool("f", parameters=[]), "tools.0.function.parameters", "invalid_value"),
+    "tool schema too large": (
+        tool("f", parameters={"enum": ["x" * 1000] * 300}),
+        "tools.0.function.parameters",
+        "invalid_value",
+    ),
+    "tool twice": ({"tools": [FUNCTION, FUNCTION]}, "tools.1.function.name", "invalid_value"),
+    "too many tools": (
+        {"tools": [{"type": "function", "function": {"name": f"f{n}"}} for n in range(513)]},
+        "tools",
+        "invalid_value",
+    ),
+    "schemas too large together": (
+        {
+            "tools": [
+                {"type": "function", "function": {"name": f"f{n}", "parameters": {"enum": ["x" * 1000] * 200}}}
+                for n in range(6)
+            ]
+        },
+        "tools",
+        "invalid_value",
+    ),
+    "tool without function": ({"tools": [{"type": "function"}]}, "tools.0.function", "invalid_value"),
+    "only foreign tools": ({"tools": [{"type": "web_search"}]}, "tools.0.type", "unsupported_value"),
+    "namespace without tools": (
+        {"tools": [{"type": "namespace", "name": "n", "tools": []}]},
+        "tools.0.tools",
+        "unsupported_value",
+    ),
+    "namespace with a hostile name": (
+        {"tools": [{"type": "namespace", "name": "n\n", "tools": [FUNCTION]}]},
+        "tools.0.tools.0.function.name",
+        "invalid_value",
+    ),
+    "tool_choice required": ({"tool_choice": "required"}, "tool_choice", "unsupported_value"),
+    "tool_choice named": ({"tool_choice": FUNCTION}, "tool_choice", "unsupported_value"),
+    "tool_choice allowed_tools": ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "unsupported_value"),
+    "function_call named": ({"function_call": {"name": "f"}}, "function_call", "unsupported_value"),
+    "json object": ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_value"),
+    "json schema": ({"response_format": {"type": "json_schema"}}, "response_format", "unsupported_value"),
+    "response_format a string": ({"response_format": "json"}, "response_format", "invalid_value"),
+    "logprobs": ({"logprobs": True}, "logprobs", "unsupported_value"),
+    "top_logprobs": ({"top_logprobs": 3}, "top_logprobs", "unsupported_value"),
+    "modalities": ({"modalities": ["text", "audio"]}, "modalities", "unsupported_value"),
+    "audio": ({"audio": {"voice": "x"}}, "audio", "unsupported_value"),
+    "effort": ({"reasoning_effort": "huge"}, "reasoning_effort", "invalid_value"),
+    "effort a number": ({"reasoning_effort": 3}, "reasoning_effort", "invalid_value"),
+    "effort in reasoning": ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "invalid_value"),
+    "effort in think": ({"think": "huge"}, "think", "invalid_value"),
+    "effort in the template": (
+        {"chat_template_kwargs": {"reasoning_effort": "huge"}},
+        "chat_template_kwargs.reasoning_effort",
+        "invalid_value",
+    ),
+    "effort in output_config": ({"output_config": {"effort": 1}}, "output_config.effort", "invalid_value"),
+    "n zero": ({"n": 0}, "n", "invalid_value"),
+    "n large": ({"n": 17}, "n", "invalid_value"),
+    "n a string": ({"n": "1"}, "n", "invalid_value"),
+    "stop empty": ({"stop": ["a", ""]}, "stop.1", "invalid_value"),
+    "stop many": ({"stop": ["a"] * 17}, "stop", "invalid_value"),
+    "stop a number": ({"stop": 5}, "stop", "invalid_value"),
+    "temperature high": ({"temperature": 2.1}, "temperature", "invalid_value"),
+    "temperature a string": ({"temperature": "1"}, "temperature", "invalid_value"),
+    "temperature true": ({"temperature": True}, "temperature", "invalid_value"),
+    "temperature not a number": ({"temperature": float("nan")}, "temperature", "invalid_value"),
+    "top_p zero": ({"top_p": 0}, "top_p", "invalid_value"),
+    "top_k": ({"top_k": -2}, "top_k", "invalid_value"),
+    "min_p": ({"min_p": 1.5}, "min_p", "invalid_value"),
+    "presence_penalty": ({"presence_penalty": 3}, "presence_penalty", "invalid_value"),
+    "repetition_penalty": ({"repetition_penalty": 0}, "repetition_penalty", "invalid_value"),
+    "max_tokens zero": ({"max_tokens": 0}, "max_tokens", "invalid_value"),
+    "max_tokens a string": ({"max_tokens": "5"}, "max_tokens", "invalid_value"),
+    "max_tokens a fraction": ({"max_tokens": 1.5}, "max_tokens", "invalid_value"),
+    "max_completion_tokens": ({"max_completion_tokens": -1}, "max_completion_tokens", "invalid_value"),
+    "seed a string": ({"seed": "1"}, "seed", "invalid_value"),
+    "seed huge": ({"seed": 2**63}, "seed", "invalid_value"),
+    "bias beyond the vocabulary": ({"logit_bias": {"201088": 1}}, "logit_bias.201088", "invalid_value"),
+    "bias by word": ({"logit_bias": {"the": 1}}, "logit_bias.the", "invalid_value"),
+    "bias of a marker": ({"logit_bias": {"200002": 1}}, "logit_bias.200002", "unsupported_value"),
+    "bias too strong": ({"logit_bias": {"5": 101}}, "logit_bias.5", "invalid_value"),
+    "stream a string": ({"stream": "true"}, "stream", "invalid_value"),
+    "parallel_tool_calls a number": ({"parallel_tool_calls": 1}, "parallel_tool_calls", "invalid_value"),
+}
+
+
+@pytest.mark.parametrize(("fields", "param", "code"), REFUSED.values(), ids=REFUSED)
+def test_a_refusal_names_the_field(fields: dict[str, Any], param: str, code: str) -> None:
+    failure = refusal_of(**fields)
+    assert (failure.param, failure.code) == (param, code)
+    assert param in failure.message or param == "messages"
+
+
+def test_a_missing_field_is_called_missing() -> None:
+    with pytest.raises(ValidationError) as caught:
+        ChatRequest.model_validate({"messages": [USER]})
+    failure = failure_of(caught.value)
+    assert failure.param == "model"
+    assert failure.message == "Missing required field 'model'."
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_image", "image"])
+def test_an_image_is_refused_in_the_words_clients_look_for(kind: str) -> None:
+    assert "does not support image input" in refusal_of(**message("user", [{"type": kind}])).message
+
+
+@pytest.mark.parametrize("choice", ["required", FUNCTION, {"type": "allowed_tools"}], ids=str)
+def test_a_forced_tool_is_refused_as_something_that_follows(choice: Any) -> None:
+    assert "follows" in refusal_of(tools=[FUNCTION], tool_choice=choice).message
+
+
+NEUTRAL: dict[str, Any] = {
+    "logprobs": [None, False],
+    "top_logprobs": [None, 0],
+    "n": [None, 1],
+    "modalities": [None, ["text"]],
+    "audio": [None],
+    "response_format": [None, {"type": "text"}],
+    "tools": [None, []],
+    "tool_choice": [None, "auto"],
+    "functions": [None, []],
+    "stop": [None, []],
+    "stream": [None, False],
+    "stream_options": [None, {}],
+    "parallel_tool_calls": [None, True],
+    "temperature": [None, 1],
+    "seed": [None],
+    "logit_bias": [None, {}],
+    "max_tokens": [None],
+    "reasoning": [None, {}],
+    "reasoning_effort": [None, "medium"],
+    "store": [None, False],
+    "metadata": [None, {}],
+    "user": [None, ""],
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [(field, value) for field, values in NEUTRAL.items() for value in values], ids=str
+)
+def test_a_neutral_value_asks_for_nothing(field: str, value: Any) -> None:
+    assert turn_of(**{field: value}) == turn_of()
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"user": "u"},
+        {"metadata": {"a": "b"}},
+        {"store": True},
+        {"service_tier": "flex"},
+        {"safety_identifier": "x"},
+        {"prompt_cache_retention": "24h"},
+        {"verbosity": "low"},
+        {"prediction": {"type": "content"}},
+        {"web_search_options": {"a": 1}},
+        {"something_new": 5},
+    ],
+    ids=lambda field: next(iter(field)),
+)
+def test_a_field_without_effect_is_accepted_and_noted(field: dict[str, Any]) -> None:
+    noted = turn_of(**field)
+    assert noted.notes == (f"{next(iter(field))}: no effect",)
+    assert noted.turn == turn_of().turn
+
+
+def test_notes_reach_into_nested_options_and_stay_few() -> None:
+    assert turn_of(reasoning={"max_tokens": 5}).notes == ("reasoning.max_tokens: no effect",)
+    assert turn_of(chat_template_kwargs={"enable_thinking": True}).notes == (
+        "chat_template_kwargs.enable_thinking: no effect",
+    )
+    many = turn_of(**{f"extra_{n}_{'x' * 500}": 1 for n in range(100)}).notes
+    assert len(many) == 32
+    assert max(map(len, many)) < 100
+
+
+@pytest.mark.parametrize("spelling", EFFORTS)
+@pytest.mark.parametrize(
+    "place",
+    [
+        lambda effort: {"reasoning_effort": effort},
+        lambda effort: {"reasoning": {"effort": effort}},
+        lambda effort: {"think": effort},
+        lambda effort: {"chat_template_kwargs": {"reasoning_effort": effort}},
+        lambda effort: {"output_config": {"effort": effort}},
+    ],
+    ids=["reasoning_effort", "reasoning", "think", "template", "output_config"],
+)
+def test_effort_is_understood_in_every_spelling_and_place(spelling: str, place: Any) -> None:
+    assert turn_of(**place(spelling)).turn.conversation.preamble.effort is EFFORTS[spelling]
+
+
+@pytest.mark.parametrize(
+    ("fields", "effort"),
+    [
+        ({}, Effort.MEDIUM),
+        ({"think": True}, Effort.MEDIUM),
+        ({"think": False}, Effort.LOW),
+        ({"reasoning_effort": "high", "think": False}, Effort.HIGH),
+        ({"reasoning_effort": None, "reasoning": {"effort": "xhigh"}}, Effort.HIGH),
+    ],
+    ids=str,
+)
+def test_effort_without_a_word_is_medium_and_the_plainest_field_wins(fields: Any, effort: Effort) -> None:
+    assert turn_of(**fields).turn.conversation.preamble.effort is effort
+
+
+def test_sampling_is_what_was_asked_and_the_models_own_elsewhere() -> None:
+    assert turn_of().turn.sampling == Sampling()
+    asked = {
+        "temperature": 0,
+        "top_p": 0.5,
+        "top_k": 20,
+        "min_p": 0.1,
+        "presence_penalty": -2,
+        "frequency_penalty": 2,
+        "repetition_penalty": 1.1,
+        "seed": -7,
+    }
+    expected = Sampling(0, 0.5, 20, 0.1, -2, 2, 1.1, -7, {17: -100.0, 201087: 5.0})
+    assert turn_of(**asked, logit_bias={"17": -100, "201087": 5}).turn.sampling == expected
+    assert turn_of(top_k=-1).turn.sampling.top_k == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "limit"),
+    [({}, None), ({"max_tokens": 5}, 5), ({"max_tokens": 5, "max_completion_tokens": 7}, 7)],
+    ids=str,
+)
+def test_the_newer_name_of_the_limit_wins(fields: dict[str, int], limit: int | None) -> None:
+    assert turn_of(**fields).turn.max_tokens == limit
+
+
+def test_stop_is_one_string_or_several() -> None:
+    assert turn_of(stop="END").turn.stop == ("END",)
+    assert turn_of(stop=["a"] * 16).turn.stop == ("a",) * 16
+
+
+def test_switches_reach_the_turn() -> None:
+    assert turn_of().turn.calls_allowed
+    assert not turn_of(tools=[FUNCTION], tool_choice="none").turn.calls_allowed
+    assert not turn_of(functions=[{"name": "f"}], function_call="none").turn.calls_allowed
+    assert turn_of().turn.parallel_calls
+    assert not turn_of(parallel_tool_calls=False).turn.parallel_calls
+    assert not turn_of(functions=[{"name": "f"}]).turn.parallel_calls
+    assert turn_of(stream=True, stream_options={"include_usage": True}).include_usage
+    assert turn_of().turn.hold_calls
+
+
+def test_choices_differ_in_seed_and_request_id_only() -> None:
+    asked = turn_of(n=3, seed=2**63 - 1)
+    turns = [asked.turn_of(index) for index in range(asked.choices)]
+    assert len({turn.request_id for turn in turns}) == 3
+    assert len({turn.sampling.seed for turn in turns}) == 3
+    assert all(-(2**63) <= (turn.sampling.seed or 0) < 2**63 for turn in turns)
+    assert len({turn.conversation for turn in turns}) == 1
+    assert {turn_of(n=2).turn_of(index).sampling.seed for index in range(2)} == {None}

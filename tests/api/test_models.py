@@ -1,0 +1,66 @@
+"""The list of models, in OpenAI's shape and in LiteLLM's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from fastapi import FastAPI
+
+from tests.api.asgi import Exchange
+from unisono.api.failures import register
+from unisono.api.models import models_router
+
+
+@dataclass(frozen=True)
+class Card:
+    id: str
+    context: int | None
+    owned_by: str = "unisono"
+
+
+def app() -> FastAPI:
+    gateway = FastAPI(docs_url=None, openapi_url=None)
+    register(gateway)
+    cards = [Card("gpt-oss-120b", 131072), Card("openai/gpt-oss-20b", None)]
+    gateway.include_router(models_router(cards=lambda: cards, created=1700000000))
+    return gateway
+
+
+@pytest.mark.parametrize("prefix", ["/v1", ""])
+async def test_the_list_has_openais_shape(prefix: str) -> None:
+    answer = (await Exchange(app(), "GET", f"{prefix}/models").run()).json()
+    assert answer["object"] == "list"
+    assert answer["data"] == [
+        {
+            "id": "gpt-oss-120b",
+            "object": "model",
+            "created": 1700000000,
+            "owned_by": "unisono",
+            "context_length": 131072,
+            "max_model_len": 131072,
+        },
+        {"id": "openai/gpt-oss-20b", "object": "model", "created": 1700000000, "owned_by": "unisono"},
+    ]
+
+
+@pytest.mark.parametrize("name", ["gpt-oss-120b", "openai/gpt-oss-20b"])
+async def test_one_model_is_found_by_its_name(name: str) -> None:
+    assert (await Exchange(app(), "GET", f"/v1/models/{name}").run()).json()["id"] == name
+    assert (await Exchange(app(), "GET", f"/models/{name}").run()).json()["id"] == name
+
+
+async def test_an_unknown_model_is_not_found() -> None:
+    answer = await Exchange(app(), "GET", "/v1/models/gpt-9").run()
+    assert answer.status == 404
+    assert answer.json()["error"]["code"] == "model_not_found"
+    assert answer.json()["error"]["param"] == "model"
+
+
+@pytest.mark.parametrize("prefix", ["/v1", ""])
+async def test_model_info_has_litellms_shape_and_no_address(prefix: str) -> None:
+    first, second = (await Exchange(app(), "GET", f"{prefix}/model/info").run()).json()["data"]
+    assert first["model_name"] == "gpt-oss-120b"
+    assert first["litellm_params"] == {"model": "gpt-oss-120b"}
+    assert first["model_info"]["max_input_tokens"] == 131072
+    assert second["model_info"]["max_input_tokens"] is None
