@@ -75,9 +75,9 @@ def usable(rig: Rig, scenario: Scenario, args: argparse.Namespace, down: set[str
 def heading(given: list[str], load_before: float) -> str:
     return (
         "# What the gateway costs\n\n"
-        "Ratios inside one table are the result; absolute figures belong to the machine. Every answer was compared byte\n"
-        "by byte with what the backend sent. Cells: median (least-most) of the rounds;\n"
-        "comparisons: median of what each round says.\n\n"
+        "Ratios inside one table are the result; absolute figures belong to the machine. Every answer was compared\n"
+        "byte by byte with what the backend sent. Cells: median (least-most) of the rounds; comparisons: median of\n"
+        "what each round says.\n\n"
         f"- command: `{shlex.join(['python', '-m', 'bench', *given])}`, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC\n"
         f"- machine: {report.machine()}; load average before the run {load_before:.1f}\n"
         f"- versions: {report.versions()}; commit {report.revision() or 'unknown'}\n"
