@@ -44,10 +44,14 @@ if TYPE_CHECKING:
     from unisono_adapters.mlx_batch import Batch
 
 DEMO = "demo"
+
 _STUCK_BYTES = 8 * 1024 * 1024
 """A gateway that has this much unread output is stuck; its connection is cut, which frees its requests."""
 
 _log = logging.getLogger(__name__)
+
+_READ_FROM_SNAPSHOT = ["*.json", "model*.safetensors"]
+"""A snapshot is whole when it has these; mlx-lm's own downloads leave other files out."""
 
 
 class ModelUnusable(Exception):
@@ -157,10 +161,10 @@ def _find(model: str) -> Path:
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(model, local_files_only=True))
+        return Path(snapshot_download(model, local_files_only=True, allow_patterns=_READ_FROM_SNAPSHOT))
     except (LocalEntryNotFoundError, HFValidationError, OSError) as error:
         raise ModelUnusable(
-            f"{model} is neither a folder nor a model downloaded on this machine; "
+            f"{model} is neither a folder nor a model that was downloaded in full on this machine; "
             f"download it first (`unisono pull {model}`) or name its folder"
         ) from error
 

@@ -50,8 +50,10 @@ class Prefixes:
         for key in self._kept:
             owner, ids = key
             length = len(ids)
-            longer = best is None or length > len(best[1])
-            if owner == salt and longer and length < len(whole) and whole[:length] == ids:
+            if owner != salt or length >= len(whole) or (best is not None and length <= len(best[1])):
+                continue
+            # Prompts of one application begin alike for thousands of ids; the last one tells most of them apart.
+            if whole[length - 1] == ids[-1] and whole[:length] == ids:
                 best = key
         if best is None:
             return 0, None

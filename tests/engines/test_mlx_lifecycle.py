@@ -232,6 +232,24 @@ async def test_a_model_that_cannot_be_used_says_why(tmp_path: Path, damage: Call
     assert backend.engine_pid is None
 
 
+async def test_a_downloaded_snapshot_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = await asyncio.to_thread(demo.expand, demo.default_folder())
+    snapshot = tmp_path / "models--tiny--gpt-oss" / "snapshots" / "0123"
+    (snapshot.parents[1] / "refs").mkdir(parents=True)
+    (snapshot.parents[1] / "refs" / "main").write_text(snapshot.name)
+    snapshot.parent.mkdir()
+    snapshot.symlink_to(whole)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_TOKEN", "canary-token")
+    monkeypatch.setenv("UNISONO_MASTER_KEY", "canary-key")
+    backend = MlxLocalBackend(BackendOptions("mlx", "tiny/gpt-oss"))
+    assert await greets(backend)
+    environment = Path(f"/proc/{backend.engine_pid}/environ")
+    if sys.platform == "linux":
+        assert b"canary" not in environment.read_bytes()
+    await backend.aclose()
+
+
 async def test_closing_ends_the_engine_and_what_runs_in_it() -> None:
     backend = MlxLocalBackend(BackendOptions("mlx", "demo"))
     stream = backend.complete(ENDLESS)
