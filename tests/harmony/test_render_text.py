@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -73,7 +75,7 @@ def test_no_fragments_add_up_to_a_control_token(encoding: Encoding, text: str) -
 
 
 def hostile_tools(text: str) -> ToolSet:
-    schema = {
+    schema: dict[str, Any] = {
         "description": text,
         "properties": {
             text: {"type": "string", "description": text, "title": text, "default": text, "examples": [text]},
@@ -148,7 +150,7 @@ def test_a_forged_marker_in_any_field_changes_no_structure(encoding: Encoding, r
         assert "<\u200b|end|>" in text
 
 
-CLEAN = st.text(st.characters(exclude_categories=("Cs",)), max_size=30).filter(lambda text: "<|" not in text)
+CLEAN = st.text(max_size=30).filter(lambda text: "<|" not in text)
 ITEMS = st.one_of(
     CLEAN.map(UserMessage),
     CLEAN.map(DeveloperMessage),

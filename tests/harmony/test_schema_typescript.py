@@ -53,6 +53,10 @@ FIELDS: dict[str, tuple[dict[str, Any] | bool, str]] = {
     "an enum without type": ({"enum": ["a", 1, None, True]}, 'p?: "a" | 1 | null | true,'),
     "an enum of integers": ({"type": "integer", "enum": [1, 2], "default": 2}, "p?: 1 | 2, // default: 2"),
     "an enum of a nullable type": ({"type": ["string", "null"], "enum": ["a", "b"]}, 'p?: "a" | "b" | null,'),
+    "an enum of a nullable type that lists null": (
+        {"type": ["string", "null"], "enum": ["a", None], "nullable": True},
+        'p?: "a" | null,',
+    ),
     "an enum with quotes": ({"enum": ['say "hi"', "back\\slash"]}, r'p?: "say \"hi\"" | "back\\slash",'),
     "an enum that says null": ({"enum": ["null", "x"], "nullable": True}, 'p?: "null" | "x" | null,'),
     "an empty enum is none": ({"type": "string", "enum": []}, "p?: string,"),
@@ -336,7 +340,7 @@ def test_no_schema_breaks_out_of_its_declaration(encoding: Encoding, schema: obj
 
 
 def test_a_big_honest_tool_set_is_accepted(encoding: Encoding) -> None:
-    properties = {f"p{i}": {"type": "string", "description": f"Parameter {i}"} for i in range(20)}
+    properties: dict[str, Any] = {f"p{i}": {"type": "string", "description": f"Parameter {i}"} for i in range(20)}
     tools = plan_tools([FunctionTool(f"f{i}", "Does it", {"properties": properties}) for i in range(200)])
     section = tools_section(encoding.harmony, tools)
     assert section.count("=> any;") == 200

@@ -113,6 +113,10 @@ def chain(length: int) -> dict[str, Any]:
     return {"properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": definitions | {f"d{length}": {"type": "string"}}}
 
 
+def met_often(definition: dict[str, Any]) -> dict[str, Any]:
+    return {"properties": {f"p{i}": {"$ref": "#/$defs/D"} for i in range(4_000)}, "$defs": {"D": definition}}
+
+
 def one_property(schema: object) -> dict[str, Any]:
     return {"type": "object", "properties": {"a": schema}}
 
@@ -134,6 +138,14 @@ REFUSED: dict[str, Callable[[], object]] = {
     "too much JSON": lambda: {"properties": {}, "x-notes": "x" * 1_100_000},
     "references that multiply": laughs,
     "references too long a chain": lambda: chain(200),
+    "a reference too long": lambda: one_property({"$ref": "#/" + "a" * 5_000}),
+    "a broad definition met often": lambda: met_often({f"x{i}": i for i in range(30_000)}),
+    "a long list met often": lambda: met_often({"required": [f"x{i}" for i in range(30_000)]}),
+    "a big condition met often": lambda: met_often({"not": {"const": "x" * 300_000}}),
+    "a long list of definitions": lambda: {
+        "properties": {f"p{i}": {"$ref": "#/$defs/39999"} for i in range(6_000)},
+        "$defs": [{} for _ in range(40_000)],
+    },
     "NaN": lambda: one_property({"default": float("nan")}),
     "not JSON": lambda: one_property({"default": {1, 2}}),
     "a newline in a property name": lambda: {"properties": {"a\n}": {"type": "string"}}},
@@ -187,5 +199,17 @@ def test_a_refusal_is_the_same_the_second_time() -> None:
             plan_tools([FunctionTool("f", "", {"properties": {"a\n": {}}})])
 
 
-def test_a_schema_as_deep_as_the_limit_reaches_the_model(encoding: Encoding) -> None:
-    assert tools_section(encoding.harmony, plan_tools([FunctionTool("f", "", deep(30))])).count("a?: {") == 29
+def alternating(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(levels):
+        schema = {"anyOf": [{"properties": {"a": schema}}, {"type": "array", "items": {"properties": {"b": {}}}}]}
+    return schema
+
+
+DEEPEST = {"objects": (deep(48), "a?: {", 47), "alternatives": (alternating(23), " | {", 46)}
+
+
+@pytest.mark.parametrize("case", DEEPEST)
+def test_a_schema_as_deep_as_the_limit_reaches_the_model(encoding: Encoding, case: str) -> None:
+    schema, level, count = DEEPEST[case]
+    assert tools_section(encoding.harmony, plan_tools([FunctionTool("f", "", schema)])).count(level) == count

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from unisono.errors import InvalidRequest
 
 MAX_TOOLS = 512
-MAX_DEPTH = 32
+MAX_DEPTH = 48
 """Schemas inside schemas; also references inside references."""
 MAX_KEY = 256
 MAX_ENUM = 5_000

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 Combine = Callable[[object, object], object]
 
-LARGEST_COMPARISON = 100_000
+LARGEST_COMPARISON = 2_500
 """Pairs of enum values; beyond, the first list stands for both."""
 
 

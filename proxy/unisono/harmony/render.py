@@ -9,10 +9,10 @@ remembered, one by one.
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections.abc import Sequence
 from enum import Enum
+from hashlib import sha256
 from typing import NamedTuple, TypeAlias, assert_never
 
 from unisono.core.conversation import (
@@ -90,8 +90,8 @@ class Part(NamedTuple):
     def key(self) -> bytes:
         """Stands for the content, so that the memory holds no text."""
         content = f"{self.form.header}\0{self.name}\0{self.text}".encode("utf-8", "surrogatepass")
-        # The same digest either way; saying what it is for skips a policy check that costs more than a short message.
-        return hashlib.sha256(content, usedforsecurity=False).digest()
+        # The digest is the same; the flag skips a policy check that costs more than hashing a short message.
+        return sha256(content, usedforsecurity=False).digest()
 
 
 Piece: TypeAlias = Part | Tokens
@@ -253,16 +253,16 @@ def _piece(item: Item, tools: ToolSet) -> Piece:
     match item:
         case UserMessage():
             return Part(Form.USER, item.text)
-        case DeveloperMessage():
-            return Part(Form.DEVELOPER, INSTRUCTIONS + item.text)
-        case AssistantReasoning():
-            return _generated(item) or Part(Form.REASONING, item.text)
         case AssistantMessage():
             return _generated(item) or Part(PHASES[item.phase], item.text)
         case AssistantCall():
             return _generated(item) or Part(Form.CALL, item.arguments, tools.wire(item.name))
         case ToolResult():
             return Part(Form.RESULT, item.output, tools.wire(item.name))
+        case AssistantReasoning():
+            return _generated(item) or Part(Form.REASONING, item.text)
+        case DeveloperMessage():
+            return Part(Form.DEVELOPER, INSTRUCTIONS + item.text)
         case _:
             assert_never(item)
 
@@ -289,4 +289,4 @@ def _last_answer(items: Sequence[Item]) -> int:
 
 
 def _key(piece: Piece) -> bytes:
-    return piece.key if isinstance(piece, Part) else hashlib.sha256(array("I", piece).tobytes()).digest()
+    return piece.key if isinstance(piece, Part) else sha256(array("I", piece).tobytes()).digest()

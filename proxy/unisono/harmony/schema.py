@@ -15,28 +15,11 @@ from urllib.parse import unquote
 
 from unisono.errors import InvalidRequest
 from unisono.harmony.bounds import MAX_DEPTH, MAX_ENUM, MAX_KEY, Budget, breaks_out, one_line, to_json, well_formed
+from unisono.harmony.constraints import told
 from unisono.harmony.merging import merged
 from unisono.harmony.shapes import ANY, NEVER, NULL, Block, Field, Line, Shape, array_of, inline, union_of
 
 Schema: TypeAlias = Mapping[str, object]
-
-CONSTRAINTS = (
-    *("format", "pattern", "minLength", "maxLength", "contentEncoding", "contentMediaType"),
-    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
-    *("minItems", "maxItems", "uniqueItems", "minContains", "maxContains", "minProperties", "maxProperties"),
-    "deprecated",
-)
-"""Keywords with a plain value, told in the comment as `keyword: value`."""
-
-CONDITIONS = (
-    *("not", "if", "then", "else", "contains", "dependentRequired", "dependentSchemas", "dependencies"),
-    *("propertyNames", "unevaluatedProperties", "unevaluatedItems"),
-)
-"""Keywords that TypeScript has no word for: told in the comment as JSON when short."""
-
-LONGEST_CONDITION = 200
-
-_TOLD = frozenset(CONSTRAINTS + CONDITIONS)
 
 TYPE_NAMES = {
     "int": "integer",
@@ -54,6 +37,10 @@ TYPE_NAMES = {
     "none": "null",
 }
 """Names that clients write for JSON Schema's seven."""
+
+ALTERNATIVES = {"anyOf": "at least one", "oneOf": "exactly one"}
+
+LONGEST_REFERENCE = 1_000
 
 _KEYWORD_TYPES = {
     "object": ("properties", "patternProperties", "additionalProperties", "required"),
@@ -138,6 +125,8 @@ class _Reader:
             return Reading(ANY if schema else NEVER)
         if not isinstance(schema, Mapping):
             raise place.refuse("a schema must be an object or a boolean")
+        # What is cheap to pass over once is not when references lead to it thousands of times.
+        self._budget.spend(nodes=_breadth(schema) // 32)
         flat, place = self._flatten(schema, place)
         description = one_line(text) if isinstance(text := flat.get("description"), str) else ""
         self._budget.spend(characters=len(description))
@@ -169,13 +158,14 @@ class _Reader:
         return flat, place
 
     def _merged(self, first: Schema, second: Schema) -> Schema:
-        known = first.get("properties")
-        self._budget.spend(nodes=1 + (len(known) // 32 if isinstance(known, Mapping) else 0))
+        self._budget.spend(nodes=1 + (_breadth(first) + _breadth(second)) // 32)
         return merged(first, second)
 
     def _find(self, reference: str, place: _Place) -> Schema:
         """What a reference into this document points to; a reference that leads elsewhere says nothing but its name."""
-        elsewhere = {"description": f"see {one_line(reference[:LONGEST_CONDITION])}"}
+        if len(reference) > LONGEST_REFERENCE:
+            raise place.refuse(f"a reference longer than {LONGEST_REFERENCE} characters")
+        elsewhere = {"description": f"see {one_line(reference)}"}
         base, _, pointer = reference.partition("#")
         if base or (pointer and not pointer.startswith("/")):
             return elsewhere
@@ -184,7 +174,7 @@ class _Reader:
             key = step.replace("~1", "/").replace("~0", "~")
             if isinstance(found, Mapping) and key in found:
                 found = found[key]
-            elif isinstance(found, list) and key in map(str, range(len(found))):
+            elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
                 found = found[int(key)]
             else:
                 return elsewhere
@@ -197,13 +187,13 @@ class _Reader:
     def _again(self, reference: str) -> Schema:
         """A reference met inside itself: its kind and its name, without expanding it for ever."""
         target = self._find(reference, _Place())
-        name = one_line(reference.rsplit("/", 1)[-1].removeprefix("#")[:LONGEST_CONDITION])
+        name = one_line(reference.rsplit("/", 1)[-1].removeprefix("#"))
         kind = _kind(target)
         note = f"same shape as {name}" if name else "same shape as the whole argument"
         return {"description": note} | ({"type": kind} if kind else {})
 
     def _alternatives(self, schema: Schema, place: _Place) -> Reading | None:
-        for keyword, words in (("anyOf", "at least one of these is required"), ("oneOf", "exactly one of these is")):
+        for keyword, words in ALTERNATIVES.items():
             options = schema.get(keyword)
             if not isinstance(options, list) or not options:
                 continue
@@ -211,7 +201,7 @@ class _Reader:
             if all(isinstance(option, Mapping) and option.keys() <= {"required", "description"} for option in options):
                 names = [" and ".join(_texts(option.get("required"))) for option in options]
                 rest = self._alternatives(base, place) or self._plain(base, place)
-                note = f"{words}: {one_line(', '.join(filter(None, names)))}"
+                note = f"{words} of these is required: {one_line(', '.join(filter(None, names)))}"
                 self._budget.spend(characters=len(note))
                 return Reading(rest.shape, rest.description, (*rest.notes, note) if any(names) else rest.notes)
             shared = {key: value for key, value in base.items() if key not in _ANNOTATIONS}
@@ -226,7 +216,7 @@ class _Reader:
         literals = schema.get("enum")
         if "const" in schema:
             literals = [schema["const"]]
-        notes = self._notes(schema)
+        notes = told(schema, self._budget)
         kind = schema.get("type")
         if isinstance(literals, list) and literals:
             # Generators say with the type that null is allowed too, and leave it out of the values.
@@ -254,10 +244,10 @@ class _Reader:
                 return Reading(Block(fields), notes=(f"other keys: {inline(values.shape).text}", *extra))
             return Reading(Block(fields), notes=("other keys are allowed",) if others is True else ())
         if values:
-            return Reading(Line(f"Record<string, {inline(values.shape).text}>"), notes=extra)
+            return Reading(Line((f"Record<string, {inline(values.shape).text}>",)), notes=extra)
         if not place.names and others is not True:
             return Reading(Block(()))
-        return Reading(Line("{}" if others is False else "object"))
+        return Reading(Line(("{}" if others is False else "object",)))
 
     def _values(self, schema: Schema, place: _Place) -> Reading | None:
         """What the keys that have no name of their own hold; None when nothing is said about them."""
@@ -318,7 +308,7 @@ class _Reader:
             if isinstance(items, Mapping):
                 texts.append(f"...{inline(array_of(self.read(items, place.at('items')).shape)).text}")
             notes = tuple(f"item {n}: {part.comment}" for n, part in enumerate(parts, 1) if part.comment)
-            return Reading(Line(f"[{', '.join(texts)}]"), notes=notes)
+            return Reading(Line((f"[{', '.join(texts)}]",)), notes=notes)
         item = self.read(items if items is not None else True, place.at("items"))
         return Reading(array_of(item.shape), notes=(f"each: {item.comment}",) if item.comment else ())
 
@@ -331,26 +321,12 @@ class _Reader:
                 raise place.refuse("an enum value must be one line of text")
             texts.append(to_json(value))
         self._budget.spend(characters=sum(map(len, texts)))
-        unique = list(dict.fromkeys(texts))
-        return Line(" | ".join(unique), loose=len(unique) > 1)
-
-    def _notes(self, schema: Schema) -> tuple[str, ...]:
-        if schema.keys().isdisjoint(_TOLD):
-            return ()
-        notes = []
-        for keyword in CONSTRAINTS:
-            value = schema.get(keyword)
-            if value is not None and value is not False and isinstance(value, str | int | float):
-                notes.append(f"{keyword}: {one_line(value) if isinstance(value, str) else to_json(value)}")
-        for keyword in CONDITIONS:
-            if keyword in schema and len(text := to_json(schema[keyword])) <= LONGEST_CONDITION:
-                notes.append(f"{keyword}: {one_line(text)}")
-        self._budget.spend(characters=sum(map(len, notes)))
-        return tuple(notes)
+        unique = tuple(dict.fromkeys(texts))
+        return Line(unique)
 
 
 def _line(text: str) -> Callable[[_Reader, Schema, _Place], Reading]:
-    reading = Reading(Line(text))
+    reading = Reading(Line((text,)))
     return lambda _reader, _schema, _place: reading
 
 
@@ -391,6 +367,11 @@ def _either(readings: Sequence[Reading]) -> Reading:
 
 def _label(shape: Shape, number: int) -> str:
     return shape.text if isinstance(shape, Line) and len(shape.text) <= 40 else f"option {number}"
+
+
+def _breadth(schema: Schema) -> int:
+    """Keywords, and what their lists and objects hold."""
+    return len(schema) + sum(len(value) for value in schema.values() if isinstance(value, list | dict))
 
 
 def _letters(text: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, assert_never
 
@@ -23,10 +23,13 @@ _LITERAL_DEFAULT = "literal"
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A type on one line. `loose` says that it needs brackets before `[]`."""
+    """A type on one line: one of `options`, each a TypeScript type."""
 
-    text: str
-    loose: bool = False
+    options: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        return " | ".join(self.options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +67,9 @@ class Union:
 
 Shape: TypeAlias = Line | Block | Array | Union
 
-ANY = Line("any")
-NEVER = Line("never")
-NULL = Line("null")
+ANY = Line(("any",))
+NEVER = Line(("never",))
+NULL = Line(("null",))
 
 
 def array_of(item: Shape) -> Line | Array:
@@ -74,23 +77,22 @@ def array_of(item: Shape) -> Line | Array:
         case Block() | Array():
             return Array(item)
         case Line() | Union():
-            return Line(f"{_tight(inline(item))}[]")
+            return Line((f"{_tight(inline(item))}[]",))
         case _:
             assert_never(item)
 
 
 def union_of(shapes: Iterable[Shape]) -> Shape:
     """The union, flattened, each variant once, in order. Of nothing: `never`. `any` swallows the rest."""
-    flat = [variant for shape in shapes for variant in (shape.variants if isinstance(shape, Union) else (shape,))]
-    variants = tuple(variant for variant in dict.fromkeys(flat) if variant != NEVER)
+    variants = tuple(variant for variant in dict.fromkeys(_variants(shapes)) if variant != NEVER)
     if ANY in variants:
         return ANY
     if len(variants) == 1:
         return variants[0]
-    lines = [variant.text for variant in variants if isinstance(variant, Line)]
-    if len(lines) < len(variants):
+    options = tuple(variant.text for variant in variants if isinstance(variant, Line))
+    if len(options) < len(variants):
         return Union(variants)
-    return Line(" | ".join(lines), loose=True) if lines else NEVER
+    return Line(options) if options else NEVER
 
 
 def inline(shape: Shape) -> Line:
@@ -99,11 +101,11 @@ def inline(shape: Shape) -> Line:
         case Line():
             return shape
         case Block(fields):
-            return Line(f"{{ {', '.join(map(_inline_field, fields))} }}" if fields else "{}")
+            return Line((f"{{ {', '.join(map(_inline_field, fields))} }}" if fields else "{}",))
         case Array(item):
-            return Line(f"{_tight(inline(item))}[]")
+            return Line((f"{_tight(inline(item))}[]",))
         case Union(variants):
-            return Line(" | ".join(inline(variant).text for variant in variants), loose=True)
+            return Line(tuple(inline(variant).text for variant in variants))
         case _:
             assert_never(shape)
 
@@ -116,8 +118,8 @@ def without_null(shape: Shape) -> Shape:
 def to_library(shape: Shape) -> LibrarySchema:
     """The schema for which the library prints `shape`."""
     match shape:
-        case Line(text):
-            return {"type": [text]}
+        case Line(options):
+            return {"type": list(options)}
         case Block(fields, comment):
             block: LibrarySchema = {
                 "type": "object",
@@ -136,6 +138,19 @@ def to_library(shape: Shape) -> LibrarySchema:
 def spelled(key: str) -> str:
     """A property name as TypeScript writes it: bare when it is an identifier, quoted otherwise."""
     return key if _IDENTIFIER.fullmatch(key) else json.dumps(key, ensure_ascii=False)
+
+
+def _variants(shapes: Iterable[Shape]) -> Iterator[Line | Block | Array]:
+    for shape in shapes:
+        match shape:
+            case Line(options):
+                yield from (Line((option,)) for option in options)
+            case Block() | Array():
+                yield shape
+            case Union(variants):
+                yield from variants
+            case _:
+                assert_never(shape)
 
 
 def _union_to_library(variants: Sequence[Line | Block | Array]) -> LibrarySchema:
@@ -175,4 +190,4 @@ def _inline_field(field: Field) -> str:
 
 
 def _tight(line: Line) -> str:
-    return f"({line.text})" if line.loose else line.text
+    return f"({line.text})" if len(line.options) > 1 else line.text

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -157,7 +157,7 @@ def _name_all(tools: Sequence[FunctionTool], at: str) -> dict[str, str]:
     return {tool.name: names[tool.name] for tool in tools}
 
 
-def _legal_name(name: str, taken: Iterable[str]) -> str:
+def _legal_name(name: str, taken: Set[str]) -> str:
     """A legal name that resembles `name` and is not taken; the same for the same arguments."""
     stem = _ILLEGAL.sub("_", name)[:LONGEST_NAME] or "_"
     candidate, turn = stem, 0

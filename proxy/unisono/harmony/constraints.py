@@ -1,0 +1,45 @@
+"""What a JSON Schema demands and TypeScript cannot say: told in the comment above a property."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from unisono.harmony.bounds import Budget, one_line, to_json
+
+CONSTRAINTS = (
+    *("format", "pattern", "minLength", "maxLength", "contentEncoding", "contentMediaType"),
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    *("minItems", "maxItems", "uniqueItems", "minContains", "maxContains", "minProperties", "maxProperties"),
+    "deprecated",
+)
+"""Keywords with a plain value, told as `keyword: value`."""
+
+CONDITIONS = (
+    *("not", "if", "then", "else", "contains", "dependentRequired", "dependentSchemas", "dependencies"),
+    *("propertyNames", "unevaluatedProperties", "unevaluatedItems"),
+)
+"""Keywords that hold schemas, told as JSON when short."""
+
+LONGEST_CONDITION = 200
+
+_TOLD = frozenset(CONSTRAINTS + CONDITIONS)
+
+
+def told(schema: Mapping[str, object], budget: Budget) -> tuple[str, ...]:
+    """One line for each. Spends what was read of `budget`, told or not."""
+    if schema.keys().isdisjoint(_TOLD):
+        return ()
+    notes = []
+    for keyword in CONSTRAINTS:
+        value = schema.get(keyword)
+        if value is not None and value is not False and isinstance(value, str | int | float):
+            text = value if isinstance(value, str) else to_json(value)
+            budget.spend(characters=len(text))
+            notes.append(f"{keyword}: {one_line(text)}")
+    for keyword in CONDITIONS:
+        if keyword in schema:
+            text = to_json(schema[keyword])
+            budget.spend(characters=len(text))
+            if len(text) <= LONGEST_CONDITION:
+                notes.append(f"{keyword}: {one_line(text)}")
+    return tuple(notes)
