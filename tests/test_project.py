@@ -1,0 +1,183 @@
+"""The project keeps its own rules: sizes, docstrings, no leftovers, and a layout that says what it is."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import stat
+import subprocess
+import tokenize
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+import yaml
+
+from unisono import __version__
+
+ROOT = Path(__file__).parent.parent
+SOURCES = sorted([*(ROOT / "proxy").rglob("*.py"), *(ROOT / "adapters").rglob("*.py")])
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+BENCH = sorted((ROOT / "bench").rglob("*.py"))
+
+LONGEST_MODULE = 400
+LONGEST_FUNCTION = 50
+
+
+def named(paths: list[Path]) -> list[str]:
+    return [str(path.relative_to(ROOT)) for path in paths]
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def test_there_is_something_to_look_at() -> None:
+    assert len(SOURCES) > 30
+    assert len(TESTS) > 20
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=named(SOURCES))
+def test_a_module_holds_one_idea(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= LONGEST_MODULE
+    too_long = [
+        f"{node.name}: {node.end_lineno - node.lineno + 1} lines"
+        for node in functions(ast.parse(path.read_text()))
+        if node.end_lineno is not None
+        and node.end_lineno - node.lineno + 1 > LONGEST_FUNCTION
+        # A factory that holds the functions it makes is as long as all of them together.
+        and not any(isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) for inner in node.body)
+    ]
+    assert too_long == []
+
+
+@pytest.mark.parametrize("path", [*SOURCES, *TESTS, *BENCH], ids=named([*SOURCES, *TESTS, *BENCH]))
+def test_a_module_says_why_it_exists(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    assert not tree.body or ast.get_docstring(tree), "the module has no docstring"
+
+
+LEFTOVERS = re.compile(r"\b(TODO|FIXME|XXX|HACK|WIP|placeholder)\b|NotImplementedError|\bpdb\b|breakpoint\(")
+VAGUE = {"utils", "util", "helpers", "helper", "common", "misc", "shared"}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=named(SOURCES))
+def test_nothing_is_left_for_later(path: Path) -> None:
+    assert path.stem not in VAGUE
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        assert not LEFTOVERS.search(line), f"line {number}: {line.strip()}"
+    tree = ast.parse(path.read_text())
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    protocols = [node for node in classes if any("Protocol" in ast.dump(base) for base in node.bases)]
+    declared = {id(part) for protocol in protocols for part in protocol.body}
+    empty = [node.name for node in functions(tree) if id(node) not in declared and does_nothing(node)]
+    assert empty == []
+
+
+def does_nothing(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether a body is `pass` or `...`; one that is only a docstring says why nothing is to be done."""
+    body = node.body[1:] if ast.get_docstring(node) else node.body
+    return bool(body) and all(
+        isinstance(part, ast.Pass)
+        or (isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant) and part.value.value is ...)
+        for part in body
+    )
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=named(SOURCES))
+def test_only_the_layer_that_answers_catches_everything(path: Path) -> None:
+    """Whoever else catches broadly hides faults; `api/failures.py` turns them into answers."""
+    if path.name == "failures.py" and path.parent.name == "api":
+        return
+    broad = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.ExceptHandler):
+            continue
+        caught = node.type.id if isinstance(node.type, ast.Name) else ""
+        raises = any(isinstance(part, ast.Raise) for part in ast.walk(node))
+        used = node.name and any(isinstance(part, ast.Name) and part.id == node.name for part in ast.walk(node))
+        if (node.type is None or caught in {"Exception", "BaseException"}) and not raises and not used:
+            broad.append(node.lineno)
+    assert broad == []
+
+
+COMMENTED_CODE = re.compile(r"^#\s*(def |class |import |from \w+ import |return |if .+:$|for .+:$|\w+ = \w+\()")
+
+
+@pytest.mark.parametrize("path", [*SOURCES, *TESTS], ids=named([*SOURCES, *TESTS]))
+def test_no_code_is_kept_as_a_comment(path: Path) -> None:
+    for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
+        assert token.type != tokenize.COMMENT or not COMMENTED_CODE.match(token.string), token.string
+
+
+def test_every_folder_of_tests_is_about_a_package_or_says_what_else() -> None:
+    packages = {path.name for package in ("proxy/unisono", "adapters") for path in (ROOT / package).iterdir()}
+    others = {"adapters", "bench", "contract", "e2e", "engines", "fakes", "golden", "__pycache__"}
+    folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir()}
+    assert folders - packages - others == set()
+
+
+def test_the_version_is_one() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == __version__
+    assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_every_adapter_of_the_project_can_be_loaded() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for group, points in project["entry-points"].items():
+        installed = {point.name: point for point in entry_points(group=group)}
+        assert installed.keys() >= points.keys()
+        assert all(callable(installed[name].load()) for name in points)
+
+
+def test_ci_runs_what_everyone_runs_and_nothing_else() -> None:
+    script = ROOT / ".ci" / "run"
+    assert script.stat().st_mode & stat.S_IXUSR
+    lines = [line for line in script.read_text().splitlines() if line and not line.startswith("#")]
+    assert lines == ["set -euo pipefail", 'cd "$(dirname "$0")/.."', "exec make test"]
+
+
+MAKE_TARGETS = ("serve", "test", "lint", "types", "imports", "unit", "test-clients", "fmt", "bench", "clean", "help")
+
+
+@pytest.mark.parametrize("target", MAKE_TARGETS)
+def test_make_knows_its_targets(target: str) -> None:
+    subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, check=True, timeout=30)
+
+
+def test_the_image_is_built_from_files_that_exist() -> None:
+    text = (ROOT / "docker" / "Dockerfile").read_text()
+    copied = [source for line in re.findall(r"^COPY (?!--from)(.+)$", text, re.M) for source in line.split()[:-1]]
+    assert {"proxy", "adapters", "pyproject.toml", "uv.lock"} <= set(copied)
+    assert [source for source in copied if not (ROOT / source).exists()] == []
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert {f"!{source}" for source in copied} <= set(ignored)
+    assert re.search(r"^USER (?!root)", text, re.M)
+
+
+def test_the_smallest_configuration_in_the_readme_loads(tmp_path: Path) -> None:
+    from unisono.app import build
+    from unisono.config import load
+
+    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert blocks
+    for block in blocks:
+        path = tmp_path / "config.yaml"
+        path.write_text(block)
+        names = re.findall(r"os\.environ/(\w+)", block)
+        loaded = load(path, dict.fromkeys(names, "some-secret"))
+        assert loaded.warnings == ()
+        build(loaded.config)
+        assert yaml.safe_load(block)["model_list"]
+
+
+def test_links_in_the_documents_lead_somewhere() -> None:
+    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
+        links = re.findall(r"\]\((?!https?://|#)([^)#]+)", (ROOT / name).read_text())
+        assert [link for link in links if not (ROOT / link).exists()] == []
