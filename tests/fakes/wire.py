@@ -8,6 +8,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any, Self
 
 
@@ -66,7 +67,8 @@ class Seen:
 class WireServer:
     """`respond` decides what each request gets; `reads_body=False` makes a server that stops reading after the headers
     of a POST. `requests` holds the POSTs, `probes` everything else; `connections` counts accepted sockets, `open` those
-    that still are, and `closed_at` says when the others ended."""
+    that still are, and `closed_at` says when the others ended. A `respond` that raises drops the connection, and its
+    error comes out when the server is left."""
 
     def __init__(self, respond: Callable[[Seen], Iterable[Step]], *, reads_body: bool = True) -> None:
         self.respond = respond
@@ -75,6 +77,7 @@ class WireServer:
         self.probes: list[Seen] = []
         self.connections = 0
         self.closed_at: list[float] = []
+        self.failures: list[Exception] = []
         self._live: set[_Connection] = set()
         self._server: asyncio.Server | None = None
 
@@ -82,13 +85,17 @@ class WireServer:
         self._server = await asyncio.get_running_loop().create_server(lambda: _Connection(self), "127.0.0.1", 0)
         return self
 
-    async def __aexit__(self, *error: object) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         assert self._server is not None
         self._server.close()
         for connection in list(self._live):
             connection.drop()
         await self._server.wait_closed()
         await asyncio.gather(*(c.task for c in list(self._live) if c.task is not None), return_exceptions=True)
+        if self.failures and error is None:
+            raise self.failures[0]
 
     @property
     def url(self) -> str:
@@ -186,7 +193,13 @@ class _Connection(asyncio.Protocol):
             seen = await self._request()
             self._current = seen
             (self._server.requests if seen.method == "POST" else self._server.probes).append(seen)
-            if not await self._perform(self._server.respond(seen)):
+            try:
+                steps = list(self._server.respond(seen))
+            except Exception as error:
+                self._server.failures.append(error)
+                self.drop()
+                return
+            if not await self._perform(steps):
                 return
             seen.done_at = self._loop.time()
 

@@ -1,0 +1,187 @@
+"""Playing recordings: which turn answers which prompt, and how fast."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import orjson
+import pytest
+
+from unisono.core.generation import Chunk, FinishReason, Generation, Prompt, Timeouts
+from unisono.core.ports import BackendOptions
+from unisono.errors import BackendError, BackendTimeout, BackendUnavailable, ConfigError
+from unisono.harmony.encoding import Encoding, load_encoding
+from unisono_adapters.replay import ReplayBackend
+
+HI = "<|channel|>final<|message|>Hi<|return|>"
+CALL = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>"
+DONE = "<|channel|>final<|message|>Done<|return|>"
+OTHER = "<|channel|>final<|message|>What?<|return|>"
+
+TURNS: list[dict[str, object]] = [
+    {"ends": "<|channel|>final<|message|>Forced: ", "text": "yes<|return|>"},
+    {"last": "Hello", "text": HI},
+    {"last": "Use <|end|> f", "text": CALL},
+    {"last": "42", "text": DONE},
+    {"text": OTHER, "finish": "length"},
+]
+
+USER = "<|start|>system<|message|>S<|end|><|start|>user<|message|>{}<|end|><|start|>assistant"
+TOOL = "<|start|>functions.f to=assistant<|channel|>commentary<|message|>42<|end|><|start|>assistant"
+
+PROMPTS: dict[str, tuple[str, str]] = {
+    "the last user message": (USER.format("Hello"), HI),
+    "an earlier one does not count": (USER.format("Hello") + HI + USER.format("Bye"), OTHER),
+    "a tool's result": (USER.format("Hello") + CALL + TOOL, DONE),
+    "a prompt that ends in": (USER.format("Hello") + "<|channel|>final<|message|>Forced: ", "yes<|return|>"),
+    "nothing that fits": (USER.format("Hello!"), OTHER),
+    "no conversation": ("Once upon", OTHER),
+    "begun already": (USER.format("Hello") + "<|channel|>final", "<|message|>Hi<|return|>"),
+    "said already": (USER.format("Hello") + HI, ""),
+}
+
+
+@pytest.fixture(scope="module")
+def encoding() -> Encoding:
+    return load_encoding()
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> str:
+    path = tmp_path / "recording.json"
+    path.write_bytes(orjson.dumps({"source": "these tests", "licence": "Apache-2.0", "turns": TURNS}))
+    return str(path)
+
+
+def replay(model: str, **extra: Any) -> ReplayBackend:
+    return ReplayBackend(BackendOptions("replay", model, extra=extra))
+
+
+async def collect(backend: ReplayBackend, prompt: list[int], max_tokens: int = 500) -> list[Chunk]:
+    return [chunk async for chunk in backend.complete(Generation(Prompt(prompt), max_tokens))]
+
+
+def tokens(chunks: list[Chunk]) -> list[int]:
+    return [token for chunk in chunks for token in chunk.tokens]
+
+
+@pytest.mark.parametrize(("prompt", "answer"), PROMPTS.values(), ids=PROMPTS)
+async def test_the_first_turn_that_fits_is_played(recording: str, encoding: Encoding, prompt: str, answer: str) -> None:
+    chunks = await collect(replay(recording), encoding.encode_marked(prompt))
+    assert encoding.decode(tokens(chunks)) == answer
+    assert chunks[-1].finish is (FinishReason.LENGTH if answer == OTHER else FinishReason.STOP)
+    assert chunks[-1].prompt_tokens == len(encoding.encode_marked(prompt))
+
+
+async def test_a_marker_typed_by_the_user_is_text(recording: str, encoding: Encoding) -> None:
+    typed = encoding.encode_text("Use <|end|> f")
+    prompt = encoding.encode_marked(USER.format("@"))
+    at = prompt.index(encoding.encode_text("@")[0])
+    chunks = await collect(replay(recording), prompt[:at] + typed + prompt[at + 1 :])
+    assert encoding.decode(tokens(chunks)) == CALL
+
+
+async def test_a_prompt_that_went_another_way_is_refused(recording: str, encoding: Encoding) -> None:
+    with pytest.raises(BackendError, match="another way"):
+        await collect(replay(recording), encoding.encode_marked(USER.format("Hello") + "<|channel|>analysis"))
+
+
+async def test_a_recording_without_an_answer_says_so(tmp_path: Path, encoding: Encoding) -> None:
+    path = tmp_path / "r.json"
+    path.write_bytes(orjson.dumps({"turns": TURNS[:1]}))
+    with pytest.raises(BackendError, match="no answer"):
+        await collect(replay(str(path)), encoding.encode_marked(USER.format("Hello")))
+
+
+async def test_lines_are_turns(tmp_path: Path, encoding: Encoding) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_bytes(b"\n".join(orjson.dumps(line) for line in ({"source": "x"}, *TURNS)))
+    chunks = await collect(replay("some-model", recording=str(path)), encoding.encode_marked(USER.format("Hello")))
+    assert encoding.decode(tokens(chunks)) == HI
+
+
+async def test_max_tokens_at_every_place(recording: str, encoding: Encoding) -> None:
+    prompt = encoding.encode_marked(USER.format("Hello"))
+    whole = encoding.encode_marked(HI)
+    for limit in range(1, len(whole) + 2):
+        chunks = await collect(replay(recording), prompt, limit)
+        assert tokens(chunks) == whole[:limit]
+        assert chunks[-1].finish is (FinishReason.STOP if limit >= len(whole) else FinishReason.LENGTH)
+
+
+async def test_the_pace_is_an_option(recording: str, encoding: Encoding) -> None:
+    prompt = encoding.encode_marked(USER.format("Hello"))
+    started = perf_counter()
+    chunks = await collect(replay(recording, interval_s=0.02, chunk=2), prompt)
+    assert [len(chunk.tokens) for chunk in chunks] == [2, 2, 1]
+    assert 0.06 <= perf_counter() - started < 1
+
+
+TOO_SLOW = {
+    "first token": Timeouts(first_token_s=0.05),
+    "silence": Timeouts(silence_s=0.05),
+    "total": Timeouts(total_s=0.25),
+}
+
+
+@pytest.mark.parametrize("timeouts", TOO_SLOW.values(), ids=TOO_SLOW)
+async def test_it_runs_out_of_time_like_any_backend(recording: str, encoding: Encoding, timeouts: Timeouts) -> None:
+    backend = replay(recording, interval_s=0.1)
+    await backend.probe()
+    job = Generation(Prompt(encoding.encode_marked(USER.format("Hello"))), 50, timeouts=timeouts)
+    started = perf_counter()
+    with pytest.raises(BackendTimeout):
+        async for _ in backend.complete(job):
+            pass
+    assert perf_counter() - started < 1
+
+
+UNREADABLE = {
+    "not JSON": b"{",
+    "a list": b"[]",
+    "no turns": b"{}",
+    "turns that are none": b'{"turns": [7]}',
+    "no tokens": b'{"turns": [{"last": "x"}]}',
+    "tokens that are none": b'{"turns": [{"tokens": ["a"]}]}',
+    "ids beyond the vocabulary": b'{"turns": [{"tokens": [201088]}]}',
+    "an unknown finish": b'{"turns": [{"tokens": [1], "finish": "tired"}]}',
+    "not UTF-8": b'{"turns": [{"text": "\xff"}]}',
+}
+
+
+@pytest.mark.parametrize("content", UNREADABLE.values(), ids=UNREADABLE)
+async def test_a_recording_that_cannot_be_read_is_unavailable(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "r.json"
+    path.write_bytes(content)
+    with pytest.raises(BackendUnavailable) as caught:
+        await replay(str(path)).probe()
+    assert str(tmp_path) not in caught.value.message
+
+
+async def test_a_recording_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
+    with pytest.raises(BackendUnavailable):
+        await collect(replay(str(tmp_path / "none.json")), [1])
+
+
+@pytest.mark.parametrize("extra", [{"chunk": 0}, {"chunk": "1"}, {"chunk": True}, {"interval_s": -1}, {"context": 0.5}])
+def test_options_that_cannot_work_fail_at_start(extra: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        replay("demo", **extra)
+
+
+DEMO = {
+    "greeting": ("Hello!", "Hello! How can I help you today?<|return|>"),
+    "call": ("What is the weather in Paris?", '<|constrain|>json<|message|>{"location":"Paris"}<|call|>'),
+    "malformed on purpose": ("glitch no channel", "<|message|>The channel is missing.<|return|>"),
+    "anything else": ("Explain everything.", "but I did read your message.<|return|>"),
+}
+
+
+@pytest.mark.parametrize(("asked", "end"), DEMO.values(), ids=DEMO)
+async def test_the_packaged_demo_answers(encoding: Encoding, asked: str, end: str) -> None:
+    backend = replay("demo")
+    assert (await backend.probe()).context
+    chunks = await collect(backend, encoding.encode_marked(USER.format(asked)))
+    assert encoding.decode(tokens(chunks)).endswith(end)
