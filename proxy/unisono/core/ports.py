@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from unisono.core.generation import Capabilities, Generation, Chunk, Timeouts
+from unisono.core.generation import Capabilities, Chunk, Generation, Timeouts
 from unisono.errors import UnisonoError
 
 
