@@ -41,11 +41,12 @@ _HEADER_SAFE = re.compile(r"[A-Za-z0-9._:-]{1,120}")
 def _drop(transport: asyncio.Transport | None) -> None:
     """Close with RST. A polite close first delivers what a stalled backend does not read, and a server that is told
     by FIN learns of it one write late."""
-    if transport is None:
+    if transport is None or transport.is_closing():
         return
     sock = transport.get_extra_info("socket")
     if sock is not None:
-        with suppress(OSError):
+        # uvloop raises ValueError for a socket that is gone, asyncio OSError.
+        with suppress(OSError, ValueError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     transport.abort()
 

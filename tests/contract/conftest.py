@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 
 import pytest
+import uvloop
 
-from tests.contract.kinds import (
-    KINDS,
-    ON_A_WIRE,
-    Kind,
-)
+from tests.contract.kinds import KINDS, ON_A_WIRE, Kind
+
+ON_BOTH_LOOPS = ("test_backend_failures.py", "test_backend_leaving.py")
+"""What ends sockets the hard way. The gateway runs on uvloop, whose transports and sockets fail in ways of their own."""
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    if item.path.name in ON_BOTH_LOOPS:
+        return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+    return {"asyncio": asyncio.new_event_loop}
 
 
 @pytest.fixture(params=KINDS)
