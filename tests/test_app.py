@@ -68,6 +68,20 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
         "model_list[1].litellm_params.model: 'openai' is no backend kind of Unisono, and passing requests on to other "
         f"providers is not in this version; kinds: {KINDS_THERE} (and hosted_vllm, ollama_chat)",
     ),
+    "a gpt-oss taken for a foreign provider": (
+        [entry("a", "openai/openai/gpt-oss-20b")],
+        "model_list[0].litellm_params.model: 'openai' is no backend kind of Unisono, and passing requests on to other "
+        f"providers is not in this version; kinds: {KINDS_THERE} (and hosted_vllm, ollama_chat); if a server of your "
+        "own answers at api_base, name its kind and it is served as Harmony: `model: vllm/openai/gpt-oss-20b`",
+    ),
+    "a setting its adapter does not know": (
+        [entry("gpt-oss", "vllm/a", unisono={"backend": {"stream_interval": 4, "batch": 2}})],
+        "model_list[0].unisono.backend.batch: the vllm adapter does not know this key",
+    ),
+    "a setting its adapter refuses": (
+        [entry("gpt-oss", "vllm/a", unisono={"backend": {"stream_interval": 0}})],
+        "model_list[0].unisono.backend.stream_interval: must be a whole number of tokens, 1 or more",
+    ),
     "another model": (
         [entry("qwen", "vllm/qwen3")],
         "model_list[0].litellm_params.model: neither 'qwen' nor 'vllm/qwen3' says gpt-oss, and this version serves "

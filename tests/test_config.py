@@ -109,6 +109,14 @@ WRONG: dict[str, tuple[Any, str]] = {
         {"general_settings": {"master_key": "  "}},
         "general_settings: master_key is empty; leave it out to serve on loopback without a key",
     ),
+    "a master key no header can carry": (
+        {"general_settings": {"master_key": "sk-1\n"}},
+        "general_settings: master_key must be plain ASCII without spaces: it travels in a header",
+    ),
+    "a name with a line break": (
+        {"model_list": [entry("gpt-oss\nx")]},
+        "model_list[0].model_name: string should match pattern '^[^\\x00-\\x1f\\x7f]+$'",
+    ),
     "variable not set": (
         {"general_settings": {"master_key": "os.environ/NOT_SET"}},
         "general_settings.master_key: the environment has no variable NOT_SET",
@@ -266,12 +274,6 @@ HARMONY: dict[str, tuple[dict[str, Any], bool]] = {
 @pytest.mark.parametrize(("raw", "harmony"), HARMONY.values(), ids=HARMONY)
 def test_which_models_are_harmony(raw: dict[str, Any], harmony: bool) -> None:
     assert parse({"model_list": [raw]}, {}).config.model_list[0].harmony is harmony
-
-
-def test_a_gpt_oss_behind_a_generic_openai_address_gets_the_line_that_makes_it_harmony() -> None:
-    (hint,) = parse({"model_list": [entry("a", "openai/openai/gpt-oss-20b")]}, {}).warnings
-    assert hint.startswith("model_list[0].litellm_params.model: ")
-    assert "`model: vllm/openai/gpt-oss-20b`" in hint
 
 
 def catalogue(names: list[str], **sections: Any) -> Catalogue:

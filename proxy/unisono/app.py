@@ -6,7 +6,7 @@ Importing it and building touch neither the network nor a model: backends are pr
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -36,6 +36,9 @@ from unisono.routing.slots import SlottedBackend
 
 BACKENDS = "unisono.backends"
 """The entry-point group adapters register themselves in, by kind."""
+
+SETTINGS = "unisono.backend"
+"""Where an entry holds what is its adapter's alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,17 +177,20 @@ def deployment_names(entries: Iterable[ModelEntry]) -> list[str]:
 def _backend(entry: ModelEntry, path: str, factories: _Factories, settings: GatewaySettings) -> Backend:
     params = entry.litellm_params
     factory = factories.of(entry, path)
+    extra = AdapterSettings(entry.unisono.backend)
     options = BackendOptions(
         kind=entry.kind,
         model=entry.backend_model,
         api_base=params.api_base,
         api_key=params.api_key.get_secret_value() if params.api_key else None,
-        extra=entry.unisono.backend,
+        extra=extra,
     )
     try:
         backend = factory(options)
     except ConfigError as error:
-        raise ConfigError(f"{path}.{error}") from error
+        raise ConfigError(f"{path}.{extra.placed(str(error))}") from error
+    if extra.unread:
+        raise ConfigError(f"{path}.{SETTINGS}.{extra.unread[0]}: the {entry.kind} adapter does not know this key")
     if params.max_parallel_requests is None:
         return backend
     return SlottedBackend(
@@ -193,6 +199,35 @@ def _backend(entry: ModelEntry, path: str, factories: _Factories, settings: Gate
         max_queue=settings.max_queue,
         queue_timeout_s=settings.queue_timeout_s,
     )
+
+
+class AdapterSettings(Mapping[str, object]):
+    """What `unisono: {backend: ...}` of a model says. Only its adapter knows which keys there are, so what it did not
+    look at while it was built is a key nobody knows."""
+
+    def __init__(self, settings: Mapping[str, object]) -> None:
+        self._settings = settings
+        self._read: set[str] = set()
+
+    def __getitem__(self, key: str) -> object:
+        self._read.add(key)
+        return self._settings[key]
+
+    def __iter__(self) -> Iterator[str]:
+        self._read.update(self._settings)
+        return iter(self._settings)
+
+    def __len__(self) -> int:
+        return len(self._settings)
+
+    @property
+    def unread(self) -> list[str]:
+        return [key for key in self._settings if key not in self._read]
+
+    def placed(self, message: str) -> str:
+        """An adapter's complaint with the key's path as it is in the file: the adapter cannot know it."""
+        key, colon, rest = message.removeprefix("litellm_params.").partition(":")
+        return f"{SETTINGS}.{key}{colon}{rest}" if key in self._settings else message
 
 
 class _Factories:
@@ -214,7 +249,8 @@ class _Factories:
                 if entry.kind in KINDS
                 else "is no backend kind of Unisono, and passing requests on to other providers is not in this version"
             )
-            raise ConfigError(f"{path}: {entry.kind!r} {why}; kinds: {kinds} (and {', '.join(KIND_ALIASES)})")
+            hint = f"; {entry.harmony_hint}" if entry.harmony_hint else ""
+            raise ConfigError(f"{path}: {entry.kind!r} {why}; kinds: {kinds} (and {', '.join(KIND_ALIASES)}){hint}")
         if not entry.harmony:
             raise ConfigError(
                 f"{path}: neither {entry.model_name!r} nor {model!r} says gpt-oss, and this version serves Harmony "

@@ -121,6 +121,23 @@ def test_the_line_on_the_screen_works_with_a_key_that_is_not_on_it(tmp_path: Pat
         assert json.loads(answer.stdout)["model"] == "gpt-oss-test"
 
 
+@pytest.mark.engine
+def test_without_a_configuration_something_answers() -> None:
+    command = [UNISONO, "serve", "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        served = Served(process)
+        assert served.screen.startswith("No configuration given")
+        (line,) = [line for line in served.lines if line.strip().startswith("curl ")]
+        answer = subprocess.run(shlex.split(line), capture_output=True, text=True, check=True, timeout=120)
+        assert json.loads(answer.stdout)["choices"][0]["message"]["content"]
+        process.send_signal(signal.SIGTERM)
+        assert served.ended(within_s=PATIENCE_S)[0] == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def test_a_model_name_with_quotes_still_makes_one_command() -> None:
     name = """it's "mine" $HOME `id`"""
     *_, body = shlex.split(curl_line("http://x", name, keyed=False))

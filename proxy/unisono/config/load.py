@@ -17,7 +17,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from unisono.config.foreign import why_unused
-from unisono.config.sections import KIND_ALIASES, KINDS, Config, ModelEntry
+from unisono.config.sections import Config, ModelEntry
 from unisono.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "os.environ/"
@@ -81,7 +81,7 @@ def parse(raw: object, environ: Mapping[str, str]) -> Loaded:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         raise ConfigError(f"{_path(first['loc'])}: {_sentence(first['msg'])}") from None
-    return Loaded(config, (*reading.warnings, *_hints(config)))
+    return Loaded(config, tuple(reading.warnings))
 
 
 def _own_environment(raw: Mapping[Any, Any]) -> dict[str, str]:
@@ -170,18 +170,3 @@ def _sentence(message: str) -> str:
 def _described(value: object) -> str:
     names = {"NoneType": "empty", "str": "a text", "int": "a number", "float": "a number", "bool": "a yes or no"}
     return names.get(type(value).__name__, f"a {type(value).__name__}")
-
-
-def _hints(config: Config) -> list[str]:
-    """What would start and then not be what was meant."""
-    hints = []
-    for index, entry in enumerate(config.model_list):
-        params = entry.litellm_params
-        if entry.says_gpt_oss and entry.kind == "openai" and params.api_base:
-            rest = entry.backend_model
-            hints.append(
-                f"model_list[{index}].litellm_params.model: {params.model!r} is taken as a foreign API; if a server of "
-                f"your own answers at api_base, name its kind and it becomes Harmony: `model: vllm/{rest}` (kinds: "
-                f"{', '.join((*KINDS, *KIND_ALIASES))})"
-            )
-    return hints

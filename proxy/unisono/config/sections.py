@@ -20,7 +20,7 @@ KIND_ALIASES = {"hosted_vllm": "vllm", "ollama_chat": "ollama"}
 
 Seconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(gt=0)]
-Name = Annotated[str, Field(min_length=1, max_length=256)]
+Name = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 
 class Section(BaseModel):
@@ -107,6 +107,16 @@ class ModelEntry(Section):
         names = f"{self.model_name} {self.litellm_params.model}".lower().replace("_", "-")
         return "gpt-oss" in names
 
+    @property
+    def harmony_hint(self) -> str:
+        """For a gpt-oss behind a generic OpenAI address: how to have it served as Harmony; empty for any other."""
+        if self.kind != "openai" or not self.says_gpt_oss or not self.litellm_params.api_base:
+            return ""
+        return (
+            "if a server of your own answers at api_base, name its kind and it is served as Harmony: "
+            f"`model: vllm/{self.backend_model}`"
+        )
+
 
 class GeneralSettings(Section):
     master_key: SecretStr | None = None
@@ -116,8 +126,13 @@ class GeneralSettings(Section):
 
     @model_validator(mode="after")
     def _key_is_usable(self) -> GeneralSettings:
-        if self.master_key is not None and not self.master_key.get_secret_value().strip():
+        if self.master_key is None:
+            return self
+        key = self.master_key.get_secret_value()
+        if not key.strip():
             raise ValueError("master_key is empty; leave it out to serve on loopback without a key")
+        if not all("!" <= letter <= "~" for letter in key):
+            raise ValueError("master_key must be plain ASCII without spaces: it travels in a header")
         return self
 
 
