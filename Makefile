@@ -59,7 +59,7 @@ clean:
 	find adapters bench proxy tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(SYNCED): pyproject.toml uv.lock
-	@$(MAKE) --no-print-directory .python-found $(UV)
+	@$(MAKE) -s --no-print-directory .python-found $(UV)
 	$(UV) sync --quiet --locked --extra demo --python-preference only-system
 	@touch $@
 
