@@ -81,7 +81,7 @@ class VllmReader:
         self._done = False
 
     def feed(self, data: bytes) -> None:
-        before = len(self._tokens)
+        visible = False
         for event in self._events.feed(data):
             if event == b"[DONE]":
                 self._done = True
@@ -89,8 +89,10 @@ class VllmReader:
             for choice in orjson.loads(event)["choices"]:
                 self._tokens += choice["token_ids"]
                 self._texts.append(choice["text"])
+                # A character of several tokens is one wait on every wire, so it has to be one on this, too.
+                visible = visible or choice["text"] != ""
                 self._finish = choice["finish_reason"] or self._finish
-        if len(self._tokens) > before:
+        if visible:
             self.clock.mark("token")
 
     def fault(self, status: int, expected: Answer) -> str | None:
