@@ -28,7 +28,8 @@ class Exchange:
         state: dict[str, Any] | None = None,
         endless: bool = False,
     ) -> None:
-        """`body` in pieces arrives in pieces; `endless` leaves the last one unfinished."""
+        """`body` in pieces arrives in pieces, no piece at all for one that was read before; `endless` leaves the last
+        one unfinished."""
         self._app = app
         pieces = [orjson.dumps(json)] if json is not None else [body or b""] if isinstance(body, bytes | None) else body
         self._incoming = [
@@ -79,6 +80,11 @@ class Exchange:
 
     def leave(self) -> None:
         self._gone.set()
+
+    def stop(self) -> None:
+        """The server gives up on the request."""
+        assert self._task is not None
+        self._task.cancel()
 
     async def ended(self, within_s: float = 5.0) -> Exchange:
         assert self._task is not None

@@ -16,6 +16,7 @@ from unisono.access.keys import Caller, MasterKey, NoKeys
 from unisono.api.body import read_json
 from unisono.api.door import HEALTH_PATHS, Authenticate, doors, is_loopback
 from unisono.api.failures import register
+from unisono.api.sse import until_disconnect
 
 KEY = "sk-right"
 BEARER = ("authorization", f"Bearer {KEY}")
@@ -45,6 +46,12 @@ def gateway(*, authenticate: Authenticate | None = None, origins: Iterable[str] 
 
     @app.post("/v1/cancel")
     async def cancel(request: Request) -> dict[str, Any]:
+        return {"done": True}
+
+    @app.post("/v1/slow")
+    async def slow(request: Request) -> dict[str, Any]:
+        await read_json(request)
+        await until_disconnect(request.receive, asyncio.sleep(0.15))
         return {"done": True}
 
     @app.get("/health/liveliness")
@@ -303,6 +310,10 @@ async def test_a_body_that_never_ends_is_given_up_on() -> None:
     assert answer.status == 408
     assert answer.headers["connection"] == "close"
     assert answer.json()["error"]["code"] == "body_timeout"
+
+
+async def test_the_deadline_is_the_bodys_and_not_the_answers() -> None:
+    assert (await post(locked(body_deadline_s=0.05), BEARER, path="/v1/slow")).status == 200
 
 
 async def test_a_request_without_key_is_refused_before_its_body() -> None:

@@ -88,6 +88,18 @@ def test_a_finding_of_pydantic_names_its_field_and_not_its_value() -> None:
     assert "secret" not in failure.message
 
 
+def test_a_finding_on_a_monstrous_key_stays_readable() -> None:
+    class Biased(BaseModel):
+        bias: dict[str, int]
+
+    with pytest.raises(ValidationError) as caught:
+        Biased.model_validate({"bias": {"x" * 1_000_000: "no"}})
+    failure = failure_of(caught.value)
+    assert failure.param is not None
+    assert failure.param.startswith("bias.xxx")
+    assert len(failure.message) < 300
+
+
 def app(*, broken: bool = False) -> FastAPI:
     gateway = FastAPI(docs_url=None, openapi_url=None)
     register(gateway)

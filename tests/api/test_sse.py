@@ -42,9 +42,7 @@ class Scripted:
 
 def exchange(source: Scripted, *, keep_alive_s: float = 10.0) -> Exchange:
     stream = EventStream(source, headers=lambda: {"x-unisono-backend": "vllm-1"}, keep_alive_s=keep_alive_s)
-    sent = Exchange(stream, "POST", "/", body=b"{}")
-    sent._incoming.clear()
-    return sent
+    return Exchange(stream, "POST", "/", body=[])
 
 
 async def test_one_write_per_step_and_none_for_a_silent_one() -> None:
@@ -140,10 +138,9 @@ async def test_a_server_that_stops_ends_the_source() -> None:
     source = Scripted(b"data: 1\n\n", 60.0)
     sent = exchange(source).start()
     await sent.wrote(2)
-    assert sent._task is not None
-    sent._task.cancel()
+    sent.stop()
     with pytest.raises(asyncio.CancelledError):
-        await sent._task
+        await sent.ended()
     assert source.cancelled
     assert source.closed == 1
 

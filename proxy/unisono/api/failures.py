@@ -54,6 +54,9 @@ BUSY = frozenset({429, 503})
 """Statuses that always say when to come back."""
 DEFAULT_RETRY_AFTER_S = 1.0
 
+LONGEST_STEP = 64
+"""Characters of one step of a field's path: a key is the client's and may be of any length."""
+
 
 def to_body(error: UnisonoError) -> dict[str, Any]:
     """OpenAI's error object, as it stands in a body and in a stream."""
@@ -101,7 +104,7 @@ def invalid(errors: Sequence[Any]) -> InvalidRequest:
         return InvalidRequest("The request is not valid.")
     first = errors[0]
     # Pydantic marks a finding on a key itself with a last step "[key]".
-    param = ".".join(str(step) for step in first["loc"] if step != "[key]") or None
+    param = ".".join(str(step)[:LONGEST_STEP] for step in first["loc"] if step != "[key]") or None
     kind = UnsupportedValue if first["type"] == UnsupportedValue.code else InvalidRequest
     if first["type"] == "missing":
         return kind(f"Missing required field '{param}'.", param=param)

@@ -12,11 +12,10 @@ from enum import Enum
 
 import orjson
 
-from unisono.api.chat.schema import CustomSpec, FunctionSpec, ToolSpec
+from unisono.api.chat.schema import MAX_TOOLS, CustomSpec, FunctionSpec, ToolSpec
 from unisono.core.conversation import FunctionTool, Json
 from unisono.errors import InvalidRequest, UnsupportedValue
 
-MAX_TOOLS = 512
 MAX_NAME = 128
 MAX_SCHEMAS_BYTES = 1024 * 1024
 """All tools' schemas together: rendering them takes time in proportion, on the event loop."""
