@@ -68,7 +68,7 @@ FAULTS: tuple[tuple[type[BaseException], type[BackendError], str], ...] = (
 """What an exception of the client library means; the first row that fits."""
 
 CAUGHT = (aiohttp.ClientError, EventTooLong, OSError, RuntimeError)
-"""What `fault` is for. TimeoutError is an OSError; RuntimeError is what aiohttp raises for reading from a connection that
+"""What `fault` is for. TimeoutError is an OSError; RuntimeError is aiohttp's word for reading from a connection that
 has been dropped."""
 
 

@@ -11,7 +11,7 @@ import uvloop
 from tests.contract.kinds import KINDS, ON_A_WIRE, Kind
 
 ON_BOTH_LOOPS = ("test_backend_failures.py", "test_backend_leaving.py")
-"""What ends sockets the hard way. The gateway runs on uvloop, whose transports and sockets fail in ways of their own."""
+"""What ends sockets the hard way. The gateway runs on uvloop, whose transports and sockets fail in their own ways."""
 
 
 def pytest_asyncio_loop_factories(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import socket
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,15 @@ async def test_an_answer_that_is_no_stream_is_an_error_of_its_kind(
         chunks, error = await collect_until_failure(backend)
     assert chunks == []
     assert type(error) is expected
+
+
+async def test_a_compressed_refusal_is_not_unpacked(wired: Kind, tmp_path: Path) -> None:
+    body = gzip.compress(b'{"error": {"message": "unpacked"}}')
+    refusal = Refusal(400, body, headers={"Content-Encoding": "gzip"})
+    async with wired.serve(tmp_path, script=lambda asked: refusal) as (backend, _):
+        with pytest.raises(BackendRejected) as caught:
+            await collect(backend)
+    assert "unpacked" not in caught.value.message
 
 
 BROKEN: dict[str, tuple[Any, type[Exception]]] = {
