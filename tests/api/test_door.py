@@ -312,6 +312,15 @@ async def test_a_body_that_never_ends_is_given_up_on() -> None:
     assert answer.json()["error"]["code"] == "body_timeout"
 
 
+async def test_a_client_that_leaves_while_it_writes_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
+    headers = [*SENT, ("transfer-encoding", "chunked")]
+    answer = Exchange(locked(), "POST", "/v1/echo", body=[b'{"a":'], headers=headers, endless=True).start()
+    answer.leave()
+    await answer.ended(within_s=1)
+    assert answer.status == 400
+    assert caplog.text == ""
+
+
 async def test_the_deadline_is_the_bodys_and_not_the_answers() -> None:
     assert (await post(locked(body_deadline_s=0.05), BEARER, path="/v1/slow")).status == 200
 

@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 import orjson
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from unisono.errors import InvalidRequest
 
@@ -29,7 +29,10 @@ _RUNS = (re.compile(r"[^\s\d!-/:-@\[-`{-~]*+"), re.compile(r"(?:[^\s\w]|_)*+"), 
 
 async def read_json(request: Request) -> dict[str, Any]:
     """The body as a JSON object. Raises InvalidRequest, and what the door's body limits raise."""
-    body = await request.body()
+    try:
+        body = await request.body()
+    except ClientDisconnect:
+        raise InvalidRequest("The connection was closed before the body was complete.") from None
     if too_many_values(body):
         raise InvalidRequest(f"The body holds more than {MAX_VALUES:,} JSON values.")
     try:

@@ -131,8 +131,8 @@ class EventStream(Response):
     async def _write(self, send: Send, data: bytes, *, last: bool = False) -> None:
         async with self._lock:
             if not self._begun:
-                self._begun = True
                 await send(self._head())
+                self._begun = True
             self._last_write = asyncio.get_running_loop().time()
             await send({"type": "http.response.body", "body": data, "more_body": not last})
 
