@@ -3,7 +3,6 @@ hides its stop tokens, could it tell one stop from another."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from unisono.core.events import Closed, Delta, Event, Item, Opened, Text
@@ -14,7 +13,7 @@ class StopStrings:
     so nothing shown is ever taken back. Reasoning and tool calls pass untouched."""
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = re.compile("|".join(re.escape(stop) for stop in sorted(stops, key=len, reverse=True)))
+        self._stops = tuple(stops)
         self._heads = {stop[:n] for stop in stops for n in range(1, len(stop))}
         self._longest = max(map(len, stops)) - 1
         self._held = ""
@@ -44,15 +43,24 @@ class StopStrings:
 
     def _text(self, item: Item, text: str, out: list[Event]) -> None:
         text = self._held + text
-        met = self._stops.search(text)
-        if met is not None:
-            self.matched = met[0]
-            self._show(item, text[: met.start()], out)
+        if (met := self._first_in(text)) is not None:
+            end, length = met
+            self.matched = text[end - length : end]
+            self._show(item, text[: end - length], out)
             out.append(Closed(item, "".join(self._shown)))
             return
         keep = next((n for n in range(min(self._longest, len(text)), 0, -1) if text[-n:] in self._heads), 0)
         self._held = text[len(text) - keep :]
         self._show(item, text[: len(text) - keep], out)
+
+    def _first_in(self, text: str) -> tuple[int, int] | None:
+        """(end, length) of the stop string that is complete first, the longest of those: what reading letter by letter
+        would find, so that the network's cuts do not matter."""
+        found = [(at + len(stop), -len(stop)) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if not found:
+            return None
+        end, length = min(found)
+        return end, -length
 
     def _show(self, item: Item, text: str, out: list[Event]) -> None:
         if text:

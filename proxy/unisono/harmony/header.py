@@ -21,7 +21,8 @@ ASSISTANT = "assistant"
 _PIECE = re.compile(rf"[{C}{T}]|\s+|[^\s{C}{T}]+")
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,32}\Z")
 _TYPES = frozenset({"json", "code", "text", "response", "json_schema", "markdown", "string"})
-_LEGAL = re.compile(rf"(?: to=[^\s<{C}{T}]+)?{C}(?:{'|'.join(CHANNELS)})(?: to=[^\s<{C}{T}]+)?(?: ?{T}\w+| \w+)?\Z")
+_NAME = r"[A-Za-z0-9_.:-]+"
+_LEGAL = re.compile(rf"(?: to={_NAME})?{C}(?:{'|'.join(CHANNELS)})(?: to={_NAME})?(?: ?{T}\w+| \w+)?\Z", re.ASCII)
 _KNOWN = re.compile(rf"\s*({'|'.join(CHANNELS)})(?![a-z_])")
 _TO = re.compile(rf"\s*to=([^\s{{{C}{T}]*)")
 _TYPE = re.compile(rf"\s*(?:{T}[^\s{{]*|(?:{'|'.join(sorted(_TYPES))})(?=[\s{{]|\Z))")

@@ -1,0 +1,109 @@
+"""Continuing a conversation extends the very tokens the backend has: the next prompt is this one and its output."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.e2e.gateway import config_of, gateway, message_of
+from tests.fakes import FakeVllm, VllmScript
+from unisono.harmony.encoding import load_encoding
+
+ENCODING = load_encoding()
+TOOLS = [{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}}]
+# Not the canonical form: recipient behind the channel, ids no tokenizer would choose for this text.
+SPLIT = [ENCODING.encode_text(c)[0] for c in '{"location":"Paris"}']
+THOUGHT = ENCODING.encode_marked("<|channel|>analysis<|message|>Look it up.<|end|><|start|>assistant")
+CALL = [
+    *ENCODING.encode_marked("<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"),
+    *SPLIT,
+    *ENCODING.encode_marked("<|call|>"),
+]
+THOUGHT_AGAIN = "<|channel|>analysis<|message|>Good.<|end|><|start|>assistant"
+FINAL = ENCODING.encode_marked(THOUGHT_AGAIN + "<|channel|>final<|message|>")
+ANSWER = [*FINAL, *(ENCODING.encode_text(c)[0] for c in "Sunny."), *ENCODING.encode_marked("<|return|>")]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("keeps_reasoning", [False, True], ids=["client drops reasoning", "client keeps reasoning"])
+async def test_a_tool_turn_goes_on_from_its_own_tokens(stream: bool, keeps_reasoning: bool) -> None:
+    async with FakeVllm(tokens=THOUGHT + CALL) as fake, gateway(config_of(f"vllm@{fake.url}")) as running:
+        ask = {"role": "user", "content": "Weather in Paris?"}
+        first = await running.chat(messages=[ask], tools=TOOLS, stream=stream)
+        call_id = call_id_of(first.events or [first.body])
+        said = message_of(first)
+        assert said.calls == [("get_weather", '{"location":"Paris"}')]
+        turn: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [call_of(call_id, *said.calls[0])]}
+        if keeps_reasoning:
+            turn["reasoning"] = said.reasoning
+        result = {"role": "tool", "tool_call_id": call_id, "content": "18 degrees"}
+        fake.script = lambda asked: VllmScript(tokens=ANSWER)
+        second = await running.chat(messages=[ask, turn, result], tools=TOOLS, stream=stream)
+        assert message_of(second).content == "Sunny."
+        prompts = [request.json["prompt"] for request in fake.requests if request.method == "POST"]
+        assert prompts[1][: len(prompts[0]) + len(THOUGHT + CALL)] == prompts[0] + THOUGHT + CALL
+
+        thanks = {"role": "user", "content": "Thanks"}
+        reply = {"role": "assistant", "content": "Sunny."}
+        await running.chat(messages=[ask, turn, result, reply, thanks], tools=TOOLS, stream=stream)
+        third = [request.json["prompt"] for request in fake.requests if request.method == "POST"][2]
+        # The turn is over, so its thoughts are gone; the answer stands as it was generated.
+        final = [*ANSWER[len(FINAL) - 3 : -1], *ENCODING.encode_marked("<|end|><|start|>user")]
+        assert contains(third, final)
+
+
+async def test_an_answer_that_never_came_is_opened_from_the_thoughts_own_tokens() -> None:
+    thought = [*ENCODING.encode_marked("<|channel|>analysis<|message|>"), *SPLIT, *ENCODING.encode_marked("<|return|>")]
+    answers = [thought, ENCODING.encode_marked("Here it is.<|return|>")]
+    async with (
+        FakeVllm(script=lambda asked: VllmScript(tokens=answers.pop(0))) as fake,
+        gateway(config_of(f"vllm@{fake.url}")) as running,
+    ):
+        said = message_of(await running.chat())
+        assert (said.reasoning, said.content) == ('{"location":"Paris"}', "Here it is.")
+        assert said.note["recoveries"] == ["analysis-only"]
+        first, second = (request.json["prompt"] for request in fake.requests if request.method == "POST")
+        opened = ENCODING.encode_marked("<|end|><|start|>assistant<|channel|>final<|message|>")
+        assert second == first + thought[:-1] + opened
+        assert said.usage["prompt_tokens"] == len(first)
+        assert said.usage["completion_tokens"] == len(thought) + 5
+
+
+async def test_a_prefilled_answer_is_continued_and_not_repeated() -> None:
+    async with (
+        FakeVllm(tokens=ENCODING.encode_marked(" a time.<|return|>")) as fake,
+        gateway(config_of(f"vllm@{fake.url}")) as running,
+    ):
+        messages = [{"role": "user", "content": "A tale"}, {"role": "assistant", "content": "Once upon"}]
+        assert message_of(await running.chat(messages=messages)).content == " a time."
+        assert ENCODING.decode(fake.requests[-1].json["prompt"]).endswith("<|channel|>final<|message|>Once upon")
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_a_stop_string_ends_the_answer_and_the_generation(stream: bool) -> None:
+    text = "<|channel|>analysis<|message|>END is near.<|end|><|start|>assistant<|channel|>final<|message|>one END two"
+    script = VllmScript(tokens=ENCODING.encode_marked(text + " three" * 200), delay_s=0.005)
+    async with FakeVllm(script=lambda asked: script) as fake, gateway(config_of(f"vllm@{fake.url}")) as running:
+        answer = await running.chat(stop=["END"], stream=stream)
+        said = message_of(answer)
+        assert (said.reasoning, said.content, said.finish_reason) == ("END is near.", "one ", "stop")
+        assert "stop" not in fake.requests[-1].json
+        await fake.gone()
+
+
+def call_id_of(bodies: list[Any]) -> str:
+    for body in bodies:
+        choice = body["choices"][0] if body["choices"] else {}
+        for call in (choice.get("delta") or choice.get("message") or {}).get("tool_calls") or ():
+            if call.get("id"):
+                return str(call["id"])
+    raise AssertionError("no call")
+
+
+def call_of(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def contains(tokens: list[int], part: list[int]) -> bool:
+    return any(tokens[at : at + len(part)] == part for at in range(len(tokens)))

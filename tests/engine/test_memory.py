@@ -1,0 +1,115 @@
+"""What is remembered of stateless conversations, and when it is used."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from unisono.core.conversation import (
+    AssistantCall,
+    AssistantMessage,
+    AssistantReasoning,
+    Conversation,
+    Item,
+    Phase,
+    Preamble,
+    ToolResult,
+    UserMessage,
+)
+from unisono.core.events import Closed, Reasoning, Text, ToolCall
+from unisono.engine.memory import TurnMemory
+
+ASK = UserMessage("Weather in Paris?")
+THOUGHT = Closed(Reasoning(0), "Use the tool.", (1, 2))
+PREAMBLE = Closed(Text(1, Phase.COMMENTARY), "I look.", (3,))
+CALL = Closed(ToolCall(2, 0, "call_1", "get_weather"), '{"location":"Paris"}', (4, 5))
+EXACT = (
+    AssistantReasoning("Use the tool.", (1, 2)),
+    AssistantMessage("I look.", Phase.COMMENTARY, (3,)),
+    AssistantCall("call_1", "get_weather", '{"location":"Paris"}', (4, 5)),
+)
+SENT_CALL = AssistantCall("call_1", "get_weather", '{"location":"Paris"}')
+RESULT = ToolResult("call_1", "get_weather", "sunny")
+
+SENT_BACK: dict[str, tuple[tuple[Item, ...], bool]] = {
+    "all of it": (
+        (AssistantReasoning("Use the tool."), AssistantMessage("I look.", Phase.COMMENTARY), SENT_CALL),
+        True,
+    ),
+    "only the call": ((SENT_CALL,), True),
+    "no reasoning": ((AssistantMessage("I look.", Phase.COMMENTARY), SENT_CALL), True),
+    "other reasoning": ((AssistantReasoning("No."), SENT_CALL), False),
+    "another preamble": ((AssistantMessage("I looked.", Phase.COMMENTARY), SENT_CALL), False),
+    "other arguments": ((replace(SENT_CALL, arguments='{"location": "Paris"}'),), False),
+    "another name": ((replace(SENT_CALL, name="search"),), False),
+    "another id": ((replace(SENT_CALL, call_id="call_2"),), False),
+}
+
+
+def conversation(*items: Item, date: str = "2026-01-01") -> Conversation:
+    return Conversation(Preamble(date=date), items)
+
+
+@pytest.mark.parametrize(("sent", "known"), SENT_BACK.values(), ids=SENT_BACK)
+def test_a_turn_is_recognised_by_its_call_and_what_the_client_sends_of_it(sent: tuple[Item, ...], known: bool) -> None:
+    memory = TurnMemory()
+    memory.record("team", [THOUGHT, PREAMBLE, CALL])
+    found = memory.recall("team", conversation(ASK, *sent, RESULT))
+    assert found.items == (ASK, *(EXACT if known else sent), RESULT)
+
+
+def test_another_tenant_finds_nothing() -> None:
+    memory = TurnMemory()
+    memory.record("team", [THOUGHT, PREAMBLE, CALL])
+    asked = conversation(ASK, SENT_CALL, RESULT)
+    assert memory.recall("other", asked) == asked
+
+
+def test_an_answer_is_recognised_by_its_text() -> None:
+    memory = TurnMemory()
+    memory.record("team", [THOUGHT, Closed(Text(1, Phase.FINAL), "Sunny.", (7, 8))])
+    found = memory.recall("team", conversation(ASK, AssistantMessage("Sunny."), UserMessage("Thanks")))
+    assert found.items[1] == AssistantMessage("Sunny.", Phase.FINAL, (7, 8))
+    other = conversation(ASK, AssistantMessage("Sunny. "), UserMessage("Thanks"))
+    assert memory.recall("team", other) == other
+
+
+def test_several_calls_of_one_turn_are_found_one_by_one() -> None:
+    memory = TurnMemory()
+    second = Closed(ToolCall(3, 1, "call_2", "get_weather"), "{}", (6,))
+    memory.record("team", [THOUGHT, PREAMBLE, CALL, second])
+    sent_second = AssistantCall("call_2", "get_weather", "{}")
+    found = memory.recall("team", conversation(ASK, SENT_CALL, RESULT, sent_second, ToolResult("call_2", "g", "x")))
+    assert found.items[1:4] == EXACT
+    assert found.items[5] == replace(sent_second, tokens=(6,))
+
+
+def test_a_cut_turn_is_not_remembered() -> None:
+    memory = TurnMemory()
+    memory.record("team", [THOUGHT, Closed(Text(1, Phase.FINAL), "Sun", (), complete=False)])
+    asked = conversation(ASK, AssistantMessage("Sun"), UserMessage("Go on"))
+    assert memory.recall("team", asked) == asked
+
+
+def test_a_conversation_keeps_its_first_day() -> None:
+    memory = TurnMemory()
+    answered = (ASK, AssistantMessage("Sunny."), UserMessage("And now?"))
+    assert memory.recall("team", conversation(ASK, date="2026-01-01")).preamble.date == "2026-01-01"
+    assert memory.recall("team", conversation(*answered, date="2026-01-02")).preamble.date == "2026-01-01"
+    assert memory.recall("other", conversation(*answered, date="2026-01-02")).preamble.date == "2026-01-02"
+    assert memory.recall("team", conversation(ASK, date="2026-01-03")).preamble.date == "2026-01-03"
+
+
+def test_memory_is_bounded_and_forgets_the_oldest() -> None:
+    memory = TurnMemory(limit_tokens=10_000)
+    for n in range(200):
+        memory.record("team", [Closed(Text(0, Phase.FINAL), f"answer {n}", tuple(range(100)))])
+    kept = [
+        n
+        for n in range(200)
+        if memory.recall("team", conversation(ASK, AssistantMessage(f"answer {n}"), ASK)).items[1]
+        != AssistantMessage(f"answer {n}")
+    ]
+    assert kept == list(range(200 - len(kept), 200))
+    assert 50 < len(kept) <= 100
