@@ -10,8 +10,8 @@ from unisono.core.events import Closed, Delta, Event, Finished, Opened, Reasonin
 from unisono.core.generation import FinishReason, Usage
 from unisono.engine.turn import Report, Turn
 
-Step = list[Event] | float | BaseException
-"""A batch, a pause in seconds, or what the run raises."""
+Step = list[Event] | float | BaseException | asyncio.Barrier
+"""A batch, a pause in seconds, what the run raises, or a point that several runs must reach together."""
 
 USAGE = Usage(prompt_tokens=11, completion_tokens=7, reasoning_tokens=3, cached_tokens=5)
 
@@ -32,6 +32,8 @@ class ScriptedRun:
                 if isinstance(step, list):
                     self.taken += 1
                     yield step
+                elif isinstance(step, asyncio.Barrier):
+                    await step.wait()
                 else:
                     await asyncio.sleep(step)
         except (asyncio.CancelledError, GeneratorExit):

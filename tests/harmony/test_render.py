@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -382,19 +381,14 @@ def test_threads_that_share_a_renderer_all_get_the_right_ids(encoding: Encoding)
             assert list(threads.map(lambda case: small.prompt(*case), table)) == expected
 
 
-def test_the_second_turn_of_a_long_conversation_costs_a_fraction(encoding: Encoding) -> None:
+def test_the_next_turn_of_a_long_conversation_encodes_only_what_is_new(encoding: Encoding) -> None:
     items = talk(40, 400)
-    cold, warm = [], []
-    for attempt in range(3):
-        renderer = Renderer(encoding)
-        begun = time.perf_counter()
-        prompt = renderer.prompt(Conversation(DATED, items), TOOLS)
-        cold.append(time.perf_counter() - begun)
-        assert len(prompt) > 50_000
-        for turn in range(3):
-            grown = Conversation(DATED, (*items, UserMessage(f"And {attempt} {turn}?")))
-            begun = time.perf_counter()
-            renderer.prompt(grown, TOOLS)
-            warm.append(time.perf_counter() - begun)
-    # About 2 % on a quiet machine.
-    assert min(warm) < 0.1 * min(cold)
+    renderer = Renderer(encoding)
+    conversation = Conversation(DATED, items)
+    cold = renderer.cold_chars(conversation, TOOLS)
+    prompt = renderer.prompt(conversation, TOOLS)
+    assert len(prompt) > 50_000
+    assert cold > 4 * 50_000
+    assert renderer.cold_chars(conversation, TOOLS) == 0
+    grown = Conversation(DATED, (*items, UserMessage("And then?")))
+    assert renderer.cold_chars(grown, TOOLS) == len("And then?")
