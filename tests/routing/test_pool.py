@@ -20,6 +20,7 @@ from unisono.errors import (
     UnisonoError,
     UnknownModel,
 )
+from unisono.routing import pool as pool_module
 from unisono.routing.health import Tolerance
 from unisono.routing.pool import LiveDeployment, RoundRobinPool
 from unisono.routing.slots import SlottedBackend
@@ -221,6 +222,41 @@ async def test_backends_are_probed_in_the_background_and_their_state_is_told() -
     pool.failed(ready, BackendTimeout("x"))
     await pool.aclose()
     assert all(isinstance(d.backend, Script) and d.backend.closed for d in (ready, broken))
+
+
+async def test_a_backend_that_goes_away_without_traffic_is_noticed_and_used_all_the_same() -> None:
+    clock = Clock()
+    deployment = LiveDeployment("a", Script([IDS, BackendUnavailable("gone"), IDS]), clock=clock)
+    pool = RoundRobinPool({"m": [deployment]}, clock=clock)
+    states = []
+    for _ in range(3):
+        await asyncio.gather(deployment.check(), return_exceptions=True)
+        states.append(pool.status()[0].state)
+        assert await deployment.capabilities() == IDS
+    assert states == ["ready", "failing", "ready"]
+
+
+async def test_what_is_not_ready_is_asked_again_soon_and_what_is_ready_now_and_then() -> None:
+    clock = Clock()
+    deployment = LiveDeployment("a", Script([BackendUnavailable("gone"), IDS]), clock=clock)
+    assert deployment.stale(clock.now)
+    with pytest.raises(BackendUnavailable):
+        await deployment.check()
+    assert deployment.stale(clock.now)
+    await deployment.check()
+    assert [deployment.stale(clock.now + later) for later in (0, 29, 31)] == [False, False, True]
+
+
+async def test_watching_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "WATCH_EVERY_S", 0.001)
+    script = Script([BackendUnavailable("not yet"), BackendUnavailable("not yet"), IDS])
+    pool = RoundRobinPool({"m": [LiveDeployment("a", script)]})
+    pool.start()
+    async with asyncio.timeout(5):
+        while pool.status()[0].state != "ready":
+            await asyncio.sleep(0.001)
+    await pool.aclose()
+    assert script.probes == 3
 
 
 async def test_settling_waits_for_probes_but_not_for_ever() -> None:

@@ -16,13 +16,15 @@ from dataclasses import dataclass, field, replace
 
 from unisono.core.generation import Capabilities, Timeouts
 from unisono.core.ports import Backend, Deployment
-from unisono.errors import BackendError, BackendTimeout, UnisonoError, UnknownModel
+from unisono.errors import BackendTimeout, UnisonoError, UnknownModel
 from unisono.routing.health import Circuit, Tolerance, after_failure, counts
 from unisono.routing.policy import round_robin
 from unisono.routing.slots import SlottedBackend
 
 FAILURE_REMEMBERED_S = 2.0
-REPROBE_EVERY_S = 10.0
+WATCH_EVERY_S = 5.0
+CHECK_EVERY_S = 30.0
+"""How old a good probe may get, in seconds, before a deployment is asked again whether it is there."""
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +45,7 @@ class LiveDeployment:
     """The last good probe; None before the first and after the deployment was put to rest."""
     failure: UnisonoError | None = field(default=None, init=False)
     """Why the last probe failed; None when it did not."""
-    _failed_at: float = field(default=0.0, init=False)
+    _probed_at: float = field(default=0.0, init=False)
     _probing: asyncio.Task[Capabilities] | None = field(default=None, init=False)
 
     @property
@@ -56,13 +58,23 @@ class LiveDeployment:
         `BackendError` family."""
         if self.known is not None:
             return self.known
+        fresh = self.clock() - self._probed_at < FAILURE_REMEMBERED_S
+        if self._probing is None and self.failure is not None and fresh:
+            raise self.failure.with_traceback(None)
+        return await self.check()
+
+    async def check(self) -> Capabilities:
+        """Probe now, whatever is known. A failure shows in `failure` and leaves `known` as it was: a server that is
+        too busy to answer about itself may still answer. Raises the `BackendError` family."""
         if self._probing is None:
-            if self.failure is not None and self.clock() - self._failed_at < FAILURE_REMEMBERED_S:
-                raise self.failure.with_traceback(None)
             self._probing = asyncio.create_task(self._probe(), name=f"probe {self.name}")
             self._probing.add_done_callback(self._probed)
         # Shielded: a client that leaves must not end the probe others wait for.
         return await asyncio.shield(self._probing)
+
+    def stale(self, now: float) -> bool:
+        """Whether it is time to probe again."""
+        return self.known is None or self.failure is not None or now - self._probed_at >= CHECK_EVERY_S
 
     async def _probe(self) -> Capabilities:
         try:
@@ -79,11 +91,19 @@ class LiveDeployment:
         self._probing = None
         if task.cancelled():
             return
+        self._probed_at = self.clock()
         error = task.exception()
+        about = {"backend": self.name}
         if error is None:
+            if self.known is None or self.failure is not None:
+                log.info("backend ready", extra=about)
             self.known, self.failure = task.result(), None
         elif isinstance(error, UnisonoError):
-            self.failure, self._failed_at = error, self.clock()
+            if self.failure is None or self.failure.code != error.code:
+                log.warning("backend not ready", extra=about | {"code": error.code, "reason": error.message})
+            self.failure = error
+        else:
+            log.error("probe failed unexpectedly", extra=about, exc_info=error)
 
     def forget(self) -> None:
         """Have the next user probe again: what comes back after a failure may be another server."""
@@ -155,23 +175,17 @@ class RoundRobinPool:
             live.circuit = Circuit()
 
     def start(self) -> None:
-        """Begin probing in the background: everything once, then again and again what is not ready. Needs a running
-        loop."""
+        """Begin probing in the background: everything at once, what is not ready every few seconds, and what is ready
+        now and then. Needs a running loop."""
         self._watching = asyncio.create_task(self._watch(), name="probe backends")
 
     async def _watch(self) -> None:
         while True:
             now = self._clock()
-            due = [d for d in self._live.values() if d.known is None and not d.circuit.resting(now)]
-            outcomes = await asyncio.gather(*(d.capabilities() for d in due), return_exceptions=True)
-            for deployment, outcome in zip(due, outcomes, strict=True):
-                if isinstance(outcome, BackendError):
-                    log.warning("backend not ready", extra={"backend": deployment.name, "code": outcome.code})
-                elif isinstance(outcome, BaseException):
-                    log.error("probe failed unexpectedly", extra={"backend": deployment.name}, exc_info=outcome)
-                else:
-                    log.info("backend ready", extra={"backend": deployment.name})
-            await asyncio.sleep(REPROBE_EVERY_S)
+            due = [d for d in self._live.values() if d.stale(now) and not d.circuit.resting(now)]
+            # What comes of it is kept, and logged, by the deployment.
+            await asyncio.gather(*(deployment.check() for deployment in due), return_exceptions=True)
+            await asyncio.sleep(WATCH_EVERY_S)
 
     async def settled(self, timeout_s: float) -> None:
         """Wait until everything has been probed once, but no longer than `timeout_s` seconds."""
@@ -209,8 +223,8 @@ def _window(deployment: LiveDeployment) -> int | None:
 def _status(model: str, deployment: LiveDeployment, now: float) -> DeploymentStatus:
     if deployment.circuit.resting(now):
         return DeploymentStatus(model, deployment.name, "resting", "too many failures in a row")
-    if deployment.known is not None:
-        return DeploymentStatus(model, deployment.name, "ready")
     if deployment.failure is not None:
         return DeploymentStatus(model, deployment.name, "failing", deployment.failure.code)
+    if deployment.known is not None:
+        return DeploymentStatus(model, deployment.name, "ready")
     return DeploymentStatus(model, deployment.name, "unknown", "not probed yet")
