@@ -75,9 +75,10 @@ class Served:
 
 
 @contextmanager
-def serving(tmp_path: Path, url: str, *arguments: str, **sections: Any) -> Iterator[Served]:
+def serving(tmp_path: Path, url: str, *arguments: str, api_key: str | None = None, **sections: Any) -> Iterator[Served]:
     config = tmp_path / "config.json"
-    model = {"model_name": "gpt-oss-test", "litellm_params": {"model": "vllm/tiny", "api_base": url}}
+    params = {"model": "vllm/tiny", "api_base": url, "api_key": api_key}
+    model = {"model_name": "gpt-oss-test", "litellm_params": params}
     config.write_text(json.dumps({"model_list": [model], **sections}))
     command = [UNISONO, "serve", "--port", "0", "--config", str(config), *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -199,18 +200,21 @@ def _drained(url: str) -> None:
 
 def test_no_secret_and_no_prompt_reaches_the_log(tmp_path: Path) -> None:
     sections = {"general_settings": {"master_key": KEY}, "unisono": {"log_level": "debug"}}
-    with Wire() as fake, serving(tmp_path, fake.url, **sections) as served:
+    other = "sk-backend-canary"
+    with Wire(api_key=other) as fake, serving(tmp_path, fake.url, api_key=other, **sections) as served:
         ask(served.url).read()
-        for content, key in ((b"{", KEY), (b'{"prompt-canary": ', KEY), (b"{}", "sk-wrong-canary")):
+        fake.api_key = "sk-changed-canary"
+        broken = b'{"model": "gpt-oss-test", "messages": [{"role": "user", "content": "prompt-canary"}]}'
+        for content, key in ((b"{", KEY), (broken, KEY), (broken[:40], KEY), (b"{}", "sk-wrong-canary")):
             headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
-            with pytest.raises(OSError, match="HTTP Error 4"):
+            with pytest.raises(OSError, match=r"HTTP Error [45]"):
                 urlopen(Request(f"{served.url}/v1/chat/completions", content, headers), timeout=PATIENCE_S)
         served.process.send_signal(signal.SIGTERM)
         _, out, log = served.ended(within_s=PATIENCE_S)
     for text in (served.screen, out, log):
         assert "canary" not in text
-    for line in log.splitlines():
-        assert json.loads(line)["level"]
+    lines = [json.loads(line) for line in log.splitlines()]
+    assert "backend failed" in [line["message"] for line in lines]
 
 
 def test_unused_keys_are_warned_of_at_start(tmp_path: Path) -> None:
