@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -215,6 +215,21 @@ def test_no_secret_and_no_prompt_reaches_the_log(tmp_path: Path) -> None:
         assert "canary" not in text
     lines = [json.loads(line) for line in log.splitlines()]
     assert "backend failed" in [line["message"] for line in lines]
+
+
+def test_the_configured_limits_of_connections_are_in_force(tmp_path: Path) -> None:
+    settings = {"header_timeout_s": 0.3, "max_connections": 20}
+    with Wire() as fake, serving(tmp_path, fake.url, unisono=settings) as served:
+        port = int(served.url.rpartition(":")[2])
+        with ExitStack() as held:
+            slow = [held.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(25)]
+            slow[0].sendall(b"GET / HTTP/1.1\r\nhost: x")
+            with pytest.raises(OSError, match="HTTP Error 503"):
+                ask(served.url)
+            for connection in slow:
+                connection.settimeout(5)
+                assert connection.recv(100).startswith(b"HTTP/1.1 408 ")
+            assert ask(served.url).status == 200
 
 
 def test_unused_keys_are_warned_of_at_start(tmp_path: Path) -> None:
