@@ -42,6 +42,9 @@ class Load:
     stream: bool = True
     spread_s: float = 0.0
     seed: int = 0
+    history: int = 0
+    """Words of the conversation each request continues: the same one for all, or with `fresh` a new one each time."""
+    fresh: bool = False
     cold: Cold | None = None
     limit_s: float = 120.0
     """After this the load is given up and counts as a fault."""
@@ -83,7 +86,7 @@ class Clients:
     async def run(self, load: Load) -> Outcome:
         outcome, ttfts, gaps = Outcome(), list[float](), list[float]()
         count = load.streams * load.requests
-        messages = [self._message(load, wires.NORMAL_PROMPT, i, load.tokens) for i in range(count)]
+        messages = [self._message(load, wires.NORMAL_PROMPT, i, load.tokens, load.history) for i in range(count)]
         cold = load.cold
         late = list[bytes]()
         if cold is not None:
@@ -121,9 +124,10 @@ class Clients:
             for connection in connections:
                 connection.close()
 
-    def _message(self, load: Load, words: int, index: int, tokens: int) -> bytes:
+    def _message(self, load: Load, words: int, index: int, tokens: int, history: int = 0) -> bytes:
         seed = load.seed * 1_000_003 + index
-        return wires.request(load.wire, self._stuff, words=words, seed=seed, tokens=tokens, stream=load.stream)
+        question = wires.Question(seed, words, history, seed if load.fresh else 0)
+        return wires.request(load.wire, self._stuff, question, tokens=tokens, stream=load.stream)
 
     async def _one(self, load: Load, request: bytes, tokens: int, outcome: Outcome) -> wires.Clock | None:
         expected = self._stuff.answer(tokens)

@@ -142,6 +142,8 @@ class Rig:
             stream=work.stream,
             spread_s=work.spread_s,
             seed=self._seed,
+            history=work.history,
+            fresh=work.fresh,
             cold=work.cold,
         )
         question, answer = self._clients.pipes

@@ -23,6 +23,8 @@ class Work:
     requests: int = 1
     stream: bool = True
     spread_s: float = 0.0
+    history: int = 0
+    fresh: bool = False
     cold: Cold | None = None
     pace: Pace = FULL_SPEED
 
@@ -89,6 +91,8 @@ def _at(streams: int) -> Arm:
 PACED = Work(streams=24, tokens=256, spread_s=0.02, pace=TOKEN_EVERY_20_MS)
 SHORT = Work(streams=4, tokens=256, requests=64)
 LONG = Work(streams=4, tokens=16_384)
+FIRST_TURN = Work(streams=1, tokens=16, requests=10, history=100_000, fresh=True)
+NEXT_TURN = replace(FIRST_TURN, fresh=False)
 COLD = Cold(words=60_000, every_s=0.25, count=28)
 
 SCENARIOS: dict[str, Scenario] = {
@@ -139,6 +143,19 @@ SCENARIOS: dict[str, Scenario] = {
         ),
         ("gap_p50_ms", "gap_p99_ms", "gap_max_ms", "busy"),
         (Verdict("gap_p99_ms", "unisono", "direct", difference=True, aim=10.0),),
+    ),
+    "turns": Scenario(
+        "a conversation of 100,000 tokens in messages of 250: seen for the first time, and continued",
+        (
+            Arm("aiohttp", "aiohttp", NEXT_TURN),
+            Arm("unisono, first turn", "unisono", FIRST_TURN),
+            Arm("unisono, next turn", "unisono", NEXT_TURN),
+        ),
+        ("ttft_p50_ms", "cpu_ms_per_request"),
+        (
+            Verdict("cpu_ms_per_request", "unisono, next turn", "unisono, first turn"),
+            Verdict("ttft_p50_ms", "unisono, next turn", "aiohttp", difference=True),
+        ),
     ),
     "chunks": Scenario(
         "24 paced streams, several tokens per chunk",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import orjson
@@ -17,6 +18,8 @@ from bench.material import Answer, Material
 
 NORMAL_PROMPT = 40
 """Words of an ordinary question; the chat wire adds the instructions below."""
+TURN_WORDS = 250
+"""Words of each message of a longer conversation."""
 INSTRUCTIONS = (
     "You are the assistant of a harbour office. Answer plainly, keep to what you know, name the source of every "
     "figure, and when a question has more than one reading, say which one you took."
@@ -182,33 +185,49 @@ def _first_fault(*checks: tuple[bool, str]) -> str | None:
     return next((fault for passed, fault in checks if not passed), None)
 
 
-def _vllm_body(stuff: Material, words: int, seed: int) -> dict[str, object]:
-    prompt, _ = stuff.prompt(words, seed)
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a client asks: `words` new words drawn by `seed`, after a conversation of `history` words drawn by
+    `history_seed`."""
+
+    seed: int
+    words: int = NORMAL_PROMPT
+    history: int = 0
+    history_seed: int = 0
+
+
+def _vllm_body(stuff: Material, question: Question) -> dict[str, object]:
+    past, _ = stuff.prompt(question.history, question.history_seed)
+    prompt, _ = stuff.prompt(question.words, question.seed)
     return {
         "model": vllm_wire.MODEL,
-        "prompt": prompt,
+        "prompt": past + prompt,
         "stop_token_ids": [200002, 200012],
         "return_token_ids": True,
         "skip_special_tokens": False,
     }
 
 
-def _chat_body(stuff: Material, words: int, seed: int) -> dict[str, object]:
-    _, text = stuff.prompt(words, seed)
-    messages = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": text}]
+def _chat_body(stuff: Material, question: Question) -> dict[str, object]:
+    messages = [{"role": "system", "content": INSTRUCTIONS}]
+    for turn in range(question.history // (2 * TURN_WORDS)):
+        for role in ("user", "assistant"):
+            seed = hash((question.history_seed, turn, role == "user"))
+            messages.append({"role": role, "content": stuff.prompt(TURN_WORDS, seed)[1]})
+    messages.append({"role": "user", "content": stuff.prompt(question.words, question.seed)[1]})
     return {"model": vllm_wire.MODEL, "messages": messages}
 
 
-WIRES: dict[str, tuple[str, Callable[[Material, int, int], dict[str, object]], Callable[[], Reader]]] = {
+WIRES: dict[str, tuple[str, Callable[[Material, Question], dict[str, object]], Callable[[], Reader]]] = {
     "vllm": ("/v1/completions", _vllm_body, VllmReader),
     "chat": ("/v1/chat/completions", _chat_body, ChatReader),
 }
 
 
-def request(wire: str, stuff: Material, *, words: int, seed: int, tokens: int, stream: bool) -> bytes:
+def request(wire: str, stuff: Material, question: Question, *, tokens: int, stream: bool) -> bytes:
     """One request for an answer of `tokens` tokens, as bytes."""
     path, to_body, _ = WIRES[wire]
-    body = to_body(stuff, words, seed) | {"max_tokens": tokens, "temperature": 1.0}
+    body = to_body(stuff, question) | {"max_tokens": tokens, "temperature": 1.0}
     if stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     return message(path, orjson.dumps(body))

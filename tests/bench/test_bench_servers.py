@@ -82,7 +82,7 @@ async def test_a_client_that_leaves_is_noticed(stuff: Material) -> None:
     async with fake(stuff) as port:
         await ask(port, "/bench/pace", asdict(Pace(interval_us=10_000)))
         _, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(wires.request("vllm", stuff, words=5, seed=1, tokens=5000, stream=True))
+        writer.write(wires.request("vllm", stuff, wires.Question(1), tokens=5000, stream=True))
         await asyncio.sleep(0.05)
         writer.close()
         await asyncio.sleep(0.05)

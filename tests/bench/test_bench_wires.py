@@ -101,6 +101,19 @@ def test_a_reader_says_what_is_wrong(stuff: Material, wire: str, make: Callable[
     assert said in str(reader.fault(200, answer))
 
 
+def test_a_conversation_goes_on_or_is_a_new_one(stuff: Material) -> None:
+    def messages(seed: int, history_seed: int) -> list[str]:
+        question = wires.Question(seed, history=1000, history_seed=history_seed)
+        body = wires.request("chat", stuff, question, tokens=12, stream=True).partition(b"\r\n\r\n")[2]
+        return [message["content"] for message in orjson.loads(body)["messages"]]
+
+    first, further, other = messages(1, 0), messages(2, 0), messages(1, 9)
+    assert len(first) == 6
+    assert first[:-1] == further[:-1]
+    assert first[-1] != further[-1]
+    assert not set(first[1:-1]) & set(other[1:-1])
+
+
 def test_gaps_count_only_between_texts_of_one_kind() -> None:
     clock = wires.Clock()
     for kind in ("reasoning", "reasoning", "content", "content", "content"):
