@@ -10,7 +10,7 @@ from pathlib import Path
 import orjson
 
 from unisono.core.generation import FIRST_SPECIAL, VOCABULARY
-from unisono.harmony.encoding import _PIECES, Encoding, load_encoding
+from unisono.harmony.encoding import PIECES, Encoding, load_encoding
 
 _CONTEXT = 131072
 
@@ -36,7 +36,7 @@ def write_tokenizer(folder: Path) -> None:
 def _tokenizer(encoding: Encoding) -> dict[str, object]:
     split: dict[str, object] = {
         "type": "Split",
-        "pattern": {"Regex": _PIECES},
+        "pattern": {"Regex": PIECES},
         "behavior": "Isolated",
         "invert": False,
     }

@@ -28,7 +28,7 @@ from unisono.engine.memory import TurnMemory
 from unisono.engine.steps import Answer, Done, next_step
 from unisono.engine.stops import StopStrings
 from unisono.engine.turn import Report, Run, Turn
-from unisono.errors import BackendError, BackendProtocolError, BackendUnavailable, ContextTooLong
+from unisono.errors import BackendError, BackendProtocolError, BackendUnavailable, ContextTooLong, UnsupportedValue
 from unisono.harmony.decode import decoder_for
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import Header
@@ -79,7 +79,7 @@ class _Run:
         self.report = Report()
         self._engine = engine
         self._turn = turn
-        self._tools = plan_tools(turn.conversation.preamble.tools)
+        self._tools = plan_tools(())
         self._conversation = turn.conversation
         self._batches: AsyncGenerator[list[Event]] | None = None
         self._shown = False
@@ -97,6 +97,9 @@ class _Run:
     async def _run(self) -> AsyncGenerator[list[Event]]:
         turn, engine = self._turn, self._engine
         self._conversation = engine.memory.recall(turn.tenant, turn.conversation)
+        if tools := turn.conversation.preamble.tools:
+            # A schema may take half a second to read; other streams go on meanwhile.
+            self._tools = await asyncio.to_thread(plan_tools, tools)
         deployments = engine.pool.choose(turn.model)
         for attempt, deployment in enumerate(deployments):
             self.report.backend = deployment.name
@@ -111,6 +114,7 @@ class _Run:
                 if self._shown or not error.retry_elsewhere or attempt + 1 == len(deployments):
                     raise
                 self.report.failovers += 1
+                self.report.recoveries.clear()
                 self._closed.clear()
             else:
                 engine.pool.succeeded(deployment)
@@ -122,6 +126,8 @@ class _Run:
         """The whole answer on one deployment, in as many steps as it takes."""
         turn = self._turn
         capabilities = await deployment.capabilities()
+        if turn.sampling.logit_bias and not capabilities.logit_bias:
+            raise UnsupportedValue("'logit_bias': the backend of this model cannot bias tokens.", param="logit_bias")
         router = HarmonyRouter(
             self._engine.encoding,
             self._tools,

@@ -11,7 +11,7 @@ import hashlib
 import os
 from base64 import b64decode
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import openai_harmony
@@ -48,7 +48,7 @@ STRUCTURAL: dict[str, int] = MARKERS | {"<|endoftext|>": ENDOFTEXT}
 """What a text backend's output may spell and mean as structure."""
 
 
-_PIECES = "|".join(
+PIECES = "|".join(
     (
         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
         r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
@@ -108,9 +108,10 @@ class Encoding:
         return [token for token in tokens if token >= FIRST_SPECIAL]
 
 
+@cache
 def load_encoding(folder: Path | None = None) -> Encoding:
-    """Load the encoding from `folder`, by default the one in the package. Checks the file's checksum and never
-    downloads. Raises VocabularyError."""
+    """The encoding from `folder`, by default the one in the package; loaded once per process. Checks the file's
+    checksum and never downloads. Raises VocabularyError."""
     path = (folder or Path(__file__).parent / "vocab") / VOCABULARY_FILE
     if not path.is_file():
         raise VocabularyError(f"{path} is missing; it comes with the package, so reinstall unisono")
@@ -124,7 +125,7 @@ def load_encoding(folder: Path | None = None) -> Encoding:
     # Parsed here and not with tiktoken's loader, which leaves a copy in the temporary folder and trusts what it finds.
     bpe = tiktoken.Encoding(
         name="o200k_harmony",
-        pat_str=_PIECES,
+        pat_str=PIECES,
         mergeable_ranks={b64decode(token): int(rank) for token, rank in map(bytes.split, content.splitlines())},
         special_tokens=special,
     )
