@@ -40,7 +40,7 @@ from unisono.core.generation import (
 )
 from unisono.core.ports import BackendOptions
 from unisono.errors import BackendError, BackendTimeout, BackendUnavailable, ConfigError
-from unisono.harmony.encoding import Encoding, VocabularyError, load_encoding
+from unisono.harmony.encoding import VocabularyError, load_encoding
 
 PACKAGED = ("demo",)
 """Recordings that come with the package, by name."""
@@ -117,11 +117,6 @@ class ReplayBackend:
         return self._turns
 
 
-@functools.cache
-def _encoding() -> Encoding:
-    return load_encoding()
-
-
 def _answer(turns: Sequence[RecordedTurn], prompt: Tokens) -> tuple[Tokens, FinishReason]:
     """What is to be played after `prompt`."""
     last, begun = _split(prompt)
@@ -157,7 +152,7 @@ def _split(prompt: Tokens) -> tuple[Tokens, Tokens]:
 
 @functools.cache
 def _assistant() -> Tokens:
-    return tuple(_encoding().encode_text("assistant"))
+    return tuple(load_encoding().encode_text("assistant"))
 
 
 def _read(name: str) -> Sequence[RecordedTurn]:
@@ -174,7 +169,7 @@ def _read(name: str) -> Sequence[RecordedTurn]:
 
 
 def _turn(turn: dict[str, Any]) -> RecordedTurn:
-    encoding = _encoding()
+    encoding = load_encoding()
     tokens = turn["tokens"] if "tokens" in turn else encoding.encode_marked(turn["text"])
     if not all(type(token) is int and 0 <= token < VOCABULARY for token in tokens):
         raise ValueError("tokens are ids of the vocabulary")
