@@ -1,0 +1,442 @@
+"""What breaks behind the gateway: another backend answers and nobody notices, or the client gets one honest error."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.e2e.gateway import Answer, Gateway, gateway, message_of
+from tests.e2e.wires import WIRES, Fake, Script, Wire, asked, deployment
+from tests.fakes import (
+    Refusal,
+    close_at,
+    done_twice,
+    half_event_at,
+    in_one_write,
+    inject_at,
+    line_ends,
+    recut,
+    reset_at,
+    stall_at,
+    vllm_context_error,
+    without_done,
+)
+
+ANSWER = (
+    "<|channel|>analysis<|message|>Easy, I know.<|end|>"
+    "<|start|>assistant<|channel|>final<|message|>Four, of course. Grüße!<|return|>"
+)
+SAID = ("Easy, I know.", "Four, of course. Grüße!")
+CALL = '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"at":"the sky above"}<|call|>'
+HURRY_S = 0.3
+QUICK_S = 2.0
+"""An error that needs no timeout is there at once; the bound is for a busy machine."""
+
+
+@dataclass
+class Site:
+    """A gateway with these groups: `one` is served by `bad` alone, `two` by `bad` and `good` in turn, and the hurried
+    ones are the same with little patience for `bad`."""
+
+    wire: Wire
+    bad: Fake
+    good: Fake
+    gateway: Gateway
+
+    def behave(self, how: Behaviour) -> None:
+        script = how(self.wire)
+        self.bad.script = lambda asked: script  # type: ignore[assignment, return-value]
+        self.bad.requests.clear()
+        self.good.requests.clear()
+
+    async def ask(self, group: str, *, stream: bool, **fields: Any) -> Answer:
+        return await self.gateway.chat(model=f"gpt-oss-{group}", stream=stream, **fields)
+
+
+Behaviour = Callable[[Wire], Script | Refusal]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=WIRES.values(), ids=WIRES)
+async def site(request: pytest.FixtureRequest) -> AsyncIterator[Site]:
+    wire: Wire = request.param
+    async with wire.fake() as bad, wire.fake() as good:
+        answer = wire.script(ANSWER)
+        good.script = lambda asked: answer  # type: ignore[assignment, return-value]
+        entries = [
+            deployment("gpt-oss-one", wire, bad),
+            deployment("gpt-oss-two", wire, bad),
+            deployment("gpt-oss-two", wire, good),
+            deployment("gpt-oss-hurried-one", wire, bad, patience_s=HURRY_S),
+            deployment("gpt-oss-hurried-two", wire, bad, patience_s=HURRY_S),
+            deployment("gpt-oss-hurried-two", wire, good),
+            deployment("gpt-oss-short-one", wire, bad, timeout=0.5),
+        ]
+        tolerant = {"allowed_fails": 1_000_000}
+        async with gateway({"model_list": entries, "router_settings": tolerant}) as running:
+            yield Site(wire, bad, good, running)
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+both_ways = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+
+
+def refuses(status: int, body: bytes = b'{"error": {"message": "boom"}}', **fields: Any) -> Behaviour:
+    return lambda wire: Refusal(status, body, **fields)
+
+
+def breaks(*faults: Any, text: str = ANSWER, **fields: Any) -> Behaviour:
+    return lambda wire: wire.script(text, faults=faults, **fields)
+
+
+def event(**fields: Any) -> bytes:
+    choice = {"index": 0, "text": "x", "token_ids": [87], "finish_reason": None, **fields}
+    return f"data: {json.dumps({'choices': [choice]})}\n\n".encode()
+
+
+HTML = b"<html><body>502 Bad Gateway</body></html>"
+BUSY = {"headers": {"Retry-After": "7"}}
+
+# Nothing was shown when it broke: what the backend does, and status and code where there is no other backend.
+EARLY: dict[str, tuple[Behaviour, int, str]] = {
+    "500": (refuses(500), 502, "backend_error"),
+    "502 of a proxy": (refuses(502, HTML, content_type="text/html"), 502, "backend_error"),
+    "429": (refuses(429, **BUSY), 503, "backend_overloaded"),
+    "503": (refuses(503, **BUSY), 503, "backend_overloaded"),
+    "401": (refuses(401), 503, "backend_unavailable"),
+    "404": (refuses(404), 502, "backend_error"),
+    "a redirect": (refuses(307, headers={"Location": "http://127.0.0.1:9/"}), 502, "backend_protocol_error"),
+    "HTML under 200": (refuses(200, HTML, content_type="text/html"), 502, "backend_protocol_error"),
+    "HTML as events": (refuses(200, HTML, content_type="text/event-stream"), 502, "backend_protocol_error"),
+    "an error under 200": (refuses(200), 502, "backend_protocol_error"),
+    "an error with its status under 200": (
+        refuses(200, b'{"error": {"message": "boom", "code": 503}}'),
+        503,
+        "backend_overloaded",
+    ),
+    "nothing under 200": (refuses(200, b"", content_type="text/event-stream"), 502, "backend_protocol_error"),
+    "garbage": (breaks(inject_at(0, b"data: {garbage\n\n")), 502, "backend_protocol_error"),
+    "bytes that are no text": (breaks(inject_at(0, b"data: \xff\xfe\xfd\n\n")), 502, "backend_protocol_error"),
+    "an error event": (breaks(inject_at(0, b'data: {"error": "out of memory"}\n\n')), 502, "backend_protocol_error"),
+    "RST": (breaks(reset_at(0)), 502, "backend_protocol_error"),
+    "FIN": (breaks(close_at(0)), 502, "backend_protocol_error"),
+    "FIN in an event": (breaks(half_event_at(0)), 502, "backend_protocol_error"),
+    "RST in a header": (breaks(reset_at(2)), 502, "backend_protocol_error"),
+    "done without a finish": (breaks(inject_at(0, b"data: [DONE]\n\n")), 502, "backend_protocol_error"),
+    "aborted": (breaks(inject_at(0, event(finish_reason="abort"))), 503, "backend_unavailable"),
+    "an id below zero": (breaks(inject_at(0, event(token_ids=[-1], text=3))), 502, "backend_protocol_error"),
+    "an id beyond the vocabulary": (
+        breaks(inject_at(0, event(token_ids=[201_088], text=[]))),
+        502,
+        "backend_protocol_error",
+    ),
+    "a word for an id": (breaks(inject_at(0, event(token_ids=["x"], text=None))), 502, "backend_protocol_error"),
+    "RST while a call is held": (breaks(reset_at(9), text=CALL), 502, "backend_protocol_error"),
+}
+
+
+@both_ways
+@pytest.mark.parametrize("case", EARLY)
+async def test_with_one_backend_it_is_an_http_error(site: Site, case: str, stream: bool) -> None:
+    how, status, code = EARLY[case]
+    site.behave(how)
+    began = asyncio.get_running_loop().time()
+    answer = await site.ask("one", stream=stream)
+    assert asyncio.get_running_loop().time() - began < QUICK_S
+    check_error(answer, status, code)
+    if "Retry-After" in str(how(site.wire)):
+        assert answer.headers["retry-after"] == "7"
+    assert len(asked(site.bad)) == 1
+
+
+@both_ways
+@pytest.mark.parametrize("case", EARLY)
+async def test_with_two_backends_the_other_answers_and_nobody_notices(site: Site, case: str, stream: bool) -> None:
+    site.behave(EARLY[case][0])
+    answers = [await site.ask("two", stream=stream) for _ in range(2)]
+    for answer in answers:
+        check_answer(site, answer, stream=stream)
+    # They take turns, so exactly one of the two requests began at the broken one.
+    assert sorted(message_of(answer).note["failovers"] for answer in answers) == [0, 1]
+    assert {answer.headers["x-unisono-backend"] for answer in answers} == {f"{site.wire.name}-3"}
+    assert (len(asked(site.bad)), len(asked(site.good))) == (1, 2)
+
+
+SILENT: dict[str, Behaviour] = {
+    "no headers": lambda wire: wire.silent(),
+    "no token": breaks(stall_at(0)),
+    "comments only": breaks(*(inject_at(0, b": hi\n\n") for _ in range(3)), stall_at(0)),
+    "no end of a header": breaks(stall_at(2)),
+}
+
+
+@both_ways
+@pytest.mark.parametrize("how", SILENT.values(), ids=SILENT)
+async def test_a_silent_backend_is_left_for_the_other_or_is_a_timeout(site: Site, how: Behaviour, stream: bool) -> None:
+    site.behave(how)
+    one, *two = await asyncio.gather(
+        site.ask("hurried-one", stream=stream), *(site.ask("hurried-two", stream=stream) for _ in range(2))
+    )
+    check_error(one, 504, "backend_timeout")
+    for answer in two:
+        check_answer(site, answer, stream=stream)
+    assert sorted(message_of(answer).note["failovers"] for answer in two) == [0, 1]
+
+
+# Something was shown when it broke.
+LATE: dict[str, tuple[Behaviour, str]] = {
+    "RST": (breaks(reset_at(6)), "backend_protocol_error"),
+    "FIN": (breaks(close_at(6)), "backend_protocol_error"),
+    "FIN in an event": (breaks(half_event_at(6)), "backend_protocol_error"),
+    "RST in the answer": (breaks(reset_at(15)), "backend_protocol_error"),
+    "garbage": (breaks(inject_at(6, b"data: {garbage\n\n")), "backend_protocol_error"),
+    "HTML": (breaks(inject_at(6, b"data: <html>\n\n")), "backend_protocol_error"),
+    "bytes that are no text": (breaks(inject_at(6, b"data: \xff\xfe\n\n")), "backend_protocol_error"),
+    "an error event": (breaks(inject_at(6, b'data: {"error": {"message": "x"}}\n\n')), "backend_protocol_error"),
+    "an error event with its status": (
+        breaks(inject_at(6, b'data: {"error": {"message": "x", "code": 500}}\n\n')),
+        "backend_error",
+    ),
+    "an id below zero": (breaks(inject_at(6, event(token_ids=[-1], text=3))), "backend_protocol_error"),
+    "an unknown finish": (breaks(inject_at(6, event(finish_reason="bored"))), "backend_protocol_error"),
+    "done without a finish": (breaks(inject_at(6, b"data: [DONE]\n\n")), "backend_protocol_error"),
+    "an end without done": (breaks(without_done), "backend_protocol_error"),
+    "aborted": (breaks(inject_at(6, event(finish_reason="abort"))), "backend_unavailable"),
+}
+
+
+@pytest.mark.parametrize("group", ["one", "two"])
+@pytest.mark.parametrize("case", LATE)
+async def test_after_something_was_shown_it_is_one_error_event_and_no_retry(site: Site, case: str, group: str) -> None:
+    how, code = LATE[case]
+    site.behave(how)
+    # The client has to read it before the backend's next word, or both may come in one read.
+    answers = [await site.ask(group, stream=True) for _ in range(1 if group == "one" else 2)]
+    [broken] = [answer for answer in answers if "error" in answer.events[-1]]
+    check_broken(broken, code)
+    assert len(asked(site.bad)) == 1
+    assert len(asked(site.good)) == len(answers) - 1
+
+
+async def test_silence_after_something_was_shown_is_one_error_event(site: Site) -> None:
+    site.behave(breaks(stall_at(6)))
+    answer = await site.ask("hurried-one", stream=True)
+    check_broken(answer, "backend_timeout")
+    assert len(asked(site.bad)) == 1
+
+
+@both_ways
+async def test_an_answer_that_drags_on_is_cut_at_its_total_time(site: Site, stream: bool) -> None:
+    text = ANSWER.replace("Easy", "Well, " * 100)
+    site.behave(breaks(text=text, delay_s=0.02))
+    answer = await site.ask("short-one", stream=stream)
+    if stream:
+        check_broken(answer, "backend_timeout")
+    else:
+        check_error(answer, 504, "backend_timeout")
+    await site.bad.gone()
+
+
+REFUSED: dict[str, tuple[Refusal, str]] = {
+    "too long": (vllm_context_error(), "context_length_exceeded"),
+    "too long, as 413": (Refusal(413, b'{"error": "maximum context length is 10"}'), "context_length_exceeded"),
+    "rejected": (Refusal(400, b'{"error": {"message": "top_k: too odd"}}'), "backend_rejected_request"),
+    "unprocessable": (Refusal(422, b'{"detail": "seed: too large"}'), "backend_rejected_request"),
+}
+
+
+@both_ways
+@pytest.mark.parametrize("case", REFUSED)
+async def test_what_the_request_is_to_blame_for_is_told_and_never_tried_elsewhere(
+    site: Site, case: str, stream: bool
+) -> None:
+    refusal, code = REFUSED[case]
+    site.behave(lambda wire: refusal)
+    answers = [await site.ask("two", stream=stream) for _ in range(2)]
+    [refused] = [answer for answer in answers if answer.status != 200]
+    check_error(refused, 400, code, kind="invalid_request_error")
+    assert (len(asked(site.bad)), len(asked(site.good))) == (1, 1)
+
+
+# Odd, but an answer.
+ODD: dict[str, Behaviour] = {
+    "byte by byte": breaks(recut(1, 0)),
+    "in sevens": breaks(recut(7, 0)),
+    "at once": breaks(in_one_write),
+    "CRLF": breaks(line_ends(b"\r\n")),
+    "CR": breaks(line_ends(b"\r")),
+    "all line ends": breaks(line_ends(b"\r\n", b"\n", b"\n", b"\r"), recut(5, 0)),
+    "comments": breaks(inject_at(0, b": ping\n\n"), inject_at(5, b":\n\n"), inject_at(9, b"event: x\nid: 7\n\n")),
+    "done twice": breaks(done_twice),
+    "usage that lies": breaks(prompt_tokens=-7, cached_tokens=10**9),
+    "usage of another type": breaks(prompt_tokens="many"),
+    "a huge usage": breaks(prompt_tokens=10**30),
+}
+
+
+@both_ways
+@pytest.mark.parametrize("how", ODD.values(), ids=ODD)
+async def test_an_odd_wire_is_an_answer_all_the_same(site: Site, how: Behaviour, stream: bool) -> None:
+    site.behave(how)
+    answer = await site.ask("one", stream=stream, stream_options={"include_usage": True} if stream else None)
+    check_answer(site, answer, stream=stream)
+    usage = message_of(answer).usage
+    assert 50 < usage["prompt_tokens"] < 100
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] <= usage["prompt_tokens"]
+
+
+FAMILY = "Greetings: 👩‍👩‍👧 中文 é!"
+
+
+async def test_characters_cut_anywhere_reach_the_client_whole(site: Site) -> None:
+    """Ids wires cut characters into tokens, text wires into bytes."""
+    text = f"<|channel|>final<|message|>{FAMILY}<|return|>"
+    if site.wire.name == "vllm":
+        site.behave(lambda wire: wire.script(text))
+    else:
+        choice = {"index": 0, "finish_reason": None, "text": text.removesuffix("<|return|>")}
+        raw = f"data: {json.dumps({'choices': [choice]}, ensure_ascii=False)}\n\n".encode()
+        site.behave(breaks(inject_at(0, raw), recut(1, 0), text=""))
+    answer = await site.ask("one", stream=True)
+    deltas = [event["choices"][0]["delta"].get("content") or "" for event in answer.events]
+    assert "".join(deltas) == FAMILY
+    assert "\ufffd" not in "".join(deltas)
+    assert answer.done
+
+
+@both_ways
+async def test_several_choices_share_one_fate(site: Site, stream: bool) -> None:
+    fates: Iterator[Script] = iter(
+        [site.wire.script(ANSWER), site.wire.script(ANSWER, faults=(reset_at(6),)), site.wire.script(ANSWER)]
+    )
+    site.behave(lambda wire: wire.script(""))
+    site.bad.script = lambda asked: next(fates)  # type: ignore[assignment, return-value]
+    answer = await site.ask("one", stream=stream, n=3)
+    if stream:
+        assert answer.status == 200
+        assert not answer.done
+        assert answer.events[-1]["error"]["code"] == "backend_protocol_error"
+    else:
+        check_error(answer, 502, "backend_protocol_error")
+    assert len(asked(site.bad)) == 3
+
+
+# The group as a whole. Each of these needs a gateway of its own.
+
+
+def dead_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        return int(unused.getsockname()[1])
+
+
+async def test_a_backend_that_is_dead_from_the_start_disturbs_nobody() -> None:
+    wire = WIRES["vllm"]
+    async with wire.fake() as good:
+        answer = wire.script(ANSWER)
+        good.script = lambda asked: answer  # type: ignore[assignment, return-value]
+        dead = f"http://127.0.0.1:{dead_port()}"
+        entries = [deployment("gpt-oss", wire, dead), deployment("gpt-oss", wire, good)]
+        async with gateway({"model_list": entries}) as running:
+            began = asyncio.get_running_loop().time()
+            answers = [await running.chat() for _ in range(6)]
+            assert asyncio.get_running_loop().time() - began < QUICK_S
+            assert [message_of(answer).content for answer in answers] == [SAID[1]] * 6
+            health = await running.get("/health/readiness")
+            assert health.status == 200
+
+
+async def test_deployments_take_turns_by_weight() -> None:
+    wire = WIRES["vllm"]
+    async with wire.fake() as heavy, wire.fake() as light, wire.fake() as other:
+        answer = wire.script(ANSWER)
+        for fake in (heavy, light, other):
+            fake.script = lambda asked: answer  # type: ignore[assignment, return-value]
+        entries = [
+            deployment("gpt-oss", wire, heavy, weight=4),
+            deployment("gpt-oss", wire, light, weight=2),
+            deployment("gpt-oss", wire, other, weight=2),
+        ]
+        async with gateway({"model_list": entries}) as running:
+            for _ in range(12):
+                await running.chat()
+        assert [len(asked(fake)) for fake in (heavy, light, other)] == [6, 3, 3]
+
+
+@both_ways
+async def test_when_everything_is_overloaded_the_retries_are_counted(stream: bool) -> None:
+    wire = WIRES["vllm"]
+    async with wire.fake() as busy:
+        busy.script = lambda asked: Refusal(503, b"{}", headers={"Retry-After": "3"})
+        entries = [deployment("gpt-oss", wire, busy) for _ in range(5)]
+        config = {"model_list": entries, "router_settings": {"num_retries": 2}}
+        async with gateway(config) as running:
+            for request in range(1, 4):
+                answer = await running.chat(stream=stream)
+                check_error(answer, 503, "backend_overloaded")
+                assert answer.headers["retry-after"] == "3"
+                assert len(asked(busy)) == 3 * request
+
+
+async def test_a_backend_that_keeps_failing_rests_and_is_tried_again() -> None:
+    wire = WIRES["vllm"]
+    async with wire.fake() as flapping, wire.fake() as good:
+        answer = wire.script(ANSWER)
+        good.script = lambda asked: answer  # type: ignore[assignment, return-value]
+        flapping.script = lambda asked: Refusal(500)
+        entries = [deployment("gpt-oss", wire, flapping), deployment("gpt-oss", wire, good)]
+        router = {"allowed_fails": 1, "cooldown_time": 0.5}
+        async with gateway({"model_list": entries, "router_settings": router}) as running:
+            for _ in range(10):
+                assert message_of(await running.chat()).content == SAID[1]
+            assert len(asked(flapping)) == 2
+            flapping.script = lambda asked: answer  # type: ignore[assignment, return-value]
+            async with asyncio.timeout(5):
+                while len(asked(flapping)) == 2:
+                    assert message_of(await running.chat()).content == SAID[1]
+                    await asyncio.sleep(0.05)
+
+
+# What a client must find
+
+
+def check_answer(site: Site, answer: Answer, *, stream: bool) -> None:
+    assert answer.status == 200
+    assert answer.done is stream
+    said = message_of(answer)
+    assert (said.reasoning, said.content, said.calls, said.finish_reason) == (*SAID, [], "stop")
+    assert said.note["recoveries"] == site.wire.hidden_stop()
+
+
+def check_error(answer: Answer, status: int, code: str, kind: str = "server_error") -> None:
+    assert (answer.status, answer.headers["content-type"]) == (status, "application/json")
+    error = answer.body["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["type"], error["code"]) == (kind, code)
+    assert error["message"]
+    assert "127.0.0.1" not in error["message"]
+    assert ("retry-after" in answer.headers) is (status == 503)
+
+
+def check_broken(answer: Answer, code: str) -> None:
+    """Half an answer with an error at its end, and nothing that could be taken for success."""
+    assert answer.status == 200
+    assert not answer.done
+    assert b"[DONE]" not in answer.raw
+    *shown, last = answer.events
+    assert last["error"]["code"] == code
+    assert set(last) == {"error"}
+    said = "".join(
+        event["choices"][0]["delta"].get("reasoning") or event["choices"][0]["delta"].get("content") or ""
+        for event in shown
+    )
+    assert said
+    assert "".join(SAID).startswith(said) or said.startswith("Well, ")
+    assert all(choice["finish_reason"] is None for event in shown for choice in event["choices"])
+    assert answer.raw.rstrip().rpartition(b"\n")[2].startswith(b'data: {"error"')
