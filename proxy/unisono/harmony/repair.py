@@ -9,44 +9,20 @@ one message whose role only its terminator decides.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from dataclasses import replace
 
 from unisono.core.events import Repaired
 from unisono.core.generation import CALL, CHANNEL, CONSTRAIN, END, FIRST_SPECIAL, MESSAGE, RETURN, START, FinishReason
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.grammar import STEPS, State, Step, mark_of
 from unisono.harmony.header import ANALYSIS, COMMENTARY, FINAL, C, Header, S, T, read_bodyless, read_header
+from unisono.harmony.legal import Body, Legal, Open, Shut
 from unisono.harmony.recipients import NOBODY, Kind
 
 _SENTINELS = {START: S, CHANNEL: C, CONSTRAIN: T}
 
 _LONGEST_HEADER = 64
 """Tokens. A header that is started again is read again; a longer one is left, which keeps the work linear."""
-
-
-@dataclass(frozen=True, slots=True)
-class Open:
-    """`tokens` is the whole legal header, `<|start|>` to `<|message|>`."""
-
-    header: Header
-    tokens: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Body:
-    tokens: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Shut:
-    """`complete` is False for a message that was cut: for a call, that it is none."""
-
-    token: int
-    complete: bool = True
-
-
-Legal: TypeAlias = Open | Body | Shut | Repaired
 
 
 class Repair:

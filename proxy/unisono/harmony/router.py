@@ -16,8 +16,9 @@ from unisono.core.events import Closed, Delta, Event, Finished, Item, Opened, Re
 from unisono.core.generation import FinishReason, Usage
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import ANALYSIS, COMMENTARY, Header
+from unisono.harmony.legal import Body, Legal, Open, Shut
 from unisono.harmony.recipients import Kind
-from unisono.harmony.repair import Body, Open, Repair, Shut
+from unisono.harmony.repair import Repair
 from unisono.harmony.tools import ToolSet
 
 
@@ -95,7 +96,7 @@ class HarmonyRouter:
 
     # -- legal messages to events
 
-    def _route(self, legal: Sequence[Open | Body | Shut | Repaired]) -> list[Event]:
+    def _route(self, legal: Sequence[Legal]) -> list[Event]:
         events, self._opened = self._opened, []
         for part in legal:
             match part:
