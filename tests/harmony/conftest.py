@@ -1,3 +1,5 @@
+"""The encoding, loaded once."""
+
 from __future__ import annotations
 
 import pytest
