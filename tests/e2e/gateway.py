@@ -72,7 +72,9 @@ def config_of(*deployments: str, name: str = "gpt-oss", **sections: Any) -> dict
 async def gateway(config: Mapping[str, Any]) -> AsyncIterator[Gateway]:
     """A running gateway; it and everything it opened is gone afterwards."""
     app = build(parse(dict(config), {}).config)
-    listener = socket.create_server(("127.0.0.1", 0))
+    # asyncio turns Nagle's algorithm off only where the protocol is named; with it every answer takes 40 ms more.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.bind(("127.0.0.1", 0))
     server = uvicorn.Server(
         uvicorn.Config(app, http=connections(10), ws="none", log_config=None, access_log=False, lifespan="on")
     )
