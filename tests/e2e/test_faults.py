@@ -52,7 +52,7 @@ class Site:
 
     def behave(self, how: Behaviour) -> None:
         script = how(self.wire)
-        self.bad.script = lambda asked: script  # type: ignore[assignment, return-value]
+        self.bad.script = lambda asked: script  # type: ignore[assignment]
         self.bad.requests.clear()
         self.good.requests.clear()
 
@@ -68,7 +68,7 @@ async def site(request: pytest.FixtureRequest) -> AsyncIterator[Site]:
     wire: Wire = request.param
     async with wire.fake() as bad, wire.fake() as good:
         answer = wire.script(ANSWER)
-        good.script = lambda asked: answer  # type: ignore[assignment, return-value]
+        good.script = lambda asked: answer  # type: ignore[assignment]
         entries = [
             deployment("gpt-oss-one", wire, bad),
             deployment("gpt-oss-two", wire, bad),
@@ -101,14 +101,14 @@ def event(**fields: Any) -> bytes:
 
 
 HTML = b"<html><body>502 Bad Gateway</body></html>"
-BUSY = {"headers": {"Retry-After": "7"}}
+LATER = {"Retry-After": "7"}
 
 # Nothing was shown when it broke: what the backend does, and status and code where there is no other backend.
 EARLY: dict[str, tuple[Behaviour, int, str]] = {
     "500": (refuses(500), 502, "backend_error"),
     "502 of a proxy": (refuses(502, HTML, content_type="text/html"), 502, "backend_error"),
-    "429": (refuses(429, **BUSY), 503, "backend_overloaded"),
-    "503": (refuses(503, **BUSY), 503, "backend_overloaded"),
+    "429": (refuses(429, headers=LATER), 503, "backend_overloaded"),
+    "503": (refuses(503, headers=LATER), 503, "backend_overloaded"),
     "401": (refuses(401), 503, "backend_unavailable"),
     "404": (refuses(404), 502, "backend_error"),
     "a redirect": (refuses(307, headers={"Location": "http://127.0.0.1:9/"}), 502, "backend_protocol_error"),
@@ -317,7 +317,7 @@ async def test_several_choices_share_one_fate(site: Site, stream: bool) -> None:
         [site.wire.script(ANSWER), site.wire.script(ANSWER, faults=(reset_at(6),)), site.wire.script(ANSWER)]
     )
     site.behave(lambda wire: wire.script(""))
-    site.bad.script = lambda asked: next(fates)  # type: ignore[assignment, return-value]
+    site.bad.script = lambda asked: next(fates)  # type: ignore[assignment]
     answer = await site.ask("one", stream=stream, n=3)
     if stream:
         assert answer.status == 200
@@ -340,7 +340,7 @@ async def test_a_backend_that_is_dead_from_the_start_disturbs_nobody() -> None:
     wire = WIRES["vllm"]
     async with wire.fake() as good:
         answer = wire.script(ANSWER)
-        good.script = lambda asked: answer  # type: ignore[assignment, return-value]
+        good.script = lambda asked: answer  # type: ignore[assignment]
         dead = f"http://127.0.0.1:{dead_port()}"
         entries = [deployment("gpt-oss", wire, dead), deployment("gpt-oss", wire, good)]
         async with gateway({"model_list": entries}) as running:
@@ -357,7 +357,7 @@ async def test_deployments_take_turns_by_weight() -> None:
     async with wire.fake() as heavy, wire.fake() as light, wire.fake() as other:
         answer = wire.script(ANSWER)
         for fake in (heavy, light, other):
-            fake.script = lambda asked: answer  # type: ignore[assignment, return-value]
+            fake.script = lambda asked: answer  # type: ignore[assignment]
         entries = [
             deployment("gpt-oss", wire, heavy, weight=4),
             deployment("gpt-oss", wire, light, weight=2),
@@ -388,7 +388,7 @@ async def test_a_backend_that_keeps_failing_rests_and_is_tried_again() -> None:
     wire = WIRES["vllm"]
     async with wire.fake() as flapping, wire.fake() as good:
         answer = wire.script(ANSWER)
-        good.script = lambda asked: answer  # type: ignore[assignment, return-value]
+        good.script = lambda asked: answer  # type: ignore[assignment]
         flapping.script = lambda asked: Refusal(500)
         entries = [deployment("gpt-oss", wire, flapping), deployment("gpt-oss", wire, good)]
         router = {"allowed_fails": 1, "cooldown_time": 0.5}
@@ -396,7 +396,7 @@ async def test_a_backend_that_keeps_failing_rests_and_is_tried_again() -> None:
             for _ in range(10):
                 assert message_of(await running.chat()).content == SAID[1]
             assert len(asked(flapping)) == 2
-            flapping.script = lambda asked: answer  # type: ignore[assignment, return-value]
+            flapping.script = lambda asked: answer  # type: ignore[assignment]
             async with asyncio.timeout(5):
                 while len(asked(flapping)) == 2:
                     assert message_of(await running.chat()).content == SAID[1]
