@@ -205,6 +205,7 @@ class _Markerless:
         self._encoding = encoding
         self._buffer = ""
         self._begun = opening is not None
+        self._at_start = opening is None
 
     def feed(self, chunk: Chunk) -> Sequence[int]:
         self._buffer += chunk.text
@@ -221,7 +222,7 @@ class _Markerless:
             self._emit(self._buffer[: split.start()], out)
             if self._begun:
                 out += [END, START, *self._encoding.encode_text("assistant")]
-            self._begun = True
+            self._begun, self._at_start = True, False
             to = f" to={split['name']}" if split["to"] else ""
             out += [CHANNEL, *self._encoding.encode_text(split["channel"] + to), MESSAGE]
             self._buffer = self._buffer[split.end() :]
@@ -237,10 +238,11 @@ class _Markerless:
 
     def _next_split(self) -> re.Match[str] | None:
         for split in _SPLIT.finditer(self._buffer):
-            if split.start() > 0 or not self._begun or split[0].startswith("assistant"):
+            if split[0].startswith("assistant") or (split.start() == 0 and self._at_start):
                 return split
         return None
 
     def _emit(self, text: str, out: list[int]) -> None:
+        self._at_start = self._at_start and not text
         for i in range(0, len(text), _PIECE):
             out += self._encoding.encode_text(text[i : i + _PIECE])
