@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 
 from unisono.core.generation import Capabilities, Chunk, FinishReason, Form, Generation, Timeouts
 from unisono.core.ports import BackendOptions
+from unisono.core.probe import Probe
 from unisono.errors import (
     BackendError,
     BackendOverloaded,
@@ -94,11 +95,11 @@ class MlxLocalBackend:
         engine, _ = self._start.result()
         return engine.pid if engine.lost is None else None
 
-    async def probe(self) -> Capabilities:
+    async def probe(self) -> Probe:
         """Start the engine when it does not run. Raises BackendUnavailable."""
         _, context = await self._running()
-        return Capabilities(
-            prompt=Form.IDS, output=Form.IDS, stop_visible=True, context=context, logit_bias=True, constrain=frozenset()
+        return Probe(
+            Capabilities(prompt=Form.IDS, output=Form.IDS, stop_visible=True, context=context, logit_bias=True)
         )
 
     async def complete(self, job: Generation) -> AsyncIterator[Chunk]:

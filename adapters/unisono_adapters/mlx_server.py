@@ -13,6 +13,7 @@ import orjson
 
 from unisono.core.generation import Capabilities, Chunk, Form, Generation
 from unisono.core.ports import BackendOptions
+from unisono.core.probe import Probe
 from unisono.errors import BackendError, BackendProtocolError, BackendUnavailable
 from unisono_adapters import _completions
 from unisono_adapters._http import Wire
@@ -28,7 +29,7 @@ class MlxServerBackend:
         """Raises ConfigError."""
         self._wire = Wire(options, {404: (BackendError, "the backend failed while it generated")})
 
-    async def probe(self) -> Capabilities:
+    async def probe(self) -> Probe:
         """Asks for its health, which knows whether the generating thread lives. The server does not tell the length
         of its context."""
         health = await self._wire.get_json("health")
@@ -37,7 +38,7 @@ class MlxServerBackend:
             raise BackendProtocolError("the backend's report of its health is not one")
         if status != "ok":
             raise BackendUnavailable("the backend says it is not well")
-        return Capabilities(prompt=Form.TEXT, output=Form.TEXT, stop_visible=False, logit_bias=True)
+        return Probe(Capabilities(prompt=Form.TEXT, output=Form.TEXT, stop_visible=False, logit_bias=True))
 
     def complete(self, job: Generation) -> AsyncIterator[Chunk]:
         return _completions.complete(self._wire, _body(job), job, Form.TEXT)

@@ -39,6 +39,7 @@ from unisono.core.generation import (
     Generation,
 )
 from unisono.core.ports import BackendOptions
+from unisono.core.probe import Probe
 from unisono.errors import BackendError, BackendTimeout, BackendUnavailable, ConfigError
 from unisono.harmony.encoding import VocabularyError, load_encoding
 
@@ -71,10 +72,10 @@ class ReplayBackend:
         self._context = _number(extra.get("context", 131072), "context", int, 1)
         self._turns: Sequence[RecordedTurn] | None = None
 
-    async def probe(self) -> Capabilities:
+    async def probe(self) -> Probe:
         """Reads the recording."""
         await self._load()
-        return Capabilities(prompt=Form.IDS, output=Form.IDS, stop_visible=True, context=int(self._context))
+        return Probe(Capabilities(prompt=Form.IDS, output=Form.IDS, stop_visible=True, context=int(self._context)))
 
     async def complete(self, job: Generation) -> AsyncIterator[Chunk]:
         try:

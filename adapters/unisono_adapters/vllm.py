@@ -12,6 +12,7 @@ import orjson
 
 from unisono.core.generation import STOP_TOKENS, Capabilities, Chunk, Form, Generation
 from unisono.core.ports import BackendOptions
+from unisono.core.probe import Probe
 from unisono.errors import BackendError, BackendProtocolError, ConfigError
 from unisono_adapters import _completions
 from unisono_adapters._http import Wire
@@ -30,7 +31,7 @@ class VllmBackend:
             raise ConfigError("litellm_params.stream_interval: must be a whole number of tokens, 1 or more")
         self._wire = Wire(options)
 
-    async def probe(self) -> Capabilities:
+    async def probe(self) -> Probe:
         """Asks for the model list: that the model is there, and how long its context is."""
         listed = await self._wire.get_json("v1/models")
         models = listed.get("data") if isinstance(listed, dict) else None
@@ -39,12 +40,14 @@ class VllmBackend:
         for model in models:
             if isinstance(model, dict) and model.get("id") == self._model:
                 length = model.get("max_model_len")
-                return Capabilities(
-                    prompt=Form.IDS,
-                    output=Form.IDS,
-                    stop_visible=True,
-                    context=length if type(length) is int and length > 0 else None,
-                    logit_bias=True,
+                return Probe(
+                    Capabilities(
+                        prompt=Form.IDS,
+                        output=Form.IDS,
+                        stop_visible=True,
+                        context=length if type(length) is int and length > 0 else None,
+                        logit_bias=True,
+                    )
                 )
         raise BackendError("the backend does not serve the model it is configured with")
 

@@ -14,6 +14,7 @@
       NotAllowed                    403 permission_denied
       BackendError                  502 backend_error
         BackendUnavailable          503 backend_unavailable
+        BackendUnfit                503 backend_unfit
         BackendOverloaded           503 backend_overloaded
         BackendTimeout              504 backend_timeout
         BackendProtocolError        502 backend_protocol_error
@@ -103,6 +104,12 @@ class BackendUnavailable(BackendError):
     """Not reachable, shutting down, or dead."""
 
     status, code = 503, "backend_unavailable"
+
+
+class BackendUnfit(BackendError):
+    """Examined and found wrong: what it would answer could not be trusted."""
+
+    status, code = 503, "backend_unfit"
 
 
 class BackendOverloaded(BackendError):

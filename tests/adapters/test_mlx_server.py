@@ -54,7 +54,7 @@ async def test_a_neutral_repetition_penalty_is_spelled_as_off(
 async def test_the_stop_token_stays_hidden(backend: MlxServerBackend) -> None:
     last = (await collect(backend))[-1]
     assert (last.finish, last.stop_token) == (FinishReason.STOP, None)
-    found = await backend.probe()
+    found = (await backend.probe()).capabilities
     assert (found.prompt, found.output, found.stop_visible) == (Form.TEXT, Form.TEXT, False)
 
 

@@ -182,6 +182,6 @@ DEMO = {
 @pytest.mark.parametrize(("asked", "end"), DEMO.values(), ids=DEMO)
 async def test_the_packaged_demo_answers(encoding: Encoding, asked: str, end: str) -> None:
     backend = replay("demo")
-    assert (await backend.probe()).context
+    assert (await backend.probe()).capabilities.context
     chunks = await collect(backend, encoding.encode_marked(USER.format(asked)))
     assert encoding.decode(tokens(chunks)).endswith(end)

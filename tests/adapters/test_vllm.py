@@ -204,7 +204,7 @@ async def test_a_new_connection_that_dies_is_not_tried_again() -> None:
 
 
 async def test_probing_finds_the_context(backend: VllmBackend) -> None:
-    found = await backend.probe()
+    found = (await backend.probe()).capabilities
     assert (found.prompt, found.output, found.context) == (Form.IDS, Form.IDS, 131072)
 
 
@@ -212,7 +212,7 @@ async def test_probing_finds_the_context(backend: VllmBackend) -> None:
 async def test_a_context_that_cannot_be_is_unknown(context: object) -> None:
     async with FakeVllm(context=context) as fake:
         backend = VllmBackend(BackendOptions("vllm", "tiny", fake.url))
-        assert (await backend.probe()).context is None
+        assert (await backend.probe()).capabilities.context is None
         await backend.aclose()
 
 

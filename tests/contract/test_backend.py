@@ -61,7 +61,7 @@ async def test_max_tokens_cuts_the_answer(kind: Kind, tmp_path: Path) -> None:
 
 async def test_probing_says_which_form_it_speaks(kind: Kind, tmp_path: Path) -> None:
     async with kind.serve(tmp_path) as (backend, _):
-        found = await backend.probe()
+        found = (await backend.probe()).capabilities
     assert isinstance(found, Capabilities)
     assert found.output is kind.output
     assert found.stop_visible is (kind.output is Form.IDS)

@@ -45,7 +45,7 @@ async def answer(backend: Backend, job: Generation) -> tuple[list[int], FinishRe
 
 
 async def test_it_says_what_it_can_do(backend: Backend) -> None:
-    assert await backend.probe() == Capabilities(
+    assert (await backend.probe()).capabilities == Capabilities(
         prompt=Form.IDS, output=Form.IDS, stop_visible=True, context=131072, logit_bias=True
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
@@ -10,12 +11,14 @@ import pytest
 
 from unisono.core.generation import Capabilities, Chunk, FinishReason, Form, Generation, Prompt
 from unisono.core.ports import Backend, Pool
+from unisono.core.probe import Check, Finding, Probe
 from unisono.errors import (
     BackendOverloaded,
     BackendProtocolError,
     BackendRejected,
     BackendTimeout,
     BackendUnavailable,
+    BackendUnfit,
     ContextTooLong,
     UnisonoError,
     UnknownModel,
@@ -33,20 +36,20 @@ JOB = Generation(Prompt([1]), max_tokens=1)
 class Script:
     """A backend that does what its test says; counts what it is asked."""
 
-    outcomes: list[Capabilities | UnisonoError] = field(default_factory=lambda: [IDS])
+    outcomes: list[Capabilities | Probe | UnisonoError] = field(default_factory=lambda: [IDS])
     gate: asyncio.Event | None = None
     probes: int = 0
     streaming: int = 0
     closed: bool = False
 
-    async def probe(self) -> Capabilities:
+    async def probe(self) -> Probe:
         outcome = self.outcomes[min(self.probes, len(self.outcomes) - 1)]
         self.probes += 1
         if self.gate is not None:
             await self.gate.wait()
         if isinstance(outcome, UnisonoError):
             raise outcome
-        return outcome
+        return outcome if isinstance(outcome, Probe) else Probe(outcome)
 
     async def complete(self, job: Generation) -> AsyncIterator[Chunk]:
         self.streaming += 1
@@ -234,6 +237,45 @@ async def test_a_backend_that_goes_away_without_traffic_is_noticed_and_used_all_
         states.append(pool.status()[0].state)
         assert await deployment.capabilities() == IDS
     assert states == ["ready", "failing", "ready"]
+
+
+WRONG = Finding(Check.TOKENIZER, ok=False, detail="Its ids are others.", remedy="Serve a gpt-oss model.")
+HIDDEN = Finding(Check.STOP_TOKEN, ok=False, detail="It hides the stop token.")
+
+
+async def test_a_backend_with_a_fatal_finding_is_not_used_until_it_is_found_well() -> None:
+    clock = Clock()
+    deployment = LiveDeployment("a", Script([Probe(IDS, (WRONG, HIDDEN)), Probe(IDS, (HIDDEN,))]), clock=clock)
+    pool = RoundRobinPool({"m": [deployment]}, clock=clock)
+    for _ in range(2):
+        with pytest.raises(BackendUnfit, match="a is not fit for use: tokenizer"):
+            await deployment.capabilities()
+    assert [(s.state, s.reason) for s in pool.status()] == [("unfit", "backend_unfit: tokenizer")]
+    clock.now += 3
+    assert await deployment.capabilities() == IDS
+    assert pool.status()[0].state == "ready"
+
+
+async def test_a_backend_that_was_good_and_is_found_unfit_is_dropped() -> None:
+    deployment = LiveDeployment("a", Script([IDS, Probe(IDS, (WRONG,))]))
+    assert await deployment.capabilities() == IDS
+    with pytest.raises(BackendUnfit):
+        await deployment.check()
+    with pytest.raises(BackendUnfit):
+        await deployment.capabilities()
+
+
+async def test_what_a_check_found_is_logged_once_with_its_remedy(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "unisono.routing.pool")
+    deployment = LiveDeployment("a", Script([Probe(IDS, (WRONG, HIDDEN))]))
+    for _ in range(3):
+        with pytest.raises(BackendUnfit):
+            await deployment.check()
+    found = [record for record in caplog.records if record.message == "backend check failed"]
+    assert [(r.levelno, vars(r)["check"], vars(r)["reason"], vars(r)["remedy"]) for r in found] == [
+        (logging.ERROR, "tokenizer", WRONG.detail, WRONG.remedy),
+        (logging.INFO, "stop_token", HIDDEN.detail, ""),
+    ]
 
 
 async def test_what_is_not_ready_is_asked_again_soon_and_what_is_ready_now_and_then() -> None:

@@ -34,6 +34,7 @@ STATES = {
     "unknown": "starting",
     "failing": "not reachable now, will be tried again",
     "resting": "failing, rests for a while",
+    "unfit": "not fit for use; `unisono check` says why",
 }
 
 

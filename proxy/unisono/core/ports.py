@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from unisono.core.generation import Capabilities, Chunk, Generation, Timeouts
+from unisono.core.probe import Probe
 from unisono.errors import UnisonoError
 
 
@@ -16,8 +17,11 @@ class Backend(Protocol):
     Every method raises only the `BackendError` family (or `ContextTooLong`) for what goes wrong out there.
     """
 
-    async def probe(self) -> Capabilities:
-        """Ask the server what it can do. Called again when it comes back after a failure."""
+    async def probe(self) -> Probe:
+        """Examine the server: what it can do, and what is wrong with it. Bounded in time, safe while it is busy, and
+        cancelled cleanly. Called again when it comes back after a failure. Raises what keeps it from being examined;
+        what was examined and found wrong is a finding, and a fatal one (`Probe.fatal`) keeps the backend from being
+        used."""
         ...
 
     def complete(self, job: Generation) -> AsyncIterator[Chunk]:
@@ -64,7 +68,7 @@ class Deployment(Protocol):
     def timeouts(self) -> Timeouts: ...
 
     async def capabilities(self) -> Capabilities:
-        """The last good probe, probing first when there is none. Raises the `BackendError` family."""
+        """By the last good probe, probing first when there is none. Raises the `BackendError` family."""
         ...
 
 

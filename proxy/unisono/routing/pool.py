@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, replace
 
 from unisono.core.generation import Capabilities, Timeouts
 from unisono.core.ports import Backend, Deployment
-from unisono.errors import BackendTimeout, UnisonoError, UnknownModel
+from unisono.core.probe import Finding, Probe, Severity
+from unisono.errors import BackendTimeout, BackendUnfit, UnisonoError, UnknownModel
 from unisono.routing.health import Circuit, Tolerance, after_failure, counts
 from unisono.routing.policy import round_robin
 from unisono.routing.slots import SlottedBackend
@@ -25,6 +26,9 @@ FAILURE_REMEMBERED_S = 2.0
 WATCH_EVERY_S = 5.0
 CHECK_EVERY_S = 30.0
 """How old a good probe may get, in seconds, before a deployment is asked again whether it is there."""
+
+LEVELS = {Severity.FATAL: logging.ERROR, Severity.WARNING: logging.WARNING, Severity.NOTE: logging.INFO}
+"""How loudly a failed check is logged."""
 
 log = logging.getLogger(__name__)
 
@@ -42,11 +46,13 @@ class LiveDeployment:
     clock: Callable[[], float] = time.monotonic
     circuit: Circuit = field(default_factory=Circuit, init=False)
     known: Capabilities | None = field(default=None, init=False)
-    """The last good probe; None before the first and after the deployment was put to rest."""
+    """By the last good probe; None before the first, after the deployment was put to rest, and when it is unfit."""
+    examined: Probe | None = field(default=None, init=False)
+    """The last probe that came to an end, good or bad."""
     failure: UnisonoError | None = field(default=None, init=False)
     """Why the last probe failed; None when it did not."""
     _probed_at: float = field(default=0.0, init=False)
-    _probing: asyncio.Task[Capabilities] | None = field(default=None, init=False)
+    _probing: asyncio.Task[Probe] | None = field(default=None, init=False)
 
     @property
     def full(self) -> bool:
@@ -61,33 +67,38 @@ class LiveDeployment:
         fresh = self.clock() - self._probed_at < FAILURE_REMEMBERED_S
         if self._probing is None and self.failure is not None and fresh:
             raise self.failure.with_traceback(None)
-        return await self.check()
+        return (await self.check()).capabilities
 
-    async def check(self) -> Capabilities:
+    async def check(self) -> Probe:
         """Probe now, whatever is known. A failure shows in `failure` and leaves `known` as it was: a server that is
-        too busy to answer about itself may still answer. Raises the `BackendError` family."""
+        too busy to answer about itself may still answer. One that is found unfit is not used until a later probe finds
+        it well. Raises the `BackendError` family, BackendUnfit for a fatal finding."""
         if self._probing is None:
             self._probing = asyncio.create_task(self._probe(), name=f"probe {self.name}")
             self._probing.add_done_callback(self._probed)
         # Shielded: a client that leaves must not end the probe others wait for.
-        return await asyncio.shield(self._probing)
+        probe = await asyncio.shield(self._probing)
+        if probe.fatal:
+            raise _unfit(self.name, probe.fatal)
+        return probe
 
     def stale(self, now: float) -> bool:
         """Whether it is time to probe again."""
         return self.known is None or self.failure is not None or now - self._probed_at >= CHECK_EVERY_S
 
-    async def _probe(self) -> Capabilities:
+    async def _probe(self) -> Probe:
         try:
             # Generous, because probing an engine of our own starts it and loads the model.
             async with asyncio.timeout(self.timeouts.first_token_s):
                 found = await self.backend.probe()
         except TimeoutError:
             raise BackendTimeout(f"{self.name} did not say in time what it can do.") from None
+        able = found.capabilities
         if self.context is not None:
-            found = replace(found, context=min(self.context, found.context or self.context))
-        return found
+            able = replace(able, context=min(self.context, able.context or self.context))
+        return replace(found, capabilities=able)
 
-    def _probed(self, task: asyncio.Task[Capabilities]) -> None:
+    def _probed(self, task: asyncio.Task[Probe]) -> None:
         self._probing = None
         if task.cancelled():
             return
@@ -95,15 +106,31 @@ class LiveDeployment:
         error = task.exception()
         about = {"backend": self.name}
         if error is None:
-            if self.known is None or self.failure is not None:
-                log.info("backend ready", extra=about)
-            self.known, self.failure = task.result(), None
+            self._examined(task.result())
         elif isinstance(error, UnisonoError):
             if self.failure is None or self.failure.code != error.code:
                 log.warning("backend not ready", extra=about | {"code": error.code, "reason": error.message})
             self.failure = error
         else:
             log.error("probe failed unexpectedly", extra=about, exc_info=error)
+
+    def _examined(self, probe: Probe) -> None:
+        before, self.examined = self.examined, probe
+        if probe.fatal:
+            self.known, self.failure = None, _unfit(self.name, probe.fatal)
+        else:
+            if self.known is None or self.failure is not None:
+                log.info("backend ready", extra={"backend": self.name})
+            self.known, self.failure = probe.capabilities, None
+        for finding in probe.findings:
+            # Once, and again only when something else is found.
+            if finding.weight is not None and (before is None or finding not in before.findings):
+                log.log(
+                    LEVELS[finding.weight],
+                    "backend check failed",
+                    extra={"backend": self.name, "check": finding.check.value, "severity": finding.weight.value}
+                    | {"reason": finding.detail, "remedy": finding.remedy},
+                )
 
     def forget(self) -> None:
         """Have the next user probe again: what comes back after a failure may be another server."""
@@ -119,7 +146,8 @@ class LiveDeployment:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentStatus:
-    """`state` is `ready`, `resting`, `failing` or `unknown` (not probed yet); `reason` is an error code."""
+    """`state` is `ready`, `resting`, `failing`, `unfit` (a fatal finding) or `unknown` (not probed yet); `reason` is an
+    error code, or the failed check."""
 
     model: str
     name: str
@@ -216,6 +244,10 @@ class RoundRobinPool:
         await asyncio.gather(*(deployment.aclose() for deployment in self._live.values()))
 
 
+def _unfit(name: str, fatal: Sequence[Finding]) -> BackendUnfit:
+    return BackendUnfit(f"The backend {name} is not fit for use: {', '.join(finding.check for finding in fatal)}.")
+
+
 def _window(deployment: LiveDeployment) -> int | None:
     return deployment.known.context if deployment.known is not None else deployment.context
 
@@ -223,6 +255,9 @@ def _window(deployment: LiveDeployment) -> int | None:
 def _status(model: str, deployment: LiveDeployment, now: float) -> DeploymentStatus:
     if deployment.circuit.resting(now):
         return DeploymentStatus(model, deployment.name, "resting", "too many failures in a row")
+    if isinstance(deployment.failure, BackendUnfit) and deployment.examined is not None:
+        checks = ", ".join(finding.check.value for finding in deployment.examined.fatal)
+        return DeploymentStatus(model, deployment.name, "unfit", f"{deployment.failure.code}: {checks}")
     if deployment.failure is not None:
         return DeploymentStatus(model, deployment.name, "failing", deployment.failure.code)
     if deployment.known is not None:

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
-from unisono.core.generation import Capabilities, Chunk, Generation
+from unisono.core.generation import Chunk, Generation
 from unisono.core.ports import Backend
+from unisono.core.probe import Probe
 from unisono.errors import BackendOverloaded
 
 
@@ -29,7 +30,7 @@ class SlottedBackend:
     def full(self) -> bool:
         return self._places.locked()
 
-    async def probe(self) -> Capabilities:
+    async def probe(self) -> Probe:
         return await self._backend.probe()
 
     async def complete(self, job: Generation) -> AsyncIterator[Chunk]:
