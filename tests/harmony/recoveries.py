@@ -146,6 +146,12 @@ BOUNDARIES: dict[str, Case] = {
     "a word for a role": Case(
         THINK + "<|start|>zork<|channel|>final<|message|>hi<|return|>", (HM, F("hi")), ("foreign-role",)
     ),
+    "a call in its header, cut by a start": Case(
+        '<|channel|>commentary to=functions.f <|constrain|>json{"a":1}' + OK,
+        (F("ok"),),
+        ("header-without-message", "unfinished-call"),
+        cut=True,
+    ),
     # mlx-lm#875
     "an invented result": Case(
         ASK + "<|start|>functions.f to=assistant<|channel|>commentary<|message|>42<|end|>" + OK,

@@ -19,10 +19,13 @@ from unisono.harmony.header import ANALYSIS, COMMENTARY, FINAL, C, Header, S, T,
 from unisono.harmony.legal import Body, Legal, Open, Shut
 from unisono.harmony.recipients import NOBODY, Kind
 
+_TERMINATORS = frozenset({END, RETURN, CALL})
 _SENTINELS = {START: S, CHANNEL: C, CONSTRAIN: T}
 
-_LONGEST_HEADER = 64
-"""Tokens. A header that is started again is read again; a longer one is left, which keeps the work linear."""
+_LONGEST_HEADER = 256
+"""Characters. A header that is started again is read again; a longer one is left, which keeps the work linear."""
+_BYTES = 4
+"""Tokens a character may take."""
 
 
 class Repair:
@@ -170,7 +173,8 @@ class Repair:
         run: list[int] = []
         for token in [*self._held, START]:
             if token in _SENTINELS:
-                parts.append(self._decoded(run))
+                if run:
+                    parts.append(self._decoded(run))
                 parts.append(_SENTINELS[token])
                 run = []
             else:
@@ -186,10 +190,11 @@ class Repair:
             return raw.decode("utf-8", errors="replace")
 
     def _restart(self, token: int, rule: str | None) -> None:
-        if len(self._held) <= _LONGEST_HEADER and self._says_nothing():
+        short = len(self._held) <= _BYTES * _LONGEST_HEADER and len(self._held_text()) <= _LONGEST_HEADER
+        if short and self._says_nothing():
             self._held.append(token)
             return
-        self._bodyless(END, None)
+        self._bodyless(token, None)
         self._open(token, None)
 
     def _says_nothing(self) -> bool:
@@ -211,10 +216,11 @@ class Repair:
         self._first, self._state = False, State.BETWEEN
         if header.dropped or (not header.body and not header.is_call):
             return
-        if header.thought and token == END:
+        if header.thought and token in (END, START):
             self._thought = (header, True)
             return
-        self._whole(header, token, complete=rule is None or not header.is_call)
+        # Neither the end of the text nor the next message completes a call.
+        self._whole(header, token, complete=token in _TERMINATORS or not header.is_call)
 
     def _whole(self, header: Header, token: int, *, complete: bool = True) -> None:
         """A message whose header and body are known at once."""
@@ -225,7 +231,7 @@ class Repair:
         self._out.append(Open(header, tokens))
         if header.body:
             self._out.append(Body(self._encoding.encode_text(header.body)))
-        self._out.append(Shut(token if token in (END, RETURN, CALL) else END, complete))
+        self._out.append(Shut(token if token in _TERMINATORS else END, complete))
 
     def _settle_thought(self, *, more: bool) -> None:
         """A closed message without any channel: thoughts when another message follows, else the answer."""
