@@ -119,6 +119,30 @@ def test_markers_spelled_in_ordinary_tokens_are_text(header: str, text: str, enc
     assert rules_of(events) == ()
 
 
+SPELLED_IN_HEADERS = {
+    "a stop behind a recipient": " to=functions.f<|end|>",
+    "a start inside a bare recipient": " to=f<|start|>user",
+    "a channel behind a recipient": "<|channel|>commentary to=functions.f<|channel|>final",
+    "a message behind a recipient": " to=functions.f<|message|>",
+}
+
+
+@pytest.mark.parametrize("header", SPELLED_IN_HEADERS.values(), ids=SPELLED_IN_HEADERS)
+@pytest.mark.parametrize("ending", ["<|call|>", "<|message|>{}<|call|>"], ids=["no body", "body"])
+def test_a_marker_spelled_in_a_header_never_becomes_one(header: str, ending: str, encoding: Encoding) -> None:
+    typed = header.removeprefix("<|channel|>commentary")
+    tokens = encoding.encode_marked(header.removesuffix(typed))
+    events = route(encoding, [*tokens, *encoding.encode_text(typed), *encoding.encode_marked(ending)])
+    (closed,) = [event for event in events if isinstance(event, Closed)]
+    assert isinstance(closed.item, ToolCall)
+    assert closed.item.name == "f"
+    structure = encoding.special_ids(closed.tokens)
+    assert structure.count(START) == 1
+    assert len(structure) <= 4
+    again = route(encoding, closed.tokens[2:])
+    assert rules_of(again) == ()
+
+
 TYPED = {
     "a stop in prose": (
         "<|channel|>final<|message|>The <|end|> marker ends it.<|return|>",

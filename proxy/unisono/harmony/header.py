@@ -335,9 +335,9 @@ def read_bodyless(text: str, declared: frozenset[str] | None, *, role_given: boo
         at = to.end()
     if typed := _TYPE.match(rest, at):
         at = typed.end()
-    recipient = next(
-        (r for r in (read_recipient(w, declared) for w in recipients) if r.kind is not Kind.NOBODY), NOBODY
-    )
+    # A marker spelled in ordinary tokens must not get into the header that is written anew: there it would be one.
+    cleaned = (_cut_at_marker(word)[0] for word in recipients)
+    recipient = next((r for r in (read_recipient(w, declared) for w in cleaned) if r.kind is not Kind.NOBODY), NOBODY)
     body = _without_markers(rest[at:])
     body = body[1:] if body.startswith(" ") else body
     if not known and _is_stem(body.strip()):
