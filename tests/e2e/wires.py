@@ -22,8 +22,9 @@ class Wire:
 
     name: str
 
-    def fake(self) -> Fake:
-        return FakeVllm() if self.name == "vllm" else FakeMlxServer()
+    def fake(self, context: int = 131_072) -> Fake:
+        """`context` is the window it claims, where the kind tells one."""
+        return FakeVllm(context=context) if self.name == "vllm" else FakeMlxServer()
 
     def script(self, marked: str, **fields: Any) -> Script:
         """A completion, markers spelled, one token per event; text wires hide the stop token at its end."""
