@@ -1,7 +1,6 @@
-"""The OpenAI text-completion stream, as several engines speak it, folded into chunks: one chunk per network read.
+"""The OpenAI text-completion stream, as several engines speak it.
 
-The last chunk appears only when the stream has said both why generation ended and `[DONE]`; everything short of that
-is a failure, since a crashed engine looks exactly like one that stopped in the middle.
+It has ended when it has said both why generation ended and `[DONE]`.
 """
 
 from __future__ import annotations
@@ -9,10 +8,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-import orjson
-
-from unisono.core.generation import ENDOFTEXT, STOP_TOKENS, VOCABULARY, Chunk, FinishReason, Form, Generation
+from unisono.core.generation import ENDOFTEXT, STOP_TOKENS, Chunk, FinishReason, Form, Generation
 from unisono.errors import BackendError, BackendProtocolError, BackendUnavailable
+from unisono_adapters._events import count, decoded, generate, text_of, token_ids
 from unisono_adapters._failures import Failures, is_error
 from unisono_adapters._http import Wire
 
@@ -25,25 +23,13 @@ FINISHES: dict[str, FinishReason | type[BackendError]] = {
 }
 """Why generation ended, in the words of vLLM, SGLang and mlx-lm; the last two are failures."""
 
-_MOST_TOKENS = 2**31
 
-
-async def complete(wire: Wire, body: bytes, job: Generation, output: Form) -> AsyncIterator[Chunk]:
-    """Send `body` to `/v1/completions` and yield what comes back as ids or as text, by `output`."""
-    answer = await wire.post("v1/completions", body, job.timeouts, job.request_id)
-    try:
-        fold = CompletionFold(output, wire.failures)
-        while not fold.done:
-            events = await answer.read()
-            if events is None:
-                raise BackendProtocolError("the backend's stream ended without an end")
-            chunk = fold.feed(events)
-            if chunk is not None:
-                answer.delivered()
-                yield chunk
-        await answer.settle()
-    finally:
-        answer.close()
+def complete(
+    wire: Wire, body: bytes, job: Generation, output: Form, stop_field: str = "stop_reason"
+) -> AsyncIterator[Chunk]:
+    """Send `body` to `/v1/completions` and yield what comes back as ids or as text, by `output`. `stop_field` is where
+    a choice names the token that ended it."""
+    return generate(wire, "v1/completions", body, job, CompletionFold(output, wire.failures, stop_field))
 
 
 def sampling(job: Generation) -> dict[str, object]:
@@ -68,11 +54,15 @@ def sampling(job: Generation) -> dict[str, object]:
 class CompletionFold:
     """Events in, chunks out. `done` is set with the chunk that holds the finish."""
 
-    __slots__ = ("_cached_tokens", "_failures", "_finish", "_last", "_output", "_prompt_tokens", "_stop_reason", "done")
+    __slots__ = (
+        "_cached_tokens", "_failures", "_finish", "_last", "_output", "_prompt_tokens", "_stop_field", "_stop_reason",
+        "done",
+    )  # fmt: skip
 
-    def __init__(self, output: Form, failures: Failures) -> None:
+    def __init__(self, output: Form, failures: Failures, stop_field: str = "stop_reason") -> None:
         self._output = output
         self._failures = failures
+        self._stop_field = stop_field
         self._finish: FinishReason | None = None
         self._stop_reason: int | None = None
         self._last: int | None = None
@@ -89,7 +79,7 @@ class CompletionFold:
             if event == b"[DONE]":
                 self.done = True
                 break
-            self._take(_decoded(event), tokens, texts)
+            self._take(decoded(event), tokens, texts)
         text = "".join(texts)
         if self.done:
             return self._last_chunk(tokens, text)
@@ -113,13 +103,10 @@ class CompletionFold:
         if self._output is Form.IDS:
             self._take_ids(choice, tokens)
         else:
-            text = choice.get("text")
-            if not isinstance(text, str):
-                raise BackendProtocolError("the backend sent text that is no string")
-            texts.append(text)
+            texts.append(text_of(choice.get("text")))
         finish = choice.get("finish_reason")
         if finish is not None:
-            self._end(finish, choice.get("stop_reason"))
+            self._end(finish, choice.get(self._stop_field))
 
     def _take_ids(self, choice: dict[str, Any], tokens: list[int]) -> None:
         ids = choice.get("token_ids")
@@ -127,14 +114,9 @@ class CompletionFold:
             if choice.get("text"):
                 raise BackendProtocolError("the backend sent text without token ids; its version may be too old")
             return
-        if not isinstance(ids, list):
-            raise BackendProtocolError("the backend sent token ids that are no list")
-        for token in ids:
-            if type(token) is not int or not 0 <= token < VOCABULARY:
-                raise BackendProtocolError("the backend sent a token id outside the vocabulary")
-        if ids:
-            tokens += ids
-            self._last = ids[-1]
+        if checked := token_ids(ids):
+            tokens += checked
+            self._last = checked[-1]
 
     def _end(self, finish: object, stop_reason: object) -> None:
         meaning = FINISHES.get(finish) if isinstance(finish, str) else None
@@ -147,10 +129,10 @@ class CompletionFold:
             self._stop_reason = stop_reason
 
     def _count(self, usage: dict[str, Any]) -> None:
-        self._prompt_tokens = _count(usage.get("prompt_tokens"))
+        self._prompt_tokens = count(usage.get("prompt_tokens"))
         details = usage.get("prompt_tokens_details")
         if isinstance(details, dict):
-            self._cached_tokens = _count(details.get("cached_tokens"))
+            self._cached_tokens = count(details.get("cached_tokens"))
 
     def _last_chunk(self, tokens: list[int], text: str) -> Chunk:
         if self._finish is None:
@@ -164,18 +146,3 @@ class CompletionFold:
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
         )
-
-
-def _decoded(event: bytes) -> dict[str, Any]:
-    try:
-        data = orjson.loads(event)
-    except orjson.JSONDecodeError as error:
-        raise BackendProtocolError("the backend sent an event that is not JSON") from error
-    if not isinstance(data, dict):
-        raise BackendProtocolError("the backend sent an event that is no object")
-    return data
-
-
-def _count(value: object) -> int | None:
-    """A count a backend claims; None for what cannot be one."""
-    return value if type(value) is int and 0 <= value < _MOST_TOKENS else None

@@ -24,7 +24,7 @@ from unisono.errors import (
     BackendUnavailable,
     ContextTooLong,
 )
-from unisono_adapters._sse import EventTooLong
+from unisono_adapters._ndjson import EventTooLong
 
 LONGEST_DETAIL = 300
 LONGEST_WAIT_S = 3600.0
@@ -109,9 +109,9 @@ class Failures:
         return failure
 
     def error_object(self, data: dict[str, Any]) -> BackendError | ContextTooLong:
-        """The error for an error object under HTTP 200; its `code` decides where it is a status."""
+        """The error for an error object under HTTP 200; its `code` (Ollama: `status`) decides where it is a status."""
         error = data.get("error")
-        code = error.get("code") if isinstance(error, dict) else data.get("code")
+        code = error.get("code") if isinstance(error, dict) else data.get("code", data.get("status"))
         if isinstance(code, int) and 400 <= code < 600:
             return self.refusal(code, data)
         failure = BackendProtocolError("the backend reported an error in its answer")

@@ -1,4 +1,4 @@
-"""One HTTP connection pool per backend: how requests go out and event streams come in.
+"""One HTTP connection pool per backend: how requests go out and streams of events come in.
 
 Promises: nothing but the `BackendError` family and `ContextTooLong` comes out; a request that is cancelled, closed or
 out of time drops its socket at once, in whatever phase it is; no proxy, redirect, cookie, netrc or compression is ever
@@ -25,7 +25,7 @@ from unisono.core.generation import Timeouts
 from unisono.core.ports import BackendOptions
 from unisono.errors import BackendProtocolError, BackendTimeout, BackendUnavailable, ConfigError
 from unisono_adapters._failures import CAUGHT, LONGEST_DETAIL, Failures, Statuses, fault
-from unisono_adapters._sse import EventCutter
+from unisono_adapters._framing import SSE, Framing
 
 KEEP_ALIVE_S = 4.0
 """Idle connections are dropped before uvicorn's default of 5 s drops them in our face."""
@@ -119,18 +119,18 @@ class _Watch:
 
 
 class Answer:
-    """An event stream being read. `close` at any moment; it is cheap and may be repeated."""
+    """A stream of events being read. `close` at any moment; it is cheap and may be repeated."""
 
     __slots__ = ("_content", "_cutter", "_ended", "_live", "_response", "_watch")
 
-    def __init__(self, response: aiohttp.ClientResponse, watch: _Watch, live: set[Answer]) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, framing: Framing, watch: _Watch, live: set[Answer]) -> None:
         """`live` is where it stands until it is closed."""
         self._live = live
         live.add(self)
         self._response = response
         self._content = response.content
         self._watch = watch
-        self._cutter = EventCutter()
+        self._cutter = framing.cutter()
         self._ended = False
 
     async def read(self) -> list[bytes] | None:
@@ -192,9 +192,11 @@ class Wire:
         self._live: set[Answer] = set()
         self._serial = itertools.count(1)
 
-    async def post(self, path: str, body: bytes, timeouts: Timeouts, request_id: str = "") -> Answer:
-        """Send a JSON body and return the event stream that answers it. Raises the `BackendError` family."""
-        headers = self._headers | {"Content-Type": "application/json", "Accept": "text/event-stream"}
+    async def post(
+        self, path: str, body: bytes, timeouts: Timeouts, request_id: str = "", framing: Framing = SSE
+    ) -> Answer:
+        """Send a JSON body and return the stream of events that answers it. Raises the `BackendError` family."""
+        headers = self._headers | {"Content-Type": "application/json", "Accept": framing.content_type}
         if request_id and _HEADER_SAFE.fullmatch(request_id):
             # Numbered, since one request of a client may become several generations at the same time.
             headers["X-Request-Id"] = f"{request_id}-{next(self._serial)}"
@@ -205,7 +207,7 @@ class Wire:
             async with asyncio.timeout_at(deadline):
                 response = await self._send(path, body, headers, limits)
                 try:
-                    await self._expect_events(response)
+                    await self._expect_events(response, framing)
                 except BaseException:
                     response.close()
                     raise
@@ -215,14 +217,19 @@ class Wire:
             raise BackendTimeout("the backend sent no first token in time") from error
         except CAUGHT as error:
             raise fault(error) from error
-        return Answer(response, _Watch(started, timeouts, response), self._live)
+        return Answer(response, framing, _Watch(started, timeouts, response), self._live)
 
-    async def get_json(self, path: str) -> Any:
-        """GET a small JSON document, decoded. Raises the `BackendError` family."""
+    async def get_json(self, path: str, asked: object = None) -> Any:
+        """A small JSON document, decoded; `asked` is sent along in a POST where there is one. Raises the
+        `BackendError` family."""
+        method, headers, data = "GET", self._headers, None
+        if asked is not None:
+            method, data = "POST", orjson.dumps(asked)
+            headers = headers | {"Content-Type": "application/json"}
         try:
             async with asyncio.timeout(PROBE_S):
-                async with self._open().get(
-                    self._base.joinpath(path), headers=self._headers, allow_redirects=False
+                async with self._open().request(
+                    method, self._base.joinpath(path), data=data, headers=headers, allow_redirects=False
                 ) as response:
                     body = await _whole(response)
                     if response.status != 200:
@@ -262,13 +269,13 @@ class Wire:
             url, data=io.BytesIO(body), headers=headers, timeout=limits, allow_redirects=False
         )
 
-    async def _expect_events(self, response: aiohttp.ClientResponse) -> None:
+    async def _expect_events(self, response: aiohttp.ClientResponse, framing: Framing) -> None:
         if response.status != 200:
             body = await _whole(response)
             raise self.failures.refusal(response.status, body, response.headers)
         if response.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise BackendProtocolError("the backend compressed its answer although asked not to")
-        if response.content_type == "text/event-stream":
+        if response.content_type == framing.content_type:
             return
         raise self.failures.not_events(response.content_type, await _whole(response))
 

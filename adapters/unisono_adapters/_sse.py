@@ -6,12 +6,7 @@ any mix of them, a byte order mark, comments and unknown fields; joins an event'
 
 from __future__ import annotations
 
-LONGEST_LINE = 10 * 1024 * 1024
-"""Bytes of one event; more is not an event stream of ours."""
-
-
-class EventTooLong(Exception):
-    """A line, or the data of one event, passed `LONGEST_LINE`."""
+from unisono_adapters._ndjson import LONGEST_LINE, EventTooLong
 
 
 class EventCutter:

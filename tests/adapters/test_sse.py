@@ -7,7 +7,8 @@ from time import perf_counter
 
 import pytest
 
-from unisono_adapters._sse import LONGEST_LINE, EventCutter, EventTooLong
+from unisono_adapters._ndjson import LONGEST_LINE, EventTooLong
+from unisono_adapters._sse import EventCutter
 
 STREAMS: dict[str, tuple[bytes, list[bytes]]] = {
     "two events": (b"data: a\n\ndata: b\n\n", [b"a", b"b"]),

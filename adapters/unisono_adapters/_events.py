@@ -1,0 +1,82 @@
+"""What the events of every dialect are made of, and how a stream of them becomes chunks: one chunk per network read.
+
+The last chunk appears only when the stream has said why generation ended; everything short of that is a failure,
+since a crashed engine looks exactly like one that stopped in the middle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+import orjson
+
+from unisono.core.generation import VOCABULARY, Chunk, Generation
+from unisono.errors import BackendProtocolError
+from unisono_adapters._framing import SSE, Framing
+from unisono_adapters._http import Wire
+
+_MOST_TOKENS = 2**31
+
+
+class Fold(Protocol):
+    """Events in, chunks out. `done` is set with the chunk that holds the finish."""
+
+    done: bool
+
+    def feed(self, events: list[bytes]) -> Chunk | None:
+        """The chunk for the events of one read; None when the read brought no sign of the model. Raises the
+        `BackendError` family."""
+        ...
+
+
+async def generate(
+    wire: Wire, path: str, body: bytes, job: Generation, fold: Fold, framing: Framing = SSE
+) -> AsyncIterator[Chunk]:
+    """Send `body` and yield what `fold` makes of the answer."""
+    answer = await wire.post(path, body, job.timeouts, job.request_id, framing)
+    try:
+        while not fold.done:
+            events = await answer.read()
+            if events is None:
+                raise BackendProtocolError("the backend's stream ended without an end")
+            chunk = fold.feed(events)
+            if chunk is not None:
+                answer.delivered()
+                yield chunk
+        await answer.settle()
+    finally:
+        answer.close()
+
+
+def decoded(event: bytes) -> dict[str, Any]:
+    """An event's JSON object. Raises BackendProtocolError."""
+    try:
+        data = orjson.loads(event)
+    except orjson.JSONDecodeError as error:
+        raise BackendProtocolError("the backend sent an event that is not JSON") from error
+    if not isinstance(data, dict):
+        raise BackendProtocolError("the backend sent an event that is no object")
+    return data
+
+
+def token_ids(ids: object) -> list[int]:
+    """A list of ids, each in the vocabulary. Raises BackendProtocolError."""
+    if not isinstance(ids, list):
+        raise BackendProtocolError("the backend sent token ids that are no list")
+    for token in ids:
+        if type(token) is not int or not 0 <= token < VOCABULARY:
+            raise BackendProtocolError("the backend sent a token id outside the vocabulary")
+    return ids
+
+
+def text_of(text: object) -> str:
+    """Raises BackendProtocolError for what is no text."""
+    if not isinstance(text, str):
+        raise BackendProtocolError("the backend sent text that is no string")
+    return text
+
+
+def count(value: object) -> int | None:
+    """A count a backend claims; None for what cannot be one."""
+    return value if type(value) is int and 0 <= value < _MOST_TOKENS else None
