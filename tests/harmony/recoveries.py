@@ -135,6 +135,17 @@ BOUNDARIES: dict[str, Case] = {
         (HM, C("f")),
         ("glued-role",),
     ),
+    # The prompt itself ends in the role.
+    "the role again at the beginning": Case(
+        "assistant<|channel|>analysis<|message|>Hm.<|end|>" + OK, (HM, F("ok")), ("glued-role",)
+    ),
+    "role and channel glued at the beginning": Case(
+        "assistantanalysis<|message|>Hm.<|end|>" + OK, (HM, F("ok")), ("glued-role",)
+    ),
+    "role, dashes and channel at the beginning": Case(
+        "assistant––analysis<|message|>Hm.<|end|>" + OK, (HM, F("ok")), ("glued-role",)
+    ),
+    "a bare channel at the beginning": Case("analysis<|message|>Hm.<|end|>" + OK, (HM, F("ok")), ("glued-role",)),
     "the prompt's end again": Case(OK, (F("ok"),), ("echoed-prefix",)),
     # tilesprivacy/tiles#145
     "a tool for a role, called": Case(
@@ -156,6 +167,19 @@ BOUNDARIES: dict[str, Case] = {
     "an invented result": Case(
         ASK + "<|start|>functions.f to=assistant<|channel|>commentary<|message|>42<|end|>" + OK,
         (C("f"), F("ok")),
+        ("foreign-role",),
+    ),
+    "an invented result under a bare name": Case(
+        ASK + "<|start|>f to=assistant<|channel|>commentary<|message|>42<|end|>" + OK,
+        (C("f"), F("ok")),
+        ("foreign-role",),
+    ),
+    "an invented user with a name": Case(
+        "<|channel|>final<|message|>ok<|end|><|start|>User:bob<|message|>Next?<|end|>", (F("ok"),), ("foreign-role",)
+    ),
+    "an invented user who calls": Case(
+        THINK + "<|start|>user to=functions.f<|channel|>commentary<|message|>{}<|call|>" + OK,
+        (HM, F("ok")),
         ("foreign-role",),
     ),
     "an invented user": Case(
@@ -253,6 +277,18 @@ HEADERS: dict[str, Case] = {
     "a name with a space": Case(
         "<|channel|>commentary to=functions.my tool<|message|>{}<|call|>", (C("my"),), ("stray-header-words",)
     ),
+    "a recipient without its to": Case(
+        "<|channel|>commentary functions.f <|constrain|>json<|message|>{}<|call|>", (C("f"),), ("recipient-spelling",)
+    ),
+    "a bare name without its to": Case(
+        "<|channel|>commentary f json<|message|>{}<|call|>", (C("f"),), ("recipient-spelling",)
+    ),
+    "a tool's name in the header of thoughts": Case(
+        "<|channel|>analysis search<|message|>Hm.<|end|>" + OK, (HM, F("ok")), ("stray-header-words",)
+    ),
+    "arguments in the header and in the body": Case(
+        '<|channel|>commentary to=functions.f{"a":1}<|message|>{}<|call|>', (C("f"),), ("recipient-spelling",)
+    ),
     # vllm#23567
     "type before recipient": Case(
         "<|channel|>commentary <|constrain|>json to=functions.f<|message|>{}<|call|>", (C("f"),), ("header-order",)
@@ -309,10 +345,21 @@ HEADERS: dict[str, Case] = {
         "<|channel|>We need to answer.<|end|>" + OK, (R("We need to answer."), F("ok")), ("header-without-message",)
     ),
     "punctuation for a channel": Case("<|channel|>??<|end|>" + OK, (R("??"), F("ok")), ("header-without-message",)),
+    "an answer for a channel, then nothing": Case(
+        "<|channel|>We need to answer.<|end|><|start|>assistant<|return|>",
+        (F("We need to answer."),),
+        ("header-without-message",),
+    ),
+    "an answer for a channel, then an invented user": Case(
+        "<|channel|>We need to answer.<|end|><|start|>user<|message|>Next?<|end|>",
+        (F("We need to answer."),),
+        ("header-without-message", "foreign-role"),
+    ),
     "an answer for a channel": Case(
         "<|channel|>We need to answer.<|end|>", (F("We need to answer."),), ("header-without-message",)
     ),
     "cut in the channel": Case("<|channel|>ana", (), ("cut-header",), finish="length"),
+    "cut behind a bare recipient": Case("<|channel|>commentary to=f", (), ("cut-header",), finish="length", cut=True),
     "cut behind the recipient": Case(
         "<|channel|>commentary to=functions.f", (), ("cut-header",), finish="length", cut=True
     ),

@@ -92,7 +92,12 @@ def read_header(text: str, declared: frozenset[str] | None, *, role_given: bool,
     *earlier, segment = text.split(S)
     words = _Words()
     carried = _read_earlier(earlier, words, role_given)
-    role, segment = _split_role(segment, words) if role_given or earlier else ("", segment)
+    again = not role_given and not earlier and segment.lstrip().startswith(ASSISTANT)
+    if again:
+        # The prompt ended in the role, so the output begins with it twice.
+        words.note("glued-role")
+        segment = segment.lstrip()
+    role, segment = _split_role(segment, words) if role_given or earlier or again else ("", segment)
     _read_words(segment, declared, words)
     if carried is not None:
         words.recipients = words.recipients or ([] if _last_known(words) == FINAL else carried.recipients)
@@ -239,18 +244,25 @@ def _judge_recipient(words: _Words, declared: frozenset[str] | None) -> Recipien
     if len(cleaned) > 1:
         words.note("recipient-repeated")
     found = next((r for r in (read_recipient(w, declared) for w in cleaned) if r.kind is not Kind.NOBODY), NOBODY)
+    bare = found is NOBODY
+    if bare:
+        found = _bare_recipient(words, declared)
     if found is NOBODY and any(cleaned):
         words.note("not-a-tool")
-    if found is NOBODY:
-        # The library takes the first extra word for a recipient, and models do leave out the `to=`.
-        for word in words.stray:
-            if word.startswith(FUNCTIONS) or word in (declared or ()):
-                words.stray.remove(word)
-                found = read_recipient(word, declared)
-                break
-    if found.mended:
+    if found.mended or (bare and found is not NOBODY):
         words.note("recipient-spelling")
     return found
+
+
+def _bare_recipient(words: _Words, declared: frozenset[str] | None) -> Recipient:
+    """A recipient without its `to=`: the library takes any extra word for one. A bare name is one only where calls
+    stand, since a word of thoughts or of an answer may be a tool's name too."""
+    calling = _last_known(words) in ("", COMMENTARY)
+    for word in words.stray:
+        if word.startswith(FUNCTIONS) or (calling and word in (declared or ())):
+            words.stray.remove(word)
+            return read_recipient(word, declared)
+    return NOBODY
 
 
 def _cut_at_marker(word: str) -> tuple[str, bool]:
@@ -300,12 +312,19 @@ def _foreign(role: str, header: Header, words: _Words, declared: frozenset[str] 
     rules = (*(r for r in header.rules if r not in ("missing-channel", "not-a-tool")), "foreign-role")
     called = NOBODY
     name = role.removeprefix(FUNCTIONS)
-    if name in (declared or ()) and ASSISTANT not in words.recipients:
+    declares, result = name in (declared or ()), ASSISTANT in words.recipients
+    if declares and not result:
         called = Recipient(Kind.FUNCTION, name)
-    invented = role in INVENTED_ROLES or role.startswith(FUNCTIONS) or role.partition(".")[0] in BUILTIN
+    tool = role.startswith(FUNCTIONS) or role.partition(".")[0] in BUILTIN
+    invented = _is_invented(role) or tool or (declares and result)
     if invented and called is NOBODY:
         return Header(rules=rules[:-1], dropped=True)
     return replace(header, rules=rules, if_called=called, dropped=invented)
+
+
+def _is_invented(role: str) -> bool:
+    """Whether the model speaks for somebody else; `user:bob` is a user with a name."""
+    return role.casefold().partition(":")[0] in INVENTED_ROLES
 
 
 def read_bodyless(text: str, declared: frozenset[str] | None, *, role_given: bool, first: bool) -> Header:
@@ -316,7 +335,7 @@ def read_bodyless(text: str, declared: frozenset[str] | None, *, role_given: boo
     role = ""
     if role_given or earlier:
         role, segment = _split_role(segment, words)
-    if role in INVENTED_ROLES or (role and not segment.strip()):
+    if _is_invented(role) or (role and not segment.strip()):
         return Header(rules=("foreign-role",), dropped=True)
     segment = role + segment
     section, marker, rest = segment.rpartition(C)

@@ -68,8 +68,9 @@ def _mend(name: str, declared: frozenset[str] | None) -> str | None:
 
 
 def _spellings(name: str) -> set[str]:
-    """What `name` may have been meant as: doubled prefix, colon for dot, glued content type, stray punctuation."""
-    names = {name, name.strip(",;:\"'`()[]")}
+    """What `name` may have been meant as: doubled prefix, colon for dot, glued content type or arguments, stray
+    punctuation."""
+    names = {name, name.strip(",;:\"'`()[]"), name.partition("{")[0]}
     for prefix in ("functions.", "functions:", "functions/", "functions"):
         names |= {n[len(prefix) :] for n in names if n.startswith(prefix)}
     for suffix in _GLUED_TYPES:

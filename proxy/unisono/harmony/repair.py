@@ -150,10 +150,11 @@ class Repair:
             self._note("embedded-call" if calls else "missing-end")
             self._cut_preamble = False
         self._note_all(header)
-        self._settle_thought(more=True)
         self._state, self._first = State.BODY, False
         self._header = header
         self._dropping = header.dropped and header.if_called is NOBODY
+        if not self._dropping:
+            self._settle_thought(more=True)
         self._undecided = header.if_called is not NOBODY
         self._bodies = []
         self._pending = None if self._dropping or self._undecided else self._opened(header)
@@ -212,10 +213,10 @@ class Repair:
         self._note_all(header)
         if rule is not None:
             self._note(rule)
-        self._settle_thought(more=True)
         self._first, self._state = False, State.BETWEEN
         if header.dropped or (not header.body and not header.is_call):
             return
+        self._settle_thought(more=True)
         if header.thought and token in (END, START):
             self._thought = (header, True)
             return
@@ -361,14 +362,14 @@ class Repair:
         self._leave_preamble()
         if not text.strip() and (self._first or not text):
             return
-        if self._says_nothing():
-            self._note("cut-header")
-            self.cut_call = self.cut_call or "to=functions." in text
-            return
         header = read_bodyless(text, self._declared, role_given=self._role_given, first=self._first)
+        if not text.strip() or not header.body:
+            self._note("cut-header")
+            self.cut_call = self.cut_call or header.is_call or "to=functions." in text
+            return
         self._note_all(header)
-        self._settle_thought(more=True)
         if not header.dropped:
+            self._settle_thought(more=True)
             self._whole(header, END, complete=reason is FinishReason.STOP and not header.is_call)
 
     def _end_in_body(self, reason: FinishReason) -> None:
