@@ -45,6 +45,8 @@ class Load:
     history: int = 0
     """Words of the conversation each request continues: the same one for all, or with `fresh` a new one each time."""
     fresh: bool = False
+    leave_s: float = 0.0
+    """After so many seconds each client hangs up, whatever it got; 0 for never."""
     cold: Cold | None = None
     limit_s: float = 120.0
     """After this the load is given up and counts as a fault."""
@@ -64,6 +66,8 @@ class Outcome:
     gap_p50_ms: float = 0.0
     gap_p99_ms: float = 0.0
     gap_max_ms: float = 0.0
+    left: int = 0
+    """Requests whose client hung up in the middle of the answer."""
     faults: int = 0
     examples: list[str] = field(default_factory=list)
 
@@ -137,8 +141,13 @@ class Clients:
         try:
             connection = _usable(idle) or await http_client.connect(load.port)
             reader = wires.reader(load.wire, stream=load.stream)
-            status = await connection.request(request, reader.feed)
+            async with asyncio.timeout(load.leave_s or None):
+                status = await connection.request(request, reader.feed)
             fault = reader.fault(status, expected)
+        except TimeoutError:
+            outcome.requests += 1
+            outcome.left += 1
+            return None
         except (Lost, OSError) as error:
             fault = f"{type(error).__name__}: {error}"
         finally:

@@ -24,12 +24,14 @@ from bench.scenarios import FULL_SPEED, Arm, Work
 from unisono.harmony.encoding import load_encoding
 
 WARM_TOKENS = 64
+SETTLE_S = 0.5
+"""How long after the last client left every abort has to be done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One measurement of one arm. `rig_busy` is the share of their CPU the fake and the load generator used: at 1 they
-    were the limit, not the contender."""
+    were the limit, not the contender. `unaborted` counts the clients that left without the backend being told."""
 
     cpu_us_per_token: float
     cpu_ms_per_request: float
@@ -41,6 +43,7 @@ class Sample:
     gap_max_ms: float
     busy: float
     rig_busy: float
+    unaborted: float
     faults: int
     examples: tuple[str, ...]
 
@@ -102,10 +105,11 @@ class Rig:
         started = self.start(arm.contender)
         self._warm(started, arm.work)
         self._pace(arm.work.pace)
+        abandoned = self._abandoned()
         before, fake = self._cpu(started), meter.cpu_seconds(self._fake.pid)
         outcome = self._run(started, arm.work)
         # Closing what belongs to the last answer is work, too.
-        time.sleep(0.05)
+        time.sleep(SETTLE_S if outcome.left else 0.05)
         used, fake = self._cpu(started) - before, meter.cpu_seconds(self._fake.pid) - fake
         return Sample(
             cpu_us_per_token=1e6 * used / max(1, outcome.tokens),
@@ -118,6 +122,7 @@ class Rig:
             gap_max_ms=outcome.gap_max_ms,
             busy=used / outcome.seconds,
             rig_busy=(fake + outcome.cpu_s) / outcome.seconds / max(1, len(self._cpus.others)),
+            unaborted=outcome.left - (self._abandoned() - abandoned),
             faults=outcome.faults,
             examples=tuple(outcome.examples),
         )
@@ -129,7 +134,9 @@ class Rig:
     def _warm(self, started: Started, work: Work) -> None:
         self._pace(FULL_SPEED)
         tokens = min(work.tokens, WARM_TOKENS)
-        self._run(started, replace(work, tokens=tokens, requests=min(work.requests, 20), cold=None, spread_s=0.0))
+        self._run(
+            started, replace(work, tokens=tokens, requests=min(work.requests, 20), cold=None, spread_s=0.0, leave_s=0.0)
+        )
 
     def _run(self, started: Started, work: Work) -> Outcome:
         self._seed += 1
@@ -144,6 +151,7 @@ class Rig:
             seed=self._seed,
             history=work.history,
             fresh=work.fresh,
+            leave_s=work.leave_s,
             cold=work.cold,
         )
         question, answer = self._clients.pipes
@@ -156,6 +164,9 @@ class Rig:
 
     def _pace(self, pace: Pace) -> None:
         call(self.upstream, "POST", "/bench/pace", orjson.dumps(asdict(pace)))
+
+    def _abandoned(self) -> int:
+        return int(orjson.loads(call(self.upstream, "GET", "/bench/served")[1])["abandoned"])
 
     @staticmethod
     def _cpu(started: Started) -> float:

@@ -25,6 +25,7 @@ class Work:
     spread_s: float = 0.0
     history: int = 0
     fresh: bool = False
+    leave_s: float = 0.0
     cold: Cold | None = None
     pace: Pace = FULL_SPEED
 
@@ -69,8 +70,10 @@ COLUMNS: dict[str, str] = {
     "gap_p99_ms": "gap p99 ms",
     "gap_max_ms": "gap max ms",
     "busy": "CPU busy",
+    "unaborted": "not aborted",
 }
-"""Columns a table can show, by the field of a sample; `busy` is the tested process's share of its CPU."""
+"""Columns a table can show, by the field of a sample; `busy` is the tested process's share of its CPU,
+`unaborted` how many clients left without the backend being told."""
 
 
 def _each(work: Work, *contenders: str) -> tuple[Arm, ...]:
@@ -156,6 +159,12 @@ SCENARIOS: dict[str, Scenario] = {
             Verdict("cpu_ms_per_request", "unisono, next turn", "unisono, first turn"),
             Verdict("ttft_p50_ms", "unisono, next turn", "aiohttp", difference=True),
         ),
+    ),
+    "leave": Scenario(
+        "40 clients that hang up after 0.6 s of a paced answer",
+        _each(Work(streams=40, tokens=1000, leave_s=0.6, pace=TOKEN_EVERY_20_MS), "direct", "relay", "unisono"),
+        ("unaborted", "cpu_ms_per_request"),
+        (Verdict("unaborted", "unisono", "direct", difference=True, aim=0.0),),
     ),
     "chunks": Scenario(
         "24 paced streams, several tokens per chunk",

@@ -48,7 +48,7 @@ def test_ps_times_in_all_their_spellings() -> None:
 
 
 def sample(cpu: float, faults: int = 0) -> Sample:
-    return Sample(cpu, 1, 1, 1, 1, 1, 1, 1, 0.5, 0.5, faults, ("text differs",) if faults else ())
+    return Sample(cpu, 1, 1, 1, 1, 1, 1, 1, 0.5, 0.5, 0, faults, ("text differs",) if faults else ())
 
 
 RATIO = Scenario(

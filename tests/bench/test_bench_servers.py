@@ -90,6 +90,16 @@ async def test_a_client_that_leaves_is_noticed(stuff: Material) -> None:
         assert orjson.loads(served) == {"requests": 1, "tokens": 0, "abandoned": 1}
 
 
+async def test_clients_that_hang_up_are_counted_and_are_no_fault(stuff: Material) -> None:
+    async with fake(stuff) as port:
+        await ask(port, "/bench/pace", asdict(Pace(interval_us=10_000)))
+        clients = Clients(stuff)
+        outcome = await clients.run(Load("vllm", port, streams=3, tokens=5000, leave_s=0.05))
+        await asyncio.sleep(0.02)
+        _, served = await ask(port, "/bench/served", method="GET")
+        assert (outcome.left, outcome.faults, orjson.loads(served)["abandoned"]) == (3, 0, 3)
+
+
 REFUSED = {
     "another model": ({"model": "x", "prompt": [1]}, 404),
     "a text prompt": ({"model": vllm_wire.MODEL, "prompt": "hello"}, 400),
