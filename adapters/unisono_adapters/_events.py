@@ -6,7 +6,7 @@ since a crashed engine looks exactly like one that stopped in the middle.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any, Protocol
 
 import orjson
@@ -32,7 +32,7 @@ class Fold(Protocol):
 
 async def generate(
     wire: Wire, path: str, body: bytes, job: Generation, fold: Fold, framing: Framing = SSE
-) -> AsyncIterator[Chunk]:
+) -> AsyncGenerator[Chunk]:
     """Send `body` and yield what `fold` makes of the answer."""
     answer = await wire.post(path, body, job.timeouts, job.request_id, framing)
     try:

@@ -1,0 +1,158 @@
+"""llama.cpp's server: token ids in, token ids out, over `/completion`.
+
+Every event holds one id and the text that became readable with it. A character that several tokens make is one event
+with the last of its ids only, so the text is compared with the ids, and where it holds more it is encoded again
+(`_lost_ids`). The stream ends with an event that says `stop`, without `[DONE]`. `X-Conversation-Id` is never sent:
+such a stream would go on after its reader has left. Measured on the server of llama-cpp-python 0.3.36.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import orjson
+
+from unisono.core.generation import Capabilities, Chunk, FinishReason, Form, Generation
+from unisono.core.ports import BackendOptions
+from unisono.core.probe import Probe
+from unisono.errors import BackendOverloaded, BackendProtocolError
+from unisono.harmony.encoding import load_encoding
+from unisono_adapters._events import count, decoded, generate, text_of, token_ids
+from unisono_adapters._failures import Failures, is_error
+from unisono_adapters._http import Wire
+from unisono_adapters._lost_ids import LostIds
+
+STOP_TYPES: Mapping[str, FinishReason] = {
+    "eos": FinishReason.STOP,
+    "word": FinishReason.STOP,
+    "limit": FinishReason.LENGTH,
+}
+"""Why generation ended; `word` is a stop string the operator gave the server."""
+
+NEUTRAL: Mapping[str, object] = {
+    "typical_p": 1.0,
+    "top_n_sigma": -1.0,
+    "xtc_probability": 0.0,
+    "dynatemp_range": 0.0,
+    "dry_multiplier": 0.0,
+    "mirostat": 0,
+    "ignore_eos": False,
+}
+"""Samplers the gateway has no word for, switched off: the server's command line may have switched them on."""
+
+
+LAST_EVENT = ("content", "tokens", "stop", "stop_type", "tokens_evaluated", "timings")
+"""What the last event shall hold: unasked it repeats the whole prompt as text, and every setting."""
+
+
+class LlamaCppBackend:
+    """The model's name matters only to a server that routes between several."""
+
+    def __init__(self, options: BackendOptions) -> None:
+        """Raises ConfigError."""
+        self._model = options.model
+        self._wire = Wire(options, {503: (BackendOverloaded, "the backend is loading its model or has no free slot")})
+
+    async def probe(self) -> Probe:
+        """Asks for its properties. The context is that of one slot, which is what a request gets."""
+        properties = await self._wire.get_json("props")
+        settings = properties.get("default_generation_settings") if isinstance(properties, dict) else None
+        if not isinstance(settings, dict):
+            raise BackendProtocolError("the backend's properties are not those of llama.cpp's server")
+        context = settings.get("n_ctx")
+        return Probe(
+            Capabilities(
+                prompt=Form.IDS,
+                output=Form.IDS,
+                stop_visible=True,
+                context=context if type(context) is int and context > 0 else None,
+                logit_bias=True,
+            )
+        )
+
+    def complete(self, job: Generation) -> AsyncIterator[Chunk]:
+        return generate(self._wire, "completion", self._body(job), job, CompletionFold(self._wire.failures))
+
+    async def aclose(self) -> None:
+        await self._wire.aclose()
+
+    def _body(self, job: Generation) -> bytes:
+        asked = job.sampling
+        body: dict[str, object] = {
+            "model": self._model,
+            "prompt": list(job.prompt.tokens),
+            "n_predict": job.max_tokens,
+            "stream": True,
+            "return_tokens": True,
+            "response_fields": LAST_EVENT,
+            "cache_prompt": True,
+            "temperature": asked.temperature,
+            "top_p": asked.top_p,
+            "top_k": asked.top_k,
+            "min_p": asked.min_p,
+            "presence_penalty": asked.presence_penalty,
+            "frequency_penalty": asked.frequency_penalty,
+            "repeat_penalty": asked.repetition_penalty,
+            **NEUTRAL,
+        }
+        if asked.seed is not None:
+            body["seed"] = asked.seed
+        if asked.logit_bias:
+            body["logit_bias"] = [[token, bias] for token, bias in asked.logit_bias.items()]
+        return orjson.dumps(body)
+
+
+class CompletionFold:
+    """Events in, chunks out. `done` is set with the chunk that holds the finish."""
+
+    __slots__ = ("_failures", "_last", "_lost", "done")
+
+    def __init__(self, failures: Failures) -> None:
+        self._failures = failures
+        self._lost = LostIds(load_encoding())
+        self._last = Chunk()
+        self.done = False
+
+    def feed(self, events: list[bytes]) -> Chunk | None:
+        tokens: list[int] = []
+        for event in events:
+            self._take(decoded(event), tokens)
+            if self.done:
+                return Chunk(
+                    tokens=tokens,
+                    finish=self._last.finish,
+                    prompt_tokens=self._last.prompt_tokens,
+                    cached_tokens=self._last.cached_tokens,
+                )
+        return Chunk(tokens=tokens) if tokens else None
+
+    def _take(self, data: dict[str, Any], tokens: list[int]) -> None:
+        if is_error(data):
+            raise self._failures.error_object(data)
+        if "content" not in data:
+            raise BackendProtocolError("the backend sent an event that is no completion")
+        content = text_of(data["content"])
+        ids = data.get("tokens")
+        if ids is None and content:
+            raise BackendProtocolError("the backend sent text without token ids; its version may be too old")
+        if ids or content:
+            tokens += self._lost.restored(token_ids(ids), content)
+        if data.get("stop") is True:
+            self._last = _finish(data)
+            self.done = True
+
+
+def _finish(data: dict[str, Any]) -> Chunk:
+    """What the last event says, without its tokens."""
+    kind = data.get("stop_type")
+    finish = STOP_TYPES.get(kind) if isinstance(kind, str) else None
+    if finish is None:
+        raise BackendProtocolError("the backend ended for a reason nobody knows")
+    timings = data.get("timings")
+    return Chunk(
+        finish=finish,
+        prompt_tokens=count(data.get("tokens_evaluated")),
+        # `tokens_cached` is the size of the slot afterwards; what was not computed again is in the timings.
+        cached_tokens=count(timings.get("cache_n")) if isinstance(timings, dict) else None,
+    )

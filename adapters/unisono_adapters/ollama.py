@@ -1,0 +1,254 @@
+"""Ollama: text in, text out, over `/api/generate`, by one of two routes that a probe decides between.
+
+raw       `raw: true`: the text as it is generated, special tokens spelled. What Ollama below 0.30 does, and what any
+          version does that shows markers in raw text.
+template  From 0.30 on raw text may come with its markers stripped. Then a template that is nothing but the prompt makes
+          Ollama keep them, for a parser of its own, whose live deltas no longer tell a preamble from an answer or whom
+          a call is for. They are not used: nothing is delivered until the last line, whose `context` holds the ids of
+          the prompt and of the whole raw turn. Exactness is chosen over early tokens.
+
+Neither shows the stop token. Without markers on either route the output is read as markerless, a last resort. Read in
+the source up to 0.34, not tried live.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import orjson
+
+from unisono.core.generation import Capabilities, Chunk, Form, Generation, Prompt, Sampling
+from unisono.core.ports import BackendOptions
+from unisono.core.probe import Check, Finding, Probe, Severity
+from unisono.errors import BackendProtocolError, ConfigError
+from unisono.harmony.encoding import load_encoding
+from unisono_adapters._events import generate
+from unisono_adapters._framing import NDJSON
+from unisono_adapters._http import Wire
+from unisono_adapters._ollama_lines import RawFold, TemplateFold, counts_whole_prompts
+
+MOST_NUM_CTX = 32_768
+"""The context asked for when neither the operator nor the Modelfile says one, in tokens: less memory than the model's
+own 131,072 would take. `num_ctx` in the adapter's settings raises it."""
+
+OFF_LOOP_CHARS = 8_000
+"""Prompts are encoded in a thread from this length on."""
+
+PROBE_PROMPT = (
+    "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n\nReasoning: low\n\n"
+    "# Valid channels: analysis, commentary, final. Channel must be included for every message.<|end|>"
+    "<|start|>user<|message|>Say hello.<|end|><|start|>assistant"
+)
+PROBE_TOKENS = 8
+"""Enough for a header; an answer begins with one."""
+
+
+class Route(StrEnum):
+    RAW = "raw"
+    TEMPLATE = "template"
+    MARKERLESS = "markerless"
+
+
+ROUTE_FIELDS: Mapping[Route, Mapping[str, object]] = {
+    Route.RAW: {"raw": True},
+    Route.TEMPLATE: {"template": "{{ .Prompt }}"},
+    Route.MARKERLESS: {"raw": True},
+}
+
+HEADER_MARKERS = ("<|channel|>", "<|message|>")
+"""One of them is among the first tokens of every answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """How the server is spoken to. `of` is the server's version and when the model was last changed: another one is
+    examined again."""
+
+    route: Route
+    num_ctx: int
+    version: str = ""
+    of: tuple[str, str] = ("", "")
+
+
+FINDINGS: Mapping[Route, Finding] = {
+    Route.RAW: Finding(Check.MARKERS, True, "raw text shows the markers"),
+    Route.TEMPLATE: Finding(
+        Check.MARKERS,
+        False,
+        "raw text comes without markers; the template route has them, but answers arrive only when they are complete",
+        "serve the model with llama.cpp's own server for answers as they are generated",
+        Severity.WARNING,
+    ),
+    Route.MARKERLESS: Finding(
+        Check.MARKERS,
+        False,
+        "the markers are stripped on every route; messages can only be guessed apart",
+        "serve the model with llama.cpp's own server, or use the gpt-oss model of Ollama's library",
+        Severity.WARNING,
+    ),
+}
+
+
+class OllamaBackend:
+    """`extra` may hold `num_ctx` (tokens; one value per deployment, since a changed one reloads the model),
+    `keep_alive` (seconds, or a duration like "30m") and `route` (`raw` or `template`, else the probe decides)."""
+
+    def __init__(self, options: BackendOptions) -> None:
+        """Raises ConfigError."""
+        self._model = options.model
+        self._num_ctx = _num_ctx(options.extra.get("num_ctx"))
+        self._keep_alive = options.extra.get("keep_alive")
+        if self._keep_alive is not None and type(self._keep_alive) not in (int, float, str):
+            raise ConfigError("litellm_params.keep_alive: must be seconds, or a duration like 30m")
+        route = options.extra.get("route")
+        if route not in (None, Route.RAW, Route.TEMPLATE):
+            raise ConfigError("litellm_params.route: must be raw or template")
+        self._route = None if route is None else Route(str(route))
+        self._wire = Wire(options)
+        self._plan = _Plan(self._route, self._num_ctx) if self._route and self._num_ctx else None
+
+    async def probe(self) -> Probe:
+        """Asks for the version and the model, and lets the model write a few tokens to see whether its markers show;
+        not again while server and model stay the same."""
+        plan = await self._examined()
+        self._plan = plan
+        output = Form.MARKERLESS if plan.route is Route.MARKERLESS else Form.TEXT
+        return Probe(
+            Capabilities(prompt=Form.TEXT, output=output, stop_visible=False, context=plan.num_ctx),
+            (FINDINGS[plan.route],),
+        )
+
+    async def complete(self, job: Generation) -> AsyncIterator[Chunk]:
+        if self._plan is None:
+            await self.probe()
+        plan = self._plan
+        assert plan is not None, "a probe left no plan"
+        async with aclosing(self._generated(job, plan)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def aclose(self) -> None:
+        await self._wire.aclose()
+
+    async def _generated(self, job: Generation, plan: _Plan) -> AsyncGenerator[Chunk]:
+        text = job.prompt.text
+        assert text is not None, "a text backend was given a prompt without text"
+        sent: list[int] | None = None
+        fold = RawFold(self._wire.failures)
+        if plan.route is Route.TEMPLATE:
+            sent = await _encoded(text)
+            fold = TemplateFold(self._wire.failures, sent)
+        stream = generate(self._wire, "api/generate", self._body(job, plan), job, fold, NDJSON)
+        async with aclosing(stream) as chunks:
+            async for chunk in chunks:
+                if chunk.finish is not None and _may_be_cut(chunk, job.prompt, plan, fold.last):
+                    sent = sent or await _encoded(text)
+                    _check_whole(chunk, sent, plan)
+                yield chunk
+
+    def _body(self, job: Generation, plan: _Plan) -> bytes:
+        asked = job.sampling
+        options: dict[str, object] = {
+            "num_ctx": plan.num_ctx,
+            "num_predict": job.max_tokens,
+            "temperature": asked.temperature,
+            "top_p": asked.top_p,
+            "top_k": asked.top_k,
+            "min_p": asked.min_p,
+            "typical_p": 1.0,
+            "presence_penalty": asked.presence_penalty,
+            "frequency_penalty": asked.frequency_penalty,
+            "repeat_penalty": asked.repetition_penalty,
+            # The Modelfile may hold some; a hidden stop has to be the model's own.
+            "stop": [],
+        }
+        if asked.seed is not None:
+            options["seed"] = asked.seed
+        body: dict[str, object] = {
+            "model": self._model,
+            "prompt": job.prompt.text,
+            "stream": True,
+            "truncate": False,
+            "shift": False,
+            "options": options,
+            **ROUTE_FIELDS[plan.route],
+        }
+        if self._keep_alive is not None:
+            body["keep_alive"] = self._keep_alive
+        return orjson.dumps(body)
+
+    async def _examined(self) -> _Plan:
+        """The plan for the server and model as they are now."""
+        said = await self._wire.get_json("api/version")
+        version = said.get("version") if isinstance(said, dict) else None
+        if not isinstance(version, str):
+            raise BackendProtocolError("the backend's version is not one of Ollama's")
+        shown = await self._wire.get_json("api/show", {"model": self._model})
+        if not isinstance(shown, dict):
+            raise BackendProtocolError("the backend's description of its model is not one")
+        num_ctx = self._num_ctx or _context_of(shown)
+        of = (version, str(shown.get("modified_at")))
+        if self._route is not None:
+            return _Plan(self._route, num_ctx, version, of)
+        if self._plan is not None and self._plan.of == of:
+            return self._plan
+        return _Plan(await self._decided(num_ctx), num_ctx, version, of)
+
+    async def _decided(self, num_ctx: int) -> Route:
+        """The first route that shows markers in a few tokens of an answer."""
+        job = Generation(Prompt((), PROBE_PROMPT), PROBE_TOKENS, Sampling(temperature=0.0))
+        for route in (Route.RAW, Route.TEMPLATE):
+            texts = [chunk.text async for chunk in self._generated(job, _Plan(route, num_ctx))]
+            if any(marker in "".join(texts) for marker in HEADER_MARKERS):
+                return route
+        return Route.MARKERLESS
+
+
+def _num_ctx(setting: object) -> int | None:
+    if setting is None:
+        return None
+    if type(setting) is not int or setting < 1:
+        raise ConfigError("litellm_params.num_ctx: must be a whole number of tokens, 1 or more")
+    return setting
+
+
+def _context_of(shown: Mapping[str, Any]) -> int:
+    """The context to ask for: what the Modelfile says, else the model's own up to `MOST_NUM_CTX`."""
+    parameters = shown.get("parameters")
+    said = re.search(r"(?m)^num_ctx\s+(\d{1,9})\s*$", parameters) if isinstance(parameters, str) else None
+    if said is not None and int(said[1]) > 0:
+        return int(said[1])
+    info = shown.get("model_info")
+    lengths = [value for name, value in info.items() if name.endswith(".context_length")] if info else []
+    length = lengths[0] if lengths and type(lengths[0]) is int and lengths[0] > 0 else MOST_NUM_CTX
+    return min(length, MOST_NUM_CTX)
+
+
+async def _encoded(text: str) -> list[int]:
+    """The ids the server sees."""
+    encoding = load_encoding()
+    if len(text) > OFF_LOOP_CHARS:
+        return await asyncio.to_thread(encoding.encode_as_server, text)
+    return encoding.encode_as_server(text)
+
+
+def _may_be_cut(last: Chunk, prompt: Prompt, plan: _Plan, line: Mapping[str, Any]) -> bool:
+    """Whether the server claims fewer tokens than were rendered, and its claim is of the whole prompt."""
+    claimed = last.prompt_tokens
+    return claimed is not None and 0 < claimed < len(prompt.tokens) and counts_whole_prompts(plan.version, line)
+
+
+def _check_whole(last: Chunk, sent: list[int], plan: _Plan) -> None:
+    """Raises BackendProtocolError for a prompt that was cut. Text may be fewer tokens than were rendered, so what
+    counts are the ids of the text that was sent."""
+    if last.prompt_tokens is not None and last.prompt_tokens < len(sent):
+        raise BackendProtocolError(
+            f"the backend read {last.prompt_tokens} of the prompt's {len(sent)} tokens although num_ctx was "
+            f"{plan.num_ctx}: it cut the prompt without a word"
+        )
