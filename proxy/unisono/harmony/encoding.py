@@ -123,12 +123,10 @@ def load_encoding(folder: Path | None = None) -> Encoding:
     taken = set(special.values())
     special |= {f"<|reserved_{i}|>": i for i in range(FIRST_SPECIAL, VOCABULARY) if i not in taken}
     # Parsed here and not with tiktoken's loader, which leaves a copy in the temporary folder and trusts what it finds.
-    bpe = tiktoken.Encoding(
-        name="o200k_harmony",
-        pat_str=PIECES,
-        mergeable_ranks={b64decode(token): int(rank) for token, rank in map(bytes.split, content.splitlines())},
-        special_tokens=special,
-    )
+    ranks = {b64decode(token): int(rank) for token, rank in map(bytes.split, content.splitlines())}
+    bpe = tiktoken.Encoding(name="o200k_harmony", pat_str=PIECES, mergeable_ranks=ranks, special_tokens=special)
+    # The encoder has copied them; the table itself is 20 MB that nothing here asks for again.
+    ranks.clear()
     # openai-harmony takes the folder of its vocabulary from the environment and only while it loads.
     before = os.environ.get("TIKTOKEN_ENCODINGS_BASE")
     os.environ["TIKTOKEN_ENCODINGS_BASE"] = str(path.parent)
