@@ -366,6 +366,28 @@ HEADERS: dict[str, Case] = {
     "cut in a thought for a channel": Case(
         "<|channel|>We need", (F("We need"),), ("header-without-message",), finish="length"
     ),
+    # The next header begins where a message never got its own end.
+    "thoughts in the header, then a channel": Case(
+        "<|channel|>analysis We think. <|channel|>final<|message|>ok<|return|>",
+        (R("We think. "), F("ok")),
+        ("header-without-message", "missing-start"),
+    ),
+    "a thought for a channel, then a channel": Case(
+        "<|channel|>We need to answer.<|channel|>final<|message|>ok<|return|>",
+        (R("We need to answer."), F("ok")),
+        ("header-without-message", "missing-start"),
+    ),
+    "a call in the header, then a channel": Case(
+        '<|channel|>commentary to=functions.f <|constrain|>json{"a":1}<|channel|>final<|message|>ok<|return|>',
+        (F("ok"),),
+        ("header-without-message", "unfinished-call", "missing-start"),
+        cut=True,
+    ),
+    "no markup, then a channel": Case(
+        "Hello there. <|channel|>final<|message|>ok<|return|>",
+        (F("Hello there. "), F("ok")),
+        ("no-markup", "missing-start"),
+    ),
     "a call cut in its header": Case(
         '<|channel|>commentary to=functions.f <|constrain|>json{"a"',
         (),

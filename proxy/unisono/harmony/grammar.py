@@ -89,6 +89,8 @@ class Step(Enum):
     """A new message begins inside a body: close it; a call closed so is no call."""
     BODYLESS = auto()
     """A terminator inside a header: what is held is header and body in one."""
+    CHANNEL = auto()
+    """A channel marker in a header: a part of it, or the next header behind a message that never got its own end."""
     RESTART = auto()
     """A start inside a header: the same header again, or a message that never got its body."""
     SUPPLY_START = auto()
@@ -102,7 +104,7 @@ class Step(Enum):
 
 STEPS: dict[tuple[State, Mark], tuple[Step, str | None]] = {
     (State.HEADER, Mark.TEXT): (Step.HOLD, None),
-    (State.HEADER, Mark.CHANNEL): (Step.HOLD, None),
+    (State.HEADER, Mark.CHANNEL): (Step.CHANNEL, None),
     (State.HEADER, Mark.CONSTRAIN): (Step.HOLD, None),
     (State.HEADER, Mark.MESSAGE): (Step.RESOLVE, None),
     (State.HEADER, Mark.START): (Step.RESTART, None),

@@ -20,13 +20,9 @@ ASSISTANT = "assistant"
 
 _PIECE = re.compile(rf"[{C}{T}]|\s+|[^\s{C}{T}]+")
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,32}\Z")
-_TYPES = frozenset({"json", "code", "text", "response", "json_schema", "markdown", "string"})
+TYPES = frozenset({"json", "code", "text", "response", "json_schema", "markdown", "string"})
 _NAME = r"[A-Za-z0-9_.:-]+"
 _LEGAL = re.compile(rf"(?: to={_NAME})?{C}(?:{'|'.join(CHANNELS)})(?: to={_NAME})?(?: ?{T}\w+| \w+)?\Z", re.ASCII)
-_KNOWN = re.compile(rf"\s*({'|'.join(CHANNELS)})(?![a-z_])")
-_TO = re.compile(rf"\s*to=([^\s{{{C}{T}]*)")
-_TYPE = re.compile(rf"\s*(?:{T}[^\s{{]*|(?:{'|'.join(sorted(_TYPES))})(?=[\s{{]|\Z))")
-_WORD_BEFORE_TO = re.compile(r"\s*\S+(?=\s+to=)")
 _SHORTEST_STEM = 4
 """A cut channel word counts as the known one from this many letters on."""
 
@@ -70,7 +66,7 @@ class Header:
 
 
 @dataclass(slots=True)
-class _Words:
+class Words:
     """What stands in one header segment, before it is judged."""
 
     channels: list[str] = field(default_factory=list)
@@ -90,14 +86,14 @@ def read_header(text: str, declared: frozenset[str] | None, *, role_given: bool,
     """The meaning of a header that reached `<|message|>`. `role_given`: `text` begins with the role, since the output
     itself held the `<|start|>`. `supplied`: the start was supplied by repair, so a bare channel word is expected."""
     *earlier, segment = text.split(S)
-    words = _Words()
+    words = Words()
     carried = _read_earlier(earlier, words, role_given)
     again = not role_given and not earlier and segment.lstrip().startswith(ASSISTANT)
     if again:
         # The prompt ended in the role, so the output begins with it twice.
         words.note("glued-role")
         segment = segment.lstrip()
-    role, segment = _split_role(segment, words) if role_given or earlier or again else ("", segment)
+    role, segment = split_role(segment, words) if role_given or earlier or again else ("", segment)
     _read_words(segment, declared, words)
     if carried is not None:
         words.recipients = words.recipients or ([] if _last_known(words) == FINAL else carried.recipients)
@@ -108,26 +104,26 @@ def read_header(text: str, declared: frozenset[str] | None, *, role_given: bool,
     return replace(header, verbatim=not header.rules and not supplied and _LEGAL.match(segment) is not None)
 
 
-def _read_earlier(earlier: list[str], words: _Words, role_given: bool) -> _Words | None:
+def _read_earlier(earlier: list[str], words: Words, role_given: bool) -> Words | None:
     """What a header held before it was started again; None when nothing."""
     if not earlier:
         return None
     if not role_given and earlier == [""]:
         words.note("echoed-prefix")
         return None
-    carried = _Words()
+    carried = Words()
     for part in earlier:
         _read_words(part.removeprefix(ASSISTANT), None, carried)
     words.note("marker-in-recipient" if carried.recipients else "doubled-start")
-    carried.recipients = [_cut_at_marker(word)[0] for word in carried.recipients]
+    carried.recipients = [cut_at_marker(word)[0] for word in carried.recipients]
     return carried
 
 
-def _last_known(words: _Words) -> str:
-    return _spell_channel(words.channels[-1])[0] if words.channels else ""
+def _last_known(words: Words) -> str:
+    return spell_channel(words.channels[-1])[0] if words.channels else ""
 
 
-def _split_role(segment: str, words: _Words) -> tuple[str, str]:
+def split_role(segment: str, words: Words) -> tuple[str, str]:
     """(foreign role or "", the rest of the segment)."""
     if segment.startswith(ASSISTANT):
         rest = segment[len(ASSISTANT) :]
@@ -141,13 +137,13 @@ def _split_role(segment: str, words: _Words) -> tuple[str, str]:
     if first is None or first[0] in (C, T) or first[0].isspace():
         words.note("missing-start")
         return "", segment
-    if _spell_channel(first[0])[1] or first[0].startswith("to="):
+    if spell_channel(first[0])[1] or first[0].startswith("to="):
         words.note("glued-role")
         return "", " " + segment
     return first[0], segment[first.end() :]
 
 
-def _read_words(segment: str, declared: frozenset[str] | None, words: _Words) -> None:
+def _read_words(segment: str, declared: frozenset[str] | None, words: Words) -> None:
     pieces = _PIECE.findall(segment)
     want_channel = want_recipient = False
     skip = False
@@ -177,13 +173,13 @@ def _read_words(segment: str, declared: frozenset[str] | None, words: _Words) ->
             want_recipient = False
             words.note("recipient-spelling")
             words.recipients.append(piece)
-        elif piece in _TYPES and piece not in (declared or ()):
+        elif piece in TYPES and piece not in (declared or ()):
             words.plain_type = words.plain_type or piece
         else:
             words.stray.append(piece)
 
 
-def _read_channel_marker(words: _Words, before: str, after: str) -> tuple[bool, bool]:
+def _read_channel_marker(words: Words, before: str, after: str) -> tuple[bool, bool]:
     """(a channel word is to come, the piece after the marker is used up). A marker glued to a recipient leaked there,
     unless it is the header's first: the recipient may stand in the role section."""
     word = "" if after in ("", C, T) or after.isspace() else after
@@ -201,7 +197,7 @@ def _read_channel_marker(words: _Words, before: str, after: str) -> tuple[bool, 
     return True, False
 
 
-def _read_type_marker(words: _Words, before: str, after: str) -> bool:
+def _read_type_marker(words: Words, before: str, after: str) -> bool:
     """Whether the piece after the marker is used up."""
     if before == "to=":
         words.note("type-as-recipient")
@@ -218,7 +214,7 @@ def _read_type_marker(words: _Words, before: str, after: str) -> bool:
     return bool(word)
 
 
-def _judge(words: _Words, declared: frozenset[str] | None, *, has_role: bool, supplied: bool) -> Header:
+def _judge(words: Words, declared: frozenset[str] | None, *, has_role: bool, supplied: bool) -> Header:
     recipient = _judge_recipient(words, declared)
     channel = _judge_channel(words, recipient, has_role=has_role, supplied=supplied)
     content_type = words.marked_type or words.plain_type
@@ -234,10 +230,10 @@ def _judge(words: _Words, declared: frozenset[str] | None, *, has_role: bool, su
     return Header(channel, recipient, content_type, tuple(words.rules), lost=sum(map(len, words.stray)))
 
 
-def _judge_recipient(words: _Words, declared: frozenset[str] | None) -> Recipient:
+def _judge_recipient(words: Words, declared: frozenset[str] | None) -> Recipient:
     cleaned = []
     for word in words.recipients:
-        clean, cut = _cut_at_marker(word)
+        clean, cut = cut_at_marker(word)
         if cut:
             words.note("marker-in-recipient")
         cleaned.append(clean)
@@ -254,7 +250,7 @@ def _judge_recipient(words: _Words, declared: frozenset[str] | None) -> Recipien
     return found
 
 
-def _bare_recipient(words: _Words, declared: frozenset[str] | None) -> Recipient:
+def _bare_recipient(words: Words, declared: frozenset[str] | None) -> Recipient:
     """A recipient without its `to=`: the library takes any extra word for one. A bare name is one only where calls
     stand, since a word of thoughts or of an answer may be a tool's name too."""
     calling = _last_known(words) in ("", COMMENTARY)
@@ -265,7 +261,7 @@ def _bare_recipient(words: _Words, declared: frozenset[str] | None) -> Recipient
     return NOBODY
 
 
-def _cut_at_marker(word: str) -> tuple[str, bool]:
+def cut_at_marker(word: str) -> tuple[str, bool]:
     """A dotted name with each part cut at its first spelled marker, and whether any was; "" when a part is lost."""
     if "<|" not in word:
         return word, False
@@ -273,7 +269,7 @@ def _cut_at_marker(word: str) -> tuple[str, bool]:
     return ("" if "" in parts else ".".join(parts)), True
 
 
-def _judge_channel(words: _Words, recipient: Recipient, *, has_role: bool, supplied: bool) -> str:
+def _judge_channel(words: Words, recipient: Recipient, *, has_role: bool, supplied: bool) -> str:
     default = FINAL if recipient.kind is Kind.NOBODY else COMMENTARY
     if words.channels:
         word = words.channels[-1] or words.leaked
@@ -282,14 +278,14 @@ def _judge_channel(words: _Words, recipient: Recipient, *, has_role: bool, suppl
             return default
     elif words.leaked:
         word = words.leaked
-    elif words.stray and _spell_channel(words.stray[0])[1]:
+    elif words.stray and spell_channel(words.stray[0])[1]:
         word = words.stray.pop(0)
         if not supplied:
             words.note("glued-role")
     else:
         words.note("missing-channel")
         return default
-    channel, known = _spell_channel(word)
+    channel, known = spell_channel(word)
     if not known:
         words.note("unknown-channel")
         return default
@@ -298,7 +294,7 @@ def _judge_channel(words: _Words, recipient: Recipient, *, has_role: bool, suppl
     return channel
 
 
-def _spell_channel(word: str) -> tuple[str, bool]:
+def spell_channel(word: str) -> tuple[str, bool]:
     """(the known channel `word` spells, True), or (word, False)."""
     folded = "".join(c for c in word.casefold() if c.isalpha())
     for known in CHANNELS:
@@ -307,7 +303,7 @@ def _spell_channel(word: str) -> tuple[str, bool]:
     return word, False
 
 
-def _foreign(role: str, header: Header, words: _Words, declared: frozenset[str] | None) -> Header:
+def _foreign(role: str, header: Header, words: Words, declared: frozenset[str] | None) -> Header:
     """A message whose role is not the assistant's: invented by the model, or a tool's name in the wrong place."""
     rules = (*(r for r in header.rules if r not in ("missing-channel", "not-a-tool")), "foreign-role")
     called = NOBODY
@@ -316,67 +312,12 @@ def _foreign(role: str, header: Header, words: _Words, declared: frozenset[str] 
     if declares and not result:
         called = Recipient(Kind.FUNCTION, name)
     tool = role.startswith(FUNCTIONS) or role.partition(".")[0] in BUILTIN
-    invented = _is_invented(role) or tool or (declares and result)
+    invented = is_invented(role) or tool or (declares and result)
     if invented and called is NOBODY:
         return Header(rules=rules[:-1], dropped=True)
     return replace(header, rules=rules, if_called=called, dropped=invented)
 
 
-def _is_invented(role: str) -> bool:
+def is_invented(role: str) -> bool:
     """Whether the model speaks for somebody else; `user:bob` is a user with a name."""
     return role.casefold().partition(":")[0] in INVENTED_ROLES
-
-
-def read_bodyless(text: str, declared: frozenset[str] | None, *, role_given: bool, first: bool) -> Header:
-    """The meaning of a header that ended without `<|message|>`: the longest run of header words is the header, the
-    rest is the body. An empty body of a message that is no call means that nothing was said."""
-    *earlier, segment = text.split(S)
-    words = _Words()
-    role = ""
-    if role_given or earlier:
-        role, segment = _split_role(segment, words)
-    if _is_invented(role) or (role and not segment.strip()):
-        return Header(rules=("foreign-role",), dropped=True)
-    segment = role + segment
-    section, marker, rest = segment.rpartition(C)
-    recipients = [m[1] for m in _TO.finditer(section)]
-    known = _KNOWN.match(rest)
-    prose = _says_more(section)
-    if prose or (not marker and not (known and _TO.match(rest, known.end())) and not _TO.match(rest)):
-        rule = "no-markup" if first and not role_given and not earlier else "header-without-message"
-        body = segment if rule == "no-markup" else segment.lstrip(" ")
-        return Header(rules=(rule,), body=_without_markers(body), thought=rule != "no-markup")
-    at = known.end() if known else 0
-    if known is None and (to := _WORD_BEFORE_TO.match(rest)):
-        at = to.end()
-    while to := _TO.match(rest, at):
-        recipients.append(to[1])
-        at = to.end()
-    if typed := _TYPE.match(rest, at):
-        at = typed.end()
-    # A marker spelled in ordinary tokens must not get into the header that is written anew: there it would be one.
-    cleaned = (_cut_at_marker(word)[0] for word in recipients)
-    recipient = next((r for r in (read_recipient(w, declared) for w in cleaned) if r.kind is not Kind.NOBODY), NOBODY)
-    body = _without_markers(rest[at:])
-    body = body[1:] if body.startswith(" ") else body
-    if not known and _is_stem(body.strip()):
-        body = ""
-    channel = known[1] if known else (FINAL if recipient is NOBODY else COMMENTARY)
-    thought = known is None and recipient is NOBODY
-    kind = "json" if typed and "json" in typed[0] else None
-    return Header(channel, recipient, kind, ("header-without-message",), body=body, thought=thought)
-
-
-def _says_more(section: str) -> bool:
-    """Whether a header's part before its last channel marker holds more than header words."""
-    words = _TO.sub(" ", section).translate({ord(C): " ", ord(T): " "}).split()
-    return any(not _spell_channel(word)[1] and not _is_stem(word) and word not in _TYPES for word in words)
-
-
-def _is_stem(word: str) -> bool:
-    """Whether `word` is the beginning of a header word and nothing else."""
-    return any(known.startswith(word) for known in (*CHANNELS, ASSISTANT, "to="))
-
-
-def _without_markers(text: str) -> str:
-    return text.translate({ord(C): None, ord(T): None, ord(S): None})

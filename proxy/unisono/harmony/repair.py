@@ -13,9 +13,10 @@ from dataclasses import replace
 
 from unisono.core.events import Repaired
 from unisono.core.generation import CALL, CHANNEL, CONSTRAIN, END, FIRST_SPECIAL, MESSAGE, RETURN, START, FinishReason
+from unisono.harmony.bodyless import holds_message, may_be_header, read_bodyless
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.grammar import STEPS, State, Step, mark_of
-from unisono.harmony.header import ANALYSIS, COMMENTARY, FINAL, C, Header, S, T, read_bodyless, read_header
+from unisono.harmony.header import ANALYSIS, COMMENTARY, FINAL, C, Header, S, T, read_header
 from unisono.harmony.legal import Body, Legal, Open, Shut
 from unisono.harmony.recipients import NOBODY, Kind
 
@@ -65,6 +66,7 @@ class Repair:
             Step.CLOSE_TEXT: self._close_text,
             Step.CUT: self._cut,
             Step.BODYLESS: self._bodyless,
+            Step.CHANNEL: self._channel,
             Step.RESTART: self._restart,
             Step.SUPPLY_START: self._supply_start,
             Step.LEAVE_GAP: self._leave_gap,
@@ -190,9 +192,20 @@ class Repair:
             self._note("undecodable-header")
             return raw.decode("utf-8", errors="replace")
 
+    def _channel(self, token: int, rule: str | None) -> None:
+        first = self._first and not self._role_given
+        if self._is_short() and holds_message(self._held_text(), first=first):
+            self._bodyless(START, None)
+            self._supply_start(token, "missing-start")
+        else:
+            self._held.append(token)
+
+    def _is_short(self) -> bool:
+        """Whether what is held may be read now and again later."""
+        return len(self._held) <= _BYTES * _LONGEST_HEADER and len(self._held_text()) <= _LONGEST_HEADER
+
     def _restart(self, token: int, rule: str | None) -> None:
-        short = len(self._held) <= _BYTES * _LONGEST_HEADER and len(self._held_text()) <= _LONGEST_HEADER
-        if short and self._says_nothing():
+        if self._is_short() and self._says_nothing():
             self._held.append(token)
             return
         self._bodyless(token, None)
@@ -324,7 +337,7 @@ class Repair:
 
     def _leave_gap(self, token: int, rule: str | None) -> None:
         text = self._held_text()
-        if not _may_be_header(text, self._declared):
+        if not may_be_header(text, self._declared):
             self._drop_gap_text()
             self._supply_start(token, "missing-start")
             return
@@ -374,15 +387,3 @@ class Repair:
 
     def _end_in_body(self, reason: FinishReason) -> None:
         self._shut(END, complete=reason is FinishReason.STOP and not self._header.is_call and not self._undecided)
-
-
-def _may_be_header(text: str, declared: frozenset[str] | None) -> bool:
-    """Whether text between messages begins as a header does: the role, a known channel, a recipient."""
-    word = _without_marks(text).strip()
-    return word.startswith(("assistant", "to=", ANALYSIS, COMMENTARY, FINAL)) or (
-        bool(word) and word.split()[0] in (declared or ())
-    )
-
-
-def _without_marks(text: str) -> str:
-    return text.translate({ord(C): " ", ord(T): " ", ord(S): " "})

@@ -1,0 +1,118 @@
+"""What a header means that never reached its `<|message|>`: header words and a body in one, or no header at all.
+
+Texts come as in `header`, with marker ids as lone surrogates.
+"""
+
+from __future__ import annotations
+
+import re
+
+from unisono.harmony.header import (
+    ANALYSIS,
+    ASSISTANT,
+    CHANNELS,
+    COMMENTARY,
+    FINAL,
+    TYPES,
+    C,
+    Header,
+    S,
+    T,
+    Words,
+    cut_at_marker,
+    is_invented,
+    spell_channel,
+    split_role,
+)
+from unisono.harmony.recipients import NOBODY, Kind, read_recipient
+
+_KNOWN = re.compile(rf"\s*({'|'.join(CHANNELS)})(?![a-z_])")
+_TO = re.compile(rf"\s*to=([^\s{{{C}{T}]*)")
+_TYPE = re.compile(rf"\s*(?:{T}[^\s{{]*|(?:{'|'.join(sorted(TYPES))})(?=[\s{{]|\Z))")
+_WORD_BEFORE_TO = re.compile(r"\s*\S+(?=\s+to=)")
+
+
+def read_bodyless(text: str, declared: frozenset[str] | None, *, role_given: bool, first: bool) -> Header:
+    """The meaning of a header that ended without `<|message|>`: the longest run of header words is the header, the
+    rest is the body. An empty body of a message that is no call means that nothing was said."""
+    *earlier, segment = text.split(S)
+    words = Words()
+    role = ""
+    if role_given or earlier:
+        role, segment = split_role(segment, words)
+    if is_invented(role) or (role and not segment.strip()):
+        return Header(rules=("foreign-role",), dropped=True)
+    segment = role + segment
+    section, marker, rest = segment.rpartition(C)
+    recipients = [m[1] for m in _TO.finditer(section)]
+    known = _KNOWN.match(rest)
+    prose = _says_more(section)
+    if prose or (not marker and not (known and _TO.match(rest, known.end())) and not _TO.match(rest)):
+        rule = "no-markup" if first and not role_given and not earlier else "header-without-message"
+        body = segment if rule == "no-markup" else segment.lstrip(" ")
+        return Header(rules=(rule,), body=_without_markers(body), thought=rule != "no-markup")
+    at = known.end() if known else 0
+    if known is None and (to := _WORD_BEFORE_TO.match(rest)):
+        at = to.end()
+    while to := _TO.match(rest, at):
+        recipients.append(to[1])
+        at = to.end()
+    if typed := _TYPE.match(rest, at):
+        at = typed.end()
+    # A marker spelled in ordinary tokens must not get into the header that is written anew: there it would be one.
+    cleaned = (cut_at_marker(word)[0] for word in recipients)
+    recipient = next((r for r in (read_recipient(w, declared) for w in cleaned) if r.kind is not Kind.NOBODY), NOBODY)
+    body = _without_markers(rest[at:])
+    body = body[1:] if body.startswith(" ") else body
+    if not known and _is_stem(body.strip()):
+        body = ""
+    channel = known[1] if known else (FINAL if recipient is NOBODY else COMMENTARY)
+    thought = known is None and recipient is NOBODY
+    kind = "json" if typed and "json" in typed[0] else None
+    return Header(channel, recipient, kind, ("header-without-message",), body=body, thought=thought)
+
+
+def holds_message(text: str, *, first: bool) -> bool:
+    """Whether a header that goes on with a channel marker holds a whole message already: arguments behind a
+    recipient; words that are no header's behind a channel, or, `first` in the output, without any markup."""
+    segment = text.rpartition(S)[2]
+    _, to, behind = segment.rpartition("to=")
+    if to:
+        return "{" in behind
+    _, channel, behind = segment.partition(C)
+    if not channel and (not first or segment.lstrip().startswith(ASSISTANT)):
+        return False
+    said = channel + behind if channel else segment
+    return len(said.split()) > 1 and any(map(str.isalpha, "".join(_said(said))))
+
+
+def _says_more(section: str) -> bool:
+    """Whether a header's part before its last channel marker holds more than header words."""
+    return bool(_said(section))
+
+
+def _said(section: str) -> list[str]:
+    """The words that are no header's."""
+    words = _TO.sub(" ", section).translate({ord(C): " ", ord(T): " "}).split()
+    return [word for word in words if not spell_channel(word)[1] and not _is_stem(word) and word not in TYPES]
+
+
+def _is_stem(word: str) -> bool:
+    """Whether `word` is the beginning of a header word and nothing else."""
+    return any(known.startswith(word) for known in (*CHANNELS, ASSISTANT, "to="))
+
+
+def _without_markers(text: str) -> str:
+    return text.translate({ord(C): None, ord(T): None, ord(S): None})
+
+
+def may_be_header(text: str, declared: frozenset[str] | None) -> bool:
+    """Whether text between messages begins as a header does: the role, a known channel, a recipient."""
+    word = _spaced(text).strip()
+    return word.startswith(("assistant", "to=", ANALYSIS, COMMENTARY, FINAL)) or (
+        bool(word) and word.split()[0] in (declared or ())
+    )
+
+
+def _spaced(text: str) -> str:
+    return text.translate({ord(C): " ", ord(T): " ", ord(S): " "})
