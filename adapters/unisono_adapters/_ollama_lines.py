@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from unisono.core.generation import FIRST_SPECIAL, Chunk, FinishReason
+from unisono.core.generation import Chunk, FinishReason, Prompt
 from unisono.errors import BackendError, BackendProtocolError
 from unisono.harmony.encoding import load_encoding
 from unisono_adapters._events import count, decoded, text_of, token_ids
@@ -70,9 +70,9 @@ class RawFold:
 
 class TemplateFold(RawFold):
     """What the lines before the last bring is Ollama's own reading of the turn, and only a sign of life here: empty
-    chunks. `prompt` are the ids of the text that was sent."""
+    chunks. `prompt` is what was sent."""
 
-    def __init__(self, failures: Failures, prompt: list[int]) -> None:
+    def __init__(self, failures: Failures, prompt: Prompt) -> None:
         super().__init__(failures)
         self._prompt = prompt
 
@@ -87,18 +87,19 @@ class TemplateFold(RawFold):
         return super()._last_chunk(behind(self._prompt, token_ids(self.last.get("context"))))
 
 
-def behind(prompt: list[int], context: list[int]) -> str:
+def behind(prompt: Prompt, context: list[int]) -> str:
     """The text in `context` behind the prompt it begins with. Raises BackendProtocolError when it does not.
 
-    What follows the prompt's last special token may have been tokenised together with the text behind it, so from
-    there on the texts are compared, not the ids.
+    Texts and control tokens are compared, not every id: the prompt's end may have been tokenised together with the
+    text behind it.
     """
+    assert prompt.text is not None, "a text backend was given a prompt without text"
     encoding = load_encoding()
-    fixed = next((i for i in range(len(prompt), 0, -1) if prompt[i - 1] >= FIRST_SPECIAL), 0)
-    tail, rest = encoding.decode_bytes(prompt[fixed:]), encoding.decode_bytes(context[fixed:])
-    if context[:fixed] != prompt[:fixed] or not rest.startswith(tail):
+    whole, sent = encoding.decode_bytes(context), prompt.text.encode()
+    structure = encoding.special_ids(prompt.tokens)
+    if not whole.startswith(sent) or encoding.special_ids(context)[: len(structure)] != structure:
         raise BackendProtocolError("the backend's context does not begin with the ids of the prompt it was sent")
-    return rest[len(tail) :].decode("utf-8", errors="replace")
+    return whole[len(sent) :].decode("utf-8", errors="replace")
 
 
 def counts_whole_prompts(version: str, last: Mapping[str, Any]) -> bool:

@@ -37,9 +37,6 @@ MOST_NUM_CTX = 32_768
 """The context asked for when neither the operator nor the Modelfile says one, in tokens: less memory than the model's
 own 131,072 would take. `num_ctx` in the adapter's settings raises it."""
 
-OFF_LOOP_CHARS = 8_000
-"""Prompts are encoded in a thread from this length on."""
-
 PROBE_PROMPT = (
     "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n\nReasoning: low\n\n"
     "# Valid channels: analysis, commentary, final. Channel must be included for every message.<|end|>"
@@ -137,23 +134,18 @@ class OllamaBackend:
         await self._wire.aclose()
 
     async def _generated(self, job: Generation, plan: _Plan) -> AsyncGenerator[Chunk]:
-        text = job.prompt.text
-        assert text is not None, "a text backend was given a prompt without text"
-        sent: list[int] | None = None
-        fold = RawFold(self._wire.failures)
-        if plan.route is Route.TEMPLATE:
-            sent = await _encoded(text)
-            fold = TemplateFold(self._wire.failures, sent)
+        failures = self._wire.failures
+        fold = TemplateFold(failures, job.prompt) if plan.route is Route.TEMPLATE else RawFold(failures)
         stream = generate(self._wire, "api/generate", self._body(job, plan), job, fold, NDJSON)
         async with aclosing(stream) as chunks:
             async for chunk in chunks:
-                if chunk.finish is not None and _may_be_cut(chunk, job.prompt, plan, fold.last):
-                    sent = sent or await _encoded(text)
-                    _check_whole(chunk, sent, plan)
+                if _may_be_cut(chunk, job.prompt, plan, fold.last):
+                    await _check_whole(chunk, job.prompt, plan)
                 yield chunk
 
     def _body(self, job: Generation, plan: _Plan) -> bytes:
         asked = job.sampling
+        assert job.prompt.text is not None, "a text backend was given a prompt without text"
         options: dict[str, object] = {
             "num_ctx": plan.num_ctx,
             "num_predict": job.max_tokens,
@@ -230,23 +222,16 @@ def _context_of(shown: Mapping[str, Any]) -> int:
     return min(length, MOST_NUM_CTX)
 
 
-async def _encoded(text: str) -> list[int]:
-    """The ids the server sees."""
-    encoding = load_encoding()
-    if len(text) > OFF_LOOP_CHARS:
-        return await asyncio.to_thread(encoding.encode_as_server, text)
-    return encoding.encode_as_server(text)
-
-
-def _may_be_cut(last: Chunk, prompt: Prompt, plan: _Plan, line: Mapping[str, Any]) -> bool:
+def _may_be_cut(chunk: Chunk, prompt: Prompt, plan: _Plan, last: Mapping[str, Any]) -> bool:
     """Whether the server claims fewer tokens than were rendered, and its claim is of the whole prompt."""
-    claimed = last.prompt_tokens
-    return claimed is not None and 0 < claimed < len(prompt.tokens) and counts_whole_prompts(plan.version, line)
+    claimed = chunk.prompt_tokens
+    return claimed is not None and 0 < claimed < len(prompt.tokens) and counts_whole_prompts(plan.version, last)
 
 
-def _check_whole(last: Chunk, sent: list[int], plan: _Plan) -> None:
+async def _check_whole(last: Chunk, prompt: Prompt, plan: _Plan) -> None:
     """Raises BackendProtocolError for a prompt that was cut. Text may be fewer tokens than were rendered, so what
     counts are the ids of the text that was sent."""
+    sent = await asyncio.to_thread(load_encoding().encode_as_server, prompt.text or "")
     if last.prompt_tokens is not None and last.prompt_tokens < len(sent):
         raise BackendProtocolError(
             f"the backend read {last.prompt_tokens} of the prompt's {len(sent)} tokens although num_ctx was "
