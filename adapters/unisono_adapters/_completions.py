@@ -11,7 +11,7 @@ from typing import Any
 from unisono.core.generation import ENDOFTEXT, STOP_TOKENS, Chunk, FinishReason, Form, Generation
 from unisono.errors import BackendError, BackendProtocolError, BackendUnavailable
 from unisono_adapters._events import count, decoded, generate, text_of, token_ids
-from unisono_adapters._failures import Failures, is_error
+from unisono_adapters._failures import Failures, IdsMissing, is_error
 from unisono_adapters._http import Wire
 
 FINISHES: dict[str, FinishReason | type[BackendError]] = {
@@ -112,7 +112,7 @@ class CompletionFold:
         ids = choice.get("token_ids")
         if ids is None:
             if choice.get("text"):
-                raise BackendProtocolError("the backend sent text without token ids; its version may be too old")
+                raise IdsMissing("the backend sent text without token ids; its version may be too old")
             return
         if checked := token_ids(ids):
             tokens += checked

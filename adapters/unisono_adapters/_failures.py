@@ -72,6 +72,10 @@ CAUGHT = (aiohttp.ClientError, EventTooLong, OSError, RuntimeError)
 has been dropped."""
 
 
+class IdsMissing(BackendProtocolError):
+    """An engine that was asked for the ids it generates answered without them."""
+
+
 class UpstreamSaid(Exception):
     """A backend's own words about its failure, cleaned; the cause of the error that is raised."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from unisono.core.generation import Capabilities, Chunk, FinishReason, Form, Generation, Timeouts
 from unisono.core.ports import BackendOptions
@@ -23,6 +23,7 @@ from unisono.errors import (
     ContextTooLong,
     UnisonoError,
 )
+from unisono_adapters._examine import Subject, examine
 from unisono_adapters.mlx_jobs import Limits
 from unisono_adapters.mlx_process import Engine, Inbox
 from unisono_adapters.mlx_wire import Reason
@@ -46,20 +47,6 @@ _REFUSALS: Mapping[Reason, type[UnisonoError]] = {
     "overloaded": BackendOverloaded,
     "failed": BackendError,
 }
-
-PROBES: Mapping[str, tuple[int, ...]] = {
-    "<|start|><|channel|><|constrain|><|message|><|end|><|return|><|call|>": (
-        *(200006, 200005, 200003, 200008, 200007, 200002, 200012),
-    ),
-    "Hello, world! don't DON'T": (13225, 11, 2375, 0, 4128, 153384),
-    "na\u00efve caf\u00e9 \u2014 \u65e5\u672c\u8a9e \U0001f642": (1503, 9954, 737, 30469, 2733, 17428, 40909, 26192),
-    "def f(x):\n\treturn {'a': 1234567.5}\r\n\r\n": (
-        *(1314, 285, 4061, 1883, 1393, 11881, 64, 2337, 220, 7633, 19354, 22, 13, 20, 4691),
-    ),
-    " to=functions.get_weather   \n\n  x": (316, 28, 44580, 775, 170154, 29104, 220, 1215),
-}
-"""Texts and their ids in `unisono.harmony.encoding`. A model whose tokenizer gives others would read another prompt
-than the one rendered. Kept as a table because loading the encoding costs every gateway process time and memory."""
 
 
 class MlxLocalBackend:
@@ -96,11 +83,14 @@ class MlxLocalBackend:
         return engine.pid if engine.lost is None else None
 
     async def probe(self) -> Probe:
-        """Start the engine when it does not run. Raises BackendUnavailable."""
-        _, context = await self._running()
-        return Probe(
-            Capabilities(prompt=Form.IDS, output=Form.IDS, stop_visible=True, context=context, logit_bias=True)
-        )
+        """Start the engine when it does not run, and examine it. Raises BackendUnavailable."""
+        engine, context = await self._running()
+
+        async def encode(text: str) -> Sequence[int]:
+            return (await engine.encode((text,)))[0]
+
+        claims = Capabilities(prompt=Form.IDS, output=Form.IDS, stop_visible=True, context=context, logit_bias=True)
+        return await examine(Subject(self.complete, claims, encode=encode))
 
     async def complete(self, job: Generation) -> AsyncIterator[Chunk]:
         """Raises ContextTooLong and the BackendError family. A `max_tokens` beyond the context ends at the context,
@@ -176,23 +166,13 @@ class MlxLocalBackend:
         try:
             async with asyncio.timeout(self._load_timeout_s):
                 greeting = await engine.ready()
-                await self._check_tokenizer(engine)
         except TimeoutError as error:
             await engine.stop()
-            raise BackendUnavailable(f"{self._model} was not loaded within {self._load_timeout_s:g} s") from error
+            raise BackendUnavailable(f"the model was not loaded within {self._load_timeout_s:g} s") from error
         except BaseException:
             await engine.stop()
             raise
         return engine, greeting.context
-
-    async def _check_tokenizer(self, engine: Engine) -> None:
-        found = await engine.encode(tuple(PROBES))
-        for (text, expected), ids in zip(PROBES.items(), found, strict=True):
-            if tuple(ids) != expected:
-                raise BackendUnavailable(
-                    f"the tokenizer of {self._model} is not gpt-oss's: {text!r} is {list(ids)[:8]} instead of "
-                    f"{list(expected)[:8]}"
-                )
 
 
 async def _wait(engine: Engine, inbox: Inbox, timeouts: Timeouts, asked_at: float, *, begun: bool) -> None:

@@ -13,13 +13,20 @@ import orjson
 
 from unisono.core.generation import Capabilities, Chunk, Form, Generation
 from unisono.core.ports import BackendOptions
-from unisono.core.probe import Probe
+from unisono.core.probe import Check, Probe
 from unisono.errors import BackendError, BackendProtocolError, BackendUnavailable
 from unisono_adapters import _completions
+from unisono_adapters._examine import Subject, examine
 from unisono_adapters._http import Wire
 
 LOADED = "default_model"
 """The model the server was started with. By any other name it would look for one on the hub."""
+
+REMEDIES = {
+    Check.GENERATION: "Restart mlx_lm.server, with the gpt-oss folder as its --model.",
+    Check.MARKERS: "Use mlx_lm.server 0.32 or newer and its own /v1/completions: it leaves markers in the text.",
+    Check.CONTEXT: "Set model_info.max_input_tokens to what the machine's memory allows: the server tells no size.",
+}
 
 
 class MlxServerBackend:
@@ -30,15 +37,16 @@ class MlxServerBackend:
         self._wire = Wire(options, {404: (BackendError, "the backend failed while it generated")})
 
     async def probe(self) -> Probe:
-        """Asks for its health, which knows whether the generating thread lives. The server does not tell the length
-        of its context."""
+        """Asks for its health, which knows whether the generating thread lives, then examines it. The server does not
+        tell the length of its context."""
         health = await self._wire.get_json("health")
         status = health.get("status") if isinstance(health, dict) else None
         if status is None:
             raise BackendProtocolError("the backend's report of its health is not one")
         if status != "ok":
             raise BackendUnavailable("the backend says it is not well")
-        return Probe(Capabilities(prompt=Form.TEXT, output=Form.TEXT, stop_visible=False, logit_bias=True))
+        claims = Capabilities(prompt=Form.TEXT, output=Form.TEXT, stop_visible=False, logit_bias=True)
+        return await examine(Subject(self.complete, claims, remedies=REMEDIES))
 
     def complete(self, job: Generation) -> AsyncIterator[Chunk]:
         return _completions.complete(self._wire, _body(job), job, Form.TEXT)

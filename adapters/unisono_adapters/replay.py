@@ -39,7 +39,7 @@ from unisono.core.generation import (
     Generation,
 )
 from unisono.core.ports import BackendOptions
-from unisono.core.probe import Probe
+from unisono.core.probe import Check, Finding, Probe
 from unisono.errors import BackendError, BackendTimeout, BackendUnavailable, ConfigError
 from unisono.harmony.encoding import VocabularyError, load_encoding
 
@@ -75,7 +75,9 @@ class ReplayBackend:
     async def probe(self) -> Probe:
         """Reads the recording."""
         await self._load()
-        return Probe(Capabilities(prompt=Form.IDS, output=Form.IDS, stop_visible=True, context=int(self._context)))
+        able = Capabilities(prompt=Form.IDS, output=Form.IDS, stop_visible=True, context=int(self._context))
+        # A recording was made once and for all; there is nothing to examine but that it can be read.
+        return Probe(able, (Finding(Check.MODEL, ok=True),))
 
     async def complete(self, job: Generation) -> AsyncIterator[Chunk]:
         try:

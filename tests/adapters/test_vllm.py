@@ -11,6 +11,7 @@ import pytest
 from tests.fakes import Close, FakeVllm, Refusal, Stall, VllmScript, WireServer, inject_at
 from unisono.core.generation import Chunk, FinishReason, Form, Generation, Prompt
 from unisono.core.ports import BackendOptions
+from unisono.core.probe import Check
 from unisono.errors import (
     BackendError,
     BackendProtocolError,
@@ -216,21 +217,35 @@ async def test_a_context_that_cannot_be_is_unknown(context: object) -> None:
         await backend.aclose()
 
 
-LISTS: dict[str, object] = {
-    "another model": {"data": [{"id": "other"}]},
-    "no model": {"data": []},
-    "no list": {"data": "tiny"},
-    "a list": [1],
-    "a string": "tiny",
-    "null entries": {"data": [None, 3]},
-}
+NO_LISTS: dict[str, object] = {"no list": {"data": "tiny"}, "a list": [1], "a string": "tiny"}
 
 
-@pytest.mark.parametrize("listed", LISTS.values(), ids=LISTS)
-async def test_a_model_that_is_not_served_fails_the_probe(fake: FakeVllm, backend: VllmBackend, listed: object) -> None:
+@pytest.mark.parametrize("listed", NO_LISTS.values(), ids=NO_LISTS)
+async def test_a_model_list_that_is_none_fails_the_probe(fake: FakeVllm, backend: VllmBackend, listed: object) -> None:
     fake.models = listed
     with pytest.raises(BackendError):
         await backend.probe()
+
+
+WITHOUT_IT: dict[str, tuple[object, str]] = {
+    "another model": ([{"id": "other/model"}], "other/model"),
+    "a path": ([{"id": "/srv/secret/model"}], "does not serve"),
+    "no model": ([], "does not serve"),
+    "null entries": ([None, 3, {"id": 7}], "does not serve"),
+}
+
+
+@pytest.mark.parametrize(("listed", "says"), WITHOUT_IT.values(), ids=WITHOUT_IT)
+async def test_a_model_that_is_not_served_is_found(
+    fake: FakeVllm, backend: VllmBackend, listed: object, says: str
+) -> None:
+    fake.models = {"data": listed}
+    (finding,) = (await backend.probe()).fatal
+    assert finding.check is Check.MODEL
+    assert says in finding.says
+    assert "/srv" not in finding.says
+    assert "--served-model-name" in finding.advises
+    assert fake.patient.generations == 0
 
 
 async def test_a_probe_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

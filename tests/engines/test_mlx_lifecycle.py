@@ -18,6 +18,7 @@ import pytest_asyncio
 from tests.engines.demo_prompts import CHATS, ENCODING, greedy, prompt_for
 from unisono.core.generation import Chunk, Generation, Timeouts
 from unisono.core.ports import BackendOptions
+from unisono.core.probe import Check
 from unisono.errors import BackendOverloaded, BackendTimeout, BackendUnavailable
 from unisono_adapters import demo
 from unisono_adapters.mlx_local import MlxLocalBackend
@@ -215,17 +216,29 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "no tokenizer": (without_tokenizer, "tokenizer.json"),
     "no weights": (without_weights, "safetensors"),
     "cut weights": (with_cut_weights, "cannot be loaded"),
-    "another tokenizer": (with_another_tokenizer, "tokenizer of .* is not gpt-oss's"),
 }
+
+
+async def damaged(folder: Path, damage: Callable[[Path], None]) -> MlxLocalBackend:
+    whole = await asyncio.to_thread(demo.expand, demo.default_folder())
+    for file in whole.iterdir():
+        (folder / file.name).symlink_to(file)
+    damage(folder)
+    return MlxLocalBackend(BackendOptions("mlx", str(folder)))
+
+
+async def test_a_model_with_another_tokenizer_is_found_unfit(tmp_path: Path) -> None:
+    backend = await damaged(tmp_path, with_another_tokenizer)
+    (finding,) = (await backend.probe()).fatal
+    await backend.aclose()
+    assert (finding.check, finding.ok) == (Check.TOKENIZER, False)
+    assert "<|call|>" in finding.detail
+    assert str(tmp_path) not in finding.detail
 
 
 @pytest.mark.parametrize(("damage", "says"), BROKEN.values(), ids=BROKEN)
 async def test_a_model_that_cannot_be_used_says_why(tmp_path: Path, damage: Callable[[Path], None], says: str) -> None:
-    whole = await asyncio.to_thread(demo.expand, demo.default_folder())
-    for file in whole.iterdir():
-        (tmp_path / file.name).symlink_to(file)
-    damage(tmp_path)
-    backend = MlxLocalBackend(BackendOptions("mlx", str(tmp_path)))
+    backend = await damaged(tmp_path, damage)
     with pytest.raises(BackendUnavailable, match=says):
         await backend.probe()
     await backend.aclose()

@@ -25,7 +25,7 @@ counts events from 0, the usage event and `[DONE]` included; `Refusal` answers w
 bare server for anything else: a callable from a request to steps (Write, Sleep, Stall, Reset, Close).
 """
 
-from .dialects import FakeMlxServer, FakeVllm, MlxScript, Refusal, VllmScript, vllm_context_error
+from .dialects import FakeMlxServer, FakeVllm, MlxScript, Patient, Refusal, VllmScript, vllm_context_error
 from .faults import (
     close_at,
     done_twice,
@@ -45,6 +45,7 @@ __all__ = [
     "FakeMlxServer",
     "FakeVllm",
     "MlxScript",
+    "Patient",
     "Refusal",
     "Reset",
     "Seen",

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from unisono.harmony.encoding import load_encoding
+
 from .faults import Fault
-from .wire import Close, Seen, Sleep, Step, WireServer, Write
+from .wire import TOKENIZERS, Close, Seen, Sleep, Stall, Step, WireServer, Write
 
 STOP_IDS = (200002, 200012, 199999)
 
@@ -43,7 +45,7 @@ def vllm_context_error(limit: int = 4096, asked: int = 5000) -> Refusal:
 
 
 @dataclass(frozen=True)
-class _Script:
+class Script:
     per_chunk: int = 1
     delay_s: float = 0.0
     first_delay_s: float = 0.0
@@ -54,7 +56,7 @@ class _Script:
     """What usage claims; None: the truth."""
     cached_tokens: int = 0
 
-    def _paced(self, events: Iterable[bytes]) -> list[Step]:
+    def paced(self, events: Iterable[bytes]) -> list[Step]:
         steps: list[Step] = [Sleep(self.first_delay_s)] if self.first_delay_s else []
         for event in events:
             if self.delay_s:
@@ -64,7 +66,7 @@ class _Script:
             steps = fault(steps)
         return steps
 
-    def _usage(self, prompt: int, completion: int) -> dict[str, object]:
+    def usage(self, prompt: int, completion: int) -> dict[str, object]:
         claimed = prompt if self.prompt_tokens is None else self.prompt_tokens
         return {
             "prompt_tokens": claimed,
@@ -75,7 +77,7 @@ class _Script:
 
 
 @dataclass(frozen=True)
-class VllmScript(_Script):
+class VllmScript(Script):
     """`stop_reason` None: what vLLM says, null for `<|return|>` and the id for another stop token."""
 
     tokens: Sequence[object] = ()
@@ -101,22 +103,14 @@ class VllmScript(_Script):
                 "prompt_token_ids": asked["prompt"] if number == 0 else None,
                 "token_ids": piece if asked.get("return_token_ids") else None,
             }
-            events.append(_event({**self._frame(asked), "choices": [choice], "usage": None}))
+            events.append(sse_event({**self._frame(asked), "choices": [choice], "usage": None}))
         if (asked.get("stream_options") or {}).get("include_usage"):
-            usage = self._usage(len(asked["prompt"]), len(tokens))
-            events.append(_event({**self._frame(asked), "choices": [], "usage": usage}))
+            usage = self.usage(len(asked["prompt"]), len(tokens))
+            events.append(sse_event({**self._frame(asked), "choices": [], "usage": usage}))
         return [*events, b"data: [DONE]\n\n"]
 
     def steps(self, asked: dict[str, Any]) -> list[Step]:
-        head = (
-            b"HTTP/1.1 200 OK\r\ndate: Fri, 20 Nov 2026 18:00:00 GMT\r\nserver: uvicorn\r\n"
-            b"content-type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
-        )
-        body: list[Step] = [
-            Write(b"%x\r\n%s\r\n" % (len(step.data), step.data)) if isinstance(step, Write) and step.framed else step
-            for step in self._paced(self.events(asked))
-        ]
-        return [Write(head), *body, Write(b"0\r\n\r\n")]
+        return chunked(b"text/event-stream; charset=utf-8", self.paced(self.events(asked)))
 
     def _reason(self, tokens: list[object], finish: str) -> object:
         if self.stop_reason is not None:
@@ -129,7 +123,7 @@ class VllmScript(_Script):
 
 
 @dataclass(frozen=True)
-class MlxScript(_Script):
+class MlxScript(Script):
     """Text in pieces of `per_chunk` characters, or in `pieces`, each one token to `max_tokens`. Special tokens are
     spelled out and the one that stopped it is not part of the text."""
 
@@ -151,7 +145,7 @@ class MlxScript(_Script):
         events.append(self._choice(asked, "", finish))
         if (asked.get("stream_options") or {}).get("include_usage"):
             usage = {**self._frame(asked), "object": "chat.completion", "choices": []}
-            events.append(_event({**usage, "usage": self._usage(11, len(pieces) + 1)}))
+            events.append(sse_event({**usage, "usage": self.usage(11, len(pieces) + 1)}))
         return [*events, b"data: [DONE]\n\n"]
 
     def steps(self, asked: dict[str, Any]) -> list[Step]:
@@ -159,11 +153,11 @@ class MlxScript(_Script):
             b"HTTP/1.0 200 OK\r\nServer: BaseHTTP/0.6 Python/3.11.7\r\nDate: Fri, 20 Nov 2026 18:00:00 GMT\r\n"
             b"Content-type: text/event-stream\r\nCache-Control: no-cache\r\nAccess-Control-Allow-Origin: *\r\n\r\n"
         )
-        return [Write(head), *self._paced(self.events(asked)), Close()]
+        return [Write(head), *self.paced(self.events(asked)), Close()]
 
     def _choice(self, asked: dict[str, Any], text: object, finish: str | None) -> bytes:
         choice = {"index": 0, "finish_reason": finish, "text": text}
-        return _event({**self._frame(asked), "choices": [choice]})
+        return sse_event({**self._frame(asked), "choices": [choice]})
 
     @staticmethod
     def _frame(asked: dict[str, Any]) -> dict[str, object]:
@@ -176,8 +170,101 @@ class MlxScript(_Script):
         }
 
 
-def _event(data: dict[str, object]) -> bytes:
+def chunked(content_type: bytes, body: Iterable[Step]) -> list[Step]:
+    """An answer of HTTP/1.1 whose length is not known beforehand."""
+    head = (
+        b"HTTP/1.1 200 OK\r\ndate: Fri, 20 Nov 2026 18:00:00 GMT\r\nserver: uvicorn\r\n"
+        b"content-type: " + content_type + b"\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    framed: list[Step] = [
+        Write(b"%x\r\n%s\r\n" % (len(step.data), step.data)) if isinstance(step, Write) and step.framed else step
+        for step in body
+    ]
+    return [Write(head), *framed, Write(b"0\r\n\r\n")]
+
+
+def sse_event(data: dict[str, object]) -> bytes:
     return b"data: " + json.dumps(data).encode() + b"\n\n"
+
+
+@dataclass
+class Patient:
+    """The model behind a fake, as the gateway's own examination meets it: a sound gpt-oss with its own tokenizer,
+    unless told otherwise. What it makes of clients' requests is another matter, and the fake's script's."""
+
+    encode: Callable[[str], Sequence[int]] = field(default_factory=lambda: load_encoding().encode_as_server)
+    answer: str = "<|channel|>analysis<|message|>They want OK.<|end|><|start|>assistant<|channel|>final<|message|>OK"
+    tokenizes: bool = True
+    """Whether its tokenizer can be asked."""
+    hangs: bool = False
+    strips_markers: bool = False
+    reads_at_most: int | None = None
+    """Tokens of a prompt it keeps."""
+    rewrites_ids: bool = False
+    """Whether ids become text and ids again on their way in."""
+    returns_ids: bool = True
+    hides_stops: bool = False
+    stops_at: Sequence[int] = STOP_IDS
+    takes_bias: bool = True
+    refusal: Refusal | None = None
+    generations: int = 0
+
+    def vllm(self, seen: Seen) -> list[Step]:
+        if seen.path in TOKENIZERS:
+            return self._tokenizer(seen).steps()
+        asked = seen.json
+        prompt = list(self._spelled(asked)) if self.rewrites_ids else asked["prompt"]
+        tokens, finish = self._generated(asked)
+        if self.hides_stops and tokens[-1:] and tokens[-1] in STOP_IDS:
+            tokens = tokens[:-1]
+        heard = VllmScript(
+            tokens=tokens, finish=finish, stop_reason=0 if self.hides_stops else None, prompt_tokens=self._read(prompt)
+        )
+        return self._said(heard, asked if self.returns_ids else {**asked, "return_token_ids": False})
+
+    def mlx_server(self, seen: Seen) -> list[Step]:
+        tokens, finish = self._generated(seen.json)
+        spelled = [load_encoding().decode([token]) for token in tokens]
+        if finish == "stop":
+            spelled = spelled[:-1]
+        if self.strips_markers:
+            spelled = [text for text, token in zip(spelled, tokens, strict=False) if token < 199998]
+        read = self._read(self.encode(seen.json["prompt"]))
+        return self._said(MlxScript(pieces=spelled, finish=finish, prompt_tokens=read), seen.json)
+
+    def _said(self, script: VllmScript | MlxScript, asked: dict[str, Any]) -> list[Step]:
+        self.generations += 1
+        if self.refusal is not None:
+            return [*self.refusal.steps(), Close()]
+        return [Stall()] if self.hangs else script.steps(asked)
+
+    def _tokenizer(self, seen: Seen) -> Refusal:
+        asked = seen.json
+        if not self.tokenizes:
+            return Refusal(404, b'{"detail":"Not Found"}')
+        if seen.path == "/detokenize":
+            return Refusal(200, json.dumps({"prompt": load_encoding().decode(asked["tokens"])}).encode())
+        ids = list(self.encode(asked["prompt"]))
+        return Refusal(200, json.dumps({"count": len(ids), "max_model_len": 131072, "tokens": ids}).encode())
+
+    def _spelled(self, asked: dict[str, Any]) -> Sequence[int]:
+        return self.encode(load_encoding().decode(asked["prompt"]))
+
+    def _read(self, prompt: Sequence[object]) -> int:
+        return min(len(prompt), self.reads_at_most or len(prompt))
+
+    def _generated(self, asked: dict[str, Any]) -> tuple[list[int], str]:
+        """Ids and why they end: what it would say, or what the bias makes it say."""
+        bias = asked.get("logit_bias") or {}
+        answer = [*load_encoding().encode_marked(self.answer), STOP_IDS[0]]
+        if bias and self.takes_bias:
+            answer = [int(max(bias, key=bias.__getitem__))] * asked["max_tokens"]
+        tokens: list[int] = []
+        for token in answer[: asked["max_tokens"]]:
+            tokens.append(token)
+            if token in self.stops_at:
+                return tokens, "stop"
+        return tokens, "length"
 
 
 class FakeVllm(WireServer):
@@ -197,6 +284,7 @@ class FakeVllm(WireServer):
         super().__init__(self._answer, reads_body=reads_body)
         constant = VllmScript(tokens=tokens, **fields)
         self.script = script or (lambda asked: constant)
+        self.patient = Patient()
         self.api_key = api_key
         self.models: object = {
             "object": "list",
@@ -208,8 +296,12 @@ class FakeVllm(WireServer):
             return Refusal(401, b'{"error":"Unauthorized"}').steps()
         if seen.path == "/v1/models":
             return Refusal(200, json.dumps(self.models).encode()).steps()
-        if seen.path != "/v1/completions" or not self.reads_body:
-            return Refusal(404, b'{"detail":"Not Found"}').steps() if self.reads_body else [Sleep(3600)]
+        if not self.reads_body and seen.method == "POST":
+            return [Sleep(3600)]
+        if seen.path not in ("/v1/completions", *TOKENIZERS):
+            return Refusal(404, b'{"detail":"Not Found"}').steps()
+        if seen.is_probe:
+            return self.patient.vllm(seen)
         script = self.script(seen.json)
         return script.steps() if isinstance(script, Refusal) else script.steps(seen.json)
 
@@ -229,6 +321,7 @@ class FakeMlxServer(WireServer):
         super().__init__(self._answer, reads_body=reads_body)
         constant = MlxScript(text=text, per_chunk=per_chunk, **fields)
         self.script = script or (lambda asked: constant)
+        self.patient = Patient()
         self.healthy = True
 
     def _answer(self, seen: Seen) -> list[Step]:
@@ -237,6 +330,8 @@ class FakeMlxServer(WireServer):
             return Refusal(*state, version=0).steps()
         if not self.reads_body:
             return [Sleep(3600)]
+        if seen.is_probe and seen.path == "/v1/completions" and isinstance(seen.json.get("prompt"), str):
+            return self.patient.mlx_server(seen)
         if seen.path != "/v1/completions" or not isinstance(seen.json.get("prompt"), str):
             # Ids make its tokenizer raise, and whatever is raised is a 404.
             return Refusal(404, b'{"error": "text input must be of type `str`"}', version=0).steps()

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self, cast
 
+PROBE = "unisono-probe"
+TOKENIZERS = ("/tokenize", "/detokenize")
+
 
 @dataclass(frozen=True)
 class Write:
@@ -63,12 +66,18 @@ class Seen:
     def json(self) -> Any:
         return json.loads(self.body)
 
+    @property
+    def is_probe(self) -> bool:
+        """Whether the gateway asks for itself and not for a client."""
+        marked = self.headers.get("x-request-id", "").startswith(PROBE)
+        return marked or self.method != "POST" or self.path in TOKENIZERS
+
 
 class WireServer:
     """`respond` decides what each request gets; `reads_body=False` makes a server that stops reading after the headers
-    of a POST. `requests` holds the POSTs, `probes` everything else; `connections` counts accepted sockets, `open` those
-    that still are, and `closed_at` says when the others ended. A `respond` that raises drops the connection, and its
-    error comes out when the server is left."""
+    of a POST. `requests` holds what is generated for clients, `probes` everything else; `connections` counts accepted
+    sockets, `open` those that still are, and `closed_at` says when the others ended. A `respond` that raises drops the
+    connection, and its error comes out when the server is left."""
 
     def __init__(self, respond: Callable[[Seen], Iterable[Step]], *, reads_body: bool = True) -> None:
         self.respond = respond
@@ -192,7 +201,7 @@ class _Connection(asyncio.Protocol):
         while True:
             seen = await self._request()
             self._current = seen
-            (self._server.requests if seen.method == "POST" else self._server.probes).append(seen)
+            (self._server.probes if seen.is_probe else self._server.requests).append(seen)
             try:
                 steps = list(self._server.respond(seen))
             except Exception as error:

@@ -1,0 +1,367 @@
+"""The examination of a backend, the same for every kind: is it gpt-oss that answers, and what of it can be seen.
+
+A model list that answers proves nothing, so it generates: a few tokens of a real prompt, then stop tokens that are
+forced where the backend takes a bias. What it says it read and wrote is compared with the one encoding there is.
+Promises: a handful of short requests one after the other, each bounded in time and marked `REQUEST_ID` in the
+backend's log; nothing is left running when it is cancelled; what a busy or absent backend raises is raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from time import monotonic
+from typing import TypeVar
+
+from unisono.core.generation import (
+    CALL,
+    CHANNEL,
+    RETURN,
+    Capabilities,
+    Chunk,
+    FinishReason,
+    Form,
+    Generation,
+    Prompt,
+    Sampling,
+    Timeouts,
+)
+from unisono.core.probe import SMALLEST_CONTEXT, Check, Finding, Probe, Severity
+from unisono.errors import (
+    BackendError,
+    BackendOverloaded,
+    BackendProtocolError,
+    BackendRejected,
+    BackendTimeout,
+    BackendUnavailable,
+    ContextTooLong,
+    UnisonoError,
+)
+from unisono.harmony.encoding import MARKERS, Encoding, load_encoding
+from unisono_adapters._failures import IdsMissing
+
+T = TypeVar("T")
+
+REQUEST_ID = "unisono-probe"
+FIRST_TOKEN_S = 30.0
+CONNECT_S = 5.0
+ANSWER_S = 10.0
+"""For a question to the backend's tokenizer."""
+
+QUESTION = ("<|start|>user<|message|>Say OK.", "<|end|><|start|>assistant")
+"""What is asked. Where ids are taken, a marker typed by a user stands between the two parts."""
+TYPED = "<|end|>"
+ENDINGS: Mapping[int, str] = {
+    RETURN: "<|channel|>final<|message|>OK",
+    CALL: "<|channel|>commentary to=functions.ok <|constrain|>json<|message|>{}",
+}
+"""Where each stop token would come next."""
+FORCE = 100.0
+"""The bias that makes a token certain."""
+
+MARKED = "".join(MARKERS)
+BODIES = (
+    "Hello, world! don't DON'T",
+    "na\u00efve caf\u00e9 \u2014 \u65e5\u672c\u8a9e \U0001f642",
+    "def f(x):\n\treturn {'a': 1234567.5}\r\n\r\n",
+    " to=functions.get_weather   \n\n  x",
+)
+"""Texts that tokenizers cut differently: contractions, scripts, emoji, digits, white space."""
+
+_NAME = re.compile(r"[\w.:-]+(?:/[\w.:-]+)?")
+_BARE_CHANNEL = re.compile(r"\s*(?:analysis|commentary|final)")
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A backend as the examination sees it.
+
+    `claims` is what its kind, and what it says of itself, promise; `remedies` what to do on this kind about a check
+    that failed. `encode` and `decode` are the backend's own tokenizer with special tokens meant, where it has one to
+    ask; None, or a BackendError, where it does not answer. `long_prompt` is the length, in tokens, of a prompt that a
+    kind known to cut prompts must read whole; 0 asks for none.
+    """
+
+    complete: Callable[[Generation], AsyncIterator[Chunk]]
+    claims: Capabilities
+    remedies: Mapping[Check, str] = field(default_factory=dict)
+    encode: Callable[[str], Awaitable[Sequence[int] | None]] | None = None
+    decode: Callable[[Sequence[int]], Awaitable[str | None]] | None = None
+    long_prompt: int = 0
+    first_token_s: float = FIRST_TOKEN_S
+
+
+async def examine(subject: Subject) -> Probe:
+    """Raises BackendUnavailable and BackendOverloaded, which say nothing about its fitness, and BackendTimeout from a
+    backend that generated and then fell silent."""
+    # A thread, since loading the encoding for the first time takes half a second.
+    exam = _Examination(subject, await asyncio.to_thread(load_encoding))
+    try:
+        heard = await exam.ask(exam.question(), 3)
+    except (BackendError, ContextTooLong) as error:
+        exam.failed_to_generate(error)
+        return exam.result()
+    exam.generated(heard)
+    if heard.tokens or heard.text:
+        await exam.tokenizer(heard)
+        exam.markers(heard)
+        await exam.stops()
+        await exam.keeps_long_prompts()
+    exam.context()
+    exam.constraints()
+    return exam.result()
+
+
+@dataclass(slots=True)
+class _Heard:
+    """One generation, whole."""
+
+    sent: int
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    finish: FinishReason | None = None
+    stop_token: int | None = None
+    claimed: int | None = None
+    first_s: float | None = None
+
+
+class _Examination:
+    def __init__(self, subject: Subject, encoding: Encoding) -> None:
+        self._subject = subject
+        self._encoding = encoding
+        self._able = subject.claims
+        self._findings: dict[Check, Finding] = {}
+        self._first_s: float | None = None
+        self._takes_ids = subject.claims.prompt is Form.IDS
+        self._gives_ids = subject.claims.output is Form.IDS
+
+    # Asking
+
+    def question(self, ending: str = "") -> Prompt:
+        """The question, and what the assistant has begun to answer."""
+        start, end = QUESTION
+        encode = self._encoding.encode_marked
+        if not self._takes_ids:
+            return self._text_prompt(start + end + ending)
+        return Prompt([*encode(start), *self._encoding.encode_text(TYPED), *encode(end + ending)])
+
+    def _text_prompt(self, text: str) -> Prompt:
+        return Prompt(self._encoding.encode_marked(text), None if self._takes_ids else text)
+
+    async def ask(self, prompt: Prompt, max_tokens: int, force: int | None = None) -> _Heard:
+        patience = self._subject.first_token_s
+        job = Generation(
+            prompt=prompt,
+            max_tokens=max_tokens,
+            sampling=Sampling(temperature=0.0, logit_bias={} if force is None else {force: FORCE}),
+            timeouts=Timeouts(CONNECT_S, first_token_s=patience, silence_s=patience, total_s=2 * patience),
+            request_id=REQUEST_ID,
+        )
+        heard = _Heard(len(prompt.tokens))
+        started = monotonic()
+        # The port promises an iterator; every adapter gives a generator, which has to be closed with the stream.
+        async with aclosing(self._subject.complete(job)) as chunks:  # type: ignore[type-var]
+            async for chunk in chunks:
+                if heard.first_s is None and (chunk.tokens or chunk.text):
+                    heard.first_s = monotonic() - started
+                heard.tokens += chunk.tokens
+                heard.text += chunk.text
+                heard.finish = chunk.finish or heard.finish
+                heard.stop_token = chunk.stop_token if chunk.stop_token is not None else heard.stop_token
+                heard.claimed = chunk.prompt_tokens if chunk.prompt_tokens is not None else heard.claimed
+        return heard
+
+    async def _try(self, prompt: Prompt, max_tokens: int, force: int | None = None) -> _Heard | None:
+        """None where this backend does not do this, which is no failure of it."""
+        try:
+            return await self.ask(prompt, max_tokens, force)
+        except (BackendRejected, BackendProtocolError):
+            return None
+
+    # Finding
+
+    def _find(self, check: Check, ok: bool, detail: str = "", severity: Severity | None = None, said: str = "") -> None:
+        """A failure stands, whatever else is found about the same check."""
+        if check not in self._findings or self._findings[check].ok:
+            remedy = "" if ok else self._subject.remedies.get(check, "")
+            self._findings[check] = Finding(check, ok, detail, remedy, severity, said)
+
+    def result(self) -> Probe:
+        order = list(Check)
+        findings = sorted(self._findings.values(), key=lambda finding: order.index(finding.check))
+        return Probe(self._able, tuple(findings), self._first_s)
+
+    def failed_to_generate(self, error: BackendError | ContextTooLong) -> None:
+        if isinstance(error, BackendUnavailable | BackendOverloaded):
+            raise error
+        said = _said(error)
+        if isinstance(error, IdsMissing):
+            self._find(Check.IDS_OUT, False, "It answers with text only, although asked for token ids.", said=said)
+        elif isinstance(error, BackendTimeout):
+            wait = self._subject.first_token_s
+            self._find(Check.GENERATION, False, f"It answers, but no token came within {wait:g} s.", said=said)
+        else:
+            self._find(Check.GENERATION, False, f"It failed to generate: {error.message}.", said=said)
+
+    def generated(self, heard: _Heard) -> None:
+        self._first_s = heard.first_s
+        if not heard.tokens and not heard.text:
+            self._find(Check.GENERATION, False, "It ended its answer without a token.")
+            return
+        self._find(Check.GENERATION, True)
+        if self._gives_ids:
+            self._find(Check.IDS_OUT, True)
+        if self._takes_ids:
+            self._read_exactly(heard)
+
+    def _read_exactly(self, heard: _Heard) -> None:
+        """Whether the count it claims is that of the ids it was sent."""
+        if heard.claimed is None:
+            return
+        if heard.claimed == heard.sent:
+            self._find(Check.IDS_IN, True)
+            self._find(Check.PROMPT_KEPT, True)
+            return
+        told = f"It was sent {heard.sent} ids and says it read {heard.claimed}."
+        spelled = self._encoding.decode(self.question().tokens)
+        if heard.claimed < heard.sent and heard.claimed != len(self._encoding.encode_as_server(spelled)):
+            self._find(Check.PROMPT_KEPT, False, told)
+        else:
+            self._find(Check.IDS_IN, False, told)
+
+    async def tokenizer(self, heard: _Heard) -> None:
+        """By its own tokenizer, else by how many tokens it makes of a text, else by what the model itself wrote."""
+        if await self._asked_tokenizer():
+            return
+        if not self._takes_ids:
+            await self._counted()
+        elif self._gives_ids:
+            harmony = heard.tokens[0] == CHANNEL and _BARE_CHANNEL.match(self._encoding.decode(heard.tokens[1:]))
+            detail = "" if harmony else "It does not continue a Harmony prompt the way gpt-oss does."
+            self._find(Check.TOKENIZER, bool(harmony), detail)
+
+    async def _asked_tokenizer(self) -> bool:
+        """Whether there was one to ask."""
+        asked, encode, decode = False, self._subject.encode, self._subject.decode
+        for text in (MARKED, *BODIES):
+            ours = self._encoding.encode_marked(text)
+            ids = await _answer(encode(text) if encode else None)
+            if ids is not None:
+                asked = True
+                same = list(ids) == ours
+                self._find(Check.TOKENIZER, same, "" if same else f"{text!r} is {_first(ids)}, not {_first(ours)}.")
+            spelled = await _answer(decode(ours) if decode else None)
+            if spelled is not None and spelled != text:
+                self._find(Check.TOKENIZER, False, f"{_first(ours)} is {spelled[:40]!r}, not {text[:40]!r}.")
+        return asked
+
+    async def _counted(self) -> None:
+        """Text backends. Whoever makes one token of a typed marker parses special tokens out of text."""
+        for text in (MARKED, "\n".join(BODIES)):
+            prompt = self._text_prompt(text)
+            heard = await self._try(prompt, 1)
+            claimed = None if heard is None else heard.claimed
+            if claimed is None:
+                detail = "It does not say how many tokens it read."
+                self._find(Check.TOKENIZER, False, detail, Severity.WARNING)
+                continue
+            same = claimed == len(prompt.tokens)
+            what = "the seven markers" if text is MARKED else "a text of many kinds"
+            detail = "" if same else f"It makes {claimed} tokens of {what}, not {len(prompt.tokens)}."
+            self._find(Check.TOKENIZER, same, detail)
+            if text is MARKED and same:
+                self._find(Check.TYPED_MARKERS, False)
+
+    def markers(self, heard: _Heard) -> None:
+        if self._gives_ids:
+            if CHANNEL in heard.tokens:
+                self._find(Check.MARKERS, True)
+            return
+        if heard.text.lstrip().startswith("<|"):
+            self._find(Check.MARKERS, True)
+        elif _BARE_CHANNEL.match(heard.text):
+            lived_with = Severity.WARNING if self._able.output is Form.MARKERLESS else None
+            self._find(Check.MARKERS, False, f"Its answer begins with {heard.text[:20]!r}.", lived_with)
+        else:
+            detail = f"Its answer begins with {heard.text[:20]!r}, where gpt-oss writes a marker."
+            self._find(Check.MARKERS, False, detail)
+
+    async def stops(self) -> None:
+        """Forces each stop token where a bias is taken; else waits for the one that comes by itself."""
+        seen: list[bool] = []
+        for token, ending in ENDINGS.items():
+            forced = self._able.logit_bias
+            if not forced and token == CALL:
+                break
+            heard = await self._try(self.question(ending), 2 if forced else 6, token if forced else None)
+            if heard is None:
+                continue
+            name = self._encoding.decode([token])
+            visible = token in heard.tokens or heard.stop_token == token or name in heard.text
+            if heard.finish is FinishReason.STOP:
+                self._find(Check.STOPS, True)
+                seen.append(visible)
+            elif visible:
+                self._find(Check.STOPS, False, f"It goes on behind {name}.")
+        if seen:
+            self._stop_token(all(seen))
+
+    def _stop_token(self, visible: bool) -> None:
+        promised = self._able.stop_visible
+        self._able = replace(self._able, stop_visible=visible)
+        # A kind that hides it by nature is no surprise.
+        self._find(Check.STOP_TOKEN, visible, severity=Severity.WARNING if promised else None)
+
+    async def keeps_long_prompts(self) -> None:
+        if not self._subject.long_prompt:
+            return
+        prompt = self._text_prompt(" word" * self._subject.long_prompt)
+        try:
+            heard = await self.ask(prompt, 1)
+        except (BackendRejected, ContextTooLong) as error:
+            # Refusing is honest; the size it was said to have is not.
+            self._find(Check.CONTEXT, False, f"It refuses {len(prompt.tokens)} tokens: {error.message}.")
+            return
+        if heard.claimed is not None:
+            kept = heard.claimed >= heard.sent
+            detail = "" if kept else f"It was sent {heard.sent} tokens and read {heard.claimed}."
+            self._find(Check.PROMPT_KEPT, kept, detail)
+
+    def context(self) -> None:
+        size = self._able.context
+        if size is None:
+            self._find(Check.CONTEXT, False, "It does not say how large its context is.")
+        else:
+            self._find(Check.CONTEXT, size >= SMALLEST_CONTEXT, f"{size} tokens")
+
+    def constraints(self) -> None:
+        self._find(Check.CONSTRAIN, bool(self._able.constrain), ", ".join(sorted(self._able.constrain)))
+
+
+def not_served(served: Iterable[str]) -> Finding:
+    """The finding for a model that is not in a backend's list. Names that are paths are not repeated."""
+    names = [name for name in served if _NAME.fullmatch(name)]
+    detail = f"It does not serve the model it is configured with, but: {', '.join(names[:3])}." if names else ""
+    return Finding(Check.MODEL, ok=False, detail=detail)
+
+
+async def _answer(asked: Awaitable[T | None] | None) -> T | None:
+    if asked is None:
+        return None
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            return await asked
+    except (BackendError, TimeoutError):
+        # Many put it out of reach; generation has already shown that the backend itself works.
+        return None
+
+
+def _first(ids: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, ids[:8]))}{', ...' if len(ids) > 8 else ''}]"
+
+
+def _said(error: UnisonoError) -> str:
+    return str(error.__cause__ or "")
