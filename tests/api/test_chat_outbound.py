@@ -263,6 +263,11 @@ def test_choices_end_one_by_one_and_the_stream_once() -> None:
     chunks = StreamChunks(frame(), [Report("a", 0, ["x"]), Report("b", 1, ["x", "y"])])
     first = events_of(chunks.write(1, [*final(0, "one"), finished()]))
     rest = events_of(chunks.write(0, [*final(0, "two"), finished(FinishReason.LENGTH)]))
+    # The first to speak is the second choice; openai-python's stream helper fails on a choice that skips a place.
+    assert [(chunk["choices"][0]["index"], chunk["choices"][0]["delta"].get("role")) for chunk in first[:2]] == [
+        (0, "assistant"),
+        (1, "assistant"),
+    ]
     assert "[DONE]" not in first
     assert rest[-1] == "[DONE]"
     assert rest[-2]["unisono"] == {"recoveries": ["x", "y"], "failovers": 1, "backend": "a, b"}

@@ -202,18 +202,18 @@ class ChoiceChunks:
         self._content = self._before + b'{"content":'
         names = frame.reasoning.names
         self._reasoning = [b'%s"%s":' % (b"," if place else b"", name.encode()) for place, name in enumerate(names)]
-        self._begun = False
         self._shown: list[CallForm] = []
         self._early: tuple[ToolCall, int] | None = None
         self._cut_in_sight = False
+
+    def begin(self) -> bytes:
+        """The chunk every choice begins with."""
+        return self._chunk(b'{"role":"assistant","content":""}')
 
     def write(self, batch: Sequence[Event]) -> bytes:
         """The chunks of one batch. Deltas of one item that stand side by side become one chunk. The finish chunk is
         not among them: `finish` makes it, since what it says may depend on the other choices."""
         chunks: list[bytes] = []
-        if not self._begun:
-            self._begun = True
-            chunks.append(self._chunk(b'{"role":"assistant","content":""}'))
         item: Item | None = None
         texts: list[str] = []
         for entry in batch:
@@ -340,11 +340,16 @@ class StreamChunks:
         self._frame = frame
         self._reports = reports
         self._choices = [ChoiceChunks(index, frame) for index in range(len(reports))]
+        self._begun = False
 
     def write(self, index: int, batch: Sequence[Event]) -> bytes:
         """The chunks of one batch of choice `index`; the batch that ends the last choice ends the stream."""
         choice = self._choices[index]
         chunks = choice.write(batch)
+        if not self._begun:
+            self._begun = True
+            # All choices, in order: readers append a choice they see first, and take the place for its index.
+            chunks = b"".join(each.begin() for each in self._choices) + chunks
         if choice.finished is None:
             return chunks
         if any(other.finished is None for other in self._choices):
