@@ -1,0 +1,242 @@
+"""Chat Completions against a real engine, as an application writes it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI, OpenAI
+from openai_sdk.asking import about, asked, folded, reasoning
+from openai_sdk.conftest import Stage
+
+COUNTED = ", ".join(map(str, range(1, 31))) + "."
+
+
+def test_an_answer_and_its_reasoning(demo: OpenAI) -> None:
+    completion = demo.chat.completions.create(**asked("Hello!"))
+    (choice,) = completion.choices
+    assert (choice.index, choice.finish_reason, choice.logprobs) == (0, "stop", None)
+    assert choice.message.role == "assistant"
+    assert choice.message.content == "Hello! How can I help you today?"
+    assert choice.message.tool_calls is None
+    assert choice.message.refusal is None
+    assert choice.message.model_extra == {
+        "reasoning": "The user wants a short reply.",
+        "reasoning_content": "The user wants a short reply.",
+    }
+    assert completion.object == "chat.completion"
+    assert completion.model == "gpt-oss-demo"
+    assert abs(completion.created - time.time()) < 60
+    assert about(completion) == {"recoveries": [], "failovers": 0, "backend": "mlx-1"}
+
+
+def test_usage_counts_thoughts_apart(demo: OpenAI) -> None:
+    usage = demo.chat.completions.create(**asked("Hello!")).usage
+    assert usage is not None
+    assert usage.prompt_tokens > 50
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    assert usage.completion_tokens_details is not None
+    assert 0 < (usage.completion_tokens_details.reasoning_tokens or 0) < usage.completion_tokens
+    assert usage.prompt_tokens_details is not None
+    assert usage.prompt_tokens_details.cached_tokens is not None
+
+
+@pytest.mark.parametrize("question", ["Hello!", "What is 2 + 2?"])
+def test_a_stream_is_the_whole_answer_in_pieces(demo: OpenAI, question: str) -> None:
+    whole = demo.chat.completions.create(**asked(question))
+    chunks = list(demo.chat.completions.create(**asked(question), stream=True))
+    assert len({(chunk.id, chunk.created, chunk.model, chunk.object) for chunk in chunks}) == 1
+    first, last = chunks[0].choices[0], chunks[-1].choices[0]
+    assert (first.delta.role, first.delta.content, first.finish_reason) == ("assistant", "", None)
+    assert (last.finish_reason, last.delta.to_dict()) == ("stop", {})
+    assert [choice.finish_reason for chunk in chunks[:-1] for choice in chunk.choices] == [None] * (len(chunks) - 1)
+    assert all(chunk.usage is None for chunk in chunks)
+    assert about(chunks[-1]) == about(whole)
+
+    in_pieces = folded(chunks).choices[0].message
+    assert in_pieces.content == whole.choices[0].message.content
+    assert reasoning(in_pieces) == reasoning(whole.choices[0].message)
+    assert reasoning(in_pieces)
+
+
+def test_thoughts_come_before_the_answer_and_text_comes_as_it_is_generated(demo: OpenAI) -> None:
+    shown: list[tuple[str, str]] = []
+    for chunk in demo.chat.completions.create(**asked("Count to 30."), stream=True):
+        delta = chunk.choices[0].delta
+        shown += [("thought", reasoning(delta))] if reasoning(delta) else []
+        shown += [("text", delta.content)] if delta.content else []
+    kinds = [kind for kind, _ in shown]
+    assert kinds == sorted(kinds, reverse=True)
+    assert kinds.count("text") > 10
+    assert "".join(text for kind, text in shown if kind == "text") == COUNTED
+
+
+def test_usage_of_a_stream_comes_in_a_last_chunk_when_asked_for(demo: OpenAI) -> None:
+    whole = demo.chat.completions.create(**asked("What is 2 + 2?")).usage
+    stream = demo.chat.completions.create(
+        **asked("What is 2 + 2?"), stream=True, stream_options={"include_usage": True}
+    )
+    *before, last = stream
+    assert last.choices == []
+    assert last.usage is not None
+    assert whole is not None
+    assert last.usage.completion_tokens == whole.completion_tokens
+    assert last.usage.completion_tokens_details == whole.completion_tokens_details
+    assert last.usage.prompt_tokens == whole.prompt_tokens
+    assert all(chunk.usage is None and len(chunk.choices) == 1 for chunk in before)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_several_choices(demo: OpenAI, stream: bool) -> None:
+    answer: Any = demo.chat.completions.create(**asked("Hello!", n=2), stream=stream)
+    completion = folded(answer) if stream else answer
+    assert sorted(choice.index for choice in completion.choices) == [0, 1]
+    for choice in completion.choices:
+        assert choice.finish_reason == "stop"
+        assert choice.message.content == "Hello! How can I help you today?"
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize(
+    ("fields", "content", "finish_reason"),
+    [
+        pytest.param({"stop": [", 4", "x"]}, "1, 2, 3", "stop", id="a stop string"),
+        pytest.param({"max_tokens": 20}, "1, 2, 3", "length", id="max_tokens"),
+        pytest.param({"max_completion_tokens": 20}, "1, 2, 3", "length", id="max_completion_tokens"),
+    ],
+)
+def test_what_ends_an_answer_early(
+    demo: OpenAI, fields: dict[str, Any], content: str, finish_reason: str, stream: bool
+) -> None:
+    answer: Any = demo.chat.completions.create(**asked("Count to 30.", **fields), stream=stream)
+    choice = (folded(answer) if stream else answer).choices[0]
+    assert choice.finish_reason == finish_reason
+    said = choice.message.content or ""
+    assert said.startswith(content)
+    assert COUNTED.startswith(said)
+    assert (said == content) is (finish_reason == "stop")
+
+
+def test_a_cut_within_the_thoughts_leaves_no_answer(demo: OpenAI) -> None:
+    completion = demo.chat.completions.create(**asked("Hello!", max_tokens=6))
+    assert completion.choices[0].finish_reason == "length"
+    assert completion.choices[0].message.content == ""
+    assert "The user wants a short reply.".startswith(reasoning(completion.choices[0].message))
+    assert completion.usage is not None
+    assert completion.usage.completion_tokens == 6
+
+
+def test_sampling_is_the_same_for_the_same_seed(demo: OpenAI) -> None:
+    def answer(seed: int) -> str:
+        sampled = asked("Tell me a joke.", temperature=1.5, seed=seed, max_tokens=12)
+        message = demo.chat.completions.create(**sampled).choices[0].message
+        return f"{reasoning(message)} {message.content}"
+
+    assert answer(5) == answer(5)
+
+
+@pytest.mark.parametrize("effort", ["none", "minimal", "low", "medium", "high", "xhigh"])
+def test_every_effort_the_sdk_can_spell(demo: OpenAI, effort: Any) -> None:
+    completion = demo.chat.completions.create(**asked("ping", reasoning_effort=effort, max_tokens=1))
+    assert "notes" not in about(completion)
+
+
+def test_fields_without_effect_are_accepted_and_noted(demo: OpenAI) -> None:
+    completion = demo.chat.completions.create(
+        **asked("ping"),
+        user="u-1",
+        metadata={"purpose": "check"},
+        store=False,
+        service_tier="auto",
+        verbosity="low",
+        prompt_cache_key="k",
+        safety_identifier="s",
+        extra_body={"something_else": 1},
+    )
+    assert completion.choices[0].message.content == "pong"
+    noted = {note.partition(":")[0] for note in about(completion)["notes"]}
+    assert {"user", "metadata", "service_tier", "verbosity", "something_else"} <= noted
+    assert "store" not in noted
+
+
+@pytest.mark.parametrize("suffix", ["/v1", "", "/v1/", "/"])
+def test_every_spelling_of_base_url(stage: Stage, connect: Callable[..., OpenAI], suffix: str) -> None:
+    client = connect(stage.demo + suffix)
+    assert client.chat.completions.create(**asked("ping")).choices[0].message.content == "pong"
+    assert client.models.retrieve("gpt-oss-demo").id == "gpt-oss-demo"
+
+
+def test_the_environment_is_enough(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", f"{stage.demo}/v1")
+    monkeypatch.setenv("OPENAI_API_KEY", "unused")
+    with OpenAI() as client:
+        assert client.chat.completions.create(**asked("ping", model="gpt-4o")).model == "gpt-4o"
+
+
+def test_models(demo: OpenAI) -> None:
+    listed = {model.id: model for model in demo.models.list()}
+    assert listed.keys() == {"gpt-oss-demo", "gpt-4o"}
+    one = demo.models.retrieve("gpt-oss-demo")
+    assert one == listed["gpt-oss-demo"]
+    assert one.object == "model"
+    assert (one.model_extra or {})["context_length"] == 131072
+
+
+def test_headers_of_an_answer(demo: OpenAI) -> None:
+    raw = demo.chat.completions.with_raw_response.create(**asked("ping"))
+    assert raw.status_code == 200
+    assert raw.headers["content-type"] == "application/json"
+    assert raw.headers["x-unisono-backend"] == "mlx-1"
+    assert "x-unisono-recoveries" not in raw.headers
+    completion = raw.parse()
+    assert completion.choices[0].message.content == "pong"
+    assert completion._request_id == raw.headers["x-request-id"]
+    assert raw.headers["x-request-id"].startswith("req_")
+
+
+def test_headers_of_a_stream_come_before_its_first_event(demo: OpenAI) -> None:
+    raw = demo.chat.completions.with_raw_response.create(**asked("ping"), stream=True)
+    assert raw.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert raw.headers["x-unisono-backend"] == "mlx-1"
+    assert folded(raw.parse()).choices[0].message.content == "pong"
+
+
+def test_the_raw_lines_of_a_stream(demo: OpenAI) -> None:
+    with demo.chat.completions.with_streaming_response.create(**asked("ping"), stream=True) as response:
+        lines = [line for line in response.iter_lines() if line]
+    assert all(line.startswith("data: ") for line in lines)
+    assert lines[-1] == "data: [DONE]"
+
+
+async def test_an_async_client(async_demo: AsyncOpenAI) -> None:
+    completion = await async_demo.chat.completions.create(**asked("ping"))
+    assert completion.choices[0].message.content == "pong"
+    stream = await async_demo.chat.completions.create(**asked("ping"), stream=True)
+    assert folded([chunk async for chunk in stream]).choices[0].message.content == "pong"
+
+
+async def test_many_at_once_each_get_their_own(async_demo: AsyncOpenAI) -> None:
+    expected = {"ping": "pong", "What is 2 + 2?": "2 + 2 is 4.", "What color is the sky?": "The sky is blue."}
+
+    async def answer(question: str) -> str | None:
+        stream = await async_demo.chat.completions.create(**asked(question), stream=True)
+        return folded([chunk async for chunk in stream]).choices[0].message.content
+
+    questions = [*expected] * 2
+    assert await asyncio.gather(*map(answer, questions)) == [expected[question] for question in questions]
+
+
+def test_an_engine_is_free_once_its_stream_is_closed(demo: OpenAI) -> None:
+    begun = time.monotonic()
+    with demo.chat.completions.create(**asked("Count to 30.", n=16), stream=True) as stream:
+        for chunk in stream:
+            if chunk.choices[0].delta.content:
+                break
+    closed = time.monotonic()
+    assert demo.chat.completions.create(**asked("ping")).choices[0].message.content == "pong"
+    # All sixteen take more than ten times one answer, and there is room for fewer at once.
+    assert time.monotonic() - closed < 4
+    assert closed - begun < 8

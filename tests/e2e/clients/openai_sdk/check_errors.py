@@ -1,0 +1,207 @@
+"""Failures as the SDK raises them: the right class, with the status, code, field and words of the gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+from openai_sdk.asking import asked, scene
+from openai_sdk.conftest import Stage
+
+
+def part(**fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [{"type": "text", "text": "Look:"}, fields]}]}
+
+
+UNKNOWN_CALL = {"role": "tool", "tool_call_id": "call_of_somebody_else", "content": "42"}
+TOO_MANY_WORDS = "one two three " * 200
+
+# what is wrong: (fields, param, code)
+BAD: dict[str, tuple[dict[str, Any], str, str]] = {
+    "a value out of range": ({"temperature": 9}, "temperature", "invalid_value"),
+    "a value of the wrong type": ({"top_p": "much"}, "top_p", "invalid_value"),
+    "no tokens at all": ({"max_tokens": 0}, "max_tokens", "invalid_value"),
+    "no messages": ({"messages": []}, "messages", "invalid_value"),
+    "an unknown role": ({"messages": [{"role": "wizard", "content": "x"}]}, "messages.0.role", "invalid_value"),
+    "an unknown effort": ({"reasoning_effort": "galactic"}, "reasoning_effort", "invalid_value"),
+    "an image": (
+        part(type="image_url", image_url={"url": "data:image/png;base64,AAAA"}),
+        "messages.0.content.1.type",
+        "unsupported_value",
+    ),
+    "audio": (
+        part(type="input_audio", input_audio={"data": "AAAA", "format": "wav"}),
+        "messages.0.content.1.type",
+        "unsupported_value",
+    ),
+    "a file": (part(type="file", file={"file_id": "file-1"}), "messages.0.content.1.type", "unsupported_value"),
+    "audio for an answer": (
+        {"modalities": ["text", "audio"], "audio": {"voice": "ash", "format": "wav"}},
+        "modalities",
+        "unsupported_value",
+    ),
+    "log probabilities": ({"logprobs": True, "top_logprobs": 2}, "logprobs", "unsupported_value"),
+    "a result of no call": (
+        {"messages": [{"role": "user", "content": "x"}, UNKNOWN_CALL]},
+        "messages.1.tool_call_id",
+        "invalid_value",
+    ),
+    "a tool without a name": (
+        {"tools": [{"type": "function", "function": {"parameters": {}}}]},
+        "tools.0.function.name",
+        "invalid_value",
+    ),
+    "more than the model's context": (
+        {"model": "small", "messages": [{"role": "user", "content": TOO_MANY_WORDS}]},
+        "messages",
+        "context_length_exceeded",
+    ),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_request_names_its_field(scripted: OpenAI, name: str, stream: bool) -> None:
+    fields, param, code = BAD[name]
+    with pytest.raises(openai.BadRequestError) as raised:
+        scripted.chat.completions.create(**scene("an answer", **fields), stream=stream)
+    error = raised.value
+    assert (error.status_code, error.param, error.code) == (400, param, code)
+    assert error.type == "invalid_request_error"
+    assert isinstance(error.body, dict)
+    assert error.body["message"]
+    assert error.request_id is not None
+    assert error.request_id.startswith("req_")
+
+
+def test_a_neutral_value_of_a_refused_field_is_fine(scripted: OpenAI) -> None:
+    neutral = {"logprobs": False, "modalities": ["text"], "n": 1, "audio": None, "stop": None, "tools": None}
+    completion = scripted.chat.completions.create(**scene("an answer", **neutral))
+    assert completion.choices[0].message.content == "Here is the answer."
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_an_unknown_model(demo: OpenAI, stream: bool) -> None:
+    with pytest.raises(openai.NotFoundError) as raised:
+        demo.chat.completions.create(**asked("Hello!", model="gpt-9"), stream=stream)
+    assert (raised.value.status_code, raised.value.code, raised.value.param) == (404, "model_not_found", "model")
+    assert "gpt-9" in str(raised.value)
+
+
+def test_an_unknown_model_of_the_list(demo: OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as raised:
+        demo.models.retrieve("gpt-9")
+    assert raised.value.code == "model_not_found"
+
+
+def test_a_model_whose_name_holds_a_slash(scripted: OpenAI) -> None:
+    assert scripted.models.retrieve("openai/gpt-oss-20b").id == "openai/gpt-oss-20b"
+    completion = scripted.chat.completions.create(**scene("an answer", model="openai/gpt-oss-20b"))
+    assert completion.model == "openai/gpt-oss-20b"
+
+
+def test_what_the_gateway_does_not_serve(demo: OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as raised:
+        demo.embeddings.create(model="gpt-oss-demo", input="Hello!")
+    assert raised.value.code == "not_found"
+
+
+@pytest.mark.parametrize("key", ["sk-wrong", "sk-the-only-key-and-more", "-"])
+def test_a_wrong_key(stage: Stage, connect: Callable[..., OpenAI], key: str) -> None:
+    client = connect(f"{stage.scripted}/v1", api_key="sk-wrong", default_headers={"Authorization": f"Bearer {key}"})
+    for ask in (lambda: client.chat.completions.create(**scene("an answer")), client.models.list):
+        with pytest.raises(openai.AuthenticationError) as raised:
+            ask()
+        assert (raised.value.status_code, raised.value.code) == (401, "invalid_api_key")
+        assert "sk-the-only-key" not in str(raised.value)
+
+
+def test_a_web_page_cannot_drive_a_gateway_without_keys(demo: OpenAI) -> None:
+    with pytest.raises(openai.PermissionDeniedError) as raised:
+        demo.chat.completions.create(**asked("Hello!"), extra_headers={"Origin": "https://evil.example"})
+    assert (raised.value.status_code, raised.value.code) == (403, "permission_denied")
+
+
+def test_a_body_beyond_all_bounds(scripted: OpenAI) -> None:
+    with pytest.raises(openai.APIStatusError) as raised:
+        scripted.chat.completions.create(**asked("x y " * 500_000, model="scripted"))
+    assert (raised.value.status_code, raised.value.code) == (413, "body_too_large")
+    # Its connection is gone, and the client takes another one.
+    assert scripted.chat.completions.create(**scene("an answer")).choices[0].finish_reason == "stop"
+
+
+# script or model: (status, code, class)
+FAILING: dict[str, tuple[dict[str, Any], int, str, type[openai.APIStatusError]]] = {
+    "nobody is there": (scene("an answer", model="down"), 503, "backend_unavailable", openai.InternalServerError),
+    "it is busy": (scene("busy"), 503, "backend_overloaded", openai.InternalServerError),
+    "it is broken": (scene("broken"), 502, "backend_error", openai.InternalServerError),
+    "it refuses our key": (scene("locked"), 503, "backend_unavailable", openai.InternalServerError),
+    "it rejects the request": (scene("rejected"), 400, "backend_rejected_request", openai.BadRequestError),
+    "it has less context": (scene("too long"), 400, "context_length_exceeded", openai.BadRequestError),
+    "it says nothing": (
+        scene("silence later", model="impatient"),
+        504,
+        "backend_timeout",
+        openai.InternalServerError,
+    ),
+    "its answer breaks off": (scene("a reset later"), 502, "backend_protocol_error", openai.InternalServerError),
+}
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_a_failing_backend(scripted: OpenAI, name: str) -> None:
+    fields, status, code, kind = FAILING[name]
+    with pytest.raises(openai.APIStatusError) as raised:
+        scripted.chat.completions.create(**fields)
+    error = raised.value
+    assert type(error) is kind
+    assert (error.status_code, error.code) == (status, code)
+    assert "an inner secret" not in str(error)
+    assert "127.0.0.1" not in str(error)
+    assert ("retry-after" in error.response.headers) is (status == 503)
+
+
+@pytest.mark.parametrize("name", ["nobody is there", "it is busy", "it is broken", "it has less context"])
+def test_a_stream_that_cannot_begin_fails_with_a_status(scripted: OpenAI, name: str) -> None:
+    fields, status, code, _ = FAILING[name]
+    with pytest.raises(openai.APIStatusError) as raised:
+        scripted.chat.completions.create(**fields, stream=True)
+    assert (raised.value.status_code, raised.value.code) == (status, code)
+
+
+def test_how_long_a_busy_backend_wants_to_be_left_alone(scripted: OpenAI) -> None:
+    with pytest.raises(openai.APIStatusError) as raised:
+        scripted.chat.completions.create(**scene("busy"))
+    assert raised.value.response.headers["retry-after"] == "7"
+
+
+# what happens behind the first words: code
+BREAKING = {
+    "silence later": "backend_timeout",
+    "a reset later": "backend_protocol_error",
+    "garbage later": "backend_protocol_error",
+}
+
+
+@pytest.mark.parametrize("name", BREAKING)
+def test_a_stream_that_breaks_raises_behind_what_it_said(scripted: OpenAI, name: str) -> None:
+    said = ""
+    with pytest.raises(openai.APIError) as raised:
+        for chunk in scripted.chat.completions.create(**scene(name, model="impatient"), stream=True):
+            said += chunk.choices[0].delta.content or ""
+            assert chunk.choices[0].finish_reason is None
+    assert said
+    assert (" word" * 20).startswith(said)
+    assert type(raised.value) is openai.APIError
+    assert raised.value.code == BREAKING[name]
+    assert raised.value.type == "server_error"
+
+
+def test_the_sdk_tries_again_and_a_second_try_is_answered(stage: Stage, connect: Callable[..., OpenAI]) -> None:
+    client = connect(f"{stage.scripted}/v1", api_key=stage.key, max_retries=1)
+    raw = client.chat.completions.with_raw_response.create(**scene(f"fails once {openai.__version__}"))
+    assert raw.retries_taken == 1
+    assert raw.parse().choices[0].message.content == "Here is the answer."

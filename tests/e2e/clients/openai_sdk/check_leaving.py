@@ -1,0 +1,95 @@
+"""Clients that leave, and choices that come in any order."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+from openai_sdk.asking import scene
+
+SOON_S = 3.0
+"""A tenth of what the slow script takes; its backend has a place for one."""
+
+
+def slow(**fields: Any) -> dict[str, Any]:
+    return scene("slow", model="one-at-a-time", **fields)
+
+
+def check_place_is_free(client: OpenAI) -> None:
+    begun = time.monotonic()
+    completion = client.chat.completions.create(**scene("an answer", model="one-at-a-time"))
+    assert completion.choices[0].message.content == "Here is the answer."
+    assert time.monotonic() - begun < SOON_S
+
+
+def test_closing_a_stream_frees_the_backend(scripted: OpenAI) -> None:
+    stream = scripted.chat.completions.create(**slow(), stream=True)
+    assert next(stream).choices[0].delta.role == "assistant"
+    stream.close()
+    check_place_is_free(scripted)
+
+
+def test_leaving_the_stream_helper_frees_the_backend(scripted: OpenAI) -> None:
+    with scripted.chat.completions.stream(**slow()) as stream:
+        for event in stream:
+            if event.type == "content.delta":
+                break
+    check_place_is_free(scripted)
+
+
+def test_a_client_that_is_out_of_patience_frees_the_backend(scripted: OpenAI) -> None:
+    with pytest.raises(openai.APITimeoutError):
+        scripted.with_options(timeout=0.5).chat.completions.create(**slow())
+    check_place_is_free(scripted)
+
+
+async def test_cancelled_tasks_free_the_backend_and_the_line(async_scripted: AsyncOpenAI) -> None:
+    asking = [asyncio.create_task(async_scripted.chat.completions.create(**slow())) for _ in range(3)]
+    await asyncio.sleep(0.5)
+    assert not any(task.done() for task in asking)
+    for task in asking:
+        task.cancel()
+    await asyncio.gather(*asking, return_exceptions=True)
+    async with asyncio.timeout(SOON_S):
+        # The gateway may hear of the next request before it hears that the others are gone: then the SDK asks again.
+        completion = await async_scripted.with_options(max_retries=1).chat.completions.create(
+            **scene("an answer", model="one-at-a-time")
+        )
+    assert completion.choices[0].message.content == "Here is the answer."
+
+
+async def test_a_line_that_is_full_says_when_to_come_back(async_scripted: AsyncOpenAI) -> None:
+    asking = [asyncio.create_task(async_scripted.chat.completions.create(**slow())) for _ in range(3)]
+    await asyncio.sleep(0.5)
+    with pytest.raises(openai.InternalServerError) as raised:
+        await async_scripted.chat.completions.create(**slow())
+    assert (raised.value.status_code, raised.value.code) == (503, "backend_overloaded")
+    assert raised.value.response.headers["retry-after"] == "1"
+    for task in asking:
+        task.cancel()
+    await asyncio.gather(*asking, return_exceptions=True)
+
+
+def test_choices_keep_their_place_whichever_is_first(scripted: OpenAI) -> None:
+    with scripted.chat.completions.stream(**scene("n in reverse", n=2, seed=7)) as stream:
+        for _ in stream:
+            continue
+        final = stream.get_final_completion()
+    assert [choice.index for choice in final.choices] == [0, 1]
+    assert [choice.message.content for choice in final.choices] == ["Here is the answer."] * 2
+    assert [choice.finish_reason for choice in final.choices] == ["stop"] * 2
+
+
+def test_a_slow_answer_is_shown_as_it_comes(scripted: OpenAI) -> None:
+    begun = time.monotonic()
+    times: list[float] = []
+    for chunk in scripted.chat.completions.create(**scene("slow", max_tokens=40), stream=True):
+        times.append(time.monotonic() - begun)
+        last = chunk.choices[0].finish_reason
+    assert last == "length"
+    assert times[-1] > 0.6
+    assert sum(times[i + 1] - times[i] > 0.005 for i in range(len(times) - 1)) > 15

@@ -1,0 +1,74 @@
+"""What the scripted backend writes, by the name a request's last user message gives: `script: slow`.
+
+Names that are not here are those of the malformed outputs in `tests.harmony.recoveries`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from tests.fakes import Refusal, VllmScript, inject_at, reset_at, stall_at, vllm_context_error
+from tests.harmony.recoveries import CASES
+from unisono.harmony.encoding import load_encoding
+
+ENCODING = load_encoding()
+
+THOUGHT = "<|channel|>analysis<|message|>Let me see.<|end|><|start|>assistant"
+ANSWER = THOUGHT + "<|channel|>final<|message|>Here is the answer.<|return|>"
+LONG = THOUGHT + "<|channel|>final<|message|>" + " word" * 1500 + "<|return|>"
+CALL = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+TWO_CALLS = THOUGHT + CALL + '{"location":"Paris"}<|call|><|start|>assistant' + CALL + '{"location":"Rome"}<|call|>'
+CUT_CALL = THOUGHT + CALL + '{"location":"Par'
+ECHO = THOUGHT + "<|channel|>commentary to=functions.echo<|message|>" + '{"input":"said \\"so\\""}<|call|>'
+BROKEN_AT = 24
+"""Which event of an answer is the fault: its thought and a few words are through by then."""
+
+
+def playing(text: str, **fields: Any) -> VllmScript:
+    return VllmScript(tokens=ENCODING.encode_marked(text), **fields)
+
+
+def refusing(status: int, words: str, **headers: str) -> Refusal:
+    body = b'{"error": {"message": "%s", "type": "x", "param": null, "code": %d}}' % (words.encode(), status)
+    return Refusal(status, body, headers={name.replace("_", "-"): value for name, value in headers.items()})
+
+
+SCRIPTS: dict[str, VllmScript | Refusal] = {
+    "an answer": playing(ANSWER),
+    "two calls": playing(TWO_CALLS),
+    "two calls, slowly": playing(TWO_CALLS, delay_s=0.01),
+    "a cut call": playing(CUT_CALL, finish="length"),
+    "a custom call": playing(ECHO),
+    "slow": playing(LONG, delay_s=0.02),
+    "silence at first": playing(ANSWER, faults=(stall_at(0),)),
+    "silence later": playing(LONG, faults=(stall_at(BROKEN_AT),)),
+    "a reset later": playing(LONG, faults=(reset_at(BROKEN_AT),)),
+    "garbage later": playing(LONG, delay_s=0.005, faults=(inject_at(BROKEN_AT, b"data: {]\n\n"),)),
+    "busy": refusing(429, "busy", retry_after="7"),
+    "broken": refusing(500, "an inner secret"),
+    "rejected": refusing(400, "min_p is odd"),
+    "locked": refusing(401, "who are you"),
+    "too long": vllm_context_error(),
+}
+
+
+def script_of() -> Callable[[dict[str, Any]], VllmScript | Refusal]:
+    """A fresh backend's behaviour. Two scripts look at more than their name: `fails once ...` answers from the second
+    time it is asked, and `n in reverse` lets the choice with the higher seed wait."""
+    asked_before: Counter[str] = Counter()
+
+    def script(asked: dict[str, Any]) -> VllmScript | Refusal:
+        _, named, rest = ENCODING.decode(asked["prompt"]).rpartition("script: ")
+        if not named:
+            return SCRIPTS["an answer"]  # the gateway looks whether anybody is there
+        name = rest.partition("<|")[0]
+        asked_before[name] += 1
+        if name.startswith("fails once"):
+            return SCRIPTS["an answer"] if asked_before[name] > 1 else refusing(503, "starting")
+        if name == "n in reverse":
+            return playing(ANSWER, first_delay_s=0.3 * (asked["seed"] - 6))
+        return SCRIPTS.get(name) or playing(CASES[name].output, finish=CASES[name].finish)
+
+    return script

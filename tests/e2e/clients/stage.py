@@ -1,0 +1,155 @@
+"""What the SDKs are run against: gateways as users start them, one over a real engine, one over a scripted backend.
+
+Runs in the project's own environment, as a process of its own: `python -m tests.e2e.clients.stage`. It writes one line
+of JSON, the addresses, once every gateway is ready, and ends all it started when its stdin ends, which is also what
+happens when the process that reads it dies. Its exit code is 1 when a gateway did not start, did not end by itself, or
+had a fault of its own meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.clients.scripts import script_of
+from tests.fakes import FakeVllm
+
+UNISONO = Path(sys.executable).with_name("unisono")
+MASTER_KEY = "sk-the-only-key"
+START_S = 60.0
+END_S = 15.0
+ADDRESS = re.compile(rb"listens on (http://\S+)/v1")
+
+
+class Broken(Exception):
+    """A gateway that is not what it should be."""
+
+
+def demo_config() -> dict[str, Any]:
+    return {
+        "model_list": [{"model_name": "gpt-oss-demo", "litellm_params": {"model": "mlx/demo"}}],
+        "router_settings": {"model_group_alias": {"gpt-4o": "gpt-oss-demo"}},
+    }
+
+
+def scripted_config(url: str, closed: str) -> dict[str, Any]:
+    """One scripted backend under several names, each with a setting of its own; `closed` is where nobody listens."""
+
+    def model(name: str, base: str = url, *, info: Any = None, ours: Any = None, **params: Any) -> dict[str, Any]:
+        entry = {"model_name": name, "litellm_params": {"model": "vllm/tiny", "api_base": base, **params}}
+        return entry | {"model_info": {"harmony": True, **(info or {})}, "unisono": ours or {}}
+
+    return {
+        "model_list": [
+            model("scripted"),
+            model("openai/gpt-oss-20b"),
+            model("one-at-a-time", max_parallel_requests=1),
+            model("impatient", stream_timeout=0.5),
+            model("small", info={"max_input_tokens": 300}),
+            model("early", ours={"stream_tool_arguments": True}),
+            model("plain-reasoning", ours={"reasoning_field": "reasoning"}),
+            model("down", closed),
+        ],
+        "general_settings": {"master_key": MASTER_KEY},
+        # Backends fail here on purpose and must be asked again.
+        "router_settings": {"allowed_fails": 10_000},
+        "unisono": {"max_body_bytes": 500_000, "max_queue": 2},
+    }
+
+
+@asynccontextmanager
+async def served(folder: Path, name: str, config: dict[str, Any]) -> AsyncIterator[str]:
+    """A running `unisono serve` on a free port: its address. Raises Broken."""
+    path, log_path = folder / f"{name}.json", folder / f"{name}.log"
+    path.write_text(json.dumps(config))
+    with log_path.open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            *(UNISONO, "serve", "--config", path, "--port", "0"), stdout=asyncio.subprocess.PIPE, stderr=log
+        )
+    try:
+        yield await address_of(process, lambda: f"{name} did not start: {log_path.read_text()}")
+    finally:
+        code = await ended(process)
+    if code != 0:
+        raise Broken(f"{name} ended with {code}: {log_path.read_text()}")
+    if faults := [line for line in log_path.read_text().splitlines() if '"level": "error"' in line]:
+        raise Broken(f"{name} had faults of its own: " + "\n".join(faults))
+
+
+async def address_of(process: asyncio.subprocess.Process, trouble: Callable[[], str]) -> str:
+    assert process.stdout is not None
+    address = ""
+    try:
+        async with asyncio.timeout(START_S):
+            async for line in process.stdout:
+                if found := ADDRESS.search(line):
+                    address = found[1].decode()
+                if line.startswith(b"Ctrl-C"):
+                    return address
+    except TimeoutError:
+        pass
+    raise Broken(trouble())
+
+
+async def ended(process: asyncio.subprocess.Process) -> int:
+    if process.returncode is None:
+        process.send_signal(signal.SIGTERM)
+    try:
+        async with asyncio.timeout(END_S):
+            await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.communicate()
+    assert process.returncode is not None
+    return process.returncode
+
+
+async def until_told() -> None:
+    """Return when stdin ends, whatever it is, or at SIGTERM."""
+    loop, told = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, told.set)
+
+    def read() -> None:
+        sys.stdin.buffer.read()
+        loop.call_soon_threadsafe(told.set)
+
+    # A daemon: SIGTERM ends the process while it still reads.
+    threading.Thread(target=read, daemon=True).start()
+    await told.wait()
+
+
+async def perform() -> None:
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="unisono-clients-")))
+        fake = await stack.enter_async_context(FakeVllm(script=script_of()))
+        # Bound and never listening: connections are refused, and nobody else can take the port meanwhile.
+        closed = stack.enter_context(socket.socket())
+        closed.bind(("127.0.0.1", 0))
+        nobody = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        scripted = await stack.enter_async_context(served(folder, "scripted", scripted_config(fake.url, nobody)))
+        demo = await stack.enter_async_context(served(folder, "demo", demo_config()))
+        print(json.dumps({"demo": demo, "scripted": scripted, "key": MASTER_KEY}), flush=True)
+        await until_told()
+
+
+def main() -> None:
+    # Ctrl-C reaches the whole process group; the end of stdin is what counts here.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        asyncio.run(perform())
+    except Broken as trouble:
+        sys.exit(f"stage: {trouble}")
+
+
+if __name__ == "__main__":
+    main()
