@@ -14,7 +14,7 @@ class StopStrings:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
-        self._heads = {stop[:n] for stop in stops for n in range(1, len(stop))}
+        self._firsts = frozenset(stop[0] for stop in stops)
         self._longest = max(map(len, stops)) - 1
         self._held = ""
         self._shown: list[str] = []
@@ -49,9 +49,17 @@ class StopStrings:
             self._show(item, text[: end - length], out)
             out.append(Closed(item, "".join(self._shown)))
             return
-        keep = next((n for n in range(min(self._longest, len(text)), 0, -1) if text[-n:] in self._heads), 0)
-        self._held = text[len(text) - keep :]
-        self._show(item, text[: len(text) - keep], out)
+        end = self._undecided_from(text)
+        self._held = text[end:]
+        self._show(item, text[:end], out)
+
+    def _undecided_from(self, text: str) -> int:
+        """Where the longest tail begins that a stop string may go on from. No table of beginnings: stop strings of
+        thousands of characters would fill megabytes with them."""
+        for at in range(max(0, len(text) - self._longest), len(text)):
+            if text[at] in self._firsts and any(stop.startswith(text[at:]) for stop in self._stops):
+                return at
+        return len(text)
 
     def _first_in(self, text: str) -> tuple[int, int] | None:
         """(end, length) of the stop string that is complete first, the longest of those: what reading letter by letter
