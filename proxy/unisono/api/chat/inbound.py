@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from unisono.api.body import MAX_RUN, RUN_TOO_LONG, longest_run_reaches
-from unisono.api.chat.schema import REASONING_PARTS, Call, ChatRequest, Message, Part
+from unisono.api.chat.schema import MAX_MESSAGES, REASONING_PARTS, Call, ChatRequest, Message, Part
 from unisono.api.chat.tools import Toolbox, to_toolbox, wrap_input
 from unisono.core.conversation import (
     AssistantCall,
@@ -114,7 +114,10 @@ def to_conversation(
     if rest and rest[-1].role == "assistant" and not _has_calls(rest[-1]):
         prefill = history.take_prefill()
     preamble = Preamble(instructions=instructions, tools=toolbox.tools, effort=effort, date=today)
-    return Conversation(preamble, tuple(history.items()), prefill), history.notes
+    items = tuple(history.items())
+    if len(items) > MAX_MESSAGES:
+        raise InvalidRequest(f"There are more than {MAX_MESSAGES:,} messages and calls.", param="messages")
+    return Conversation(preamble, items, prefill), history.notes
 
 
 @dataclass(slots=True)
@@ -131,9 +134,9 @@ class _History:
     def __init__(self) -> None:
         self.notes: list[str] = []
         self._entries: list[Item | _Pending] = []
-        self._exchange: list[_Pending] = []
+        self._exchange: dict[str, deque[_Pending]] = {}
         self._names: dict[str, str] = {}
-        self._legacy: deque[tuple[str, str]] = deque()
+        self._legacy: dict[str, deque[str]] = {}
 
     def items(self) -> Iterator[Item]:
         for entry in self._entries:
@@ -171,11 +174,11 @@ class _History:
         return None
 
     def _say(self, item: Item) -> None:
-        self._exchange = []
+        self._exchange = {}
         self._entries.append(item)
 
     def _add_assistant(self, position: int, message: Message) -> None:
-        self._exchange = []
+        self._exchange = {}
         reasoning = _reasoning(message)
         if reasoning:
             self._entries.append(AssistantReasoning(reasoning))
@@ -185,13 +188,13 @@ class _History:
             self._add_call(_to_call(call))
         if message.function_call is not None:
             call_id = f"function_call_{position}"
-            self._legacy.append((message.function_call.name, call_id))
+            self._legacy.setdefault(message.function_call.name, deque()).append(call_id)
             self._add_call(AssistantCall(call_id, message.function_call.name, message.function_call.arguments))
 
     def _add_call(self, call: AssistantCall) -> None:
         pending = _Pending(call, [])
         self._names[call.call_id] = call.name
-        self._exchange.append(pending)
+        self._exchange.setdefault(call.call_id, deque()).append(pending)
         self._entries.append(pending)
 
     def _add_result(self, call_id: str, output: str, param: str) -> None:
@@ -200,19 +203,18 @@ class _History:
             raise InvalidRequest(
                 f"'{param}': no assistant message before it has a tool call with the id '{call_id[:128]}'.", param=param
             )
-        same = [pending for pending in self._exchange if pending.call.call_id == call_id]
-        if not same:
+        same = self._exchange.get(call_id)
+        if same is None:
             self._entries.append(ToolResult(call_id, name, output))
             return
-        # Some clients give every call of a message the same id: then the results come in the calls' order.
-        unanswered = next((pending for pending in same if not pending.results), same[-1])
-        unanswered.results.append(output)
+        # Some clients give every call of a message the same id: then the results come in the calls' order, and what is
+        # too many belongs to the last.
+        (same.popleft() if len(same) > 1 else same[0]).results.append(output)
 
     def _legacy_call(self, name: str, param: str) -> str:
-        for position, (known, call_id) in enumerate(self._legacy):
-            if known == name:
-                del self._legacy[position]
-                return call_id
+        unanswered = self._legacy.get(name)
+        if unanswered:
+            return unanswered.popleft()
         raise InvalidRequest(
             f"'{param}': no assistant message before it has an unanswered call of '{name[:128]}'.", param=param
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ from unisono.api.sse import KEEP_ALIVE_S, ClientGone, EventStream, until_disconn
 from unisono.engine.turn import Report, Run, Turns
 
 PATHS = ("/v1/chat/completions", "/chat/completions")
+OFF_LOOP_BYTES = 256 * 1024
+"""A body from this size on is judged in a thread: with many small values in it that takes up to a second."""
 CLIENT_CLOSED_REQUEST = 499
 """The status nobody reads: the client was gone before there was an answer."""
 
@@ -50,16 +53,23 @@ def chat_router(
     `api.door` in front: they put the caller and the request's id into the state."""
 
     async def complete(request: Request) -> Response:
-        wanted = ChatRequest.model_validate(await read_json(request))
-        model = resolve(wanted.model)
-        asked = to_turn(
-            wanted,
-            model=model.group,
-            today=today(),
-            tenant=request.state.caller.tenant,
-            request_id=request.state.request_id,
-            hold_calls=not model.stream_tool_arguments,
-        )
+        body = await read_json(request)
+
+        def understood() -> tuple[ChatRequest, ChatModel, ChatTurn]:
+            wanted = ChatRequest.model_validate(body)
+            model = resolve(wanted.model)
+            turn = to_turn(
+                wanted,
+                model=model.group,
+                today=today(),
+                tenant=request.state.caller.tenant,
+                request_id=request.state.request_id,
+                hold_calls=not model.stream_tool_arguments,
+            )
+            return wanted, model, turn
+
+        large = len(await request.body()) > OFF_LOOP_BYTES
+        wanted, model, asked = await asyncio.to_thread(understood) if large else understood()
         frame = Frame(
             id=f"chatcmpl-{new_id()}",
             created=int(clock()),
@@ -80,9 +90,9 @@ def chat_router(
             results = await until_disconnect(request.receive, collect_all(runs))
         except ClientGone:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        body = orjson.dumps(to_completion(results, reports, frame))
+        whole = orjson.dumps(to_completion(results, reports, frame))
         headers = {**backend_header(reports), **recoveries_header(reports)}
-        return Response(body, headers=headers, media_type="application/json")
+        return Response(whole, headers=headers, media_type="application/json")
 
     router = APIRouter()
     for path in PATHS:

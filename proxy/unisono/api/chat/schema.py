@@ -48,6 +48,8 @@ EFFORTS = {
 
 STRUCTURAL_IDS = frozenset({RETURN, CONSTRAIN, CHANNEL, START, END, MESSAGE, CALL, ENDOFTEXT})
 
+MAX_MESSAGES = 20_000
+"""A message takes at least four tokens, so no window holds more of them than this; looking at each takes time."""
 MAX_TOOLS = 512
 MAX_PARAMETERS_BYTES = 256 * 1024
 MAX_STOPS = 16
@@ -322,7 +324,7 @@ class TemplateOptions(Open):
 
 class ChatRequest(Open):
     model: Annotated[Text, Field(min_length=1, max_length=256)]
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     tools: Annotated[list[ToolSpec], Field(max_length=MAX_TOOLS)] | None = None
