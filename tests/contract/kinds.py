@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 
+from tests.contract.dialects import LLAMACPP, MLX, OLLAMA_RAW, SGLANG, VLLM, Dialect, template_dialect
 from tests.fakes import (
     Close,
     FakeMlxServer,
@@ -19,10 +20,17 @@ from tests.fakes import (
     Stall,
     WireServer,
 )
+from tests.fakes.llamacpp import FakeLlamaCpp
+from tests.fakes.ollama import FakeOllama
+from tests.fakes.sglang import FakeSglang
 from unisono.core.generation import Chunk, Form, Generation, Prompt
 from unisono.core.ports import Backend, BackendOptions
+from unisono.harmony.encoding import load_encoding
+from unisono_adapters.llamacpp import LlamaCppBackend
 from unisono_adapters.mlx_server import MlxServerBackend
+from unisono_adapters.ollama import OllamaBackend
 from unisono_adapters.replay import ReplayBackend
+from unisono_adapters.sglang import SglangBackend
 from unisono_adapters.vllm import VllmBackend
 
 AT_ONCE_S = 0.25
@@ -31,32 +39,57 @@ KEY = "sk-planted-1234567890"
 IDS = [200005, 35644, 200008, 2167, 13, 200007, 200006, 173781, 200005, 17196, 200008, 13225, 61138, 236, 0, 200002]
 TEXT = '<|channel|>analysis<|message|>Grüße 👩‍👩‍👧 "x"\n<|end|><|start|>assistant<|channel|>final<|message|>完了。'
 
-PROMPT = Prompt(
-    tokens=(200006, 1428, 200008, 13225, 200007, 200006, 173781), text="<|start|>user<|message|>Hello<|end|>"
-)
+ENCODING = load_encoding()
+ASKED = "<|start|>user<|message|>Hello<|end|><|start|>assistant"
+PROMPT = Prompt(tokens=ENCODING.encode_marked(ASKED), text=ASKED)
 JOB = Generation(prompt=PROMPT, max_tokens=1000)
 
 Serve = Callable[..., AbstractAsyncContextManager[tuple[Backend, Any]]]
 
 
-@asynccontextmanager
-async def vllm(folder: Path, **script: Any) -> AsyncIterator[tuple[Backend, Any]]:
-    async with FakeVllm(**{"tokens": IDS, **script}) as fake:
-        backend = VllmBackend(BackendOptions("vllm", "tiny", fake.url + "/v1", KEY))
-        try:
-            yield backend, fake
-        finally:
-            await backend.aclose()
+MOST = 10**8
+"""A context no test fills."""
 
 
-@asynccontextmanager
-async def mlx_server(folder: Path, **script: Any) -> AsyncIterator[tuple[Backend, Any]]:
-    async with FakeMlxServer(**{"text": TEXT, **script}) as fake:
-        backend = MlxServerBackend(BackendOptions("mlx_server", "some/name", fake.url, KEY))
-        try:
-            yield backend, fake
-        finally:
-            await backend.aclose()
+def on_a_wire(fake: Callable[..., Any], build: Callable[[str], Backend], **scripted: Any) -> Serve:
+    """A kind that is served over HTTP: its fake with what it says, and its backend at an address."""
+
+    @asynccontextmanager
+    async def serve(folder: Path, **script: Any) -> AsyncIterator[tuple[Backend, Any]]:
+        async with fake(**{**scripted, **script}) as server:
+            backend = build(server.url)
+            try:
+                yield backend, server
+            finally:
+                await backend.aclose()
+
+    return serve
+
+
+def vllm(url: str) -> Backend:
+    return VllmBackend(BackendOptions("vllm", "tiny", url + "/v1", KEY))
+
+
+def sglang(url: str) -> Backend:
+    return SglangBackend(BackendOptions("sglang", "tiny", url + "/v1", KEY))
+
+
+def llamacpp(url: str) -> Backend:
+    return LlamaCppBackend(BackendOptions("llamacpp", "tiny", url, KEY))
+
+
+def mlx_server(url: str) -> Backend:
+    return MlxServerBackend(BackendOptions("mlx_server", "some/name", url, KEY))
+
+
+def ollama_raw(url: str) -> Backend:
+    extra = {"route": "raw", "num_ctx": MOST}
+    return OllamaBackend(BackendOptions("ollama", "gpt-oss:20b", url, KEY, extra))
+
+
+def ollama_template(url: str) -> Backend:
+    extra = {"route": "template", "num_ctx": MOST}
+    return OllamaBackend(BackendOptions("ollama", "gpt-oss:20b", url, KEY, extra))
 
 
 @asynccontextmanager
@@ -69,8 +102,13 @@ async def replay(folder: Path, **script: Any) -> AsyncIterator[tuple[Backend, An
 
 @dataclass(frozen=True)
 class Kind:
+    """`at` builds a backend at an address; `live` says whether what is generated is delivered as it is generated."""
+
     serve: Serve
     output: Form
+    speaks: Dialect = VLLM
+    at: Callable[[str], Backend] = vllm
+    live: bool = True
 
     def delivered(self, chunks: list[Chunk]) -> object:
         """What the chunks bring, in the form the kind speaks; the other form has to be empty."""
@@ -85,12 +123,21 @@ class Kind:
         return IDS if self.output is Form.IDS else TEXT
 
 
+TEMPLATE = template_dialect(lambda text: ENCODING.encode_as_server(ASKED + text))
+BARE = {"text": TEXT, "bare": True}
+
 KINDS = {
-    "vllm": Kind(vllm, Form.IDS),
-    "mlx_server": Kind(mlx_server, Form.TEXT),
+    "vllm": Kind(on_a_wire(FakeVllm, vllm, tokens=IDS), Form.IDS),
+    "sglang": Kind(on_a_wire(FakeSglang, sglang, tokens=IDS, context=MOST), Form.IDS, SGLANG, sglang),
+    "llamacpp": Kind(on_a_wire(FakeLlamaCpp, llamacpp, tokens=IDS), Form.IDS, LLAMACPP, llamacpp),
+    "mlx_server": Kind(on_a_wire(FakeMlxServer, mlx_server, text=TEXT), Form.TEXT, MLX, mlx_server),
+    "ollama raw": Kind(on_a_wire(FakeOllama, ollama_raw, text=TEXT), Form.TEXT, OLLAMA_RAW, ollama_raw),
+    "ollama template": Kind(
+        on_a_wire(FakeOllama, ollama_template, **BARE), Form.TEXT, TEMPLATE, ollama_template, live=False
+    ),
     "replay": Kind(replay, Form.IDS),
 }
-ON_A_WIRE = ("vllm", "mlx_server")
+ON_A_WIRE = tuple(name for name in KINDS if name != "replay")
 
 
 async def collect(backend: Backend, job: Generation = JOB) -> list[Chunk]:
@@ -108,10 +155,7 @@ async def collect_until_failure(backend: Backend, job: Generation = JOB) -> tupl
 
 
 def point(kind: Kind, server: WireServer | str) -> Backend:
-    url = server if isinstance(server, str) else server.url
-    if kind.output is Form.IDS:
-        return VllmBackend(BackendOptions("vllm", "tiny", url))
-    return MlxServerBackend(BackendOptions("mlx_server", "tiny", url))
+    return kind.at(server if isinstance(server, str) else server.url)
 
 
 def closing() -> list[Any]:

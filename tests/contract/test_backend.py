@@ -9,9 +9,13 @@ from typing import Any
 
 import pytest
 
+from tests.contract.dialects import SAMPLING
 from tests.contract.kinds import (
+    ENCODING,
     JOB,
     KEY,
+    KINDS,
+    ON_A_WIRE,
     Kind,
     closing,
     collect,
@@ -95,7 +99,16 @@ CUTS: dict[str, tuple[Any, ...]] = {
 }
 
 
-@pytest.mark.parametrize("faults", CUTS.values(), ids=CUTS)
+ONLY_IN_EVENT_STREAMS = ("CR", "CRLF cut anywhere", "mixed line ends", "comments and keep-alives", "unknown fields")
+CUT = [
+    pytest.param(KINDS[kind], faults, id=f"{kind}: {cut}")
+    for kind in ON_A_WIRE
+    for cut, faults in CUTS.items()
+    if KINDS[kind].speaks.content_type == "text/event-stream" or cut not in ONLY_IN_EVENT_STREAMS
+]
+
+
+@pytest.mark.parametrize(("wired", "faults"), CUT)
 async def test_how_the_bytes_are_cut_changes_nothing(wired: Kind, faults: tuple[Any, ...], tmp_path: Path) -> None:
     async with wired.serve(tmp_path, per_chunk=8, faults=faults) as (backend, _):
         chunks = await collect(backend)
@@ -109,44 +122,46 @@ async def test_events_that_arrive_together_are_one_chunk(wired: Kind, tmp_path: 
 
 
 async def test_a_raw_character_cut_in_half_by_the_network_arrives_whole(wired: Kind, tmp_path: Path) -> None:
-    event = '{"choices":[{"index":0,"text":"é","token_ids":[1],"finish_reason":"stop"}]}'
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
-    first, second = f"data: {event}\n\n".encode().split("é".encode()[1:])
-    steps = [Write(head + first), Write(second and b"\xa9" + second), Write(b"data: [DONE]\n\n")]
+    (token,) = ENCODING.encode_text("é")
+    event, last = wired.speaks.ending("é", token)
+    content_type = wired.speaks.content_type.encode()
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: " + content_type + b"\r\nConnection: close\r\n\r\n"
+    first, second = event.split("é".encode()[1:])
+    steps = [Write(head + first), Write(b"\xa9" + second), Write(last)]
     async with WireServer(lambda seen: [*steps, *closing()]) as server:
         backend = point(wired, server)
         chunks = await collect(backend)
         await backend.aclose()
-    assert wired.delivered(chunks) == ([1] if wired.output is Form.IDS else "é")
+    assert wired.delivered(chunks) == ([token] if wired.output is Form.IDS else "é")
 
 
 # What is asked
-
-SAMPLING = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
 
 
 async def test_every_sampling_field_is_sent_every_time(wired: Kind, tmp_path: Path) -> None:
     async with wired.serve(tmp_path) as (backend, fake):
         await collect(backend)
-    asked = fake.requests[0].json
-    assert all(name in asked for name in SAMPLING)
-    assert (asked["temperature"], asked["top_p"], asked["top_k"], asked["min_p"]) == (1.0, 1.0, 0, 0.0)
-    assert "seed" not in asked
-    assert "logit_bias" not in asked
-    assert "stop" not in asked
+    asked, speaks = fake.requests[0].json, wired.speaks
+    off = {name: speaks.asked(asked, name) for name in SAMPLING}
+    assert off == {name: speaks.off(name) for name in SAMPLING}
+    for name in ("seed", "logit_bias"):
+        with pytest.raises(KeyError):
+            speaks.asked(asked, name)
+    assert not asked.get("stop")
 
 
 async def test_the_request_is_passed_on_exactly(wired: Kind, tmp_path: Path) -> None:
-    sampling = Sampling(0.3, 0.9, 40, 0.05, 0.1, 0.2, 1.1, seed=7, logit_bias={200012: -100.0})
+    bias = {200012: -100.0} if wired.speaks.bias else {}
+    sampling = Sampling(0.3, 0.9, 40, 0.05, 0.1, 0.2, 1.1, seed=7, logit_bias=bias)
     async with wired.serve(tmp_path) as (backend, fake):
         await collect(backend, replace(JOB, sampling=sampling, max_tokens=77))
-    asked = fake.requests[0].json
-    assert [asked[name] for name in SAMPLING] == [0.3, 0.9, 40, 0.05, 0.1, 0.2, 1.1]
-    assert asked["seed"] == 7
-    assert asked["logit_bias"] == {"200012": -100.0}
-    assert asked["max_tokens"] == 77
-    assert asked["stream"] is True
-    assert asked["stream_options"] == {"include_usage": True}
+    asked, speaks = fake.requests[0].json, wired.speaks
+    assert [speaks.asked(asked, name) for name in SAMPLING] == [0.3, 0.9, 40, 0.05, 0.1, 0.2, 1.1]
+    assert speaks.asked(asked, "seed") == 7
+    assert speaks.asked(asked, "max_tokens") == 77
+    if speaks.bias:
+        assert speaks.asked(asked, "logit_bias") == speaks.bias(200012, -100.0)
+    assert asked == asked | speaks.whole
 
 
 async def test_only_listed_headers_go_out(wired: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import asyncio
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -155,11 +154,10 @@ async def test_a_connection_that_is_not_accepted_runs_out_of_time(wired: Kind) -
         await backend.aclose()
 
 
-@pytest.mark.parametrize(
-    "faults", [(stall_at(0),), (inject_at(0, b": hi\n\n"), stall_at(0))], ids=["silent", "comment"]
-)
-async def test_no_first_token_runs_out_of_time(wired: Kind, faults: tuple[Any, ...], tmp_path: Path) -> None:
-    async with wired.serve(tmp_path, faults=faults) as (backend, fake):
+@pytest.mark.parametrize("after", ["silent", "comment"])
+async def test_no_first_token_runs_out_of_time(wired: Kind, after: str, tmp_path: Path) -> None:
+    comment = (inject_at(0, wired.speaks.nothing),) if after == "comment" else ()
+    async with wired.serve(tmp_path, faults=(*comment, stall_at(0))) as (backend, fake):
         assert await _timed_out(backend, replace(PATIENT, first_token_s=0.1)) == []
         await fake.gone(within=AT_ONCE_S)
 
@@ -173,20 +171,22 @@ async def test_no_headers_run_out_of_time(wired: Kind) -> None:
 
 
 async def test_comments_are_no_tokens(wired: Kind, tmp_path: Path) -> None:
-    comments = [inject_at(0, b": keepalive\n\n") for _ in range(100)]
+    comments = [inject_at(0, wired.speaks.nothing) for _ in range(100)]
     async with wired.serve(tmp_path, faults=(*comments, recut(20, 0.01))) as (backend, _):
         assert await _timed_out(backend, replace(PATIENT, first_token_s=0.15)) == []
 
 
 async def test_silence_in_mid_answer_runs_out_of_time(wired: Kind, tmp_path: Path) -> None:
     async with wired.serve(tmp_path, faults=(stall_at(3),)) as (backend, fake):
-        assert wired.delivered(await _timed_out(backend, replace(PATIENT, silence_s=0.1)))
+        heard = await _timed_out(backend, replace(PATIENT, silence_s=0.1))
+        assert wired.delivered(heard) or not wired.live
         await fake.gone(within=AT_ONCE_S)
 
 
 async def test_a_steady_answer_that_takes_too_long_runs_out_of_time(wired: Kind, tmp_path: Path) -> None:
     async with wired.serve(tmp_path, per_chunk=1, delay_s=0.03) as (backend, fake):
-        assert wired.delivered(await _timed_out(backend, replace(PATIENT, total_s=0.2)))
+        heard = await _timed_out(backend, replace(PATIENT, total_s=0.2))
+        assert wired.delivered(heard) or not wired.live
         await fake.gone(within=AT_ONCE_S)
 
 

@@ -13,7 +13,7 @@ DONE = b"data: [DONE]\n\n"
 
 def _place(steps: list[Step], k: int) -> int:
     """Where event k begins, its delay included."""
-    events = [i for i, step in enumerate(steps) if isinstance(step, Write) and step.data.startswith(b"data:")]
+    events = [i for i, step in enumerate(steps) if isinstance(step, Write) and step.data.startswith((b"data:", b"{"))]
     if k >= len(events):
         raise IndexError(f"the script has only {len(events)} events")
     return events[k]
@@ -62,13 +62,17 @@ def inject_at(k: int, data: bytes) -> Fault:
 
 
 def without_done(steps: list[Step]) -> list[Step]:
-    """An end without `[DONE]`."""
-    return [step for step in steps if step != Write(DONE, framed=True)]
+    """An end without `[DONE]`, or without the event that says it is the last."""
+    return [step for step in steps if step != Write(DONE, framed=True) and not _says_last(step)]
+
+
+def _says_last(step: Step) -> bool:
+    return isinstance(step, Write) and any(end in step.data for end in (b'"done": true', b'"stop": true'))
 
 
 def done_twice(steps: list[Step]) -> list[Step]:
-    """`[DONE]` and `[DONE]` again."""
-    return [*steps, Write(DONE, framed=True)]
+    """The last event, and the last event again."""
+    return [*steps, *[step for step in steps if isinstance(step, Write)][-1:]]
 
 
 def recut(size: int, pause_s: float = 0.0005) -> Fault:

@@ -1,0 +1,139 @@
+"""llama.cpp's server on `/completion`, as recorded from the build in llama-cpp-python 0.3.36: one id per event, and a
+character of several tokens as one event with its last id."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from unisono.harmony.encoding import load_encoding
+
+from .dialects import STOP_IDS, Refusal, Script, chunked, sse_event
+from .wire import Seen, Sleep, Step, WireServer
+
+STOP_TYPES = {"stop": "eos", "length": "limit"}
+
+
+@dataclass(frozen=True)
+class LlamaCppScript(Script):
+    """`per_chunk` events go out in one write."""
+
+    tokens: Sequence[object] = ()
+
+    def events(self, asked: dict[str, Any]) -> list[bytes]:
+        limit = asked["n_predict"]
+        tokens = list(self.tokens)[:limit]
+        stopped = bool(tokens) and tokens[-1] in STOP_IDS
+        finish = self.finish or ("stop" if stopped or len(self.tokens) < limit else "length")
+        prompt = len(asked["prompt"]) if self.prompt_tokens is None else self.prompt_tokens
+        events = []
+        unshown = b""
+        for number, token in enumerate(tokens):
+            content, unshown = _shown(token, unshown)
+            if content is not None:
+                events.append(sse_event(self._event(asked, token, content, number + 1, prompt)))
+        last = {
+            "index": 0,
+            "content": "",
+            "tokens": [],
+            "id_slot": 0,
+            "stop": True,
+            "model": "tiny",
+            "tokens_predicted": len(tokens),
+            "tokens_evaluated": prompt,
+            "generation_settings": {"n_predict": limit},
+            "prompt": "?" * 100,
+            "has_new_line": False,
+            "truncated": False,
+            "stop_type": STOP_TYPES.get(finish, finish),
+            "stopping_word": "",
+            "tokens_cached": len(asked["prompt"]) + len(tokens),
+            "timings": {"cache_n": self.cached_tokens, "prompt_n": 1, "predicted_n": len(tokens)},
+        }
+        fields = asked.get("response_fields") or last
+        grouped = [b"".join(events[i : i + self.per_chunk]) for i in range(0, len(events), self.per_chunk)]
+        return [*grouped, sse_event({name: value for name, value in last.items() if name in fields})]
+
+    @staticmethod
+    def _event(asked: dict[str, Any], token: object, content: str, predicted: int, prompt: object) -> dict[str, object]:
+        return {
+            "index": 0,
+            "content": content,
+            "tokens": [token] if asked.get("return_tokens") else [],
+            "stop": False,
+            "id_slot": 0,
+            "tokens_predicted": predicted,
+            "tokens_evaluated": prompt,
+        }
+
+    def steps(self, asked: dict[str, Any]) -> list[Step]:
+        return chunked(b"text/event-stream", self.paced(self.events(asked)))
+
+
+def _shown(token: object, unshown: bytes) -> tuple[str | None, bytes]:
+    """The content of the event of a token, None for one that is held; and what is held behind it."""
+    if type(token) is not int or not 0 <= token < 201088:
+        return "?", b""
+    if token in STOP_IDS:
+        return unshown.decode("utf-8", errors="replace"), b""
+    spelled = unshown + load_encoding().decode_bytes([token])
+    return (None, spelled) if _ends_within_a_character(spelled) else (spelled.decode("utf-8", errors="replace"), b"")
+
+
+def _ends_within_a_character(spelled: bytes) -> bool:
+    for back in range(1, min(4, len(spelled)) + 1):
+        byte = spelled[-back]
+        if byte >= 0xC0:
+            return back < (2 if byte < 0xE0 else 3 if byte < 0xF0 else 4)
+    return False
+
+
+def llamacpp_error(code: int, kind: str, message: str, **more: object) -> Refusal:
+    return Refusal(code, json.dumps({"error": {"code": code, "message": message, "type": kind, **more}}).encode())
+
+
+LOADING = llamacpp_error(503, "unavailable_error", "Loading model")
+TOO_LONG = llamacpp_error(
+    400,
+    "exceed_context_size_error",
+    "request (9000 tokens) exceeds the available context size (8192 tokens), try increasing it",
+    n_prompt_tokens=9000,
+    n_ctx=8192,
+)
+
+
+class FakeLlamaCpp(WireServer):
+    """llama-server. `context` is that of one slot."""
+
+    def __init__(
+        self,
+        tokens: Sequence[object] = (),
+        *,
+        script: Callable[[dict[str, Any]], LlamaCppScript | Refusal] | None = None,
+        context: object = 8192,
+        reads_body: bool = True,
+        **fields: Any,
+    ) -> None:
+        super().__init__(self._answer, reads_body=reads_body)
+        constant = LlamaCppScript(tokens=tokens, **fields)
+        self.script = script or (lambda asked: constant)
+        self.loading = False
+        self.properties: object = {
+            "default_generation_settings": {"id": 0, "n_ctx": context, "is_processing": False, "params": {}},
+            "total_slots": 2,
+            "model_alias": "tiny",
+            "build_info": "b1-abc",
+        }
+
+    def _answer(self, seen: Seen) -> list[Step]:
+        if self.loading:
+            return LOADING.steps()
+        if seen.path == "/props":
+            return Refusal(200, json.dumps(self.properties).encode()).steps()
+        if seen.path != "/completion" or not self.reads_body:
+            error = b'{"error":{"code":404,"message":"File Not Found","type":"not_found_error"}}'
+            return Refusal(404, error).steps() if self.reads_body else [Sleep(3600)]
+        script = self.script(seen.json)
+        return script.steps() if isinstance(script, Refusal) else script.steps(seen.json)

@@ -1,0 +1,102 @@
+"""SGLang's `/v1/completions`, as its source of version 0.5.23 has it: strict about what it is asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .dialects import STOP_IDS, Refusal, Script, chunked, sse_event
+from .wire import Seen, Sleep, Step, WireServer
+
+
+@dataclass(frozen=True)
+class SglangScript(Script):
+    """`trims`: a server that takes the stop token out of the ids whatever it is asked."""
+
+    tokens: Sequence[object] = ()
+    trims: bool = False
+
+    def events(self, asked: dict[str, Any]) -> list[bytes]:
+        limit = asked.get("max_tokens") or 16
+        tokens = list(self.tokens)[:limit]
+        stop = tokens[-1] if tokens and tokens[-1] in STOP_IDS else None
+        finish = self.finish or ("length" if len(tokens) < len(self.tokens) or (tokens and stop is None) else "stop")
+        if stop is not None and (self.trims or not asked.get("no_stop_trim")):
+            tokens = tokens[:-1]
+        pieces = [tokens[i : i + self.per_chunk] for i in range(0, len(tokens), self.per_chunk)] or [[]]
+        events = []
+        for number, piece in enumerate(pieces):
+            last = number == len(pieces) - 1
+            choice: dict[str, object] = {
+                "index": 0,
+                # Wrong on purpose: the ids are what counts.
+                "text": "?" * len(piece),
+                "logprobs": None,
+                "finish_reason": finish if last else None,
+                "matched_stop": stop if last and finish == "stop" else None,
+                "hidden_states": None,
+                "token_ids": piece if asked.get("return_token_ids") else None,
+                "prompt_token_ids": asked["prompt"] if number == 0 else None,
+            }
+            events.append(sse_event({**self._frame(asked), "choices": [choice], "usage": None}))
+        if (asked.get("stream_options") or {}).get("include_usage"):
+            usage = self.usage(len(asked["prompt"]), len(tokens))
+            events.append(sse_event({**self._frame(asked), "choices": [], "usage": usage}))
+        return [*events, b"data: [DONE]\n\n"]
+
+    def steps(self, asked: dict[str, Any]) -> list[Step]:
+        return chunked(b"text/event-stream; charset=utf-8", self.paced(self.events(asked)))
+
+    @staticmethod
+    def _frame(asked: dict[str, Any]) -> dict[str, object]:
+        return {"id": "5e8b", "object": "text_completion", "created": 1795198875, "model": asked.get("model")}
+
+
+def sglang_error(message: str, code: int = 400) -> Refusal:
+    error = {"object": "error", "message": message, "type": "BadRequestError", "param": None, "code": code}
+    return Refusal(code, json.dumps(error).encode())
+
+
+class FakeSglang(WireServer):
+    """SGLang. `context` is its whole window; a request has to leave one token of it."""
+
+    def __init__(
+        self,
+        tokens: Sequence[object] = (),
+        *,
+        script: Callable[[dict[str, Any]], SglangScript | Refusal] | None = None,
+        model: str = "tiny",
+        context: Any = 131072,
+        reads_body: bool = True,
+        **fields: Any,
+    ) -> None:
+        super().__init__(self._answer, reads_body=reads_body)
+        constant = SglangScript(tokens=tokens, **fields)
+        self.script = script or (lambda asked: constant)
+        self.context = context
+        self.models: object = {
+            "object": "list",
+            "data": [{"id": model, "object": "model", "owned_by": "sglang", "root": model, "max_model_len": context}],
+        }
+
+    def _answer(self, seen: Seen) -> list[Step]:
+        if seen.path == "/v1/models":
+            return Refusal(200, json.dumps(self.models).encode()).steps()
+        if seen.path != "/v1/completions" or not self.reads_body:
+            return Refusal(404, b'{"detail":"Not Found"}').steps() if self.reads_body else [Sleep(3600)]
+        asked = seen.json
+        if refusal := self._refused(asked):
+            return refusal.steps()
+        script = self.script(asked)
+        return script.steps() if isinstance(script, Refusal) else script.steps(asked)
+
+    def _refused(self, asked: dict[str, Any]) -> Refusal | None:
+        if asked["top_k"] < 1 and asked["top_k"] != -1:
+            return sglang_error(f"top_k must be -1 (disable) or at least 1, got {asked['top_k']}.")
+        if type(self.context) is int and len(asked["prompt"]) + asked["max_tokens"] >= self.context:
+            return sglang_error(
+                f"Requested token count exceeds the model's maximum context length of {self.context} tokens."
+            )
+        return None
