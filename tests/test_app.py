@@ -127,7 +127,8 @@ async def test_a_broken_backend_is_replaced_and_then_rests() -> None:
         async with running(app):
             answers = [await asked(app) for _ in range(4)]
     assert {answer.headers["x-unisono-backend"] for answer in answers} == {"works"}
-    assert sum(answer.json()["unisono"]["failovers"] for answer in answers) == 1
+    # Not even one, where the probe was faster than the first request.
+    assert sum(answer.json()["unisono"]["failovers"] for answer in answers) <= 1
 
 
 async def test_names_lead_to_their_group_and_settings() -> None:

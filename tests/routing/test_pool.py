@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from unisono.core.generation import Capabilities, Chunk, FinishReason, Form, Generation, Prompt
 from unisono.core.ports import Backend, Pool
-from unisono.core.probe import Check, Finding, Probe
+from unisono.core.probe import MEANINGS, Check, Finding, Probe
 from unisono.errors import (
     BackendOverloaded,
     BackendProtocolError,
@@ -250,7 +250,10 @@ async def test_a_backend_with_a_fatal_finding_is_not_used_until_it_is_found_well
     for _ in range(2):
         with pytest.raises(BackendUnfit, match="a is not fit for use: tokenizer"):
             await deployment.capabilities()
-    assert [(s.state, s.reason) for s in pool.status()] == [("unfit", "backend_unfit: tokenizer")]
+    (status,) = pool.status()
+    meaning = MEANINGS[Check.TOKENIZER]
+    assert (status.state, status.reason) == ("unfit", f"tokenizer: {meaning.problem} {meaning.remedy}")
+    assert WRONG.detail not in status.reason
     clock.now += 3
     assert await deployment.capabilities() == IDS
     assert pool.status()[0].state == "ready"
@@ -265,6 +268,104 @@ async def test_a_backend_that_was_good_and_is_found_unfit_is_dropped() -> None:
         await deployment.capabilities()
 
 
+STUCK = Finding(Check.GENERATION, ok=False)
+
+
+async def test_a_backend_that_was_good_and_is_only_stuck_is_kept_and_told() -> None:
+    deployment = LiveDeployment("a", Script([IDS, Probe(IDS, (STUCK,))]))
+    pool = RoundRobinPool({"m": [deployment]})
+    await deployment.check()
+    with pytest.raises(BackendUnfit):
+        await deployment.check()
+    assert pool.status()[0].state == "unfit"
+    assert await deployment.capabilities() == IDS
+
+
+async def test_a_backend_that_was_stuck_from_the_start_is_not_used() -> None:
+    deployment = LiveDeployment("a", Script([Probe(IDS, (STUCK,))]))
+    with pytest.raises(BackendUnfit):
+        await deployment.capabilities()
+
+
+async def test_what_is_not_known_to_be_well_comes_behind_what_is() -> None:
+    pool, (a, _) = pool_of("a", "b", clock=Clock())
+    assert {names(pool)[0] for _ in range(2)} == {"a", "b"}
+    await a.capabilities()
+    assert {names(pool)[0] for _ in range(2)} == {"a"}
+
+
+async def test_an_unfit_backend_is_examined_more_and_more_seldom() -> None:
+    clock = Clock()
+    script = Script([Probe(IDS, (WRONG,))])
+    deployment = LiveDeployment("a", script, clock=clock)
+    pauses = []
+    for _ in range(7):
+        with pytest.raises(BackendUnfit):
+            await deployment.capabilities()
+        began = clock.now
+        while not deployment.stale(clock.now):
+            clock.now += 1
+            if not deployment.stale(clock.now):
+                with pytest.raises(BackendUnfit):
+                    await deployment.capabilities()
+        pauses.append(clock.now - began)
+    assert pauses == [2, 4, 8, 16, 30, 30, 30]
+    assert script.probes == 7
+
+
+async def test_a_backend_in_use_is_not_asked_and_an_idle_one_more_and_more_seldom() -> None:
+    clock = Clock()
+    deployment = LiveDeployment("a", Script(), clock=clock)
+    pool = RoundRobinPool({"m": [deployment]}, clock=clock)
+    pauses = []
+    for _ in range(7):
+        await deployment.check()
+        began = clock.now
+        while not deployment.stale(clock.now):
+            clock.now += 10
+        pauses.append(clock.now - began)
+    assert pauses == [30, 60, 120, 240, 480, 600, 600]
+    pool.succeeded(deployment)
+    assert [deployment.stale(clock.now + later) for later in (0, 29, 30)] == [False, False, True]
+
+
+async def test_a_probe_that_hangs_keeps_no_other_backend_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "WATCH_EVERY_S", 0.001)
+    hanging = LiveDeployment("a", Script(gate=asyncio.Event()))
+    other = LiveDeployment("b", Script([BackendUnavailable("not yet"), IDS]))
+    pool = RoundRobinPool({"m": [hanging, other]})
+    pool.start()
+    async with asyncio.timeout(5):
+        while other.known is None:
+            await asyncio.sleep(0.001)
+    assert isinstance(hanging.backend, Script)
+    assert hanging.backend.probes == 1
+    await pool.aclose()
+
+
+async def test_not_everything_is_probed_at_once() -> None:
+    gate = asyncio.Event()
+    scripts = [Script(gate=gate) for _ in range(pool_module.PROBES_AT_ONCE + 5)]
+    pool = RoundRobinPool({"m": [LiveDeployment(str(i), script) for i, script in enumerate(scripts)]})
+    pool.start()
+    await asyncio.sleep(0.02)
+    assert sum(script.probes for script in scripts) == pool_module.PROBES_AT_ONCE
+    gate.set()
+    async with asyncio.timeout(5):
+        while any(status.state != "ready" for status in pool.status()):
+            await asyncio.sleep(0.001)
+    await pool.aclose()
+
+
+UNSIZED = Finding(Check.CONTEXT, ok=False, detail="It does not say how large its context is.")
+
+
+async def test_a_context_that_is_configured_is_a_context_that_is_known() -> None:
+    deployment = LiveDeployment("a", Script([Probe(replace(IDS, context=None), (UNSIZED,))]), context=32768)
+    probe = await deployment.check()
+    assert probe.findings == (Finding(Check.CONTEXT, ok=True, detail="32768 tokens"),)
+
+
 async def test_what_a_check_found_is_logged_once_with_its_remedy(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "unisono.routing.pool")
     deployment = LiveDeployment("a", Script([Probe(IDS, (WRONG, HIDDEN))]))
@@ -274,7 +375,7 @@ async def test_what_a_check_found_is_logged_once_with_its_remedy(caplog: pytest.
     found = [record for record in caplog.records if record.message == "backend check failed"]
     assert [(r.levelno, vars(r)["check"], vars(r)["reason"], vars(r)["remedy"]) for r in found] == [
         (logging.ERROR, "tokenizer", WRONG.detail, WRONG.remedy),
-        (logging.INFO, "stop_token", HIDDEN.detail, ""),
+        (logging.INFO, "stop_token", HIDDEN.detail, MEANINGS[Check.STOP_TOKEN].remedy),
     ]
 
 

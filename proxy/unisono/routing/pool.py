@@ -1,7 +1,8 @@
 """Live deployments by model name: whom to ask first, who rests, and what each of them can do.
 
-A deployment is probed once, by whoever needs it first or in the background at start; a failed probe is remembered for
-a moment only. When all deployments of a model rest they are tried all the same: an answer may come, silence cannot.
+A deployment is probed once, by whoever needs it first or in the background at start, and again when it failed; a
+failed probe is remembered for a moment only. One that is found unfit is not used, however well it answers. When all
+deployments of a model rest they are tried all the same: an answer may come, silence cannot.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from random import uniform
 
 from unisono.core.generation import Capabilities, Timeouts
 from unisono.core.ports import Backend, Deployment
-from unisono.core.probe import Finding, Probe, Severity
+from unisono.core.probe import MEANINGS, PASSING, Check, Finding, Probe, Severity
 from unisono.errors import BackendTimeout, BackendUnfit, UnisonoError, UnknownModel
 from unisono.routing.health import Circuit, Tolerance, after_failure, counts
 from unisono.routing.policy import round_robin
@@ -25,7 +27,12 @@ from unisono.routing.slots import SlottedBackend
 FAILURE_REMEMBERED_S = 2.0
 WATCH_EVERY_S = 5.0
 CHECK_EVERY_S = 30.0
-"""How old a good probe may get, in seconds, before a deployment is asked again whether it is there."""
+"""How long a deployment may be neither used nor probed, in seconds, before it is asked again whether it is there."""
+IDLE_AT_MOST_S = 600.0
+"""What that grows to, doubling, while nobody uses it: a laptop's model is not to be woken for nothing."""
+UNFIT_AT_MOST_S = 30.0
+"""What the pause between probes of an unfit deployment grows to: each of them makes it generate."""
+PROBES_AT_ONCE = 8
 
 LEVELS = {Severity.FATAL: logging.ERROR, Severity.WARNING: logging.WARNING, Severity.NOTE: logging.INFO}
 """How loudly a failed check is logged."""
@@ -52,6 +59,11 @@ class LiveDeployment:
     failure: UnisonoError | None = field(default=None, init=False)
     """Why the last probe failed; None when it did not."""
     _probed_at: float = field(default=0.0, init=False)
+    _used_at: float = field(default=0.0, init=False)
+    _unfit: int = field(default=0, init=False)
+    """Probes in a row that found it unfit."""
+    _idle: int = field(default=0, init=False)
+    """Good probes in a row without a use between them."""
     _probing: asyncio.Task[Probe] | None = field(default=None, init=False)
 
     @property
@@ -59,13 +71,17 @@ class LiveDeployment:
         """Whether a request would have to wait for a place."""
         return isinstance(self.backend, SlottedBackend) and self.backend.full
 
+    @property
+    def unready(self) -> bool:
+        """Whether a request would find it failing, or would have to wait for a probe."""
+        return self.known is None
+
     async def capabilities(self) -> Capabilities:
         """The last good probe, probing first when there is none; callers at the same time share one probe. Raises the
         `BackendError` family."""
         if self.known is not None:
             return self.known
-        fresh = self.clock() - self._probed_at < FAILURE_REMEMBERED_S
-        if self._probing is None and self.failure is not None and fresh:
+        if self._probing is None and self.failure is not None and self.clock() - self._probed_at < self._patience:
             raise self.failure.with_traceback(None)
         return (await self.check()).capabilities
 
@@ -84,7 +100,19 @@ class LiveDeployment:
 
     def stale(self, now: float) -> bool:
         """Whether it is time to probe again."""
-        return self.known is None or self.failure is not None or now - self._probed_at >= CHECK_EVERY_S
+        if self.failure is not None:
+            return now - self._probed_at >= (self._patience if self._unfit else 0.0)
+        pause = min(CHECK_EVERY_S * 2.0**self._idle, IDLE_AT_MOST_S)
+        return self.known is None or now - max(self._probed_at, self._used_at) >= pause
+
+    def used(self) -> None:
+        """It served a request: proof enough that it is there."""
+        self._used_at, self._idle = self.clock(), 0
+
+    @property
+    def _patience(self) -> float:
+        """How long a failure stands, in seconds."""
+        return min(FAILURE_REMEMBERED_S * 2.0 ** max(self._unfit - 1, 0), UNFIT_AT_MOST_S)
 
     async def _probe(self) -> Probe:
         try:
@@ -93,10 +121,11 @@ class LiveDeployment:
                 found = await self.backend.probe()
         except TimeoutError:
             raise BackendTimeout(f"{self.name} did not say in time what it can do.") from None
-        able = found.capabilities
-        if self.context is not None:
-            able = replace(able, context=min(self.context, able.context or self.context))
-        return replace(found, capabilities=able)
+        if self.context is None:
+            return found
+        size = min(self.context, found.capabilities.context or self.context)
+        findings = (Finding(Check.CONTEXT, True, f"{size} tokens") if _unsized(f) else f for f in found.findings)
+        return replace(found, capabilities=replace(found.capabilities, context=size), findings=tuple(findings))
 
     def _probed(self, task: asyncio.Task[Probe]) -> None:
         self._probing = None
@@ -108,6 +137,7 @@ class LiveDeployment:
         if error is None:
             self._examined(task.result())
         elif isinstance(error, UnisonoError):
+            self._unfit = self._idle = 0
             if self.failure is None or self.failure.code != error.code:
                 log.warning("backend not ready", extra=about | {"code": error.code, "reason": error.message})
             self.failure = error
@@ -117,8 +147,11 @@ class LiveDeployment:
     def _examined(self, probe: Probe) -> None:
         before, self.examined = self.examined, probe
         if probe.fatal:
-            self.known, self.failure = None, _unfit(self.name, probe.fatal)
+            if any(finding.check not in PASSING for finding in probe.fatal):
+                self.known = None
+            self.failure, self._unfit, self._idle = _unfit(self.name, probe.fatal), min(self._unfit + 1, 10), 0
         else:
+            self._unfit, self._idle = 0, min(self._idle + 1, 10) if self.known is not None else 0
             if self.known is None or self.failure is not None:
                 log.info("backend ready", extra={"backend": self.name})
             self.known, self.failure = probe.capabilities, None
@@ -129,7 +162,7 @@ class LiveDeployment:
                     LEVELS[finding.weight],
                     "backend check failed",
                     extra={"backend": self.name, "check": finding.check.value, "severity": finding.weight.value}
-                    | {"reason": finding.detail, "remedy": finding.remedy},
+                    | {"reason": finding.says, "remedy": finding.advises},
                 )
 
     def forget(self) -> None:
@@ -147,7 +180,7 @@ class LiveDeployment:
 @dataclass(frozen=True, slots=True)
 class DeploymentStatus:
     """`state` is `ready`, `resting`, `failing`, `unfit` (a fatal finding) or `unknown` (not probed yet); `reason` is an
-    error code, or the failed check."""
+    error code, or the checks that failed with what to do about them, in words that tell nothing about this backend."""
 
     model: str
     name: str
@@ -173,6 +206,8 @@ class RoundRobinPool:
         self._clock = clock
         self._live = {id(d): d for deployments in self._groups.values() for d in deployments}
         self._watching: asyncio.Task[None] | None = None
+        self._asking: dict[int, asyncio.Task[None]] = {}
+        self._places = asyncio.Semaphore(PROBES_AT_ONCE)
 
     def choose(self, model: str) -> Sequence[Deployment]:
         """The deployments of `model` in the order to try them; never empty. Raises UnknownModel."""
@@ -184,7 +219,7 @@ class RoundRobinPool:
         order = [group[index] for index in round_robin([d.weight for d in group], next(self._turns[model]))]
         now = self._clock()
         # Stable: within each rank the turn decides.
-        order.sort(key=lambda deployment: (deployment.circuit.resting(now), deployment.full))
+        order.sort(key=lambda deployment: (deployment.circuit.resting(now), deployment.unready, deployment.full))
         return order[: self._attempts]
 
     def failed(self, deployment: Deployment, error: UnisonoError) -> None:
@@ -199,6 +234,7 @@ class RoundRobinPool:
 
     def succeeded(self, deployment: Deployment) -> None:
         live = self._live[id(deployment)]
+        live.used()
         if live.circuit.failures:
             live.circuit = Circuit()
 
@@ -210,10 +246,22 @@ class RoundRobinPool:
     async def _watch(self) -> None:
         while True:
             now = self._clock()
-            due = [d for d in self._live.values() if d.stale(now) and not d.circuit.resting(now)]
-            # What comes of it is kept, and logged, by the deployment.
-            await asyncio.gather(*(deployment.check() for deployment in due), return_exceptions=True)
-            await asyncio.sleep(WATCH_EVERY_S)
+            for deployment in self._live.values():
+                if id(deployment) not in self._asking and deployment.stale(now) and not deployment.circuit.resting(now):
+                    # Each on its own: one that hangs keeps none of the others waiting.
+                    self._asking[id(deployment)] = asyncio.create_task(self._ask(deployment))
+            # Unevenly, so that many gateways do not ask one server at the same moment.
+            await asyncio.sleep(WATCH_EVERY_S * uniform(0.8, 1.2))  # noqa: S311 - nothing secret
+
+    async def _ask(self, deployment: LiveDeployment) -> None:
+        try:
+            async with self._places:
+                await deployment.check()
+        except UnisonoError:
+            # Kept, and logged, by the deployment.
+            return
+        finally:
+            del self._asking[id(deployment)]
 
     async def settled(self, timeout_s: float) -> None:
         """Wait until everything has been probed once, but no longer than `timeout_s` seconds."""
@@ -241,7 +289,16 @@ class RoundRobinPool:
             self._watching.cancel()
             with suppress(asyncio.CancelledError):
                 await self._watching
+        asking = list(self._asking.values())
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
         await asyncio.gather(*(deployment.aclose() for deployment in self._live.values()))
+
+
+def _unsized(finding: Finding) -> bool:
+    """Whether all that was wrong is that nobody knew the context, which the configuration does."""
+    return finding.check is Check.CONTEXT and finding.weight is Severity.WARNING
 
 
 def _unfit(name: str, fatal: Sequence[Finding]) -> BackendUnfit:
@@ -256,8 +313,9 @@ def _status(model: str, deployment: LiveDeployment, now: float) -> DeploymentSta
     if deployment.circuit.resting(now):
         return DeploymentStatus(model, deployment.name, "resting", "too many failures in a row")
     if isinstance(deployment.failure, BackendUnfit) and deployment.examined is not None:
-        checks = ", ".join(finding.check.value for finding in deployment.examined.fatal)
-        return DeploymentStatus(model, deployment.name, "unfit", f"{deployment.failure.code}: {checks}")
+        found = [(finding.check, MEANINGS[finding.check]) for finding in deployment.examined.fatal]
+        reason = " ".join(f"{check}: {meaning.problem} {meaning.remedy}" for check, meaning in found)
+        return DeploymentStatus(model, deployment.name, "unfit", reason)
     if deployment.failure is not None:
         return DeploymentStatus(model, deployment.name, "failing", deployment.failure.code)
     if deployment.known is not None:
