@@ -180,6 +180,22 @@ def test_every_word_is_delivered_once_in_order_or_its_loss_is_named(script: list
             assert shown.count(word.strip()) == 1
 
 
+# Tokens that are not whole characters, and words behind which they may stand.
+FRAGMENTS = [
+    token for token in range(0, FIRST_SPECIAL, 7) if "\ufffd" in ENCODING.decode([token])
+] + ENCODING.encode_text("“It’s 日本語 🙂 नमस्ते")
+
+
+@settings(max_examples=400)
+@given(st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.integers(0, FIRST_SPECIAL - 1)), max_size=12), st.data())
+def test_bytes_that_are_no_text_lose_nothing_around_them(body: list[int], data: st.DataObject) -> None:
+    head, stop = (ENCODING.encode_marked(text) for text in ("<|channel|>final<|message|>", "<|return|>"))
+    cut = data.draw(st.integers(0, len(body)))
+    events = run([[*head, *body[:cut]], [*body[cut:], *stop]], FinishReason.STOP)
+    check_lifecycle(events)
+    assert items_of(events) == (F(ENCODING.decode(body)),)
+
+
 def test_every_mark_in_every_state_has_a_step() -> None:
     assert set(STEPS) == {(state, mark) for state in State for mark in Mark}
     assert {rule for _, rule in STEPS.values() if rule} <= RULES.keys()

@@ -258,6 +258,22 @@ def test_a_message_the_prompt_leaves_open_goes_on(encoding: Encoding) -> None:
     assert encoding.decode(closed.tokens) == "<|start|>assistant<|channel|>final<|message|>Once upon a time<|return|>"
 
 
+LONG_WORDS = "<|channel|>analysis<|message|>Internationalisation<|end|><|start|>assistant"
+LONG_CALL = '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"at":"Kopenhagen"}<|call|>'
+
+
+@pytest.mark.parametrize("cut", [1, 3, 100_000])
+def test_text_is_counted_and_kept_in_the_models_own_tokens(cut: int, encoding: Encoding) -> None:
+    router = HarmonyRouter(encoding, plan_tools(TOOLS), lambda: "call", canonical=True)
+    router.resume()
+    output = encoding.encode_marked(LONG_WORDS + LONG_CALL)
+    events = router.feed(decode(encoding, LONG_WORDS + LONG_CALL, cut)) + router.end(FinishReason.STOP)
+    assert router.usage.completion_tokens == len(output)
+    assert router.usage.reasoning_tokens == len(encoding.encode_text("Internationalisation"))
+    closed = [token for event in events if isinstance(event, Closed) for token in event.tokens]
+    assert closed == encoding.encode_marked("<|start|>assistant") + output
+
+
 def test_tokens_are_counted_by_what_they_belong_to(encoding: Encoding) -> None:
     output = encoding.encode_marked("<|channel|>analysis<|message|>one two three<|end|><|start|>assistant")
     answer = encoding.encode_marked("<|channel|>final<|message|>four five<|return|>")

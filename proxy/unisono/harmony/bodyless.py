@@ -28,6 +28,8 @@ from unisono.harmony.recipients import NOBODY, Kind, read_recipient
 
 _KNOWN = re.compile(rf"\s*({'|'.join(CHANNELS)})(?![a-z_])")
 _TO = re.compile(rf"\s*to=([^\s{{{C}{T}]*)")
+_ANY_TO = re.compile(rf"to=([^\s{{{C}{T}]*)")
+"""For searching: white space in front of it would be read again from each of its characters."""
 _TYPE = re.compile(rf"\s*(?:{T}[^\s{{]*|(?:{'|'.join(sorted(TYPES))})(?=[\s{{]|\Z))")
 _WORD_BEFORE_TO = re.compile(r"\s*\S+(?=\s+to=)")
 
@@ -44,7 +46,7 @@ def read_bodyless(text: str, declared: frozenset[str] | None, *, role_given: boo
         return Header(rules=("foreign-role",), dropped=True)
     segment = role + segment
     section, marker, rest = segment.rpartition(C)
-    recipients = [m[1] for m in _TO.finditer(section)]
+    recipients = [m[1] for m in _ANY_TO.finditer(section)]
     known = _KNOWN.match(rest)
     prose = _says_more(section)
     if prose or (not marker and not (known and _TO.match(rest, known.end())) and not _TO.match(rest)):
@@ -93,7 +95,7 @@ def _says_more(section: str) -> bool:
 
 def _said(section: str) -> list[str]:
     """The words that are no header's."""
-    words = _TO.sub(" ", section).translate({ord(C): " ", ord(T): " "}).split()
+    words = _ANY_TO.sub(" ", section).translate({ord(C): " ", ord(T): " "}).split()
     return [word for word in words if not spell_channel(word)[1] and not _is_stem(word) and word not in TYPES]
 
 

@@ -24,8 +24,6 @@ _UNCERTAIN = _STOPS | {START, CHANNEL}
 """Markers that may be typed text inside a body; any other one there is noise either way."""
 _LOOKAHEAD = 512
 """Characters behind an undecided marker after which it counts as text."""
-_PIECE = 32_768
-"""Characters encoded at once: far below what the tokenizer refuses."""
 
 _CHANNEL = "|".join(CHANNELS)
 _HEADER_START = re.compile(rf"\s*(?:assistant|{_CHANNEL}|to=)")
@@ -108,8 +106,7 @@ class _Text:
             self._tail = (self._tail + text)[-2:]
         elif self._json:
             self._track_string(text)
-        for i in range(0, len(text), _PIECE):
-            out += self._encoding.encode_text(text[i : i + _PIECE])
+        out += self._encoding.encode_generated(text)
 
     def _structure(self, token: int) -> None:
         if token == MESSAGE and not self._in_body:
@@ -244,5 +241,4 @@ class _Markerless:
 
     def _emit(self, text: str, out: list[int]) -> None:
         self._at_start = self._at_start and not text
-        for i in range(0, len(text), _PIECE):
-            out += self._encoding.encode_text(text[i : i + _PIECE])
+        out += self._encoding.encode_generated(text)

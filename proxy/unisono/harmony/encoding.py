@@ -30,6 +30,8 @@ from unisono.core.generation import (
     VOCABULARY,
 )
 
+PIECE = 32_768
+"""Characters encoded at once: far below what the tokenizer refuses."""
 VOCABULARY_FILE = "o200k_base.tiktoken"
 VOCABULARY_SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
 
@@ -80,6 +82,13 @@ class Encoding:
         """Ordinary tokens only: a marker spelled in `text` stays text. Raises ValueError for input the tokenizer
         cannot take (a run of about a million spaces)."""
         return self._bpe.encode(text, disallowed_special=())
+
+    def encode_generated(self, text: str) -> list[int]:
+        """Ordinary tokens of text that the model wrote, whatever it is. Very long text is encoded in pieces, which the
+        tokenizer never refuses."""
+        if len(text) <= PIECE:
+            return self.encode_text(text)
+        return [token for at in range(0, len(text), PIECE) for token in self.encode_text(text[at : at + PIECE])]
 
     def encode_marked(self, text: str) -> list[int]:
         """Ids of text in which the seven markers and `<|endoftext|>` mean themselves."""

@@ -244,7 +244,7 @@ class Repair:
         tokens = (*self._start, *self._encoding.encode_marked(header.spelled()))
         self._out.append(Open(header, tokens))
         if header.body:
-            self._out.append(Body(self._encoding.encode_text(header.body)))
+            self._out.append(Body(self._encoding.encode_generated(header.body)))
         self._out.append(Shut(token if token in _TERMINATORS else END, complete))
 
     def _settle_thought(self, *, more: bool) -> None:

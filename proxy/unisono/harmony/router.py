@@ -59,8 +59,7 @@ class HarmonyRouter:
         self._visible = True
         self._header_tokens: tuple[int, ...] = ()
         self._body_tokens: list[int] = []
-        self._texts: list[str] = []
-        self._partial: list[int] = []
+        self._delivered = 0
         self._opened: list[Event] = []
 
     def resume(self, header: Header | None = None, opening: Sequence[int] = ()) -> None:
@@ -103,7 +102,7 @@ class HarmonyRouter:
                 case Body():
                     self._body(part.tokens, events)
                 case Open():
-                    opened = self._begin(part.header, part.tokens)
+                    opened = self._begin(part.header, self._own(part))
                     if opened is not None:
                         events.append(opened)
                 case Shut():
@@ -112,12 +111,20 @@ class HarmonyRouter:
                     events.append(part)
         return events
 
+    def _own(self, part: Open) -> tuple[int, ...]:
+        """A header's tokens. What came as text came cut by the network; the header is encoded as one."""
+        if not (self._canonical and part.header.verbatim):
+            return part.tokens
+        tokens = tuple(self._encoding.encode_marked(self._encoding.decode(part.tokens)))
+        self._tokens += len(tokens) - len(part.tokens)
+        return tokens
+
     def _begin(self, header: Header, tokens: tuple[int, ...]) -> Opened | None:
         process = self._inner.process
         for token in tokens:
             process(token)
         self._header_tokens = tokens
-        self._body_tokens, self._texts, self._partial = [], [], []
+        self._body_tokens, self._delivered = [], 0
         self._item = self._item_of(header)
         held = isinstance(self._item, ToolCall) and self._hold_calls
         self._visible = not held and self._wanted(self._item)
@@ -138,33 +145,29 @@ class HarmonyRouter:
     def _body(self, tokens: Sequence[int], events: list[Event]) -> None:
         item, inner = self._item, self._inner
         assert item is not None
-        process, texts = inner.process, self._texts
+        process = inner.process
         if isinstance(item, Reasoning):
             self._reasoning_tokens += len(tokens)
         self._body_tokens += tokens
         for token in tokens:
             process(token)
             text = inner.last_content_delta
-            if text is None:
-                self._partial.append(token)
-                continue
-            if self._partial:
-                self._partial = []
-            texts.append(text)
-            if self._visible:
-                events.append(Delta(item, text))
+            if text:
+                self._delivered += len(text)
+                if self._visible:
+                    events.append(Delta(item, text))
 
     def _shut(self, shut: Shut, events: list[Event]) -> None:
         item = self._item
         assert item is not None
         self._inner.process(shut.token)
-        if self._partial:
-            # Bytes of a character that never came whole; the parser puts U+FFFD into the message without a delta.
-            rest = self._encoding.decode(self._partial)
-            self._texts.append(rest)
-            if self._visible:
-                events.append(Delta(item, rest))
-        text = "".join(self._texts)
+        text = self._encoding.decode(self._body_tokens)
+        # The parser's deltas are a beginning of the text: it keeps the bytes of a character that never came whole, and
+        # whatever stands behind such bytes in the same token.
+        if self._visible and (rest := text[self._delivered :]):
+            events.append(Delta(item, rest))
+        if self._canonical:
+            self._recount(item, self._encoding.encode_generated(text))
         self._item = None
         if isinstance(item, ToolCall) and not self._visible:
             if not shut.complete or not self._wanted(item):
@@ -172,13 +175,18 @@ class HarmonyRouter:
             events.append(Opened(item))
             if text:
                 events.append(Delta(item, text))
-        events.append(Closed(item, text, self._message_tokens(text, shut), shut.complete))
+        events.append(Closed(item, text, self._message_tokens(shut), shut.complete))
         self._items += 1
         if isinstance(item, ToolCall):
             self._calls += 1
 
-    def _message_tokens(self, text: str, shut: Shut) -> tuple[int, ...]:
-        if not shut.complete:
-            return ()
-        body = self._encoding.encode_text(text) if self._canonical else self._body_tokens
-        return (*self._header_tokens, *body, shut.token)
+    def _recount(self, item: Item, body: list[int]) -> None:
+        """Tokens are counted as the model's own tokenizer makes them, not as the network cut the text."""
+        more = len(body) - len(self._body_tokens)
+        self._tokens += more
+        if isinstance(item, Reasoning):
+            self._reasoning_tokens += more
+        self._body_tokens = body
+
+    def _message_tokens(self, shut: Shut) -> tuple[int, ...]:
+        return (*self._header_tokens, *self._body_tokens, shut.token) if shut.complete else ()
