@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -213,6 +214,26 @@ HOSTILE = {
     "gaps": ENCODING.encode_marked("<|end|>prose<|start|>"),
     "half characters": [t for t in range(256) if ENCODING.decode_bytes([t])[0] >= 0xF0][:1],
 }
+
+
+LONG_HEADERS = {
+    "white space": ("<|channel|>final", "\n", "<|channel|><|call|>"),
+    "white space behind a recipient": ("<|channel|>commentary to=functions.f", " \n", "<|channel|><|call|>"),
+    "recipients": ("<|channel|>commentary", " to=f", "<|call|>"),
+    "a long name": ("<|channel|>commentary to=functions.", "a", "<|message|>{}<|call|>"),
+    "a name of many parts": ("<|channel|>commentary to=f", ".<|x|>f", "<|message|>{}<|call|>"),
+    "the role again and again": ("assistant", "assistant", "<|message|>{}<|call|>"),
+    "words": ("<|channel|>", "word ", "<|channel|>final<|message|>ok<|return|>"),
+}
+
+
+@pytest.mark.parametrize(("lead", "unit", "rest"), LONG_HEADERS.values(), ids=LONG_HEADERS)
+def test_a_very_long_header_costs_no_more_than_its_length(lead: str, unit: str, rest: str) -> None:
+    # Work inside one regular expression shows in no count of calls; what is quadratic takes minutes here.
+    tokens = [*ENCODING.encode_marked(lead), *ENCODING.encode_text(unit) * 60_000, *ENCODING.encode_marked(rest)]
+    began = time.process_time()
+    run([tokens], FinishReason.STOP)
+    assert time.process_time() - began < 4
 
 
 @pytest.mark.parametrize("unit", HOSTILE.values(), ids=HOSTILE)

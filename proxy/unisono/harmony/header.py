@@ -19,6 +19,7 @@ CHANNELS = (ANALYSIS, COMMENTARY, FINAL)
 ASSISTANT = "assistant"
 
 _PIECE = re.compile(rf"[{C}{T}]|\s+|[^\s{C}{T}]+")
+_AGAIN = re.compile(rf"\A(?:{ASSISTANT})+")
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,32}\Z")
 TYPES = frozenset({"json", "code", "text", "response", "json_schema", "markdown", "string"})
 _NAME = r"[A-Za-z0-9_.:-]+"
@@ -129,9 +130,7 @@ def split_role(segment: str, words: Words) -> tuple[str, str]:
         rest = segment[len(ASSISTANT) :]
         if rest and not rest[0].isspace() and rest[0] not in (C, T):
             words.note("glued-role")
-            while rest.startswith(ASSISTANT):
-                rest = rest[len(ASSISTANT) :]
-            rest = " " + rest.lstrip("–—-_.,:;!?*#|/\\")
+            rest = " " + _AGAIN.sub("", rest, count=1).lstrip("–—-_.,:;!?*#|/\\")
         return "", rest
     first = _PIECE.match(segment)
     if first is None or first[0] in (C, T) or first[0].isspace():

@@ -23,6 +23,10 @@ class Kind(Enum):
     """No call: the body is text."""
 
 
+LONGEST_RECIPIENT = 256
+"""Characters. No tool on offer has so long a name; what is longer is text that ran into a header."""
+
+
 @dataclass(frozen=True, slots=True)
 class Recipient:
     """`name` is the function's wire name or the builtin's whole recipient; `mended` says the spelling was changed."""
@@ -38,7 +42,7 @@ NOBODY = Recipient(Kind.NOBODY)
 def read_recipient(word: str, declared: frozenset[str] | None) -> Recipient:
     """Classify a recipient without marker text. `declared` are the wire names of the tools on offer; None when they
     are not known (raw parsing), where a bare name counts as a function."""
-    if not word or word.startswith("<|"):
+    if not word or word.startswith("<|") or len(word) > LONGEST_RECIPIENT:
         return NOBODY
     if word.startswith(FUNCTIONS):
         name = word[len(FUNCTIONS) :]
