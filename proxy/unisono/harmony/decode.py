@@ -174,6 +174,9 @@ def _start_is_meant(behind: str, settled: bool) -> bool | None:
     """A start or channel inside a body begins a message when a header follows: words, then a marker of a header."""
     following = _MARKER.search(behind)
     if following is None:
+        # What may become a marker decides nothing yet.
+        partial = None if settled else _PARTIAL.search(behind)
+        behind = behind[: partial.start()] if partial else behind
         words = behind.strip()
         if not words:
             return True if settled else None
