@@ -136,9 +136,13 @@ async def perform() -> None:
         closed = stack.enter_context(socket.socket())
         closed.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{closed.getsockname()[1]}"
-        scripted = await stack.enter_async_context(served(folder, "scripted", scripted_config(fake.url, nobody)))
-        demo = await stack.enter_async_context(served(folder, "demo", demo_config()))
-        print(json.dumps({"demo": demo, "scripted": scripted, "key": MASTER_KEY}), flush=True)
+        async with asyncio.TaskGroup() as starting:
+            scripted = starting.create_task(
+                stack.enter_async_context(served(folder, "scripted", scripted_config(fake.url, nobody)))
+            )
+            demo = starting.create_task(stack.enter_async_context(served(folder, "demo", demo_config())))
+        addresses = {"demo": demo.result(), "scripted": scripted.result(), "key": MASTER_KEY}
+        print(json.dumps(addresses), flush=True)
         await until_told()
 
 
@@ -147,8 +151,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         asyncio.run(perform())
-    except Broken as trouble:
-        sys.exit(f"stage: {trouble}")
+    except* Broken as trouble:
+        sys.exit("\n".join(map(str, trouble.exceptions)))
 
 
 if __name__ == "__main__":

@@ -162,7 +162,7 @@ def test_fields_without_effect_are_accepted_and_noted(demo: OpenAI) -> None:
     assert "store" not in noted
 
 
-@pytest.mark.parametrize("suffix", ["/v1", "", "/v1/", "/"])
+@pytest.mark.parametrize("suffix", ["", "/", "/v1/"])
 def test_every_spelling_of_base_url(stage: Stage, connect: Callable[..., OpenAI], suffix: str) -> None:
     client = connect(stage.demo + suffix)
     assert client.chat.completions.create(**asked("ping")).choices[0].message.content == "pong"

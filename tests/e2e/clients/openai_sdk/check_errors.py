@@ -8,6 +8,7 @@ from typing import Any
 import openai
 import pytest
 from openai import OpenAI
+from openai.types.chat import ChatCompletionChunk
 from openai_sdk.asking import asked, scene
 from openai_sdk.conftest import Stage
 
@@ -188,13 +189,14 @@ BREAKING = {
 
 @pytest.mark.parametrize("name", BREAKING)
 def test_a_stream_that_breaks_raises_behind_what_it_said(scripted: OpenAI, name: str) -> None:
-    said = ""
+    stream = scripted.chat.completions.create(**scene(name, model="impatient"), stream=True)
+    chunks: list[ChatCompletionChunk] = []
     with pytest.raises(openai.APIError) as raised:
-        for chunk in scripted.chat.completions.create(**scene(name, model="impatient"), stream=True):
-            said += chunk.choices[0].delta.content or ""
-            assert chunk.choices[0].finish_reason is None
+        chunks.extend(stream)
+    said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
     assert said
     assert (" word" * 20).startswith(said)
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * len(chunks)
     assert type(raised.value) is openai.APIError
     assert raised.value.code == BREAKING[name]
     assert raised.value.type == "server_error"

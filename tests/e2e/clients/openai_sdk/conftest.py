@@ -35,7 +35,7 @@ class Stage:
 @pytest.fixture(scope="session")
 def stage() -> Iterator[Stage]:
     """Both gateways. They end with this process however it ends, since the stage waits for the end of its stdin."""
-    command = [ROOT / ".venv/bin/python", "-m", "tests.e2e.clients.stage"]
+    command = [str(ROOT / ".venv/bin/python"), "-m", "tests.e2e.clients.stage"]
     with (
         tempfile.TemporaryFile("w+") as trouble,
         subprocess.Popen(
