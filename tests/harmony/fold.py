@@ -46,7 +46,8 @@ def rules_of(events: Sequence[Event]) -> tuple[str, ...]:
 
 def check_lifecycle(events: Sequence[Event]) -> None:
     """One item at a time: opened, its deltas, closed with their concatenation; indexes count up."""
-    open_item, texts, next_index, next_call = None, [], 0, 0
+    open_item, next_index, next_call = None, 0, 0
+    texts: list[str] = []
     for event in events:
         match event:
             case Opened(item):

@@ -123,6 +123,8 @@ SPELLED_IN_HEADERS = {
     "a stop behind a recipient": " to=functions.f<|end|>",
     "a start inside a bare recipient": " to=f<|start|>user",
     "a channel behind a recipient": "<|channel|>commentary to=functions.f<|channel|>final",
+    "a start behind a recipient without its to": "<|channel|>commentary functions.f<|start|>",
+    "a stop behind a bare name": "<|channel|>commentary f<|end|>",
     "a message behind a recipient": " to=functions.f<|message|>",
 }
 
@@ -134,8 +136,12 @@ def test_a_marker_spelled_in_a_header_never_becomes_one(header: str, ending: str
     tokens = encoding.encode_marked(header.removesuffix(typed))
     events = route(encoding, [*tokens, *encoding.encode_text(typed), *encoding.encode_marked(ending)])
     (closed,) = [event for event in events if isinstance(event, Closed)]
-    assert isinstance(closed.item, ToolCall)
-    assert closed.item.name == "f"
+    # Without a body, a word without its `to=` is the body.
+    if isinstance(closed.item, ToolCall):
+        assert closed.item.name == "f"
+    else:
+        assert "to=" not in header
+        assert closed.text == typed.lstrip()
     structure = encoding.special_ids(closed.tokens)
     assert structure.count(START) == 1
     assert len(structure) <= 4

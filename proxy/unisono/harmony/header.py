@@ -254,9 +254,10 @@ def _bare_recipient(words: Words, declared: frozenset[str] | None) -> Recipient:
     stand, since a word of thoughts or of an answer may be a tool's name too."""
     calling = _last_known(words) in ("", COMMENTARY)
     for word in words.stray:
-        if word.startswith(FUNCTIONS) or (calling and word in (declared or ())):
+        clean, _ = cut_at_marker(word)
+        if clean.startswith(FUNCTIONS) or (calling and clean in (declared or ())):
             words.stray.remove(word)
-            return read_recipient(word, declared)
+            return read_recipient(clean, declared)
     return NOBODY
 
 

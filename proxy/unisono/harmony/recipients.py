@@ -42,7 +42,8 @@ NOBODY = Recipient(Kind.NOBODY)
 def read_recipient(word: str, declared: frozenset[str] | None) -> Recipient:
     """Classify a recipient without marker text. `declared` are the wire names of the tools on offer; None when they
     are not known (raw parsing), where a bare name counts as a function."""
-    if not word or word.startswith("<|") or len(word) > LONGEST_RECIPIENT:
+    # A marker spelled in ordinary tokens would become one in a header that is written anew.
+    if not word or "<|" in word or len(word) > LONGEST_RECIPIENT:
         return NOBODY
     if word.startswith(FUNCTIONS):
         name = word[len(FUNCTIONS) :]
