@@ -120,9 +120,10 @@ class _Run:
                 self.report.failovers += 1
                 self.report.recoveries.clear()
                 self._closed.clear()
+                self._usage = Usage()
             else:
                 engine.pool.succeeded(deployment)
-                engine.memory.record(turn.tenant, self._closed)
+                engine.memory.record(turn.tenant, self._closed, opened=turn.conversation.prefill or "")
                 return
         raise BackendUnavailable(f"no backend serves {turn.model!r} right now")
 
@@ -143,10 +144,19 @@ class _Run:
         )
         stops = StopStrings(turn.stop) if turn.stop else None
         conversation = self._conversation
-        answer = Answer()
+        answer, step = Answer(), None
         while True:
             rendered = await self._render(conversation, capabilities)
-            job = self._job(rendered.prompt, deployment, capabilities, spent=router.usage.completion_tokens)
+            spent = router.usage.completion_tokens
+            room = self._room(rendered.prompt, capabilities, spent, begun=step is not None)
+            if step is not None:
+                if room < 1:
+                    yield [self._finished(router, FinishReason.LENGTH)]
+                    return
+                repaired = Repaired(step.rule, spent)
+                self._note([repaired])
+                yield [repaired]
+            job = self._job(rendered.prompt, deployment, room)
             if answer.steps or rendered.opening is not None:
                 router.resume(rendered.opening, rendered.opening_tokens)
             generated = self._generate(deployment, capabilities, job, router, rendered.opening)
@@ -162,13 +172,13 @@ class _Run:
                             yield shown
                         continue
                     answer = answer.after(reason, self._closed, cut_call=router.cut_call)
-                    step = next_step(answer)
-                    if isinstance(step, Done):
+                    decided = next_step(answer)
+                    if isinstance(decided, Done):
                         yield [*shown, self._finished(router, reason)]
                         return
-                    repaired = Repaired(step.rule, router.usage.completion_tokens)
-                    self._note([repaired])
-                    yield [*shown, repaired]
+                    if shown:
+                        yield shown
+                    step = decided
                     conversation = step.extend(self._conversation)
 
     async def _generate(
@@ -181,13 +191,15 @@ class _Run:
     ) -> AsyncGenerator[tuple[list[Event], FinishReason | None]]:
         """One generation: events per network read; the last comes with the reason it ended."""
         decoder = decoder_for(capabilities.output, self._engine.encoding, opening)
-        if not self._usage.prompt_tokens:
+        first = not self._usage.prompt_tokens
+        if first:
             self._usage = Usage(prompt_tokens=len(job.prompt.tokens))
         stream = deployment.backend.complete(job)
         try:
             async for chunk in stream:
                 events = router.feed(decoder.feed(chunk))
-                self._count(chunk)
+                if first:
+                    self._count(chunk)
                 if chunk.finish is None:
                     if events:
                         yield events, None
@@ -221,19 +233,23 @@ class _Run:
         start = len(tokens) - 1 - tokens[::-1].index(START)
         return _Rendered(Prompt(tokens, text), Header(verbatim=True), tokens[start:])
 
-    def _job(self, prompt: Prompt, deployment: Deployment, capabilities: Capabilities, *, spent: int) -> Generation:
+    def _room(self, prompt: Prompt, capabilities: Capabilities, spent: int, *, begun: bool) -> int:
+        """Tokens that may still be generated; below 1 only where the answer was `begun` by an earlier step.
+        Raises ContextTooLong for a conversation that leaves no room for an answer."""
         context = capabilities.context or DEFAULT_CONTEXT
         room = context - len(prompt.tokens)
-        if room < 1:
+        if room < 1 and not begun:
             raise ContextTooLong(
                 f"This model's maximum context length is {context} tokens, but the messages (and tools) resulted in "
                 f"{len(prompt.tokens)} tokens. Please reduce their length.",
                 param="messages",
             )
-        asked = room if self._turn.max_tokens is None else max(1, self._turn.max_tokens - spent)
+        return room if self._turn.max_tokens is None else min(room, self._turn.max_tokens - spent)
+
+    def _job(self, prompt: Prompt, deployment: Deployment, room: int) -> Generation:
         return Generation(
             prompt=prompt,
-            max_tokens=min(asked, room),
+            max_tokens=room,
             sampling=self._turn.sampling,
             timeouts=deployment.timeouts,
             request_id=self._turn.request_id,

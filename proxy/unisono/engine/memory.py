@@ -65,20 +65,22 @@ class TurnMemory:
         preamble = replace(conversation.preamble, date=self._date(tenant, conversation))
         return replace(conversation, preamble=preamble, items=tuple(items))
 
-    def record(self, tenant: str, closed: Iterable[Closed]) -> None:
-        """Keep what the model generated in one turn."""
+    def record(self, tenant: str, closed: Iterable[Closed], *, opened: str = "") -> None:
+        """Keep what the model generated in one turn. `opened` is the beginning of the first message where the client
+        wrote it: the message's tokens hold it, its text does not."""
         said: list[Generated] = []
         for event in closed:
             if not event.tokens:
                 return
+            opened, begun = "", opened
             match event.item:
                 case Reasoning():
                     said.append(AssistantReasoning(event.text, event.tokens))
                 case Text(phase=phase):
-                    message = AssistantMessage(event.text, phase, event.tokens)
+                    message = AssistantMessage(begun + event.text, phase, event.tokens)
                     said.append(message)
                     if phase is Phase.FINAL:
-                        self._keep(_key(tenant, "answer", event.text), (message,))
+                        self._keep(_key(tenant, "answer", message.text), (message,))
                         said = []
                 case ToolCall(call_id=call_id, name=name):
                     said.append(AssistantCall(call_id, name, event.text, event.tokens))

@@ -1,0 +1,265 @@
+"""Whole runs on scripted backends: steps, limits, failover, and what is counted and remembered of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from tests.harmony.fold import check_lifecycle, items_of
+from tests.harmony.recoveries import TOOLS, C, F, R
+from unisono.core.conversation import AssistantMessage, Conversation, Preamble, UserMessage
+from unisono.core.events import Event, Finished
+from unisono.core.generation import Capabilities, Chunk, FinishReason, Form, Generation, Timeouts, Usage
+from unisono.core.ports import Deployment
+from unisono.core.probe import Probe
+from unisono.engine.engine import Engine
+from unisono.engine.memory import TurnMemory
+from unisono.engine.turn import Report, Turn
+from unisono.errors import BackendRejected, BackendUnavailable, ContextTooLong, UnisonoError
+from unisono.harmony.encoding import Encoding
+from unisono.harmony.render import Renderer
+
+IDS = Capabilities(prompt=Form.IDS, output=Form.IDS, stop_visible=True)
+TEXT = Capabilities(prompt=Form.TEXT, output=Form.TEXT, stop_visible=False)
+ASKED = Conversation(Preamble(tools=TOOLS, date="2026-01-01"), (UserMessage("Hi"),))
+THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|>"
+ANSWER = "<|start|>assistant<|channel|>final<|message|>one two three<|return|>"
+
+
+@dataclass
+class Step:
+    """One generation: the output, then a finish or a failure."""
+
+    output: str
+    finish: FinishReason = FinishReason.STOP
+    failure: UnisonoError | None = None
+    cached: int | None = None
+
+
+@dataclass
+class Scripted:
+    """A deployment and its backend: plays its steps one after the other, `per_chunk` tokens or letters at a time."""
+
+    encoding: Encoding
+    steps: list[Step]
+    told: Capabilities = IDS
+    per_chunk: int = 4
+    name: str = "scripted"
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    jobs: list[Generation] = field(default_factory=list)
+
+    @property
+    def backend(self) -> Scripted:
+        return self
+
+    async def capabilities(self) -> Capabilities:
+        return self.told
+
+    async def probe(self) -> Probe:
+        return Probe(self.told)
+
+    async def complete(self, job: Generation) -> AsyncIterator[Chunk]:
+        self.jobs.append(job)
+        step = self.steps[len(self.jobs) - 1]
+        if step.cached is not None:
+            yield Chunk(cached_tokens=step.cached)
+        whole = self.encoding.encode_as_server(step.output) if self.told.output is Form.IDS else step.output
+        for at in range(0, len(whole), self.per_chunk):
+            part = whole[at : at + self.per_chunk]
+            yield Chunk(text=part) if isinstance(part, str) else Chunk(tokens=part)
+        if step.failure is not None:
+            raise step.failure
+        yield Chunk(finish=step.finish)
+
+    async def aclose(self) -> None:
+        pass
+
+
+@dataclass
+class Line:
+    """A pool that tries its deployments in order."""
+
+    deployments: Sequence[Deployment]
+    failures: list[UnisonoError] = field(default_factory=list)
+
+    def choose(self, model: str) -> Sequence[Deployment]:
+        return self.deployments
+
+    def failed(self, deployment: Deployment, error: UnisonoError) -> None:
+        self.failures.append(error)
+
+    def succeeded(self, deployment: Deployment) -> None:
+        pass
+
+
+@dataclass
+class Outcome:
+    events: list[Event]
+    report: Report
+
+    @property
+    def finished(self) -> Finished:
+        last = self.events[-1]
+        assert isinstance(last, Finished)
+        return last
+
+
+class Runner:
+    def __init__(self, encoding: Encoding, *backends: Scripted) -> None:
+        ids = itertools.count()
+        self.memory = TurnMemory()
+        self.engine = Engine(
+            encoding=encoding,
+            renderer=Renderer(encoding),
+            pool=Line(backends),
+            memory=self.memory,
+            new_call_id=lambda: f"call_{next(ids)}",
+        )
+
+    async def ask(
+        self,
+        conversation: Conversation = ASKED,
+        *,
+        max_tokens: int | None = None,
+        stop: tuple[str, ...] = (),
+        calls_allowed: bool = True,
+    ) -> Outcome:
+        turn = Turn("m", conversation, max_tokens=max_tokens, stop=stop, calls_allowed=calls_allowed, tenant="team")
+        run = self.engine.start(turn)
+        batches = [batch async for batch in run]
+        assert all(batches)
+        events = [event for batch in batches for event in batch]
+        check_lifecycle(events)
+        return Outcome(events, run.report)
+
+
+@pytest.mark.parametrize("told", [IDS, TEXT], ids=["ids", "text"])
+@pytest.mark.parametrize("per_chunk", [1, 1000])
+async def test_an_answer_that_never_came_is_opened_once(told: Capabilities, per_chunk: int, encoding: Encoding) -> None:
+    backend = Scripted(encoding, [Step(THOUGHT), Step("one two")], told, per_chunk)
+    outcome = await Runner(encoding, backend).ask()
+    assert items_of(outcome.events) == (R("Hm."), F("one two"))
+    assert outcome.finished.reason is FinishReason.STOP
+    assert outcome.report.recoveries == ["analysis-only", *(["restored-stop"] if told is TEXT else [])]
+    opened = encoding.encode_marked(THOUGHT + "<|start|>assistant<|channel|>final<|message|>")
+    assert list(backend.jobs[1].prompt.tokens) == [*backend.jobs[0].prompt.tokens, *opened]
+    spent = len(encoding.encode_as_server(THOUGHT + "one two"))
+    assert outcome.finished.usage.completion_tokens == spent
+
+
+async def test_it_is_opened_once_and_not_again(encoding: Encoding) -> None:
+    backend = Scripted(encoding, [Step(THOUGHT), Step("<|return|>")])
+    outcome = await Runner(encoding, backend).ask()
+    assert items_of(outcome.events) == (R("Hm."), F(""))
+    assert len(backend.jobs) == 2
+
+
+@pytest.mark.parametrize("per_chunk", [1, 3, 1000])
+@pytest.mark.parametrize("told", [IDS, TEXT], ids=["ids", "text"])
+async def test_a_stop_string_is_met_in_the_answer_that_was_opened(
+    told: Capabilities, per_chunk: int, encoding: Encoding
+) -> None:
+    backend = Scripted(encoding, [Step(THOUGHT), Step("one END two")], told, per_chunk)
+    outcome = await Runner(encoding, backend).ask(stop=("END", "Hm"))
+    assert items_of(outcome.events) == (R("Hm."), F("one "))
+    assert outcome.finished.stop_sequence == "END"
+    assert outcome.finished.reason is FinishReason.STOP
+
+
+async def test_all_steps_together_keep_to_max_tokens(encoding: Encoding) -> None:
+    backend = Scripted(encoding, [Step(THOUGHT), Step("one", FinishReason.LENGTH)])
+    outcome = await Runner(encoding, backend).ask(max_tokens=len(encoding.encode_marked(THOUGHT)) + 1)
+    assert [job.max_tokens for job in backend.jobs] == [len(encoding.encode_marked(THOUGHT)) + 1, 1]
+    assert outcome.finished.reason is FinishReason.LENGTH
+
+
+async def test_an_answer_for_which_no_token_is_left_is_not_opened(encoding: Encoding) -> None:
+    backend = Scripted(encoding, [Step(THOUGHT)])
+    outcome = await Runner(encoding, backend).ask(max_tokens=len(encoding.encode_marked(THOUGHT)))
+    assert items_of(outcome.events) == (R("Hm."),)
+    assert outcome.finished.reason is FinishReason.LENGTH
+    assert outcome.report.recoveries == []
+
+
+async def test_an_answer_for_which_the_context_has_no_room_is_not_opened(encoding: Encoding) -> None:
+    first = Scripted(encoding, [Step(THOUGHT), Step("one")])
+    await Runner(encoding, first).ask()
+    for context, steps in ((len(first.jobs[1].prompt.tokens), 1), (len(first.jobs[1].prompt.tokens) + 1, 2)):
+        told = Capabilities(Form.IDS, Form.IDS, stop_visible=True, context=context)
+        backend = Scripted(encoding, [Step(THOUGHT), Step("one", FinishReason.LENGTH)], told)
+        outcome = await Runner(encoding, backend).ask()
+        assert outcome.finished.reason is FinishReason.LENGTH
+        assert len(backend.jobs) == steps
+        assert backend.jobs[-1].max_tokens == context - len(backend.jobs[-1].prompt.tokens)
+
+
+async def test_a_conversation_that_fills_the_context_is_refused_and_one_token_less_is_not(encoding: Encoding) -> None:
+    first = Scripted(encoding, [Step(THOUGHT + ANSWER)])
+    await Runner(encoding, first).ask()
+    size = len(first.jobs[0].prompt.tokens)
+    full = Scripted(encoding, [Step(ANSWER)], Capabilities(Form.IDS, Form.IDS, stop_visible=True, context=size))
+    with pytest.raises(ContextTooLong):
+        await Runner(encoding, full).ask()
+    assert full.jobs == []
+    last = Scripted(encoding, [Step("x", FinishReason.LENGTH)], Capabilities(Form.IDS, Form.IDS, True, size + 1))
+    assert (await Runner(encoding, last).ask()).finished.reason is FinishReason.LENGTH
+    assert last.jobs[0].max_tokens == 1
+
+
+HIDDEN = {
+    "a header": "<|channel|>commentary to=functions.f <|constrain|>json",
+    "half a call": '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a":',
+}
+
+
+@pytest.mark.parametrize("output", HIDDEN.values(), ids=HIDDEN)
+async def test_what_was_not_shown_yet_leaves_no_trace_of_a_failed_backend(output: str, encoding: Encoding) -> None:
+    failing = Scripted(encoding, [Step(output, failure=BackendUnavailable("gone"), cached=7)], name="one")
+    other = Scripted(encoding, [Step(THOUGHT + ANSWER)], name="two")
+    outcome = await Runner(encoding, failing, other).ask()
+    assert items_of(outcome.events) == (R("Hm."), F("one two three"))
+    assert (outcome.report.failovers, outcome.report.backend, outcome.report.recoveries) == (1, "two", [])
+    said = encoding.encode_as_server(THOUGHT + ANSWER)
+    assert outcome.finished.usage == Usage(len(other.jobs[0].prompt.tokens), len(said), 2, 0)
+    assert not outcome.finished.cut_call
+
+
+@pytest.mark.parametrize("failure", [BackendUnavailable("gone"), BackendRejected("no")], ids=["gone", "rejected"])
+async def test_a_failure_after_something_was_shown_is_raised(failure: UnisonoError, encoding: Encoding) -> None:
+    failing = Scripted(encoding, [Step("<|channel|>final<|message|>one", failure=failure)], per_chunk=1)
+    other = Scripted(encoding, [Step(ANSWER)])
+    with pytest.raises(type(failure)):
+        await Runner(encoding, failing, other).ask()
+    assert other.jobs == []
+
+
+async def test_only_the_first_prompt_is_counted_and_what_of_it_was_cached(encoding: Encoding) -> None:
+    backend = Scripted(encoding, [Step(THOUGHT, cached=0), Step("one two<|return|>", cached=10_000)])
+    outcome = await Runner(encoding, backend).ask()
+    assert outcome.finished.usage.prompt_tokens == len(backend.jobs[0].prompt.tokens)
+    assert outcome.finished.usage.cached_tokens == 0
+
+
+async def test_a_call_nobody_may_make_is_thought_and_the_answer_is_opened(encoding: Encoding) -> None:
+    call = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>"
+    backend = Scripted(encoding, [Step(call), Step("one<|return|>")])
+    outcome = await Runner(encoding, backend).ask(calls_allowed=False)
+    assert items_of(outcome.events) == (R("{}"), F("one"))
+    backend = Scripted(encoding, [Step(call)])
+    assert items_of((await Runner(encoding, backend).ask()).events) == (C("f"),)
+
+
+async def test_a_prefilled_answer_is_remembered_as_the_client_will_send_it_back(encoding: Encoding) -> None:
+    backend = Scripted(encoding, [Step(" a time<|return|>")])
+    runner = Runner(encoding, backend)
+    await runner.ask(Conversation(ASKED.preamble, ASKED.items, prefill="Once upon"))
+    whole, half = AssistantMessage("Once upon a time"), AssistantMessage(" a time")
+    for message, known in ((whole, True), (half, False)):
+        sent = Conversation(ASKED.preamble, (*ASKED.items, message, UserMessage("Go on")))
+        found = runner.memory.recall("team", sent).items[1]
+        assert isinstance(found, AssistantMessage)
+        assert found.text == message.text
+        assert bool(found.tokens) is known
