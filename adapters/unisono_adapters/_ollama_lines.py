@@ -26,11 +26,13 @@ DONE_REASONS: Mapping[str, FinishReason | type[BackendError]] = {
 
 
 class RawFold:
-    """Lines in, chunks out. `done` is set with the chunk that holds the finish; `last` is the line it came from."""
+    """Lines in, chunks out. `done` is set with the chunk that holds the finish. `version` is the server's, empty when
+    it is not known."""
 
-    def __init__(self, failures: Failures) -> None:
+    def __init__(self, failures: Failures, version: str) -> None:
         self._failures = failures
-        self.last: Mapping[str, Any] = {}
+        self._version = version
+        self._last: Mapping[str, Any] = {}
         self.done = False
 
     def feed(self, events: list[bytes]) -> Chunk | None:
@@ -41,7 +43,7 @@ class RawFold:
                 raise self._failures.error_object(line)
             texts.append(self._text(line))
             if line.get("done") is True:
-                self.last = line
+                self._last = line
                 self.done = True
                 return self._last_chunk("".join(texts))
         return self._chunk("".join(texts)) if events else None
@@ -54,7 +56,7 @@ class RawFold:
         return Chunk(text=text) if text else None
 
     def _last_chunk(self, text: str) -> Chunk:
-        reason = self.last.get("done_reason")
+        reason = self._last.get("done_reason")
         meaning = DONE_REASONS.get(reason) if isinstance(reason, str) else None
         if meaning is None:
             raise BackendProtocolError("the backend ended for a reason nobody knows")
@@ -63,17 +65,25 @@ class RawFold:
         return Chunk(
             text=text,
             finish=meaning,
-            prompt_tokens=count(self.last.get("prompt_eval_count")),
-            cached_tokens=count(self.last.get("prompt_eval_cached_count")),
+            prompt_tokens=count(self._last.get("prompt_eval_count")) if self._counts_all() else None,
+            cached_tokens=count(self._last.get("prompt_eval_cached_count")),
         )
+
+    def _counts_all(self) -> bool:
+        """Whether `prompt_eval_count` counts what came from the cache too: it does, but for the first releases of
+        0.30. One that tells the cached part apart counts both."""
+        if "prompt_eval_cached_count" in self._last:
+            return True
+        numbers = self._version.split(".")
+        return len(numbers) > 1 and numbers[:2] != ["0", "30"]
 
 
 class TemplateFold(RawFold):
     """What the lines before the last bring is Ollama's own reading of the turn, and only a sign of life here: empty
     chunks. `prompt` is what was sent."""
 
-    def __init__(self, failures: Failures, prompt: Prompt) -> None:
-        super().__init__(failures)
+    def __init__(self, failures: Failures, version: str, prompt: Prompt) -> None:
+        super().__init__(failures, version)
         self._prompt = prompt
 
     def _text(self, line: dict[str, Any]) -> str:
@@ -84,7 +94,7 @@ class TemplateFold(RawFold):
         return Chunk()
 
     def _last_chunk(self, text: str) -> Chunk:
-        return super()._last_chunk(behind(self._prompt, token_ids(self.last.get("context"))))
+        return super()._last_chunk(behind(self._prompt, token_ids(self._last.get("context"))))
 
 
 def behind(prompt: Prompt, context: list[int]) -> str:
@@ -100,12 +110,3 @@ def behind(prompt: Prompt, context: list[int]) -> str:
     if not whole.startswith(sent) or encoding.special_ids(context)[: len(structure)] != structure:
         raise BackendProtocolError("the backend's context does not begin with the ids of the prompt it was sent")
     return whole[len(sent) :].decode("utf-8", errors="replace")
-
-
-def counts_whole_prompts(version: str, last: Mapping[str, Any]) -> bool:
-    """Whether `prompt_eval_count` counts what came from the cache too: it does, but for the first releases of 0.30.
-    One that tells the cached part apart counts both."""
-    if "prompt_eval_cached_count" in last:
-        return True
-    numbers = version.split(".")
-    return len(numbers) > 1 and numbers[0].isdigit() and numbers[:2] != ["0", "30"]

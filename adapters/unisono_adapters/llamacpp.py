@@ -8,18 +8,19 @@ such a stream would go on after its reader has left. Measured on the server of l
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import orjson
 
 from unisono.core.generation import Capabilities, Chunk, FinishReason, Form, Generation
 from unisono.core.ports import BackendOptions
-from unisono.core.probe import Probe
+from unisono.core.probe import Check, Probe
 from unisono.errors import BackendOverloaded, BackendProtocolError
 from unisono.harmony.encoding import load_encoding
 from unisono_adapters._events import count, decoded, generate, text_of, token_ids
-from unisono_adapters._failures import Failures, is_error
+from unisono_adapters._examine import Subject, examine
+from unisono_adapters._failures import Failures, IdsMissing, is_error
 from unisono_adapters._http import Wire
 from unisono_adapters._lost_ids import LostIds
 
@@ -46,6 +47,16 @@ LAST_EVENT = ("content", "tokens", "stop", "stop_type", "tokens_evaluated", "tim
 """What the last event shall hold: unasked it repeats the whole prompt as text, and every setting."""
 
 
+REMEDIES = {
+    Check.GENERATION: "Restart llama-server with a GGUF file of gpt-oss.",
+    Check.TOKENIZER: "Convert the GGUF file again from the released model, with its own tokenizer.",
+    Check.IDS_OUT: "Update llama.cpp: its server has to know return_tokens.",
+    Check.MARKERS: "Serve a gpt-oss model: llama-server always shows its markers.",
+    Check.PROMPT_KEPT: "Start llama-server without --context-shift.",
+    Check.CONTEXT: "Start llama-server with a larger -c: every one of its -np slots gets its part of it.",
+}
+
+
 class LlamaCppBackend:
     """The model's name matters only to a server that routes between several."""
 
@@ -55,20 +66,21 @@ class LlamaCppBackend:
         self._wire = Wire(options, {503: (BackendOverloaded, "the backend is loading its model or has no free slot")})
 
     async def probe(self) -> Probe:
-        """Asks for its properties. The context is that of one slot, which is what a request gets."""
+        """Asks for its properties, then examines it. The context is that of one slot, which is what a request gets."""
         properties = await self._wire.get_json("props")
         settings = properties.get("default_generation_settings") if isinstance(properties, dict) else None
         if not isinstance(settings, dict):
             raise BackendProtocolError("the backend's properties are not those of llama.cpp's server")
         context = settings.get("n_ctx")
-        return Probe(
-            Capabilities(
-                prompt=Form.IDS,
-                output=Form.IDS,
-                stop_visible=True,
-                context=context if type(context) is int and context > 0 else None,
-                logit_bias=True,
-            )
+        claims = Capabilities(
+            prompt=Form.IDS,
+            output=Form.IDS,
+            stop_visible=True,
+            context=context if type(context) is int and context > 0 else None,
+            logit_bias=True,
+        )
+        return await examine(
+            Subject(self.complete, claims, remedies=REMEDIES, encode=self._encode, decode=self._decode)
         )
 
     def complete(self, job: Generation) -> AsyncIterator[Chunk]:
@@ -76,6 +88,16 @@ class LlamaCppBackend:
 
     async def aclose(self) -> None:
         await self._wire.aclose()
+
+    async def _encode(self, text: str) -> Sequence[int] | None:
+        answer = await self._wire.get_json("tokenize", {"content": text, "add_special": False, "parse_special": True})
+        ids = answer.get("tokens") if isinstance(answer, dict) else None
+        return ids if isinstance(ids, list) else None
+
+    async def _decode(self, ids: Sequence[int]) -> str | None:
+        answer = await self._wire.get_json("detokenize", {"tokens": list(ids)})
+        text = answer.get("content") if isinstance(answer, dict) else None
+        return text if isinstance(text, str) else None
 
     def _body(self, job: Generation) -> bytes:
         asked = job.sampling
@@ -135,7 +157,7 @@ class CompletionFold:
         content = text_of(data["content"])
         ids = data.get("tokens")
         if ids is None and content:
-            raise BackendProtocolError("the backend sent text without token ids; its version may be too old")
+            raise IdsMissing("the backend sent text without token ids; its version may be too old")
         if ids or content:
             tokens += self._lost.restored(token_ids(ids), content)
         if data.get("stop") is True:

@@ -17,7 +17,7 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -26,12 +26,13 @@ import orjson
 from unisono.core.generation import Capabilities, Chunk, Form, Generation, Prompt, Sampling
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Finding, Probe, Severity
-from unisono.errors import BackendProtocolError, ConfigError
+from unisono.errors import BackendError, BackendProtocolError, ConfigError
 from unisono.harmony.encoding import load_encoding
 from unisono_adapters._events import generate
+from unisono_adapters._examine import REQUEST_ID, Subject, examine
 from unisono_adapters._framing import NDJSON
 from unisono_adapters._http import Wire
-from unisono_adapters._ollama_lines import RawFold, TemplateFold, counts_whole_prompts
+from unisono_adapters._ollama_lines import RawFold, TemplateFold
 
 MOST_NUM_CTX = 32_768
 """The context asked for when neither the operator nor the Modelfile says one, in tokens: less memory than the model's
@@ -64,32 +65,32 @@ HEADER_MARKERS = ("<|channel|>", "<|message|>")
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """How the server is spoken to. `of` is the server's version and when the model was last changed: another one is
-    examined again."""
+    """How the server is spoken to. `version` is empty when it was not asked."""
 
     route: Route
     num_ctx: int
     version: str = ""
-    of: tuple[str, str] = ("", "")
 
 
-FINDINGS: Mapping[Route, Finding] = {
-    Route.RAW: Finding(Check.MARKERS, True, "raw text shows the markers"),
-    Route.TEMPLATE: Finding(
-        Check.MARKERS,
-        False,
-        "raw text comes without markers; the template route has them, but answers arrive only when they are complete",
-        "serve the model with llama.cpp's own server for answers as they are generated",
-        Severity.WARNING,
-    ),
-    Route.MARKERLESS: Finding(
-        Check.MARKERS,
-        False,
-        "the markers are stripped on every route; messages can only be guessed apart",
-        "serve the model with llama.cpp's own server, or use the gpt-oss model of Ollama's library",
-        Severity.WARNING,
-    ),
+LATE = Finding(
+    Check.MARKERS,
+    ok=False,
+    detail="Raw text comes without markers; another route has them, but answers arrive only when they are complete.",
+    remedy="Serve the model with llama.cpp's own server to get answers as they are generated.",
+    severity=Severity.WARNING,
+)
+REMEDIES = {
+    Check.GENERATION: "Run the model once with `ollama run`: it has to fit into memory at this num_ctx.",
+    Check.TOKENIZER: "Use the gpt-oss model of Ollama's own library.",
+    Check.MARKERS: "Use the gpt-oss model of Ollama's own library, or serve it with llama.cpp's own server.",
+    Check.PROMPT_KEPT: "Update Ollama, and look at what `ollama ps` says about CONTEXT: it has to be num_ctx.",
+    Check.CONTEXT: "Set num_ctx in the adapter's settings: gpt-oss can do 131072, memory permitting.",
 }
+
+LOADING_S = 300.0
+"""The first token of an examination may have to wait for the model to be loaded."""
+LONG_PROMPT = 4_200
+"""Tokens of a prompt that has to arrive whole: more than Ollama's own num_ctx."""
 
 
 class OllamaBackend:
@@ -109,39 +110,41 @@ class OllamaBackend:
         self._route = None if route is None else Route(str(route))
         self._wire = Wire(options)
         self._plan = _Plan(self._route, self._num_ctx) if self._route and self._num_ctx else None
+        self._found: Probe | None = None
+        self._found_of = ("", "")
 
     async def probe(self) -> Probe:
-        """Asks for the version and the model, and lets the model write a few tokens to see whether its markers show;
-        not again while server and model stay the same."""
-        plan = await self._examined()
-        self._plan = plan
-        output = Form.MARKERLESS if plan.route is Route.MARKERLESS else Form.TEXT
-        return Probe(
-            Capabilities(prompt=Form.TEXT, output=output, stop_visible=False, context=plan.num_ctx),
-            (FINDINGS[plan.route],),
-        )
+        """Asks for the version and the model, decides the route and examines it. What was found stays found while
+        server and model are the same and nothing has failed: every generation loads the model and keeps it loaded."""
+        plan, of = await self._planned()
+        if self._found is None or self._found_of != of:
+            found = await self._examined(plan)
+            self._plan, self._found, self._found_of = plan, found, of
+        return self._found
 
     async def complete(self, job: Generation) -> AsyncIterator[Chunk]:
         if self._plan is None:
             await self.probe()
         plan = self._plan
         assert plan is not None, "a probe left no plan"
-        async with aclosing(self._generated(job, plan)) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        try:
+            async with aclosing(self._generated(job, plan)) as chunks:
+                async for chunk in chunks:
+                    await _check_whole(chunk, job.prompt, plan)
+                    yield chunk
+        except BackendError:
+            self._found = None
+            raise
 
     async def aclose(self) -> None:
         await self._wire.aclose()
 
-    async def _generated(self, job: Generation, plan: _Plan) -> AsyncGenerator[Chunk]:
+    def _generated(self, job: Generation, plan: _Plan) -> AsyncGenerator[Chunk]:
         failures = self._wire.failures
-        fold = TemplateFold(failures, job.prompt) if plan.route is Route.TEMPLATE else RawFold(failures)
-        stream = generate(self._wire, "api/generate", self._body(job, plan), job, fold, NDJSON)
-        async with aclosing(stream) as chunks:
-            async for chunk in chunks:
-                if _may_be_cut(chunk, job.prompt, plan, fold.last):
-                    await _check_whole(chunk, job.prompt, plan)
-                yield chunk
+        fold = RawFold(failures, plan.version)
+        if plan.route is Route.TEMPLATE:
+            fold = TemplateFold(failures, plan.version, job.prompt)
+        return generate(self._wire, "api/generate", self._body(job, plan), job, fold, NDJSON)
 
     def _body(self, job: Generation, plan: _Plan) -> bytes:
         asked = job.sampling
@@ -175,8 +178,8 @@ class OllamaBackend:
             body["keep_alive"] = self._keep_alive
         return orjson.dumps(body)
 
-    async def _examined(self) -> _Plan:
-        """The plan for the server and model as they are now."""
+    async def _planned(self) -> tuple[_Plan, tuple[str, str]]:
+        """How to speak to the server as it is now; and its version and when the model was last changed."""
         said = await self._wire.get_json("api/version")
         version = said.get("version") if isinstance(said, dict) else None
         if not isinstance(version, str):
@@ -187,19 +190,35 @@ class OllamaBackend:
         num_ctx = self._num_ctx or _context_of(shown)
         of = (version, str(shown.get("modified_at")))
         if self._route is not None:
-            return _Plan(self._route, num_ctx, version, of)
-        if self._plan is not None and self._plan.of == of:
-            return self._plan
-        return _Plan(await self._decided(num_ctx), num_ctx, version, of)
+            return _Plan(self._route, num_ctx, version), of
+        if self._plan is not None and self._found is not None and self._found_of == of:
+            return self._plan, of
+        return _Plan(await self._decided(num_ctx, version), num_ctx, version), of
 
-    async def _decided(self, num_ctx: int) -> Route:
+    async def _decided(self, num_ctx: int, version: str) -> Route:
         """The first route that shows markers in a few tokens of an answer."""
-        job = Generation(Prompt((), PROBE_PROMPT), PROBE_TOKENS, Sampling(temperature=0.0))
+        prompt = Prompt(load_encoding().encode_marked(PROBE_PROMPT), PROBE_PROMPT)
+        job = Generation(prompt, PROBE_TOKENS, Sampling(temperature=0.0), request_id=REQUEST_ID)
         for route in (Route.RAW, Route.TEMPLATE):
-            texts = [chunk.text async for chunk in self._generated(job, _Plan(route, num_ctx))]
+            texts = [chunk.text async for chunk in self._generated(job, _Plan(route, num_ctx, version))]
             if any(marker in "".join(texts) for marker in HEADER_MARKERS):
                 return route
         return Route.MARKERLESS
+
+    async def _examined(self, plan: _Plan) -> Probe:
+        output = Form.MARKERLESS if plan.route is Route.MARKERLESS else Form.TEXT
+        subject = Subject(
+            lambda job: self._generated(job, plan),
+            Capabilities(prompt=Form.TEXT, output=output, stop_visible=False, context=plan.num_ctx),
+            remedies=REMEDIES,
+            long_prompt=LONG_PROMPT if plan.num_ctx > LONG_PROMPT + PROBE_TOKENS else 0,
+            first_token_s=LOADING_S,
+        )
+        found = await examine(subject)
+        if plan.route is not Route.TEMPLATE:
+            return found
+        told = (LATE if finding.check is Check.MARKERS and finding.ok else finding for finding in found.findings)
+        return replace(found, findings=tuple(told))
 
 
 def _num_ctx(setting: object) -> int | None:
@@ -222,18 +241,15 @@ def _context_of(shown: Mapping[str, Any]) -> int:
     return min(length, MOST_NUM_CTX)
 
 
-def _may_be_cut(chunk: Chunk, prompt: Prompt, plan: _Plan, last: Mapping[str, Any]) -> bool:
-    """Whether the server claims fewer tokens than were rendered, and its claim is of the whole prompt."""
-    claimed = chunk.prompt_tokens
-    return claimed is not None and 0 < claimed < len(prompt.tokens) and counts_whole_prompts(plan.version, last)
-
-
-async def _check_whole(last: Chunk, prompt: Prompt, plan: _Plan) -> None:
+async def _check_whole(chunk: Chunk, prompt: Prompt, plan: _Plan) -> None:
     """Raises BackendProtocolError for a prompt that was cut. Text may be fewer tokens than were rendered, so what
-    counts are the ids of the text that was sent."""
+    counts in the end are the ids of the text that was sent."""
+    read = chunk.prompt_tokens
+    if not read or read >= len(prompt.tokens):
+        return
     sent = await asyncio.to_thread(load_encoding().encode_as_server, prompt.text or "")
-    if last.prompt_tokens is not None and last.prompt_tokens < len(sent):
+    if read < len(sent):
         raise BackendProtocolError(
-            f"the backend read {last.prompt_tokens} of the prompt's {len(sent)} tokens although num_ctx was "
-            f"{plan.num_ctx}: it cut the prompt without a word"
+            f"the backend read {read} of the prompt's {len(sent)} tokens although num_ctx was {plan.num_ctx}: it cut "
+            "the prompt without a word"
         )

@@ -8,16 +8,25 @@ same still names it in `matched_stop`. Read in the source of version 0.5.23, not
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 import orjson
 
 from unisono.core.generation import STOP_TOKENS, Capabilities, Chunk, Form, Generation
 from unisono.core.ports import BackendOptions
-from unisono.core.probe import Probe
-from unisono.errors import BackendError, BackendProtocolError
+from unisono.core.probe import Check, Finding, Probe
+from unisono.errors import BackendProtocolError
 from unisono_adapters import _completions
+from unisono_adapters._examine import Subject, examine, not_served
 from unisono_adapters._http import Wire
+
+REMEDIES = {
+    Check.MODEL: "Write a name of its model list behind `sglang/`, or start SGLang with --served-model-name.",
+    Check.IDS_OUT: "Update SGLang to 0.5.23 or newer, and point api_base at SGLang itself.",
+    Check.PROMPT_KEPT: "Start SGLang without --allow-auto-truncate.",
+    Check.CONTEXT: "Start SGLang with a larger --context-length; 131072 is what gpt-oss can.",
+}
 
 
 class SglangBackend:
@@ -29,25 +38,41 @@ class SglangBackend:
         self._wire = Wire(options)
 
     async def probe(self) -> Probe:
-        """Asks for the model list: that the model is there, and how long its context is."""
+        """Asks for the model list: that the model is there, and how long its context is; then examines it."""
         listed = await self._wire.get_json("v1/models")
         models = listed.get("data") if isinstance(listed, dict) else None
         if not isinstance(models, list):
             raise BackendProtocolError("the backend's model list is not one")
-        for model in models:
-            if isinstance(model, dict) and model.get("id") == self._model:
-                length = model.get("max_model_len")
-                return Probe(
-                    Capabilities(
-                        prompt=Form.IDS,
-                        output=Form.IDS,
-                        stop_visible=True,
-                        # It refuses a prompt and max_tokens that fill its window to the last token.
-                        context=length - 1 if type(length) is int and length > 1 else None,
-                        logit_bias=True,
-                    )
-                )
-        raise BackendError("the backend does not serve the model it is configured with")
+        served = {
+            model["id"]: model for model in models if isinstance(model, dict) and isinstance(model.get("id"), str)
+        }
+        length = served.get(self._model, {}).get("max_model_len")
+        claims = Capabilities(
+            prompt=Form.IDS,
+            output=Form.IDS,
+            stop_visible=True,
+            # It refuses a prompt and max_tokens that fill its window to the last token.
+            context=length - 1 if type(length) is int and length > 1 else None,
+            logit_bias=True,
+        )
+        if self._model not in served:
+            return Probe(claims, (replace(not_served(served), remedy=REMEDIES[Check.MODEL]),))
+        found = await examine(
+            Subject(self.complete, claims, remedies=REMEDIES, encode=self._encode, decode=self._decode)
+        )
+        return replace(found, findings=(Finding(Check.MODEL, ok=True), *found.findings))
+
+    async def _encode(self, text: str) -> Sequence[int] | None:
+        asked = {"model": self._model, "prompt": text, "add_special_tokens": False}
+        answer = await self._wire.get_json("tokenize", asked)
+        ids = answer.get("tokens") if isinstance(answer, dict) else None
+        return ids if isinstance(ids, list) else None
+
+    async def _decode(self, ids: Sequence[int]) -> str | None:
+        asked = {"model": self._model, "tokens": list(ids), "skip_special_tokens": False}
+        answer = await self._wire.get_json("detokenize", asked)
+        text = answer.get("text") if isinstance(answer, dict) else None
+        return text if isinstance(text, str) else None
 
     def complete(self, job: Generation) -> AsyncIterator[Chunk]:
         return _completions.complete(self._wire, self._body(job), job, Form.IDS, stop_field="matched_stop")
