@@ -216,12 +216,20 @@ LATE: dict[str, tuple[Behaviour, str]] = {
 async def test_after_something_was_shown_it_is_one_error_event_and_no_retry(site: Site, case: str, group: str) -> None:
     how, code = LATE[case]
     site.behave(how)
-    # The client has to read it before the backend's next word, or both may come in one read.
     answers = [await site.ask(group, stream=True) for _ in range(1 if group == "one" else 2)]
     [broken] = [answer for answer in answers if "error" in answer.events[-1]]
     check_broken(broken, code)
     assert len(asked(site.bad)) == 1
     assert len(asked(site.good)) == len(answers) - 1
+
+
+@pytest.mark.parametrize("case", LATE)
+async def test_a_whole_answer_that_breaks_off_is_an_http_error(site: Site, case: str) -> None:
+    how, code = LATE[case]
+    site.behave(how)
+    status = {"backend_protocol_error": 502, "backend_error": 502, "backend_unavailable": 503}[code]
+    check_error(await site.ask("one", stream=False), status, code)
+    assert len(asked(site.bad)) == 1
 
 
 async def test_silence_after_something_was_shown_is_one_error_event(site: Site) -> None:
