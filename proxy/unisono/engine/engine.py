@@ -133,15 +133,7 @@ class _Run:
         capabilities = await deployment.capabilities()
         if turn.sampling.logit_bias and not capabilities.logit_bias:
             raise UnsupportedValue("'logit_bias': the backend of this model cannot bias tokens.", param="logit_bias")
-        router = HarmonyRouter(
-            self._engine.encoding,
-            self._tools,
-            self._engine.new_call_id,
-            hold_calls=turn.hold_calls,
-            calls_allowed=turn.calls_allowed,
-            parallel_calls=turn.parallel_calls,
-            canonical=capabilities.output is not Form.IDS,
-        )
+        router = self._router(capabilities)
         stops = StopStrings(turn.stop) if turn.stop else None
         conversation = self._conversation
         answer, step = Answer(), None
@@ -180,6 +172,17 @@ class _Run:
                         yield shown
                     step = decided
                     conversation = step.extend(self._conversation)
+
+    def _router(self, capabilities: Capabilities) -> HarmonyRouter:
+        return HarmonyRouter(
+            self._engine.encoding,
+            self._tools,
+            self._engine.new_call_id,
+            hold_calls=self._turn.hold_calls,
+            calls_allowed=self._turn.calls_allowed,
+            parallel_calls=self._turn.parallel_calls,
+            canonical=capabilities.output is not Form.IDS,
+        )
 
     async def _generate(
         self,

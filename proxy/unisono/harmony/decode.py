@@ -180,7 +180,7 @@ def _start_is_meant(behind: str, settled: bool) -> bool | None:
         words = behind.strip()
         if not words:
             return True if settled else None
-        if not settled and "\n" not in behind:
+        if not settled and "\n" not in words:
             return None
         return settled and (_HEADER_START.match(behind) is not None or "assistant".startswith(words))
     between = behind[: following.start()]
