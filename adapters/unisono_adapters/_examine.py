@@ -82,7 +82,8 @@ class Subject:
     `claims` is what its kind, and what it says of itself, promise; `remedies` what to do on this kind about a check
     that failed. `encode` and `decode` are the backend's own tokenizer with special tokens meant, where it has one to
     ask; None, or a BackendError, where it does not answer. `long_prompt` is the length, in tokens, of a prompt that a
-    kind known to cut prompts must read whole; 0 asks for none.
+    kind known to cut prompts must read whole; 0 asks for none. `first_token_s` stands for FIRST_TOKEN_S on a kind that
+    loads its model with the first request.
     """
 
     complete: Callable[[Generation], AsyncIterator[Chunk]]
@@ -91,7 +92,7 @@ class Subject:
     encode: Callable[[str], Awaitable[Sequence[int] | None]] | None = None
     decode: Callable[[Sequence[int]], Awaitable[str | None]] | None = None
     long_prompt: int = 0
-    first_token_s: float = FIRST_TOKEN_S
+    first_token_s: float | None = None
 
 
 async def examine(subject: Subject) -> Probe:
@@ -135,6 +136,7 @@ class _Examination:
         self._able = subject.claims
         self._findings: dict[Check, Finding] = {}
         self._first_s: float | None = None
+        self._patience = FIRST_TOKEN_S if subject.first_token_s is None else subject.first_token_s
         self._takes_ids = subject.claims.prompt is Form.IDS
         self._gives_ids = subject.claims.output is Form.IDS
 
@@ -152,7 +154,7 @@ class _Examination:
         return Prompt(self._encoding.encode_marked(text), None if self._takes_ids else text)
 
     async def ask(self, prompt: Prompt, max_tokens: int, force: int | None = None) -> _Heard:
-        patience = self._subject.first_token_s
+        patience = self._patience
         job = Generation(
             prompt=prompt,
             max_tokens=max_tokens,
@@ -201,8 +203,8 @@ class _Examination:
         if isinstance(error, IdsMissing):
             self._find(Check.IDS_OUT, False, "It answers with text only, although asked for token ids.", said=said)
         elif isinstance(error, BackendTimeout):
-            wait = self._subject.first_token_s
-            self._find(Check.GENERATION, False, f"It answers, but no token came within {wait:g} s.", said=said)
+            told = f"It answers, but no token came within {self._patience:g} s."
+            self._find(Check.GENERATION, False, told, said=said)
         else:
             self._find(Check.GENERATION, False, f"It failed to generate: {error.message}.", said=said)
 

@@ -34,6 +34,20 @@ def serve(config_path: Path | None, host: str, port: int) -> None:
 
 
 @main.command()
+@CONFIG
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def check(config_path: Path | None, as_json: bool) -> None:
+    """Examine every backend of a configuration: is it gpt-oss, does it generate, what can be seen of it.
+
+    Without a configuration, what runs on this machine, or the demo model. Exit code 0: all can be used; 1: some cannot;
+    2: the configuration cannot.
+    """
+    from unisono.cli.check import check as run
+
+    run(config_path, as_json=as_json)
+
+
+@main.command()
 @CONFIG_REQUIRED
 def models(config_path: Path) -> None:
     """List the models of a configuration and their backends, without asking any of them."""

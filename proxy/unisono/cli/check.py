@@ -1,0 +1,204 @@
+"""`unisono check`: asks every backend of a configuration what `serve` would ask it, and says what to do about the rest.
+
+It is for operators: addresses and a backend's own words are shown, keys are not. Exit code 0 says that every deployment
+can be used, 1 that some cannot, 2 that the configuration cannot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import wrap
+from urllib.parse import urlsplit
+
+import click
+
+from unisono.app import build_pool, deployment_names
+from unisono.cli.setup import prepared
+from unisono.config import Catalogue, Config
+from unisono.core.probe import Check, Finding, Probe, Severity, unreached
+from unisono.errors import BackendUnfit, ConfigError, UnisonoError
+from unisono.routing.pool import PROBES_AT_ONCE, LiveDeployment
+
+WORDS = {None: "ok", Severity.NOTE: "no", Severity.WARNING: "warn", Severity.FATAL: "FAIL"}
+"""How a finding is shown, by its weight."""
+UNEXAMINED = "-"
+LEGEND = "no: it cannot, and need not be able to   -: not examined"
+WIDTH_WITHOUT_TERMINAL = 100
+NARROWEST = 40
+UNUSABLE, MISCONFIGURED = 1, 2
+
+
+class Misconfigured(click.ClickException):
+    exit_code = MISCONFIGURED
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What is known of one deployment once it was asked. `address` holds no credentials."""
+
+    name: str
+    model: str
+    kind: str
+    address: str
+    findings: Sequence[Finding]
+    first_token_s: float | None = None
+    context: int | None = None
+
+    @property
+    def usable(self) -> bool:
+        return all(finding.weight is not Severity.FATAL for finding in self.findings)
+
+
+def check(config_path: Path | None, *, as_json: bool) -> None:
+    """Probe everything, print a table or JSON, and end the command with its exit code."""
+    try:
+        ready = prepared(config_path)
+        reports = asyncio.run(examined(ready.loaded.config))
+    except ConfigError as error:
+        raise Misconfigured(str(error)) from error
+    except click.ClickException as error:
+        raise Misconfigured(error.message) from error
+    for line in (*ready.remarks, *ready.loaded.warnings):
+        click.echo(line, err=True)
+    if as_json:
+        click.echo(json.dumps(to_json(reports), indent=2))
+    else:
+        width = max(shutil.get_terminal_size((WIDTH_WITHOUT_TERMINAL, 24)).columns, NARROWEST)
+        for line in (*table(reports, width), *advice(reports, width)):
+            click.echo(line)
+    if not all(report.usable for report in reports):
+        raise SystemExit(UNUSABLE)
+
+
+async def examined(config: Config) -> list[Report]:
+    """A report of every deployment, in the order of the configuration. Raises ConfigError."""
+    # What the probes log is what is about to be shown.
+    logging.getLogger("unisono").addHandler(logging.NullHandler())
+    pool = build_pool(config, Catalogue(config))
+    places = asyncio.Semaphore(PROBES_AT_ONCE)
+
+    async def asked(deployment: LiveDeployment) -> Probe | UnisonoError:
+        async with places:
+            try:
+                return await deployment.check()
+            except BackendUnfit as error:
+                return deployment.examined or error
+            except UnisonoError as error:
+                return error
+
+    try:
+        live = {deployment.name: deployment for group in pool.members().values() for deployment in group}
+        names = [name for name in deployment_names(config.model_list) if name in live]
+        answers = dict(zip(names, await asyncio.gather(*(asked(live[name]) for name in names)), strict=True))
+    finally:
+        await pool.aclose()
+    entries = zip(config.model_list, deployment_names(config.model_list), strict=True)
+    return [
+        _report(name, entry.model_name, entry.kind, _address(entry.litellm_params.api_base), answers[name])
+        for entry, name in entries
+        if name in answers
+    ]
+
+
+def _report(name: str, model: str, kind: str, address: str, answer: Probe | UnisonoError) -> Report:
+    if isinstance(answer, UnisonoError):
+        return Report(name, model, kind, address, [unreached(answer)])
+    findings = [Finding(Check.REACHABLE, ok=True), *answer.findings]
+    return Report(name, model, kind, address, findings, answer.first_token_s, answer.capabilities.context)
+
+
+def _address(api_base: str | None) -> str:
+    """Without user and password."""
+    if not api_base:
+        return ""
+    parts = urlsplit(api_base)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+def to_json(reports: Sequence[Report]) -> dict[str, object]:
+    """The same as data; `result` is one of ok, note, warning, fatal."""
+    return {
+        "usable": all(report.usable for report in reports),
+        "deployments": [
+            {
+                "name": report.name,
+                "model": report.model,
+                "kind": report.kind,
+                "address": report.address or None,
+                "usable": report.usable,
+                "first_token_s": report.first_token_s,
+                "context": report.context,
+                "findings": [
+                    {
+                        "check": finding.check.value,
+                        "result": finding.weight.value if finding.weight else "ok",
+                        "detail": finding.says,
+                        "remedy": finding.advises,
+                        "said": finding.said,
+                    }
+                    for finding in report.findings
+                ],
+            }
+            for report in reports
+        ],
+    }
+
+
+def table(reports: Sequence[Report], width: int) -> Iterator[str]:
+    """A row for every check that somebody was put through, a column for every deployment; where not all columns fit
+    into `width`, several tables."""
+    checks = [c for c in Check if any(finding.check is c for report in reports for finding in report.findings)]
+    labels = ["CHECK", *(check.value for check in checks), "first token", "context", "usable"]
+    columns = [[report.name, *_cells(report, checks)] for report in reports]
+    first = max(map(len, labels))
+    while columns:
+        taken, room = 0, width - first
+        while taken < len(columns) and (taken == 0 or room >= 2 + max(map(len, columns[taken]))):
+            room -= 2 + max(map(len, columns[taken]))
+            taken += 1
+        shown, columns = columns[:taken], columns[taken:]
+        widths = [max(map(len, column)) for column in shown]
+        for row, label in enumerate(labels):
+            cells = (column[row].ljust(size) for column, size in zip(shown, widths, strict=True))
+            yield "  ".join([label.ljust(first), *cells]).rstrip()
+        yield ""
+    yield LEGEND
+
+
+def _cells(report: Report, checks: Sequence[Check]) -> list[str]:
+    found = {finding.check: WORDS[finding.weight] for finding in report.findings}
+    return [
+        *(found.get(check, UNEXAMINED) for check in checks),
+        UNEXAMINED if report.first_token_s is None else f"{report.first_token_s:.2f} s",
+        UNEXAMINED if report.context is None else str(report.context),
+        "yes" if report.usable else "NO",
+    ]
+
+
+def advice(reports: Sequence[Report], width: int) -> Iterator[str]:
+    """Every failure and warning with what to do about it."""
+    for report in reports:
+        serious = [f for f in report.findings if f.weight in (Severity.FATAL, Severity.WARNING)]
+        if not serious:
+            continue
+        at = f" at {report.address}" if report.address else ""
+        yield ""
+        yield f"{report.name} ({report.kind}{at}) for {report.model}"
+        for finding in serious:
+            head = f"  {WORDS[finding.weight]:4} {finding.check.value}: "
+            yield from wrap(_sentence(finding.says), width, initial_indent=head, subsequent_indent=" " * 7)
+            yield from wrap(_sentence(finding.advises), width, initial_indent="       -> ", subsequent_indent=" " * 10)
+            if finding.said:
+                said = f"It said: {finding.said}"
+                yield from wrap(said, width, initial_indent=" " * 10, subsequent_indent=" " * 10)
+
+
+def _sentence(text: str) -> str:
+    text = text[:1].upper() + text[1:]
+    return text if text.endswith((".", "!", "?", "…")) else f"{text}."
