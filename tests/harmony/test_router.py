@@ -176,6 +176,13 @@ def test_typed_markers_in_text_are_told_from_meant_ones(output: str, text: str, 
     assert rules_of(events) == ()
 
 
+def test_a_quote_in_code_hides_no_marker(encoding: Encoding) -> None:
+    call = "<|channel|>commentary to=functions.f code<|message|> print('\"')<|end|>"
+    for cut in (1, 5, 100_000):
+        tokens = decode(encoding, call + "<|start|>assistant<|channel|>final<|message|>ok<|return|>", cut)
+        assert items_of(route(encoding, tokens)) == (C("f", " print('\"')"), F("ok"))
+
+
 MARKERLESS = {
     "thoughts and an answer": ("analysisWe think.assistantfinalFour.", (R("We think."), F("Four."))),
     "a call": ('analysisHm.assistantcommentary to=functions.f json{"a":1}', (R("Hm."), C("f", '{"a":1}'))),
@@ -243,6 +250,16 @@ def test_calls_nobody_may_make_are_reasoning(encoding: Encoding) -> None:
     router = new_router(encoding, calls_allowed=False)
     events = router.feed(encoding.encode_marked("<|channel|>commentary to=functions.f<|message|>{}<|call|>"))
     assert items_of(events) == (R("{}"),)
+
+
+def test_what_is_mended_is_placed_in_the_whole_answer(encoding: Encoding) -> None:
+    router = HarmonyRouter(encoding, plan_tools(TOOLS), lambda: "call")
+    thought = encoding.encode_marked(THINK)
+    router.feed(thought)
+    router.end(FinishReason.STOP)
+    router.resume(Header(verbatim=True), encoding.encode_marked("<|start|>assistant<|channel|>final<|message|>"))
+    (mended,) = [event for event in router.feed([*encoding.encode_text("ok"), -1]) if isinstance(event, Repaired)]
+    assert mended.position == len(thought) + 2
 
 
 def test_each_call_gets_an_id_and_an_index_of_its_own(encoding: Encoding) -> None:

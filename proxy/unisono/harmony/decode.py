@@ -61,6 +61,7 @@ class _Text:
         self._buffer = ""
         self._in_body = opening is not None
         self._json = opening is not None and opening.recipient.kind is Kind.FUNCTION
+        self._value = False
         self._in_string = False
         self._escaped = False
         self._recipient = False
@@ -105,18 +106,25 @@ class _Text:
             self._recipient = self._recipient or "to=" in self._tail + text
             self._tail = (self._tail + text)[-2:]
         elif self._json:
-            self._track_string(text)
+            self._track_json(text)
         out += self._encoding.encode_generated(text)
 
     def _structure(self, token: int) -> None:
         if token == MESSAGE and not self._in_body:
             self._in_body = True
             self._json = self._recipient
-            self._in_string = self._escaped = False
+            self._value = self._in_string = self._escaped = False
         elif token in _STOPS or token in (START, CHANNEL):
             if self._in_body or token != CHANNEL:
                 self._recipient, self._tail = False, ""
             self._in_body = False
+
+    def _track_json(self, text: str) -> None:
+        if not self._value and (head := text.lstrip()):
+            # Arguments need not be JSON; in code a quote says nothing.
+            self._value, self._json = True, head[0] in '{["'
+        if self._json:
+            self._track_string(text)
 
     def _track_string(self, text: str) -> None:
         at = 0

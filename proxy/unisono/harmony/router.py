@@ -65,7 +65,9 @@ class HarmonyRouter:
     def resume(self, header: Header | None = None, opening: Sequence[int] = ()) -> None:
         """A new generation begins. `opening` are the tokens of the message the prompt leaves open, from its
         `<|start|>`, and `header` says which kind it is; without them the prompt ends in `<|start|>assistant`."""
+        position = self._repair.position
         self._repair = Repair(self._encoding, self._tools.declared, header)
+        self._repair.position = position
         self._parser = openai_harmony.StreamableParser(self._encoding.harmony, None)
         self._inner = self._parser._inner
         if header is not None and (opened := self._begin(header, tuple(opening))) is not None:
