@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.metadata import entry_points
 from itertools import product
 from typing import Any
 
@@ -47,7 +48,7 @@ async def asked(app: FastAPI, model: str = "gpt-oss", **fields: Any) -> Exchange
     return await Exchange(app, "POST", "/v1/chat/completions", json=body).run()
 
 
-KINDS_THERE = "mlx, mlx_server, replay, vllm"
+KINDS_THERE = "llamacpp, mlx, mlx_server, ollama, replay, sglang, vllm"
 REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
     "no model": ([], "model_list: there is no model in it"),
     "no kind": (
@@ -57,11 +58,6 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
     "no model behind the kind": (
         [entry("gpt-oss", "vllm/")],
         f"model_list[0].litellm_params.model: 'vllm/' must be <backend kind>/<model>; kinds: {KINDS_THERE}",
-    ),
-    "a kind for later": (
-        [entry("gpt-oss", "sglang/gpt-oss")],
-        "model_list[0].litellm_params.model: 'sglang' is a backend kind this version has no adapter for; kinds: "
-        f"{KINDS_THERE} (and hosted_vllm, ollama_chat)",
     ),
     "a foreign provider": (
         [entry("a", "vllm/gpt-oss"), entry("b", "openai/gpt-4o")],
@@ -103,6 +99,17 @@ def test_what_cannot_be_served_is_refused_by_its_path(entries: list[dict[str, An
     with pytest.raises(ConfigError) as refused:
         built(*entries)
     assert str(refused.value) == message
+
+
+def test_a_kind_whose_adapter_is_not_installed_is_refused_by_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = [point for point in entry_points(group="unisono.backends") if point.name != "sglang"]
+    monkeypatch.setattr("unisono.app.entry_points", lambda group: there)
+    with pytest.raises(ConfigError) as refused:
+        built(entry("gpt-oss", "sglang/gpt-oss"))
+    assert str(refused.value) == (
+        "model_list[0].litellm_params.model: 'sglang' is a backend kind this version has no adapter for; kinds: "
+        f"{KINDS_THERE.replace('sglang, ', '')} (and hosted_vllm, ollama_chat)"
+    )
 
 
 async def test_a_question_gets_its_answer_from_whatever_backend_there_is() -> None:

@@ -10,6 +10,7 @@ import orjson
 
 from tests.fakes import inject_at
 from unisono.errors import BackendError, BackendProtocolError, BackendUnavailable
+from unisono_adapters._failures import IdsMissing
 
 Broken = Mapping[str, tuple[Any, type[Exception]]]
 
@@ -102,7 +103,7 @@ LLAMACPP = Dialect(
         "no content": (inject_at(2, b'data: {"hello": 1}\n\n'), BackendProtocolError),
         "content of another type": (inject_at(2, _llama(content=7)), BackendProtocolError),
         "tokens of another type": (inject_at(2, _llama(tokens="7")), BackendProtocolError),
-        "text without ids": (inject_at(2, _llama(content="x", tokens=None)), BackendProtocolError),
+        "text without ids": (inject_at(2, _llama(content="x", tokens=None)), IdsMissing),
         "an id beyond the vocabulary": (inject_at(2, _llama(content="x", tokens=[201088])), BackendProtocolError),
         "an end without a reason": (inject_at(2, _llama(stop=True)), BackendProtocolError),
         "an unknown reason": (inject_at(2, _llama(stop=True, stop_type="none")), BackendProtocolError),

@@ -10,8 +10,8 @@ from typing import Any
 
 from unisono.harmony.encoding import load_encoding
 
-from .dialects import STOP_IDS, Refusal, Script, chunked, sse_event
-from .wire import Seen, Sleep, Step, WireServer
+from .dialects import STOP_IDS, Patient, Refusal, Script, chunked, sse_event
+from .wire import TOKENIZERS, Seen, Sleep, Step, WireServer
 
 STOP_TYPES = {"stop": "eos", "length": "limit"}
 
@@ -61,7 +61,7 @@ class LlamaCppScript(Script):
         return {
             "index": 0,
             "content": content,
-            "tokens": [token] if asked.get("return_tokens") else [],
+            **({"tokens": [token]} if asked.get("return_tokens") else {}),
             "stop": False,
             "id_slot": 0,
             "tokens_predicted": predicted,
@@ -104,6 +104,21 @@ TOO_LONG = llamacpp_error(
 )
 
 
+class LlamaCppPatient(Patient):
+    """The model behind llama-server, examined."""
+
+    def llamacpp(self, seen: Seen) -> list[Step]:
+        asked = seen.json
+        if seen.path == "/tokenize":
+            return Refusal(200, json.dumps({"tokens": list(self.encode(asked["content"]))}).encode()).steps()
+        if seen.path == "/detokenize":
+            return Refusal(200, json.dumps({"content": load_encoding().decode(asked["tokens"])}).encode()).steps()
+        bias = {str(token): value for token, value in asked.get("logit_bias") or ()}
+        tokens, finish = self._generated({"max_tokens": asked["n_predict"], "logit_bias": bias})
+        script = LlamaCppScript(tokens=tokens, finish=finish, prompt_tokens=self._read(asked["prompt"]))
+        return self._said(script, asked if self.returns_ids else {**asked, "return_tokens": False})
+
+
 class FakeLlamaCpp(WireServer):
     """llama-server. `context` is that of one slot."""
 
@@ -119,6 +134,7 @@ class FakeLlamaCpp(WireServer):
         super().__init__(self._answer, reads_body=reads_body)
         constant = LlamaCppScript(tokens=tokens, **fields)
         self.script = script or (lambda asked: constant)
+        self.patient = LlamaCppPatient()
         self.loading = False
         self.properties: object = {
             "default_generation_settings": {"id": 0, "n_ctx": context, "is_processing": False, "params": {}},
@@ -132,8 +148,11 @@ class FakeLlamaCpp(WireServer):
             return LOADING.steps()
         if seen.path == "/props":
             return Refusal(200, json.dumps(self.properties).encode()).steps()
-        if seen.path != "/completion" or not self.reads_body:
-            error = b'{"error":{"code":404,"message":"File Not Found","type":"not_found_error"}}'
-            return Refusal(404, error).steps() if self.reads_body else [Sleep(3600)]
+        if not self.reads_body:
+            return [Sleep(3600)]
+        if seen.path not in ("/completion", *TOKENIZERS):
+            return llamacpp_error(404, "not_found_error", "File Not Found").steps()
+        if seen.is_probe:
+            return self.patient.llamacpp(seen)
         script = self.script(seen.json)
         return script.steps() if isinstance(script, Refusal) else script.steps(seen.json)

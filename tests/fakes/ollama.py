@@ -11,7 +11,7 @@ from typing import Any
 
 from unisono.harmony.encoding import load_encoding
 
-from .dialects import Refusal, Script, chunked
+from .dialects import Patient, Refusal, Script, chunked
 from .wire import Seen, Sleep, Step, WireServer
 
 MARKERS = re.compile(r"<\|[a-z]+\|>")
@@ -75,9 +75,31 @@ def _prompt_seen(asked: dict[str, Any]) -> str:
     return template.replace("{{ .Prompt }}", asked["prompt"]) if template else OWN_TEMPLATE.format(asked["prompt"])
 
 
+@dataclass
+class OllamaPatient(Patient):
+    """The model behind Ollama, examined. `bare`: raw text has no markers; `parsed`: its own parser knows the model, so
+    that they are kept where it is on."""
+
+    bare: bool = False
+    parsed: bool = True
+    cuts_at: int | None = None
+    """Tokens of a prompt it keeps, without a word about the rest."""
+
+    def ollama(self, seen: Seen) -> list[Step]:
+        asked = seen.json
+        tokens, finish = self._generated({"max_tokens": asked["options"]["num_predict"]})
+        spelled = [load_encoding().decode([token]) for token in (tokens[:-1] if finish == "stop" else tokens)]
+        if not self.parsed:
+            spelled = [MARKERS.sub("", text) for text in spelled]
+        read = len(self.encode(_prompt_seen(asked)))
+        script = OllamaScript(
+            pieces=spelled, finish=finish, bare=self.bare, prompt_tokens=min(read, self.cuts_at or read)
+        )
+        return self._said(script, asked)
+
+
 class FakeOllama(WireServer):
-    """Ollama of a version that shows markers in raw text, or (`bare`) of one that does not. `parser` False: a model
-    its own parser does not know, so that they are stripped everywhere."""
+    """Ollama of a version that shows markers in raw text, or (`bare`) of one that does not."""
 
     def __init__(
         self,
@@ -91,15 +113,13 @@ class FakeOllama(WireServer):
         super().__init__(self._answer, reads_body=reads_body)
         constant = OllamaScript(text=text, **{"per_chunk": 4, **fields})
         self.script = script or (lambda asked: constant)
+        self.patient = OllamaPatient(bare=constant.bare)
         self.version: object = {"version": version}
         self.shown: Any = {
             "modified_at": "2026-11-01T00:00:00Z",
             "parameters": "temperature                    1",
             "model_info": {"general.architecture": "gptoss", "gptoss.context_length": 131072},
         }
-
-    def probes_with(self, seen: Seen) -> bool:
-        return seen.path != "/api/generate" or b"Say hello." in seen.body
 
     def _answer(self, seen: Seen) -> list[Step]:
         if seen.path == "/api/version":
@@ -113,5 +133,7 @@ class FakeOllama(WireServer):
             return Refusal(404, b"404 page not found", "text/plain").steps()
         if asked.get("raw") and asked.get("template"):
             return Refusal(400, b'{"error":"raw mode does not support template, system, or context"}').steps()
+        if seen.is_probe:
+            return self.patient.ollama(seen)
         script = self.script(asked)
         return script.steps() if isinstance(script, Refusal) else script.steps(asked)

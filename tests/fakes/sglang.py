@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .dialects import STOP_IDS, Refusal, Script, chunked, sse_event
-from .wire import Seen, Sleep, Step, WireServer
+from unisono.harmony.encoding import load_encoding
+
+from .dialects import STOP_IDS, Patient, Refusal, Script, chunked, sse_event
+from .wire import TOKENIZERS, Seen, Sleep, Step, WireServer
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,23 @@ def sglang_error(message: str, code: int = 400) -> Refusal:
     return Refusal(code, json.dumps(error).encode())
 
 
+class SglangPatient(Patient):
+    """The model behind SGLang, examined."""
+
+    def sglang(self, seen: Seen) -> list[Step]:
+        asked = seen.json
+        if seen.path == "/tokenize":
+            ids = list(self.encode(asked["prompt"]))
+            return Refusal(
+                200, json.dumps({"tokens": ids, "count": len(ids), "max_model_len": 131072}).encode()
+            ).steps()
+        if seen.path == "/detokenize":
+            return Refusal(200, json.dumps({"text": load_encoding().decode(asked["tokens"])}).encode()).steps()
+        tokens, finish = self._generated(asked)
+        script = SglangScript(tokens=tokens, finish=finish, prompt_tokens=self._read(asked["prompt"]))
+        return self._said(script, asked if self.returns_ids else {**asked, "return_token_ids": False})
+
+
 class FakeSglang(WireServer):
     """SGLang. `context` is its whole window; a request has to leave one token of it."""
 
@@ -75,6 +94,7 @@ class FakeSglang(WireServer):
         super().__init__(self._answer, reads_body=reads_body)
         constant = SglangScript(tokens=tokens, **fields)
         self.script = script or (lambda asked: constant)
+        self.patient = SglangPatient()
         self.context = context
         self.models: object = {
             "object": "list",
@@ -84,11 +104,15 @@ class FakeSglang(WireServer):
     def _answer(self, seen: Seen) -> list[Step]:
         if seen.path == "/v1/models":
             return Refusal(200, json.dumps(self.models).encode()).steps()
-        if seen.path != "/v1/completions" or not self.reads_body:
-            return Refusal(404, b'{"detail":"Not Found"}').steps() if self.reads_body else [Sleep(3600)]
+        if not self.reads_body:
+            return [Sleep(3600)]
+        if seen.path not in ("/v1/completions", *TOKENIZERS):
+            return Refusal(404, b'{"detail":"Not Found"}').steps()
         asked = seen.json
-        if refusal := self._refused(asked):
+        if seen.path == "/v1/completions" and (refusal := self._refused(asked)):
             return refusal.steps()
+        if seen.is_probe:
+            return self.patient.sglang(seen)
         script = self.script(asked)
         return script.steps() if isinstance(script, Refusal) else script.steps(asked)
 

@@ -13,6 +13,8 @@ from typing import Any, Self, cast
 
 PROBE = "unisono-probe"
 TOKENIZERS = ("/tokenize", "/detokenize")
+ABOUT_ITSELF = (*TOKENIZERS, "/api/show")
+"""What is asked with a POST and is no generation."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Seen:
     def is_probe(self) -> bool:
         """Whether the gateway asks for itself and not for a client."""
         marked = self.headers.get("x-request-id", "").startswith(PROBE)
-        return marked or self.method != "POST" or self.path in TOKENIZERS
+        return marked or self.method != "POST" or self.path in ABOUT_ITSELF
 
 
 class WireServer:
@@ -87,11 +89,15 @@ class WireServer:
         self.connections = 0
         self.closed_at: list[float] = []
         self.failures: list[Exception] = []
+        self.at_port = 0
+        """Where it listens once it is entered; 0 is a free one."""
         self._live: set[_Connection] = set()
         self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.get_running_loop().create_server(lambda: _Connection(self), "127.0.0.1", 0)
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: _Connection(self), "127.0.0.1", self.at_port
+        )
         return self
 
     async def __aexit__(
