@@ -80,7 +80,21 @@ async def site(request: pytest.FixtureRequest) -> AsyncIterator[Site]:
         ]
         tolerant = {"allowed_fails": 1_000_000}
         async with gateway({"model_list": entries, "router_settings": tolerant}) as running:
+            bad.script = good.script
+            for group in ("gpt-oss-two", "gpt-oss-hurried-two"):
+                await all_take_turns(running, bad, good, model=group)
             yield Site(wire, bad, good, running)
+
+
+async def all_take_turns(running: Gateway, *fakes: Fake, model: str = "gpt-oss") -> None:
+    """Wait until every fake is known to be well: the others are asked first until then."""
+    for fake in fakes:
+        fake.requests.clear()
+    async with asyncio.timeout(5):
+        while not all(asked(fake) for fake in fakes):
+            await running.chat(model=model)
+    for fake in fakes:
+        fake.requests.clear()
 
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -372,6 +386,7 @@ async def test_deployments_take_turns_by_weight() -> None:
             deployment("gpt-oss", wire, other, weight=2),
         ]
         async with gateway({"model_list": entries}) as running:
+            await all_take_turns(running, heavy, light, other)
             for _ in range(12):
                 await running.chat()
         assert [len(asked(fake)) for fake in (heavy, light, other)] == [6, 3, 3]
@@ -397,15 +412,18 @@ async def test_a_backend_that_keeps_failing_rests_and_is_tried_again() -> None:
     async with wire.fake() as flapping, wire.fake() as good:
         answer = wire.script(ANSWER)
         good.script = lambda asked: answer  # type: ignore[assignment]
-        flapping.script = lambda asked: Refusal(500)
+        flapping.script = good.script
         entries = [deployment("gpt-oss", wire, flapping), deployment("gpt-oss", wire, good)]
         router = {"allowed_fails": 1, "cooldown_time": 0.5}
         async with gateway({"model_list": entries, "router_settings": router}) as running:
+            await all_take_turns(running, flapping, good)
+            flapping.script = lambda asked: Refusal(500)
             for _ in range(10):
                 assert message_of(await running.chat()).content == SAID[1]
             assert len(asked(flapping)) == 2
             flapping.script = lambda asked: answer  # type: ignore[assignment]
-            async with asyncio.timeout(5):
+            # It has rested, and is looked at before it is used again.
+            async with asyncio.timeout(15):
                 while len(asked(flapping)) == 2:
                     assert message_of(await running.chat()).content == SAID[1]
                     await asyncio.sleep(0.05)
