@@ -6,6 +6,7 @@ import pytest
 
 from tests.harmony.fold import check_lifecycle, items_of, new_router, route, rules_of
 from tests.harmony.recoveries import CASES, THINK, TOOLS, C, Case, F, R
+from unisono.core.conversation import FunctionTool
 from unisono.core.events import Closed, Delta, Opened, Repaired, ToolCall
 from unisono.core.generation import CALL, END, RETURN, START, STOP_TOKENS, Chunk, FinishReason, Form
 from unisono.harmony.decode import decoder_for
@@ -260,6 +261,31 @@ def test_what_is_mended_is_placed_in_the_whole_answer(encoding: Encoding) -> Non
     router.resume(Header(verbatim=True), encoding.encode_marked("<|start|>assistant<|channel|>final<|message|>"))
     (mended,) = [event for event in router.feed([*encoding.encode_text("ok"), -1]) if isinstance(event, Repaired)]
     assert mended.position == len(thought) + 2
+
+
+def test_a_call_nobody_may_make_cannot_be_cut(encoding: Encoding) -> None:
+    for allowed in (True, False):
+        router = new_router(encoding, calls_allowed=allowed)
+        router.feed(encoding.encode_marked('<|channel|>commentary to=functions.f<|message|>{"a":'))
+        router.end(FinishReason.STOP)
+        assert router.finished(FinishReason.STOP).cut_call is allowed
+
+
+NAMED = {
+    "its Harmony name": ("functions.srv_tool", "srv.tool"),
+    "the client's name": ("functions.srv.tool", "srv.tool"),
+    "the client's bare name": ("srv.tool", "srv.tool"),
+    "a name that is legal as it is": ("functions.get-it", "get-it"),
+    "no declared name": ("functions.srv.other", "srv.other"),
+}
+
+
+@pytest.mark.parametrize(("recipient", "name"), NAMED.values(), ids=NAMED)
+def test_a_call_carries_the_clients_name(recipient: str, name: str, encoding: Encoding) -> None:
+    tools = plan_tools([FunctionTool("srv.tool"), FunctionTool("get-it")])
+    router = HarmonyRouter(encoding, tools, lambda: "call")
+    events = router.feed(encoding.encode_marked(f"<|channel|>commentary to={recipient}<|message|>{{}}<|call|>"))
+    assert items_of(events) == (C(name),)
 
 
 def test_each_call_gets_an_id_and_an_index_of_its_own(encoding: Encoding) -> None:

@@ -6,11 +6,13 @@ mended only towards one declared tool; when two would fit, it stays as it is.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum, auto
 
 FUNCTIONS = "functions."
 BUILTIN = frozenset({"python", "browser", "container"})
+_ILLEGAL = re.compile("[^A-Za-z0-9_-]")
 _GLUED_TYPES = ("json", "code")
 
 
@@ -80,4 +82,5 @@ def _spellings(name: str) -> set[str]:
         names |= {n[len(prefix) :] for n in names if n.startswith(prefix)}
     for suffix in _GLUED_TYPES:
         names |= {n[: -len(suffix)] for n in names if n.endswith(suffix)}
-    return names
+    # A client's dotted name was declared with `_` for its dots; the model may have read it elsewhere as it is.
+    return names | {_ILLEGAL.sub("_", n) for n in names}

@@ -84,7 +84,7 @@ class HarmonyRouter:
 
     def finished(self, reason: FinishReason, stop_sequence: str | None = None) -> Finished:
         """The last event of the answer."""
-        return Finished(reason, self.usage, stop_sequence, cut_call=self._repair.cut_call)
+        return Finished(reason, self.usage, stop_sequence, cut_call=self.cut_call)
 
     @property
     def usage(self) -> Usage:
@@ -93,7 +93,8 @@ class HarmonyRouter:
 
     @property
     def cut_call(self) -> bool:
-        return self._repair.cut_call
+        """Whether a call was begun and never completed; what nobody may call is no call."""
+        return self._repair.cut_call and self._calls_allowed
 
     # -- legal messages to events
 
