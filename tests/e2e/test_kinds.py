@@ -1,0 +1,81 @@
+"""The other backend kinds through the HTTP surface: every good shape, and one malformed for each way to repair it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.e2e.gateway import Gateway, config_of, gateway, message_of
+from tests.e2e.test_recoveries import AFTER_A_CALL, BY_NUMBER, ENCODING, TERMINATORS, ask, check, number_in
+from tests.fakes.llamacpp import FakeLlamaCpp, LlamaCppScript
+from tests.fakes.ollama import FakeOllama, OllamaScript
+from tests.fakes.sglang import FakeSglang, SglangScript
+from tests.harmony.recoveries import CASES, Case
+
+NAMES = dict(enumerate(CASES))
+REDUCED = {
+    **{case.rules: number for number, case in reversed(BY_NUMBER.items()) if case.rules},
+    **{number: number for number, case in BY_NUMBER.items() if not case.rules},
+}.values()
+"""Cases without a repair, and the first with each combination of them."""
+EACH = [pytest.param(number, id=NAMES[number]) for number in sorted(REDUCED)]
+
+
+def case_of(prompt: Any) -> Case:
+    return BY_NUMBER[number_in(prompt if isinstance(prompt, str) else ENCODING.decode(prompt))]
+
+
+def sglang(asked: dict[str, Any]) -> SglangScript:
+    case = case_of(asked["prompt"])
+    return SglangScript(tokens=ENCODING.encode_as_server(case.output), finish=case.finish, per_chunk=3)
+
+
+def llamacpp(asked: dict[str, Any]) -> LlamaCppScript:
+    case = case_of(asked["prompt"])
+    return LlamaCppScript(tokens=ENCODING.encode_as_server(case.output), finish=case.finish, per_chunk=3)
+
+
+def ollama(asked: dict[str, Any]) -> OllamaScript:
+    case = case_of(asked["prompt"])
+    return OllamaScript(text=case.output, finish=case.finish, per_chunk=5)
+
+
+FAKES: dict[str, Any] = {
+    "sglang": lambda: FakeSglang(script=sglang),
+    "llamacpp": lambda: FakeLlamaCpp(script=llamacpp, context=131072),
+    "ollama raw": lambda: FakeOllama(script=ollama),
+    "ollama template": lambda: FakeOllama(script=ollama, bare=True, version="0.33.2"),
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["sglang", "llamacpp"])
+async def ids(request: pytest.FixtureRequest) -> AsyncIterator[Gateway]:
+    async with FAKES[request.param]() as fake, gateway(config_of(f"{request.param}@{fake.url}")) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["ollama raw", "ollama template"])
+async def text(request: pytest.FixtureRequest) -> AsyncIterator[Gateway]:
+    async with FAKES[request.param]() as fake, gateway(config_of(f"ollama@{fake.url}")) as running:
+        yield running
+
+
+@pytest.mark.parametrize("number", EACH)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_an_ids_backend_writes_it(number: int, ids: Gateway) -> None:
+    case = BY_NUMBER[number]
+    answer = await ask(ids, number, stream=True)
+    check(answer, case, case.rules, stream=True)
+    assert message_of(answer).usage["completion_tokens"] == len(ENCODING.encode_as_server(case.output))
+
+
+@pytest.mark.parametrize("number", EACH)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_text_backend_writes_it(number: int, text: Gateway) -> None:
+    case = BY_NUMBER[number]
+    hidden = case.finish == "stop" and not case.output.endswith((*TERMINATORS, AFTER_A_CALL))
+    rules = ("restored-stop", *case.rules) if hidden else case.rules
+    check(await ask(text, number, stream=True), case, rules, stream=True)
