@@ -359,6 +359,8 @@ HEADERS: dict[str, Case] = {
         "<|channel|>We need to answer.<|end|>", (F("We need to answer."),), ("header-without-message",)
     ),
     "cut in the channel": Case("<|channel|>ana", (), ("cut-header",), finish="length"),
+    "cut inside the recipient's word": Case("<|channel|>commentary to", (), ("cut-header",), finish="length"),
+    "cut in an answer of one word": Case("to", (F("to"),), ("no-markup",), finish="length"),
     "cut behind a bare recipient": Case("<|channel|>commentary to=f", (), ("cut-header",), finish="length", cut=True),
     "cut behind the recipient": Case(
         "<|channel|>commentary to=functions.f", (), ("cut-header",), finish="length", cut=True

@@ -376,7 +376,9 @@ class Repair:
         if not text.strip() and (self._first or not text):
             return
         header = read_bodyless(text, self._declared, role_given=self._role_given, first=self._first)
-        if not text.strip() or not header.body:
+        # Of a recipient that was begun: the tokenizer cuts ` to` from `=functions`.
+        begun = reason is FinishReason.LENGTH and not header.thought and header.body in ("t", "to")
+        if not text.strip() or not header.body or (begun and header.rules == ("header-without-message",)):
             self._note("cut-header")
             self.cut_call = self.cut_call or header.is_call or "to=functions." in text
             return
