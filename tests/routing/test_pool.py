@@ -287,11 +287,17 @@ async def test_a_backend_that_was_stuck_from_the_start_is_not_used() -> None:
         await deployment.capabilities()
 
 
-async def test_what_is_not_known_to_be_well_comes_behind_what_is() -> None:
-    pool, (a, _) = pool_of("a", "b", clock=Clock())
-    assert {names(pool)[0] for _ in range(2)} == {"a", "b"}
+async def test_what_comes_back_after_a_rest_gets_requests_once_a_probe_found_it_well() -> None:
+    clock = Clock()
+    pool, (a, b) = pool_of("a", "b", clock=clock, allowed_fails=0, cooldown_s=30)
     await a.capabilities()
+    assert {names(pool)[0] for _ in range(2)} == {"a", "b"}
+    await b.capabilities()
+    pool.failed(b, BackendUnavailable("gone"))
+    clock.now += 31
     assert {names(pool)[0] for _ in range(2)} == {"a"}
+    await b.check()
+    assert {names(pool)[0] for _ in range(2)} == {"a", "b"}
 
 
 async def test_an_unfit_backend_is_examined_more_and_more_seldom() -> None:

@@ -28,7 +28,7 @@ from unisono.routing.pool import PROBES_AT_ONCE, LiveDeployment
 WORDS = {None: "ok", Severity.NOTE: "no", Severity.WARNING: "warn", Severity.FATAL: "FAIL"}
 """How a finding is shown, by its weight."""
 UNEXAMINED = "-"
-LEGEND = "no: it cannot, and need not be able to   -: not examined"
+LEGEND = {"no": "no: it cannot, and need not be able to", UNEXAMINED: "-: not examined"}
 WIDTH_WITHOUT_TERMINAL = 100
 NARROWEST = 40
 UNUSABLE, MISCONFIGURED = 1, 2
@@ -78,6 +78,8 @@ def check(config_path: Path | None, *, as_json: bool) -> None:
 
 async def examined(config: Config) -> list[Report]:
     """A report of every deployment, in the order of the configuration. Raises ConfigError."""
+    if not config.model_list:
+        raise ConfigError("model_list: there is no model in it")
     # What the probes log is what is about to be shown.
     logging.getLogger("unisono").addHandler(logging.NullHandler())
     pool = build_pool(config, Catalogue(config))
@@ -154,7 +156,7 @@ def table(reports: Sequence[Report], width: int) -> Iterator[str]:
     """A row for every check that somebody was put through, a column for every deployment; where not all columns fit
     into `width`, several tables."""
     checks = [c for c in Check if any(finding.check is c for report in reports for finding in report.findings)]
-    labels = ["CHECK", *(check.value for check in checks), "first token", "context", "usable"]
+    labels = ["CHECK", *(check.value for check in checks), "first token", "window", "usable"]
     columns = [[report.name, *_cells(report, checks)] for report in reports]
     first = max(map(len, labels))
     while columns:
@@ -168,7 +170,8 @@ def table(reports: Sequence[Report], width: int) -> Iterator[str]:
             cells = (column[row].ljust(size) for column, size in zip(shown, widths, strict=True))
             yield "  ".join([label.ljust(first), *cells]).rstrip()
         yield ""
-    yield LEGEND
+    used = {cell for report in reports for cell in _cells(report, checks)}
+    yield from wrap("   ".join(text for word, text in LEGEND.items() if word in used), width)
 
 
 def _cells(report: Report, checks: Sequence[Check]) -> list[str]:
@@ -189,7 +192,7 @@ def advice(reports: Sequence[Report], width: int) -> Iterator[str]:
             continue
         at = f" at {report.address}" if report.address else ""
         yield ""
-        yield f"{report.name} ({report.kind}{at}) for {report.model}"
+        yield from wrap(f"{report.name} ({report.kind}{at}) for {report.model}", width)
         for finding in serious:
             head = f"  {WORDS[finding.weight]:4} {finding.check.value}: "
             yield from wrap(_sentence(finding.says), width, initial_indent=head, subsequent_indent=" " * 7)

@@ -73,8 +73,8 @@ class LiveDeployment:
 
     @property
     def unready(self) -> bool:
-        """Whether a request would find it failing, or would have to wait for a probe."""
-        return self.known is None
+        """Whether it failed and no probe has found it well since. One that was never asked is given the chance."""
+        return self.known is None and (self.examined is not None or self.failure is not None)
 
     async def capabilities(self) -> Capabilities:
         """The last good probe, probing first when there is none; callers at the same time share one probe. Raises the
