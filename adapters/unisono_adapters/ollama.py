@@ -26,7 +26,7 @@ import orjson
 from unisono.core.generation import Capabilities, Chunk, Form, Generation, Prompt, Sampling
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Finding, Probe, Severity
-from unisono.errors import BackendError, BackendProtocolError, ConfigError
+from unisono.errors import BackendError, BackendOverloaded, BackendProtocolError, BackendRejected, ConfigError
 from unisono.harmony.encoding import load_encoding
 from unisono_adapters._events import generate
 from unisono_adapters._examine import REQUEST_ID, Subject, examine
@@ -132,8 +132,9 @@ class OllamaBackend:
                 async for chunk in chunks:
                     await _check_whole(chunk, job.prompt, plan)
                     yield chunk
-        except BackendError:
-            self._found = None
+        except BackendError as error:
+            if not isinstance(error, BackendOverloaded | BackendRejected):
+                self._found = None
             raise
 
     async def aclose(self) -> None:

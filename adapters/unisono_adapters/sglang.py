@@ -64,13 +64,13 @@ class SglangBackend:
 
     async def _encode(self, text: str) -> Sequence[int] | None:
         asked = {"model": self._model, "prompt": text, "add_special_tokens": False}
-        answer = await self._wire.get_json("tokenize", asked)
+        answer = await self._wire.get_json("v1/tokenize", asked)
         ids = answer.get("tokens") if isinstance(answer, dict) else None
         return ids if isinstance(ids, list) else None
 
     async def _decode(self, ids: Sequence[int]) -> str | None:
         asked = {"model": self._model, "tokens": list(ids), "skip_special_tokens": False}
-        answer = await self._wire.get_json("detokenize", asked)
+        answer = await self._wire.get_json("v1/detokenize", asked)
         text = answer.get("text") if isinstance(answer, dict) else None
         return text if isinstance(text, str) else None
 

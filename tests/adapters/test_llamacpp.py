@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.fakes import Close, Refusal, WireServer, Write, inject_at
 from tests.fakes.dialects import sse_event
@@ -15,9 +17,9 @@ from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check
 from unisono.errors import BackendOverloaded, BackendProtocolError, ContextTooLong
 from unisono.harmony.encoding import load_encoding
-from unisono_adapters._failures import IdsMissing
+from unisono_adapters._failures import Failures, IdsMissing
 from unisono_adapters._lost_ids import LostIds
-from unisono_adapters.llamacpp import LlamaCppBackend
+from unisono_adapters.llamacpp import CompletionFold, LlamaCppBackend
 
 ENCODING = load_encoding()
 JOB = Generation(Prompt([200006, 1428, 200008]), max_tokens=50)
@@ -118,6 +120,25 @@ HELD: dict[str, tuple[list[tuple[list[int], str]], list[int]]] = {
 def test_every_event_is_accounted_for_by_its_text(events: list[tuple[list[int], str]], expected: list[int]) -> None:
     lost = LostIds(ENCODING)
     assert [token for tokens, content in events for token in lost.restored(tokens, content)] == expected
+
+
+BYTES = [next(token for token in range(256) if ENCODING.decode_bytes([token]) == bytes([byte])) for byte in range(256)]
+IDS = st.one_of(
+    st.sampled_from(BYTES),
+    st.sampled_from([200005, 200006, END, 200003, 13225, 64, 220]),
+    st.sampled_from(ENCODING.encode_text("👩‍👩‍👧 𠜎完é<|end|>")),
+)
+
+
+@given(st.lists(IDS, max_size=40), st.sampled_from([None, RETURN, CALL]))
+def test_whatever_ids_come_their_text_and_their_markers_arrive(ids: list[int], stop: int | None) -> None:
+    # Letters at the end: what is held within a character when generation ends is never sent.
+    tokens = [*ids, 64, 64, 64, *([stop] if stop else [])]
+    events = LlamaCppScript(tokens=tokens).events({"prompt": [1], "n_predict": 100, "return_tokens": True})
+    (chunk,) = [CompletionFold(Failures()).feed([event.removeprefix(b"data: ").strip() for event in events])]
+    assert chunk is not None
+    assert ENCODING.decode(chunk.tokens) == ENCODING.decode(tokens)
+    assert ENCODING.special_ids(chunk.tokens) == ENCODING.special_ids(tokens)
 
 
 async def test_a_server_that_sends_no_ids_is_too_old(fake: FakeLlamaCpp, backend: LlamaCppBackend) -> None:

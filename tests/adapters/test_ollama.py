@@ -127,13 +127,21 @@ async def test_another_version_or_model_is_examined_again(what: str, now: Any) -
         assert finding_of(await backend.probe(), Check.MARKERS).weight is Severity.WARNING
 
 
-async def test_a_failure_makes_the_next_probe_look_again() -> None:
+FAILURES: dict[str, tuple[Refusal, bool]] = {
+    "a dead runner": (Refusal(500, b'{"error":"model runner has unexpectedly stopped"}'), True),
+    "too much to do": (Refusal(503, b'{"error":"server busy, please try again"}'), False),
+    "a request it rejects": (Refusal(400, b'{"error":"invalid options"}'), False),
+}
+
+
+@pytest.mark.parametrize(("refusal", "again"), FAILURES.values(), ids=FAILURES)
+async def test_a_failure_makes_the_next_probe_look_again(refusal: Refusal, again: bool) -> None:
     async with server() as (backend, fake):
         first = await backend.probe()
-        fake.script = lambda asked: Refusal(500, b'{"error":"model runner has unexpectedly stopped"}')
+        fake.script = lambda asked: refusal
         with pytest.raises(BackendError):
             await collect(backend)
-        assert await backend.probe() is not first
+        assert (await backend.probe() is not first) is again
 
 
 # The template route

@@ -10,7 +10,7 @@ from typing import Any
 from unisono.harmony.encoding import load_encoding
 
 from .dialects import STOP_IDS, Patient, Refusal, Script, chunked, sse_event
-from .wire import TOKENIZERS, Seen, Sleep, Step, WireServer
+from .wire import ABOUT_ITSELF, Seen, Sleep, Step, WireServer
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,12 @@ class SglangPatient(Patient):
 
     def sglang(self, seen: Seen) -> list[Step]:
         asked = seen.json
-        if seen.path == "/tokenize":
+        if seen.path == "/v1/tokenize":
             ids = list(self.encode(asked["prompt"]))
             return Refusal(
                 200, json.dumps({"tokens": ids, "count": len(ids), "max_model_len": 131072}).encode()
             ).steps()
-        if seen.path == "/detokenize":
+        if seen.path == "/v1/detokenize":
             return Refusal(200, json.dumps({"text": load_encoding().decode(asked["tokens"])}).encode()).steps()
         tokens, finish = self._generated(asked)
         script = SglangScript(tokens=tokens, finish=finish, prompt_tokens=self._read(asked["prompt"]))
@@ -106,7 +106,7 @@ class FakeSglang(WireServer):
             return Refusal(200, json.dumps(self.models).encode()).steps()
         if not self.reads_body:
             return [Sleep(3600)]
-        if seen.path not in ("/v1/completions", *TOKENIZERS):
+        if seen.path not in ("/v1/completions", *ABOUT_ITSELF):
             return Refusal(404, b'{"detail":"Not Found"}').steps()
         asked = seen.json
         if seen.path == "/v1/completions" and (refusal := self._refused(asked)):

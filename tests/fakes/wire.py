@@ -13,7 +13,7 @@ from typing import Any, Self, cast
 
 PROBE = "unisono-probe"
 TOKENIZERS = ("/tokenize", "/detokenize")
-ABOUT_ITSELF = (*TOKENIZERS, "/api/show")
+ABOUT_ITSELF = (*TOKENIZERS, "/v1/tokenize", "/v1/detokenize", "/api/show")
 """What is asked with a POST and is no generation."""
 
 
