@@ -1,0 +1,156 @@
+"""What a client can have on which backend kind, as data; `docs/capabilities.md` is written from it.
+
+    python -m unisono_adapters.matrix > docs/capabilities.md
+
+A cell says how faithful a feature is there. Tests compare the cells with what the adapters say of themselves and with
+what the gateway answers, so a cell that no longer holds is noticed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+KINDS = ("vllm", "sglang", "llamacpp", "ollama", "mlx_server", "mlx", "replay")
+
+
+class Support(StrEnum):
+    EXACT = "exact"
+    """On the very tokens: ids go in and come out."""
+    TEXT_EXACT = "text-exact"
+    """On the same text; the backend cuts it into tokens itself."""
+    REFUSED = "refused"
+    """Asking for it is an error that says so."""
+    NO_EFFECT = "no effect"
+    """Accepted, since it is only a wish, and without consequence."""
+    NOT_TOLD = "not told"
+    """The backend does not say; the field is left out or 0."""
+
+
+MEANT: Mapping[Support, str] = {
+    Support.EXACT: "works on the very token ids",
+    Support.TEXT_EXACT: "works on the same text, which the backend tokenises itself",
+    Support.REFUSED: "is answered with the error named in the note",
+    Support.NO_EFFECT: "is accepted and changes nothing",
+    Support.NOT_TOLD: "is unknown, since the backend does not say it",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """`note` stands below the table. `refusal` is the field the error names, with its code, where it is refused."""
+
+    support: Support
+    note: str = ""
+    refusal: tuple[str, str] | None = None
+
+
+EXACT, TEXT = Cell(Support.EXACT), Cell(Support.TEXT_EXACT)
+
+FORMS: Mapping[str, Cell] = {
+    "vllm": EXACT,
+    "sglang": EXACT,
+    "llamacpp": EXACT,
+    "ollama": TEXT,
+    "mlx_server": TEXT,
+    "mlx": EXACT,
+    "replay": EXACT,
+}
+"""How each kind speaks, and with that whatever is made of prompts and answers."""
+
+ANYWHERE: Mapping[str, Cell] = dict.fromkeys(KINDS, EXACT)
+"""What the gateway does itself, on every kind alike."""
+
+NO_BIAS = Cell(
+    Support.REFUSED, "400 `unsupported_value`: the backend cannot bias tokens.", ("logit_bias", "unsupported_value")
+)
+NOT_IN_THIS_VERSION = Cell(
+    Support.REFUSED,
+    "400 `unsupported_value` for a `response_format` other than text: not in this version.",
+    ("response_format", "unsupported_value"),
+)
+NO_LOGPROBS = Cell(
+    Support.REFUSED,
+    "400 `unsupported_value`, on every backend.",
+    ("logprobs", "unsupported_value"),
+)
+PLAYED = Cell(Support.NO_EFFECT, "A recording is played as it was made.")
+LATE = Cell(
+    Support.TEXT_EXACT,
+    "Where Ollama shows no markers in raw text (0.30 and newer, by its source), another route is taken, on which an "
+    "answer arrives when it is complete; `unisono check` says which.",
+)
+
+MATRIX: Mapping[str, Mapping[str, Cell]] = {
+    "chat": FORMS,
+    "streaming": {**FORMS, "ollama": LATE},
+    "tools": FORMS,
+    "reasoning": FORMS,
+    "prefill": {**FORMS, "ollama": Cell(Support.TEXT_EXACT, "Where raw text shows the markers.")},
+    "continuation of an answer that is only analysis": FORMS,
+    "token-exact history": FORMS,
+    "stop strings": ANYWHERE,
+    "cancel by leaving": ANYWHERE,
+    "usage counts": {
+        **ANYWHERE,
+        **dict.fromkeys(
+            ("ollama", "mlx_server"), Cell(Support.TEXT_EXACT, "Counted from the text as gpt-oss cuts it.")
+        ),
+    },
+    "cached_tokens": {
+        **ANYWHERE,
+        "vllm": Cell(Support.EXACT, "vLLM tells them with `--enable-prompt-tokens-details`."),
+        "sglang": Cell(Support.EXACT, "SGLang tells them with `--enable-cache-report`."),
+        "ollama": Cell(Support.EXACT, "By versions that send `prompt_eval_cached_count`."),
+        "replay": Cell(Support.NOT_TOLD),
+    },
+    "temperature, top_p, top_k, min_p": {**ANYWHERE, "replay": PLAYED},
+    "penalties": {**ANYWHERE, "replay": PLAYED},
+    "seed": {
+        **ANYWHERE,
+        "mlx_server": Cell(Support.EXACT, "mlx_lm.server serves a request with a seed alone, outside of its batch."),
+        "replay": PLAYED,
+    },
+    "logit_bias": {**ANYWHERE, "ollama": NO_BIAS, "replay": NO_BIAS},
+    "constrained decoding": dict.fromkeys(KINDS, NOT_IN_THIS_VERSION),
+    "logprobs": dict.fromkeys(KINDS, NO_LOGPROBS),
+}
+"""Feature by kind; every feature has a cell for every kind."""
+
+
+def page() -> str:
+    """The whole of `docs/capabilities.md`."""
+    return "\n".join(_lines()) + "\n"
+
+
+def _lines() -> Iterator[str]:
+    yield "# What works on which backend"
+    yield ""
+    yield "Written by `python -m unisono_adapters.matrix` from `adapters/unisono_adapters/matrix.py`; edit it there."
+    yield "`unisono check` examines the backends you have; this is what their kinds can do."
+    yield ""
+    yield "| | " + " | ".join(f"`{kind}`" for kind in KINDS) + " |"
+    yield "| --- " * (len(KINDS) + 1) + "|"
+    notes: list[str] = []
+    for feature, cells in MATRIX.items():
+        yield f"| {feature} | " + " | ".join(_cell(cells[kind], notes) for kind in KINDS) + " |"
+    yield ""
+    for support, meaning in MEANT.items():
+        yield f"- **{support}** {meaning}."
+    yield ""
+    for number, note in enumerate(notes, 1):
+        yield f"{number}. {note}"
+
+
+def _cell(cell: Cell, notes: list[str]) -> str:
+    if not cell.note:
+        return cell.support.value
+    if cell.note not in notes:
+        notes.append(cell.note)
+    return f"{cell.support.value} ({notes.index(cell.note) + 1})"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())
