@@ -265,9 +265,24 @@ async def test_an_answer_that_drags_on_is_cut_at_its_total_time(site: Site, stre
     await site.bad.gone()
 
 
+TOO_LONG: dict[str, Refusal] = {
+    "as 400": vllm_context_error(),
+    "as 413": Refusal(413, b'{"error": "maximum context length is 10"}'),
+}
+
+
+@both_ways
+@pytest.mark.parametrize("case", TOO_LONG)
+async def test_what_is_too_long_for_one_backend_goes_to_another_and_else_is_told(
+    site: Site, case: str, stream: bool
+) -> None:
+    site.behave(lambda wire: TOO_LONG[case])
+    assert [(await site.ask("two", stream=stream)).status for _ in range(2)] == [200, 200]
+    assert (len(asked(site.bad)), len(asked(site.good))) == (1, 2)
+    check_error(await site.ask("one", stream=stream), 400, "context_length_exceeded", kind="invalid_request_error")
+
+
 REFUSED: dict[str, tuple[Refusal, str]] = {
-    "too long": (vllm_context_error(), "context_length_exceeded"),
-    "too long, as 413": (Refusal(413, b'{"error": "maximum context length is 10"}'), "context_length_exceeded"),
     "rejected": (Refusal(400, b'{"error": {"message": "top_k: too odd"}}'), "backend_rejected_request"),
     "unprocessable": (Refusal(422, b'{"detail": "seed: too large"}'), "backend_rejected_request"),
 }

@@ -105,27 +105,39 @@ class _Run:
             # A schema may take half a second to read; other streams go on meanwhile.
             self._tools = await asyncio.to_thread(plan_tools, tools)
         deployments = engine.pool.choose(turn.model)
-        for attempt, deployment in enumerate(deployments):
+        for attempt, deployment in enumerate(deployments, start=1):
             self.report.backend = deployment.name
+            held: list[Event] = []
             try:
                 async with aclosing(self._answer(deployment)) as batches:
                     async for batch in batches:
+                        held += batch
+                        if turn.whole or not (self._shown or any(map(_is_visible, batch))):
+                            continue
                         self._shown = True
+                        batch, held = held, []
                         yield batch
-            except BackendError as error:
-                if error.retry_elsewhere:
+            except (BackendError, ContextTooLong) as error:
+                elsewhere = not isinstance(error, BackendError) or error.retry_elsewhere
+                if isinstance(error, BackendError) and elsewhere:
                     engine.pool.failed(deployment, error)
-                if self._shown or not error.retry_elsewhere or attempt + 1 == len(deployments):
+                if self._shown or not elsewhere or attempt == len(deployments):
                     raise
-                self.report.failovers += 1
-                self.report.recoveries.clear()
-                self._closed.clear()
-                self._usage = Usage()
+                self._begin_anew()
             else:
                 engine.pool.succeeded(deployment)
                 engine.memory.record(turn.tenant, self._closed, opened=turn.conversation.prefill or "")
+                if held:
+                    yield held
                 return
         raise BackendUnavailable(f"no backend serves {turn.model!r} right now")
+
+    def _begin_anew(self) -> None:
+        """Nothing was shown, so nothing of the failed attempt counts."""
+        self.report.failovers += 1
+        self.report.recoveries.clear()
+        self._closed.clear()
+        self._usage = Usage()
 
     async def _answer(self, deployment: Deployment) -> AsyncGenerator[list[Event]]:
         """The whole answer on one deployment, in as many steps as it takes."""
@@ -273,3 +285,8 @@ class _Run:
     def _finished(self, router: HarmonyRouter, reason: FinishReason, stop: str | None = None) -> Finished:
         finished = router.finished(reason, stop)
         return replace(finished, usage=self._usage + finished.usage)
+
+
+def _is_visible(event: Event) -> bool:
+    """Whether a client sees anything of an event while the answer goes on."""
+    return not isinstance(event, Repaired)

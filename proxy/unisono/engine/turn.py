@@ -27,6 +27,8 @@ class Turn:
     """False keeps one call of the answer and drops the later ones."""
     hold_calls: bool = True
     """False shows a call's arguments while they are generated (`stream_tool_arguments`)."""
+    whole: bool = False
+    """The client sees nothing before the end: the answer is one batch, and until then may begin anew elsewhere."""
     tenant: str = ""
     request_id: str = ""
 

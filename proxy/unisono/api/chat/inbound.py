@@ -84,6 +84,7 @@ def to_turn(
         # The old form has room for one call only.
         parallel_calls=request.parallel_tool_calls is not False and not request.functions,
         hold_calls=hold_calls or not request.stream,
+        whole=not request.stream,
         tenant=tenant,
         request_id=request_id,
     )
