@@ -1,0 +1,32 @@
+"""Lines of JSON, however the network cuts them."""
+
+from __future__ import annotations
+
+import pytest
+
+from unisono_adapters._ndjson import LONGEST_LINE, EventTooLong, LineCutter
+
+STREAM = '{"a": "é"}\n\r\n{"b": "\U0001f642"}\r\n\n{"c": 3}\n{"d": 4}'.encode()
+LINES = ['{"a": "é"}'.encode(), '{"b": "\U0001f642"}'.encode(), b'{"c": 3}', b'{"d": 4}']
+
+
+@pytest.mark.parametrize("size", range(1, len(STREAM) + 1))
+def test_cutting_anywhere_changes_nothing(size: int) -> None:
+    cutter = LineCutter()
+    lines = [line for i in range(0, len(STREAM), size) for line in cutter.feed(STREAM[i : i + size])]
+    assert [*lines, *cutter.end()] == LINES
+    assert cutter.end() == []
+
+
+def test_a_line_without_end_is_bounded() -> None:
+    cutter = LineCutter()
+    with pytest.raises(EventTooLong):
+        for _ in range(LONGEST_LINE // 2**20 + 1):
+            cutter.feed(b"x" * 2**20)
+
+
+def test_many_small_reads_of_one_line_cost_no_more_than_its_bytes() -> None:
+    cutter = LineCutter()
+    for _ in range(200_000):
+        assert cutter.feed(b"x") == []
+    assert cutter.feed(b"\n") == [b"x" * 200_000]
