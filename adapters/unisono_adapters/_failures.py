@@ -48,6 +48,9 @@ STATUSES: dict[int, tuple[type[BackendError], str]] = {
 }
 """What an HTTP status means. Other 5xx are BackendError, anything else BackendProtocolError."""
 
+_LENGTHS = ("input_tokens", "max_tokens")
+"""Parameters vLLM names for a prompt that is too long, or leaves no room: at least one token is always asked for."""
+
 _TOO_LONG = re.compile(
     r"maximum context length|context (?:length|window|size)|exceeds? the (?:model|context)|longer than the maximum",
     re.IGNORECASE,
@@ -102,7 +105,7 @@ class Failures:
         param, said = self._said(body)
         detail = f": {said}" if said else ""
         failure: BackendError | ContextTooLong
-        if status in (400, 413, 422) and (param == "input_tokens" or _TOO_LONG.search(said)):
+        if status in (400, 413, 422) and (param in _LENGTHS or _TOO_LONG.search(said)):
             failure = ContextTooLong(f"the request is longer than the model's context{detail}")
         else:
             kind, message = self._statuses.get(status) or _unlisted(status)

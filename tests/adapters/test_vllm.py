@@ -60,9 +60,13 @@ async def test_it_asks_for_ids_with_the_stop_token_in_them(fake: FakeVllm, backe
     assert "stream_interval" not in asked
 
 
-async def test_the_salt_of_the_tenant_goes_along_within_its_limit(fake: FakeVllm, backend: VllmBackend) -> None:
-    await collect(backend, Generation(JOB.prompt, 5, cache_salt="s" * 2000))
-    assert fake.requests[0].json["cache_salt"] == "s" * 1024
+async def test_each_tenant_has_a_salt_of_its_own_that_vllm_takes(fake: FakeVllm, backend: VllmBackend) -> None:
+    tenants = ("one", "two", "a@b/c\\d\0", "s" * 2000, "s" * 2001, "Grüße")
+    for tenant in tenants:
+        await collect(backend, Generation(JOB.prompt, 5, cache_salt=tenant))
+    salts = [request.json["cache_salt"] for request in fake.requests]
+    assert len(set(salts)) == len(tenants)
+    assert all(salt.isalnum() and len(salt) <= 128 for salt in salts)
 
 
 async def test_the_interval_is_an_option(fake: FakeVllm) -> None:
@@ -155,6 +159,15 @@ async def test_too_long_says_the_numbers(fake: FakeVllm, backend: VllmBackend) -
     message = "This model's maximum context length is 4096 tokens."
     fake.script = lambda asked: Refusal(400, orjson.dumps({"error": {"message": message, "param": "input_tokens"}}))
     with pytest.raises(ContextTooLong, match="4096"):
+        await collect(backend)
+
+
+async def test_a_prompt_that_fills_the_context_is_too_long_although_vllm_blames_the_limit(
+    fake: FakeVllm, backend: VllmBackend
+) -> None:
+    message = "max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)"
+    fake.script = lambda asked: Refusal(400, orjson.dumps({"error": {"message": message, "param": "max_tokens"}}))
+    with pytest.raises(ContextTooLong):
         await collect(backend)
 
 
