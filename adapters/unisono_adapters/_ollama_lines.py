@@ -14,7 +14,7 @@ from unisono.core.generation import Chunk, FinishReason, Prompt
 from unisono.errors import BackendError, BackendProtocolError
 from unisono.harmony.encoding import load_encoding
 from unisono_adapters._events import count, decoded, text_of, token_ids
-from unisono_adapters._failures import Failures, is_error
+from unisono_adapters._failures import Failures, IdsMissing, is_error
 
 DONE_REASONS: Mapping[str, FinishReason | type[BackendError]] = {
     "stop": FinishReason.STOP,
@@ -94,6 +94,8 @@ class TemplateFold(RawFold):
         return Chunk()
 
     def _last_chunk(self, text: str) -> Chunk:
+        if self._last.get("context") is None:
+            raise IdsMissing("the backend ended without its context; its version may be too new for this route")
         return super()._last_chunk(behind(self._prompt, token_ids(self._last.get("context"))))
 
 

@@ -30,6 +30,7 @@ from unisono.errors import BackendError, BackendOverloaded, BackendProtocolError
 from unisono.harmony.encoding import load_encoding
 from unisono_adapters._events import generate
 from unisono_adapters._examine import REQUEST_ID, Subject, examine
+from unisono_adapters._failures import IdsMissing
 from unisono_adapters._framing import NDJSON
 from unisono_adapters._http import Wire
 from unisono_adapters._ollama_lines import RawFold, TemplateFold
@@ -114,13 +115,15 @@ class OllamaBackend:
         self._found_of = ("", "")
 
     async def probe(self) -> Probe:
-        """Asks for the version and the model, decides the route and examines it. What was found stays found while
-        server and model are the same and nothing has failed: every generation loads the model and keeps it loaded."""
+        """Asks for the version and the model, decides the route and examines it. A sound server stays sound while it
+        and its model are the same and nothing has failed: every generation loads the model and keeps it loaded."""
         plan, of = await self._planned()
-        if self._found is None or self._found_of != of:
-            found = await self._examined(plan)
-            self._plan, self._found, self._found_of = plan, found, of
-        return self._found
+        if self._found is not None and self._found_of == of:
+            return self._found
+        found = await self._examined(plan)
+        self._plan, self._found_of = plan, of
+        self._found = None if found.fatal else found
+        return found
 
     async def complete(self, job: Generation) -> AsyncIterator[Chunk]:
         if self._plan is None:
@@ -201,7 +204,11 @@ class OllamaBackend:
         prompt = Prompt(load_encoding().encode_marked(PROBE_PROMPT), PROBE_PROMPT)
         job = Generation(prompt, PROBE_TOKENS, Sampling(temperature=0.0), request_id=REQUEST_ID)
         for route in (Route.RAW, Route.TEMPLATE):
-            texts = [chunk.text async for chunk in self._generated(job, _Plan(route, num_ctx, version))]
+            try:
+                texts = [chunk.text async for chunk in self._generated(job, _Plan(route, num_ctx, version))]
+            except IdsMissing:
+                # A version that no longer tells its context.
+                continue
             if any(marker in "".join(texts) for marker in HEADER_MARKERS):
                 return route
         return Route.MARKERLESS

@@ -20,9 +20,9 @@ def test_cutting_anywhere_changes_nothing(size: int) -> None:
 
 def test_a_line_without_end_is_bounded() -> None:
     cutter = LineCutter()
+    assert cutter.feed(b"x" * LONGEST_LINE) == []
     with pytest.raises(EventTooLong):
-        for _ in range(LONGEST_LINE // 2**20 + 1):
-            cutter.feed(b"x" * 2**20)
+        cutter.feed(b"x")
 
 
 def test_many_small_reads_of_one_line_cost_no_more_than_its_bytes() -> None:

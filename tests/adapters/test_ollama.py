@@ -77,9 +77,10 @@ async def test_the_probe_decides_the_route(
     assert asked["prompt"] == ASKED
 
 
-async def test_markers_stripped_on_both_routes_are_told_and_lived_with() -> None:
+@pytest.mark.parametrize("because", ["parsed", "tells_context"])
+async def test_markers_stripped_on_both_routes_are_told_and_lived_with(because: str) -> None:
     async with server(bare=True, version="0.33.2") as (backend, fake):
-        fake.patient.parsed = False
+        setattr(fake.patient, because, False)
         found = await backend.probe()
         assert found.capabilities.output is Form.MARKERLESS
         assert found.fatal == ()
@@ -263,7 +264,9 @@ async def test_a_server_that_cuts_prompts_is_not_used() -> None:
     async with server() as (backend, fake):
         fake.patient.cuts_at = LONG_PROMPT // 2
         found = await backend.probe()
-    assert [finding.check for finding in found.fatal] == [Check.PROMPT_KEPT]
+        assert [finding.check for finding in found.fatal] == [Check.PROMPT_KEPT]
+        fake.patient.cuts_at = None
+        assert (await backend.probe()).fatal == ()
 
 
 # Failures

@@ -156,7 +156,7 @@ def template_dialect(context: Callable[[str], list[int]]) -> Dialect:
         lambda text, token: [_ollama(thinking=text), _ollama(**last, context=context(text))],
         {
             **OLLAMA_BROKEN,
-            "no context": (inject_at(2, _ollama(**last)), BackendProtocolError),
+            "no context": (inject_at(2, _ollama(**last)), IdsMissing),
             "a context of another type": (inject_at(2, _ollama(**last, context="1")), BackendProtocolError),
             "another prompt's context": (inject_at(2, _ollama(**last, context=[13225])), BackendProtocolError),
             "a prompt's context without its markers": (

@@ -27,6 +27,7 @@ class OllamaScript(Script):
     pieces: Sequence[object] | None = None
     bare: bool = False
     context: object = None
+    tells_context: bool = True
     thinks: bool = True
     """Whether the parser finds anything to tell before the end."""
 
@@ -54,7 +55,8 @@ class OllamaScript(Script):
             shown = [MARKERS.sub("", str(piece)) if self.bare else piece for piece in pieces]
             return [*(_line(asked, response=piece, done=False) for piece in shown), _line(asked, **last)]
         text = prompt + "".join(map(str, pieces))
-        last["context"] = load_encoding().encode_as_server(text) if self.context is None else self.context
+        if self.tells_context:
+            last["context"] = load_encoding().encode_as_server(text) if self.context is None else self.context
         thoughts = [MARKERS.sub("", str(piece)) for piece in pieces] if self.thinks else []
         live = [_line(asked, response="", thinking=piece, done=False) for piece in thoughts]
         return [*live, _line(asked, **last)]
@@ -82,6 +84,7 @@ class OllamaPatient(Patient):
 
     bare: bool = False
     parsed: bool = True
+    tells_context: bool = True
     cuts_at: int | None = None
     """Tokens of a prompt it keeps, without a word about the rest."""
 
@@ -93,7 +96,11 @@ class OllamaPatient(Patient):
             spelled = [MARKERS.sub("", text) for text in spelled]
         read = len(self.encode(_prompt_seen(asked)))
         script = OllamaScript(
-            pieces=spelled, finish=finish, bare=self.bare, prompt_tokens=min(read, self.cuts_at or read)
+            pieces=spelled,
+            finish=finish,
+            bare=self.bare,
+            prompt_tokens=min(read, self.cuts_at or read),
+            tells_context=self.tells_context,
         )
         return self._said(script, asked)
 
