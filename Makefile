@@ -15,13 +15,14 @@ export UV_PROJECT_ENVIRONMENT := $(VENV)
 SYNCED := $(VENV)/.synced
 ARGS :=
 
-.PHONY: help serve test lint types imports unit test-clients fmt bench clean
+.PHONY: help serve test lint types imports unit test-clients test-engines fmt bench clean
 
 help:
 	@echo "make serve          serve what is on this machine, or the demo model (ARGS='--config my.yaml')"
 	@echo "make test           everything that is checked before a change goes in"
 	@echo "make lint fmt       look at the style, or mend it"
 	@echo "make types imports unit test-clients    the parts of make test"
+	@echo "make test-engines   real vLLM, llama.cpp and mlx-lm on this CPU; 5 GB and half an hour the first time"
 	@echo "make bench          measure the gateway (ARGS go to the bench)"
 	@echo "make clean          remove what was set up and built"
 
@@ -46,6 +47,11 @@ unit: $(SYNCED)
 # The official client libraries, each in an environment of its own.
 test-clients: $(SYNCED)
 	@if [ -x tests/e2e/run ]; then tests/e2e/run; fi
+
+# An engine that could not be set up fails its tests, after the others have had theirs.
+test-engines: $(SYNCED)
+	-$(BIN)/python -m tests.engines_all.setup
+	$(BIN)/pytest tests/engines_all $(ARGS)
 
 fmt: $(SYNCED)
 	$(BIN)/ruff check --fix .

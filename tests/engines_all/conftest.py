@@ -1,0 +1,79 @@
+"""One engine at a time, each started once, with the adapter for it and a whole gateway in front of it; and a report of
+versions and timings at the end.
+
+An engine that is not there fails the tests that need it: what was asked for is a look at all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from datetime import datetime, tzinfo
+
+import pytest
+import pytest_asyncio
+import uvloop
+
+from tests.e2e.gateway import Gateway, gateway
+from tests.engines_all.engines import ENGINES, Running, running
+from tests.engines_all.setup.places import LOGS
+from unisono.core.ports import Backend
+
+MEASURED = pytest.StashKey[dict[str, dict[str, str]]]()
+
+
+class SecondOfJanuary(datetime):
+    """The date stands in every prompt, and so small a model answers another way on some days."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> SecondOfJanuary:
+        return cls(2026, 1, 2, 12, tzinfo=tz)
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The gateway's own loop."""
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture(scope="session", params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> Iterator[Running]:
+    with running(request.param) as started:
+        measured = request.config.stash.setdefault(MEASURED, {}).setdefault(request.param, {})
+        measured["version"] = started.version
+        if started.url is not None:
+            measured["start"] = f"{started.started_s:.1f} s"
+        yield started
+
+
+@pytest.fixture
+def measured(engine: Running, request: pytest.FixtureRequest) -> dict[str, str]:
+    """What the report says about the engine, by what it is."""
+    return request.config.stash[MEASURED][engine.engine.kind]
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def backend(engine: Running) -> AsyncIterator[Backend]:
+    backend = engine.backend()
+    yield backend
+    await backend.aclose()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def site(engine: Running) -> AsyncIterator[Gateway]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("unisono.app.datetime", SecondOfJanuary)
+        async with gateway({"model_list": [engine.deployment()]}) as started:
+            yield started
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    measured = config.stash.get(MEASURED, {})
+    if not measured:
+        return
+    terminalreporter.section("engines")
+    for name, values in measured.items():
+        terminalreporter.write_line(f"{name}: " + ", ".join(f"{what} {value}" for what, value in values.items()))
+    if terminalreporter.stats.get("failed") or terminalreporter.stats.get("error"):
+        terminalreporter.write_line(f"what the engines said is in {LOGS}")

@@ -1,0 +1,96 @@
+"""Prompts every engine must continue with the same ids, and the file those ids are kept in.
+
+`python -m tests.engines_all.conversations` records the file anew, from mlx-lm in process; every engine is then held to
+it, mlx-lm included. What the model was trained to say is not repeated here but checked by the tests of that engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from tests.engines.demo_prompts import CHATS, ENCODING, GLITCHES, WEATHER_CALL, WEATHER_RESULT, greedy, prompt_for
+from unisono.core.ports import BackendOptions
+from unisono_adapters.mlx_local import MlxLocalBackend
+
+RECORDED = Path(__file__).parent / "recorded_ids.json"
+LONGEST = 120
+"""Tokens asked for; only the song goes on longer."""
+SCHEMA = (
+    '# Response Formats\n\n## answer\n\n{"type": "object", "properties": {"city": {"type": "string"}, '
+    '"country": {"type": "string"}}}'
+)
+FILLER = " Please read all of this with care before you answer."
+"""Its tokens are the same wherever it stands behind itself."""
+
+
+def _after(prompt: list[int], *turns: str) -> list[int]:
+    """The prompt with what was said since, markers spelled."""
+    return [*prompt, *(token for turn in turns for token in ENCODING.encode_marked(turn))]
+
+
+def _effort(user: str, level: str) -> list[int]:
+    text = ENCODING.decode(prompt_for(user))
+    assert "Reasoning: medium" in text
+    return ENCODING.encode_marked(text.replace("Reasoning: medium", f"Reasoning: {level}"))
+
+
+@cache
+def conversations() -> Mapping[str, list[int]]:
+    """Prompts by name, each ending in `<|start|>assistant`."""
+    weather = prompt_for("What is the weather in Paris?", tools=True)
+    compare = prompt_for("Compare the weather in London and Tokyo.", tools=True)
+    first = (
+        "<|channel|>analysis<|message|>First London, then Tokyo.<|end|><|start|>assistant"
+        '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"location":"London"}<|call|>'
+    )
+    answered = "<|channel|>final<|message|>pong<|end|><|start|>user<|message|>Hello!<|end|><|start|>assistant"
+    return {
+        **{name: prompt_for(user) for name, (user, _) in CHATS.items()},
+        **{user: prompt_for(user, tools=_wants_tools(user)) for user in GLITCHES},
+        "weather": weather,
+        "weather answer": _after(weather, WEATHER_CALL, WEATHER_RESULT),
+        "weather without tools": prompt_for("What is the weather in Paris?"),
+        "plan": prompt_for("Make a plan first, then check the weather in Oslo.", tools=True),
+        "compare": compare,
+        "compare, second call": _after(compare, first, WEATHER_RESULT),
+        "tool error": _after(weather, WEATHER_CALL, WEATHER_RESULT.replace("18 degrees, sunny", "Error: timeout")),
+        "json": prompt_for("Which country is Paris in?", instructions=SCHEMA),
+        "low effort": _effort("Hello!", "low"),
+        "high effort": _effort("Hello!", "high"),
+        "second turn": _after(prompt_for("ping"), answered),
+        "unknown words": prompt_for("Quixotic zephyrs juggle vexed ibises."),
+        "other scripts": prompt_for("これは何ですか？ 👩‍👩‍👧 Ünïcödé"),
+        "song": prompt_for("Repeat la forever."),
+        "long instructions": prompt_for("Hello!", instructions=FILLER * 60),
+    }
+
+
+def _wants_tools(user: str) -> bool:
+    return any(word in user for word in ("call", "recipient", "json"))
+
+
+@cache
+def recorded() -> Mapping[str, list[int]]:
+    return {name: list(ids) for name, ids in json.loads(RECORDED.read_text()).items()}
+
+
+async def record() -> None:
+    backend = MlxLocalBackend(BackendOptions("mlx", "demo"))
+    written = {}
+    try:
+        for name, prompt in conversations().items():
+            chunks = [chunk async for chunk in backend.complete(greedy(prompt, LONGEST))]
+            written[name] = [token for chunk in chunks for token in chunk.tokens]
+            print(f"{name}: {ENCODING.decode(written[name])!r}")
+    finally:
+        await backend.aclose()
+    lines = (f"{json.dumps(name, ensure_ascii=False)}: {ids}" for name, ids in written.items())
+    RECORDED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+if __name__ == "__main__":
+    asyncio.run(record())

@@ -1,0 +1,77 @@
+"""llama.cpp's server, built from the sources in the llama-cpp-python package: a C++ compiler, 17 minutes of CPU once.
+
+No wheel holds the server, and the package's own build leaves it out. An interrupted build goes on where it was.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tarfile
+from pathlib import Path
+
+from tests.engines_all.setup import models
+from tests.engines_all.setup.places import CACHE, ENVIRONMENTS, GGUF, LLAMA_CPP_PYTHON, LLAMA_SERVER
+from tests.engines_all.setup.running import Commands, SetupFailed
+
+WORK = CACHE / f"llama-cpp-python-{LLAMA_CPP_PYTHON}"
+OPTIONS = {
+    "CMAKE_BUILD_TYPE": "Release",
+    "BUILD_SHARED_LIBS": "OFF",
+    "LLAMA_CURL": "OFF",
+    "LLAMA_OPENSSL": "OFF",
+    "LLAMA_BUILD_TESTS": "OFF",
+    "LLAMA_BUILD_EXAMPLES": "OFF",
+    "LLAMA_BUILD_UI": "OFF",
+    "LLAMA_USE_PREBUILT_UI": "OFF",
+}
+
+
+def set_up(commands: Commands) -> None:
+    if LLAMA_SERVER.exists() and GGUF.exists():
+        return
+    tools = ENVIRONMENTS / "llama-build"
+    if not (tools / ".ready").exists():
+        python = commands.environment(tools)
+        commands.install(python, "build tools", "cmake", "ninja", "scikit-build-core")
+        (tools / ".ready").touch()
+    sources = _sources(commands, tools / "bin" / "python")
+    models.to_gguf(commands, sources)
+    if not LLAMA_SERVER.exists():
+        _build(commands, tools / "bin", sources)
+    shutil.rmtree(WORK)
+    shutil.rmtree(tools)
+
+
+def _sources(commands: Commands, python: Path) -> Path:
+    """llama.cpp's source folder."""
+    unpacked = WORK / "sources"
+    if not unpacked.exists():
+        WORK.mkdir(parents=True, exist_ok=True)
+        download = ("download", "--no-binary=:all:", "--no-deps", "--no-build-isolation", "--progress-bar=off")
+        wanted = f"llama-cpp-python=={LLAMA_CPP_PYTHON}"
+        # Without isolation, pip reads the package's metadata with the build tools of this environment: on its PATH.
+        path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
+        commands.run("sources", python, "-m", "pip", *download, "--dest", WORK, wanted, variables={"PATH": path})
+        [archive] = WORK.glob("*.tar.gz")
+        unfinished = WORK / "unpacking"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        with tarfile.open(archive) as packed:
+            packed.extractall(unfinished, filter="data")
+        unfinished.rename(unpacked)
+    found = list(unpacked.glob("*/vendor/llama.cpp"))
+    if len(found) != 1:
+        raise SetupFailed("the llama-cpp-python package does not hold llama.cpp's sources")
+    return found[0]
+
+
+def _build(commands: Commands, tools: Path, sources: Path) -> None:
+    built = WORK / "build"
+    options = [f"-D{name}={value}" for name, value in OPTIONS.items()]
+    ninja = f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}"
+    commands.run("configure", tools / "cmake", "-S", sources, "-B", built, "-G", "Ninja", ninja, *options)
+    jobs = str(os.cpu_count() or 1)
+    commands.run("build", tools / "cmake", "--build", built, "--target", "llama-server", "--parallel", jobs)
+    unfinished = LLAMA_SERVER.with_suffix(".part")
+    shutil.copy2(built / "bin" / "llama-server", unfinished)
+    unfinished.rename(LLAMA_SERVER)

@@ -1,0 +1,37 @@
+"""The demo model in every layout the engines load: MXFP4 as released, bf16 for vLLM, GGUF for llama.cpp."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from tests.engines_all.setup.places import BF16, ENVIRONMENTS, GGUF, MXFP4, TORCH
+from tests.engines_all.setup.running import Commands
+from unisono_adapters import demo
+
+CONVERTER = (f"torch=={TORCH}", "transformers==4.57.6", "numpy<3", "sentencepiece<0.3", "protobuf<5", "pyyaml", "tqdm")
+"""What llama.cpp's converter imports, in the versions it was seen to work with."""
+
+
+def set_up(commands: Commands) -> None:
+    demo.expand(MXFP4, "mxfp4")
+    demo.expand(BF16, "bf16")
+
+
+def to_gguf(commands: Commands, sources: Path) -> None:
+    """With the converter that comes with llama.cpp's `sources`."""
+    if GGUF.exists():
+        return
+    set_up(commands)
+    environment = ENVIRONMENTS / "gguf"
+    ready = environment / ".ready"
+    python = environment / "bin" / "python"
+    if not ready.exists():
+        commands.environment(environment)
+        commands.install(python, "converter", *CONVERTER)
+        ready.touch()
+    unfinished = GGUF.with_suffix(".part")
+    command = (python, sources / "convert_hf_to_gguf.py", "--outtype", "bf16", "--outfile", unfinished, MXFP4)
+    commands.run("GGUF", *command, variables={"HF_HUB_OFFLINE": "1"})
+    unfinished.rename(GGUF)
+    shutil.rmtree(environment)  # a gigabyte for ten seconds of work

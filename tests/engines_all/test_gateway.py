@@ -1,0 +1,177 @@
+"""Every engine behind the whole gateway: what its clients get is the same whoever answers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.e2e.gateway import Answer, Gateway, Message, message_of
+from tests.e2e.test_engines import CHATS, ON_TEXT, TOOL_CHATS, WEATHER, without_cache
+from tests.engines_all.conversations import FILLER
+from tests.engines_all.engines import AT_ONCE, CONTEXT, Running, idle_soon
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.engine,
+    pytest.mark.timeout(600),
+    pytest.mark.asyncio(loop_scope="session"),
+]
+
+ENDLESS = "Repeat la forever."
+
+
+async def ask(site: Gateway, said: str | list[Any], **fields: Any) -> Answer:
+    messages = [{"role": "user", "content": said}] if isinstance(said, str) else said
+    async with asyncio.timeout(120):
+        return await site.chat(messages=messages, temperature=0, **fields)
+
+
+async def both_ways(site: Gateway, said: str | list[Any], **fields: Any) -> Message:
+    """The answer, which must be the same whole and as a stream; with a stop string, all but how many tokens the engine
+    had written when it was stopped."""
+    whole = await ask(site, said, **fields)
+    stream = await ask(site, said, stream=True, stream_options={"include_usage": True}, **fields)
+    assert (whole.status, stream.status, stream.done) == (200, 200, True)
+    one, other = without_cache(message_of(whole)), without_cache(message_of(stream))
+    assert one[:-1] == other[:-1]
+    assert one[-1] == other[-1] or "stop" in fields
+    return message_of(whole)
+
+
+@pytest.mark.parametrize("user", [*CHATS, *TOOL_CHATS])
+async def test_what_the_model_writes_is_answered_whole_and_streamed(engine: Running, site: Gateway, user: str) -> None:
+    expected = CHATS.get(user) or TOOL_CHATS[user]
+    content, rules = expected.content, list(expected.rules)
+    if not engine.engine.shows_stop:
+        # A hidden stop is put back, which is a repair of its own.
+        content, rules = ON_TEXT.get(user, (content, [*rules, "restored-stop"]))
+
+    said = await both_ways(site, user, **({"tools": [WEATHER]} if user in TOOL_CHATS else {}))
+
+    assert (said.content, said.reasoning, said.calls) == (content, expected.reasoning, list(expected.calls))
+    assert said.finish_reason == ("tool_calls" if expected.calls else "stop")
+    assert said.note["recoveries"] == rules
+
+
+TRIPS: dict[str, tuple[str, list[str], list[str], str]] = {
+    "one call": (
+        "What is the weather in Paris?",
+        ["18 degrees, sunny"],
+        ['{"location":"Paris"}'],
+        "It is sunny in Paris with 18 degrees.",
+    ),
+    "two calls in turn": (
+        "Compare the weather in London and Tokyo.",
+        ["18 degrees, sunny", "11 degrees, rainy"],
+        ['{"location":"London"}', '{"location":"Tokyo"}'],
+        "I compared London and Tokyo.",
+    ),
+    "a preamble and a call": (
+        "Make a plan first, then check the weather in Oslo.",
+        ["3 degrees, cloudy"],
+        ['{"location":"Oslo"}'],
+        "It is cloudy in Oslo with 3 degrees.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("user", "results", "asked", "answer"), TRIPS.values(), ids=TRIPS)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_a_tool_round_trip_ends_in_an_answer(
+    site: Gateway, user: str, results: list[str], asked: list[str], answer: str, stream: bool
+) -> None:
+    messages: list[Any] = [{"role": "user", "content": user}]
+    for number, result in enumerate(results):
+        said = message_of(await ask(site, messages, tools=[WEATHER], stream=stream))
+        assert (said.calls, said.finish_reason) == ([("get_weather", asked[number])], "tool_calls")
+        function = {"name": "get_weather", "arguments": asked[number]}
+        call = {"id": f"call_{number}", "type": "function", "function": function}
+        messages += [
+            {"role": "assistant", "content": said.content, "reasoning": said.reasoning, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": f"call_{number}", "content": result},
+        ]
+    said = message_of(await ask(site, messages, tools=[WEATHER], stream=stream))
+
+    assert (said.content, said.calls, said.finish_reason) == (answer, [], "stop")
+
+
+async def test_the_token_limit_ends_an_answer(site: Gateway) -> None:
+    said = await both_ways(site, ENDLESS, max_tokens=20)
+
+    assert (said.reasoning, said.finish_reason, said.usage["completion_tokens"]) == ("Sing.", "length", 20)
+    assert set((said.content or "").split()) == {"la"}
+
+
+async def test_a_stop_string_ends_the_answer_and_the_generation(engine: Running, site: Gateway) -> None:
+    said = await both_ways(site, "Count to 30.", stop=["7,"])
+
+    assert (said.reasoning, said.content, said.finish_reason) == ("Count.", "1, 2, 3, 4, 5, 6, ", "stop")
+    await idle_soon(engine)
+
+
+async def test_eight_at_once_are_all_answered(site: Gateway) -> None:
+    users = [*CHATS, *TOOL_CHATS][:AT_ONCE]
+    answers = await asyncio.gather(
+        *(
+            ask(site, user, stream=bool(number % 2), **({"tools": [WEATHER]} if user in TOOL_CHATS else {}))
+            for number, user in enumerate(users)
+        )
+    )
+    for user, answer in zip(users, answers, strict=True):
+        expected = CHATS.get(user) or TOOL_CHATS[user]
+        said = message_of(answer)
+        assert ((said.content or "").strip(), said.calls) == ((expected.content or "").strip(), list(expected.calls))
+
+
+async def test_several_choices_are_all_answered(site: Gateway) -> None:
+    answer = await ask(site, "Hello!", n=3)
+
+    contents = [choice["message"]["content"] for choice in answer.body["choices"]]
+    assert contents == [CHATS["Hello!"].content] * 3
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_a_client_that_leaves_an_endless_answer_leaves_an_idle_engine(
+    engine: Running, site: Gateway, stream: bool
+) -> None:
+    leaving = [asyncio.create_task(ask(site, ENDLESS, stream=stream, max_tokens=3000)) for _ in range(3)]
+    async with asyncio.timeout(20):
+        while not await engine.busy():
+            await asyncio.sleep(0.02)
+    for task in leaving:
+        assert not task.done()
+        task.cancel()
+    await asyncio.gather(*leaving, return_exceptions=True)
+
+    await idle_soon(engine)
+    assert message_of(await ask(site, "Hello!")).content == CHATS["Hello!"].content
+
+
+async def test_a_long_conversation_within_the_context_is_answered(site: Gateway) -> None:
+    said = message_of(await ask(site, "Hello!" + FILLER * 350, max_tokens=40))
+
+    assert 3500 < said.usage["prompt_tokens"] < CONTEXT
+    assert 0 < said.usage["completion_tokens"] <= 40
+
+
+@pytest.mark.parametrize("fields", [{}, {"max_tokens": 5}, {"stream": True}], ids=str)
+async def test_a_conversation_over_the_context_is_too_long(site: Gateway, fields: dict[str, Any]) -> None:
+    answer = await ask(site, "Hello!" + FILLER * 450, **fields)
+
+    assert answer.status == 400
+    assert answer.body["error"]["code"] == "context_length_exceeded"
+
+
+async def test_a_limit_beyond_the_context_is_what_the_context_holds(site: Gateway) -> None:
+    answer = await ask(site, "Hello!", max_tokens=100_000)
+
+    assert (answer.status, message_of(answer).finish_reason) == (200, "stop")
+
+
+async def test_the_model_is_listed_and_the_engine_not_named(engine: Running, site: Gateway) -> None:
+    listed = await site.get("/v1/models")
+
+    assert [model["id"] for model in listed.body["data"]] == ["gpt-oss"]
+    assert engine.engine.model not in listed.raw.decode()
