@@ -204,7 +204,7 @@ class _Examination:
             self._find(Check.IDS_OUT, False, "It answers with text only, although asked for token ids.", said=said)
         elif isinstance(error, BackendTimeout):
             told = f"It answers, but no token came within {self._patience:g} s."
-            self._find(Check.GENERATION, False, told, said=said)
+            self._find(Check.GENERATION, False, told)
         else:
             self._find(Check.GENERATION, False, f"It failed to generate: {error.message}.", said=said)
 

@@ -108,7 +108,7 @@ WRONG: dict[str, tuple[type[Fake], Patient, str, tuple[str, ...]]] = {
         FakeMlxServer,
         Patient(refusal=Refusal(404, b'{"error": "no weights in /srv/m"}', version=0)),
         "generation",
-        ("It said:", "no weights in /srv/m"),
+        ("Cause:", "no weights in /srv/m"),
     ),
 }
 

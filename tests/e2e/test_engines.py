@@ -165,6 +165,13 @@ ON_TEXT: Mapping[str, tuple[str | None, list[str]]] = {
 }
 
 
+async def test_a_real_engine_is_found_fit(site: Site) -> None:
+    async with asyncio.timeout(30):
+        while (health := await site.gateway.get("/health/readiness")).status != 200:
+            await asyncio.sleep(0.05)
+    assert health.body == {"status": "ready", "models": {"ready": 1, "total": 1}, "reasons": []}
+
+
 @pytest.mark.parametrize("user", [*CHATS, *TOOL_CHATS])
 async def test_what_the_model_writes_is_answered_whole_and_streamed(site: Site, user: str) -> None:
     expected = CHATS.get(user) or TOOL_CHATS[user]

@@ -198,7 +198,8 @@ def advice(reports: Sequence[Report], width: int) -> Iterator[str]:
             yield from wrap(_sentence(finding.says), width, initial_indent=head, subsequent_indent=" " * 7)
             yield from wrap(_sentence(finding.advises), width, initial_indent="       -> ", subsequent_indent=" " * 10)
             if finding.said:
-                said = f"It said: {finding.said}"
+                # Its own words, or the library's that failed to reach it.
+                said = f"Cause: {finding.said}"
                 yield from wrap(said, width, initial_indent=" " * 10, subsequent_indent=" " * 10)
 
 
