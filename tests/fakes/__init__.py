@@ -8,8 +8,9 @@
         await fake.gone()                      # when the client dropped the connection (loop time)
 
     FakeMlxServer(text="<|channel|>final<|message|>Hi", per_chunk=4, finish="stop")
+    FakeSglang(tokens=...)  FakeLlamaCpp(tokens=...)  FakeOllama(text=..., bare=True, version="0.33.2")
 
-Both take the fields of their script as keywords: `per_chunk` (tokens or characters per event), `delay_s` (before every
+All take the fields of their script as keywords: `per_chunk` (tokens or characters per event), `delay_s` (before every
 event), `first_delay_s`, `finish`, `faults`, `prompt_tokens`, ... A stop id at the end of `tokens` makes finish "stop";
 `max_tokens` of the request is honoured and makes it "length".
 
@@ -38,17 +39,26 @@ from .faults import (
     stall_at,
     without_done,
 )
+from .llamacpp import FakeLlamaCpp, LlamaCppScript
+from .ollama import FakeOllama, OllamaScript
+from .sglang import FakeSglang, SglangScript
 from .wire import Close, Reset, Seen, Sleep, Stall, Step, WireServer, Write
 
 __all__ = [
     "Close",
+    "FakeLlamaCpp",
     "FakeMlxServer",
+    "FakeOllama",
+    "FakeSglang",
     "FakeVllm",
+    "LlamaCppScript",
     "MlxScript",
+    "OllamaScript",
     "Patient",
     "Refusal",
     "Reset",
     "Seen",
+    "SglangScript",
     "Sleep",
     "Stall",
     "Step",
