@@ -33,7 +33,6 @@ from unisono.core.probe import SMALLEST_CONTEXT, Check, Finding, Probe, Severity
 from unisono.errors import (
     BackendError,
     BackendOverloaded,
-    BackendProtocolError,
     BackendRejected,
     BackendTimeout,
     BackendUnavailable,
@@ -177,10 +176,12 @@ class _Examination:
         return heard
 
     async def _try(self, prompt: Prompt, max_tokens: int, force: int | None = None) -> _Heard | None:
-        """None where this backend does not do this, which is no failure of it."""
+        """None where this backend does not do this, which is no failure of it: it has generated before."""
         try:
             return await self.ask(prompt, max_tokens, force)
-        except (BackendRejected, BackendProtocolError):
+        except (BackendUnavailable, BackendOverloaded, BackendTimeout):
+            raise
+        except BackendError:
             return None
 
     # Finding
@@ -220,8 +221,9 @@ class _Examination:
             self._read_exactly(heard)
 
     def _read_exactly(self, heard: _Heard) -> None:
-        """Whether the count it claims is that of the ids it was sent."""
-        if heard.claimed is None:
+        """Whether the count it claims is that of the ids it was sent. None at all, or one that is beyond reason, is
+        no count: what the model went on with has shown what it read."""
+        if not heard.claimed or heard.claimed > 4 * heard.sent:
             return
         if heard.claimed == heard.sent:
             self._find(Check.IDS_IN, True)

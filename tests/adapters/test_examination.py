@@ -224,6 +224,16 @@ async def test_a_bias_that_is_ignored_or_refused_is_no_finding_about_stops(serve
     assert probe.fatal == ()
 
 
+COUNTS: dict[str, object] = {"0": 0, "-1": -1, "a billion": 10**9, "a string": "12", "none": "null"}
+
+
+@pytest.mark.parametrize("claimed", COUNTS.values(), ids=COUNTS)
+async def test_a_count_that_cannot_be_one_is_no_finding_about_prompts(claimed: object) -> None:
+    probe = await probed("vllm", Patient(claims=claimed))
+    assert {Check.IDS_IN, Check.PROMPT_KEPT}.isdisjoint(weights(probe))
+    assert probe.fatal == ()
+
+
 # What says nothing about its fitness
 
 PASSING: dict[str, tuple[Refusal, type[BackendError]]] = {

@@ -200,6 +200,8 @@ class Patient:
     strips_markers: bool = False
     reads_at_most: int | None = None
     """Tokens of a prompt it keeps."""
+    claims: object = None
+    """How many tokens it says it read; None: the truth."""
     rewrites_ids: bool = False
     """Whether ids become text and ids again on their way in."""
     returns_ids: bool = True
@@ -218,7 +220,10 @@ class Patient:
         if self.hides_stops and tokens[-1:] and tokens[-1] in STOP_IDS:
             tokens = tokens[:-1]
         heard = VllmScript(
-            tokens=tokens, finish=finish, stop_reason=0 if self.hides_stops else None, prompt_tokens=self._read(prompt)
+            tokens=tokens,
+            finish=finish,
+            stop_reason=0 if self.hides_stops else None,
+            prompt_tokens=self._claimed(prompt),
         )
         return self._said(heard, asked if self.returns_ids else {**asked, "return_token_ids": False})
 
@@ -249,6 +254,9 @@ class Patient:
 
     def _spelled(self, asked: dict[str, Any]) -> Sequence[int]:
         return self.encode(load_encoding().decode(asked["prompt"]))
+
+    def _claimed(self, prompt: Sequence[object]) -> object:
+        return self._read(prompt) if self.claims is None else self.claims
 
     def _read(self, prompt: Sequence[object]) -> int:
         return min(len(prompt), self.reads_at_most or len(prompt))

@@ -142,6 +142,7 @@ COUNTED: dict[str, tuple[UnisonoError, bool]] = {
     "slow": (BackendTimeout("x"), True),
     "garbage": (BackendProtocolError("x"), True),
     "busy": (BackendOverloaded("x"), False),
+    "unfit": (BackendUnfit("x"), False),
     "the request was wrong": (BackendRejected("x"), False),
     "the prompt was too long": (ContextTooLong("x"), False),
 }

@@ -1,6 +1,7 @@
 """Whether the gateway lives and whether it can answer: LiteLLM's paths, open without a key.
 
-Because they are open they name nothing: no model, no backend, no address; counts and error codes only.
+Because they are open they name nothing: no model, no backend, no address. They give counts, error codes, and what is
+wrong with a backend and what to do about it in words that would fit any.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from fastapi.responses import JSONResponse
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """`models` tells of each model whether a backend of it works; `reasons` are codes of what does not."""
+    """`models` tells of each model whether a backend of it works; `reasons` are codes or sentences about those that do
+    not."""
 
     models: Mapping[str, bool]
     reasons: Sequence[str] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from unisono.errors import BackendError, BackendOverloaded, UnisonoError
+from unisono.errors import BackendError, BackendOverloaded, BackendUnfit, UnisonoError
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,11 @@ class Tolerance:
 
 
 def counts(error: UnisonoError) -> bool:
-    """Whether an error speaks against the deployment: a request it refused does not, nor does being busy."""
-    return isinstance(error, BackendError) and error.retry_elsewhere and not isinstance(error, BackendOverloaded)
+    """Whether an error speaks against the deployment: a request it refused does not, nor does being busy. One that is
+    unfit is kept out by its probe and needs no rest."""
+    if isinstance(error, BackendOverloaded | BackendUnfit):
+        return False
+    return isinstance(error, BackendError) and error.retry_elsewhere
 
 
 def after_failure(circuit: Circuit, now: float, tolerance: Tolerance) -> Circuit:

@@ -310,12 +310,12 @@ def _window(deployment: LiveDeployment) -> int | None:
 
 
 def _status(model: str, deployment: LiveDeployment, now: float) -> DeploymentStatus:
-    if deployment.circuit.resting(now):
-        return DeploymentStatus(model, deployment.name, "resting", "too many failures in a row")
     if isinstance(deployment.failure, BackendUnfit) and deployment.examined is not None:
         found = [(finding.check, MEANINGS[finding.check]) for finding in deployment.examined.fatal]
         reason = " ".join(f"{check}: {meaning.problem} {meaning.remedy}" for check, meaning in found)
         return DeploymentStatus(model, deployment.name, "unfit", reason)
+    if deployment.circuit.resting(now):
+        return DeploymentStatus(model, deployment.name, "resting", "too many failures in a row")
     if deployment.failure is not None:
         return DeploymentStatus(model, deployment.name, "failing", deployment.failure.code)
     if deployment.known is not None:
