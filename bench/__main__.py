@@ -8,16 +8,20 @@ import shlex
 import sys
 import tempfile
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from bench import report
 from bench.contenders import CONTENDERS, gateway_config
 from bench.processes import DidNotStart, split_cpus
+from bench.report import Judged
 from bench.rig import Rig, Sample
 from bench.scenarios import SCENARIOS, Arm, Scenario, shortened
 
 RESULTS = Path(__file__).parent / "RESULTS.md"
+NOTES = Path(__file__).parent / "NOTES.md"
+"""Why aims are missed, and what the figures do not say; written by hand, added to the results as it stands."""
 
 
 def arguments(given: list[str]) -> argparse.Namespace:
@@ -45,31 +49,26 @@ def chosen(args: argparse.Namespace) -> dict[str, Scenario]:
     return {n: s for n, s in SCENARIOS.items() if (n in args.scenarios if args.scenarios else s.by_default)}
 
 
-def measure(rig: Rig, scenario: Scenario, arms: list[Arm], rounds: int) -> dict[str, list[Sample]]:
-    """Rounds over all arms, one after the other, so that a slow minute hits every arm alike."""
+def measure(rig: Rig, scenario: Scenario, arms: list[Arm], rounds: int, down: set[str]) -> dict[str, list[Sample]]:
+    """Rounds over all arms, one after the other, so that a slow minute hits every arm alike. Who does not start is
+    reported, added to `down` and left out."""
     samples: dict[str, list[Sample]] = {arm.label: [] for arm in scenario.arms}
     for _ in range(rounds):
         for arm in arms:
-            samples[arm.label].append(rig.sample(arm))
+            if arm.contender in down:
+                continue
+            try:
+                samples[arm.label].append(rig.sample(arm))
+            except DidNotStart as error:
+                print(f"{arm.contender} is left out: {error}", file=sys.stderr)
+                down.add(arm.contender)
     return samples
 
 
-def usable(rig: Rig, scenario: Scenario, args: argparse.Namespace, down: set[str]) -> list[Arm]:
-    """The arms whose contenders were asked for and start; what does not start is reported once."""
-    arms = []
-    for arm in scenario.arms:
-        name = arm.contender
-        if name in down or (args.only and name not in args.only.split(",")):
-            continue
-        try:
-            rig.start(name)
-        except DidNotStart as error:
-            print(f"{name} is left out: {error}", file=sys.stderr)
-            down.add(name)
-            continue
-        work = shortened(arm.work) if args.quick else arm.work
-        arms.append(Arm(arm.label, name, work))
-    return arms
+def asked_for(scenario: Scenario, args: argparse.Namespace) -> list[Arm]:
+    named = args.only.split(",") if args.only else CONTENDERS
+    arms = [arm for arm in scenario.arms if arm.contender in named]
+    return [replace(arm, work=shortened(arm.work)) for arm in arms] if args.quick else arms
 
 
 def heading(given: list[str], load_before: float) -> str:
@@ -84,13 +83,9 @@ def heading(given: list[str], load_before: float) -> str:
     )
 
 
-def contenders_table(rig: Rig) -> str:
-    lines = ["## start and memory", "", "| | seconds to the first healthy answer | MiB idle | MiB after the run |"]
-    lines.append("| --- | ---: | ---: | ---: |")
-    for name, started in rig.started.items():
-        if started.process is not None:
-            after = rig.resident_mib(name)
-            lines.append(f"| {name} | {started.start_s:.2f} | {started.idle_mib:.0f} | {after:.0f} |")
+def memory(rig: Rig) -> str:
+    lines = ["## memory at the end of the run", "", "| | MiB |", "| --- | ---: |"]
+    lines += [f"| {name} | {rig.resident_mib(name):.0f} |" for name, started in rig.started.items() if started.process]
     return "\n".join(lines) + "\n"
 
 
@@ -99,24 +94,27 @@ def main(given: list[str]) -> int:
     if args.config_only:
         print(gateway_config(args.upstream or 8000), end="")
         return 0
-    load_before = os.getloadavg()[0]
-    parts, missed, down = [heading(given, load_before)], False, set[str]()
-    print(parts[0])
+    head, parts = heading(given, os.getloadavg()[0]), list[str]()
+    judged, faults, down = dict[str, list[Judged]](), False, set[str]()
+    print(head)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="unisono-bench-")))
         rig = stack.enter_context(Rig(folder, split_cpus(), args.upstream))
         for name, scenario in chosen(args).items():
-            samples = measure(rig, scenario, usable(rig, scenario, args, down), 1 if args.quick else args.rounds)
+            samples = measure(rig, scenario, asked_for(scenario, args), 1 if args.quick else args.rounds, down)
             if not any(samples.values()):
                 continue
             parts.append(report.table(name, scenario, samples))
             print(parts[-1], flush=True)
-            faults = any(sample.faults for rounds in samples.values() for sample in rounds)
-            missed |= faults or not all(judged.met for judged in report.judge(scenario, samples))
-        parts.append(contenders_table(rig))
+            judged[name] = report.judge(scenario, samples)
+            faults |= any(sample.faults for rounds in samples.values() for sample in rounds)
+        parts.append(memory(rig))
         print(parts[-1])
+    parts.insert(0, report.aims(judged))
+    print(parts[0])
     if not args.quick:
-        args.out.write_text("\n".join(parts))
+        args.out.write_text("\n".join([head, *parts, *([NOTES.read_text()] if NOTES.exists() else [])]))
+    missed = faults or not all(row.met for rows in judged.values() for row in rows)
     return int(args.check and missed)
 
 

@@ -6,11 +6,14 @@ A row is all it takes to measure something else, another gateway for instance.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench import vllm_wire
+from bench import litellm_env, vllm_wire
+
+KEY = "sk-bench-4b1d6f0c9a7e42538d"
+"""What gateways are told to ask for, and clients to send."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +27,13 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """`command` None is the direct connection. `ready` is the path that answers 200 once it serves, empty for
-    listening."""
+    """`command` None is the direct connection; it may raise DidNotStart. `ready` is the path that answers 200 once it
+    serves, empty for listening."""
 
     wire: str
     command: Callable[[Setting], list[str]] | None
     ready: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
 def gateway_config(upstream: int) -> str:
@@ -39,7 +43,34 @@ model_list:
     litellm_params:
       model: vllm/{vllm_wire.MODEL}
       api_base: http://127.0.0.1:{upstream}
+general_settings:
+  master_key: {KEY}
 """
+
+
+def litellm_config(upstream: int) -> str:
+    """The same model as plain chat, and what LiteLLM's guide advises for production."""
+    return f"""\
+model_list:
+  - model_name: {vllm_wire.MODEL}
+    litellm_params:
+      model: openai/{vllm_wire.MODEL}
+      api_base: http://127.0.0.1:{upstream}/v1
+      api_key: none
+litellm_settings:
+  set_verbose: false
+general_settings:
+  master_key: {KEY}
+"""
+
+
+LITELLM_ENV = {
+    # Prices from the package and not from the network.
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "LITELLM_TELEMETRY": "False",
+    "LITELLM_MODE": "PRODUCTION",
+    "LITELLM_LOG": "ERROR",
+}
 
 
 def _unisono(setting: Setting) -> list[str]:
@@ -49,13 +80,22 @@ def _unisono(setting: Setting) -> list[str]:
     return [str(program), "serve", "--config", str(config), "--port", str(setting.port)]
 
 
+def _litellm(setting: Setting) -> list[str]:
+    config = setting.folder / "litellm.yaml"
+    config.write_text(litellm_config(setting.upstream))
+    serve = ["--config", str(config), "--host", "127.0.0.1", "--port", str(setting.port), "--num_workers", "1"]
+    return [str(litellm_env.program()), *serve, "--telemetry", "False"]
+
+
 def _module(name: str) -> Callable[[Setting], list[str]]:
     return lambda setting: [sys.executable, "-m", f"bench.{name}", str(setting.port), str(setting.upstream)]
 
 
 CONTENDERS: dict[str, Contender] = {
     "direct": Contender("vllm", None),
+    "direct chat": Contender("chat", None),
     "relay": Contender("vllm", _module("relay")),
     "aiohttp": Contender("vllm", _module("aiohttp_relay"), ready="/health"),
     "unisono": Contender("chat", _unisono, ready="/health/readiness"),
+    "litellm": Contender("chat", _litellm, ready="/health/readiness", env=LITELLM_ENV),
 }

@@ -1,4 +1,4 @@
-"""A vLLM server without a model: the completions wire at a steady pace or as fast as the reader takes it.
+"""A vLLM server without a model: both of its wires at a steady pace or as fast as the reader takes it.
 
 `max_tokens` is the length of the answer, so that a gateway in front of it needs no change to be measured. The pace is
 set for all later requests by `POST /bench/pace`. Paced streams keep an absolute schedule: lateness never adds up.
@@ -9,18 +9,18 @@ from __future__ import annotations
 import asyncio
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
 import httptools
 import orjson
 import uvloop
 
-from bench import material, vllm_wire
-from bench.material import Material
+from bench import chat_wire, material, vllm_wire
+from bench.material import Answer, Material
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,27 @@ class Served:
     abandoned: int = 0
 
 
+class Rendered(Protocol):
+    """An answer as its stream: what comes at once, what comes token by token, what comes last."""
+
+    @property
+    def answer(self) -> Answer: ...
+    @property
+    def rest(self) -> Sequence[vllm_wire.Template]: ...
+    def first(self, request_id: str, prompt: Sequence[int]) -> bytes: ...
+    def tail(self, request_id: str, prompt_tokens: int, counted: bool) -> bytes: ...
+
+
+class Wire(Protocol):
+    """What a server says on one path; the modules `vllm_wire` and `chat_wire` are two."""
+
+    def __hash__(self) -> int: ...
+    def refusal(self, body: object, /) -> bytes | None: ...
+    def prompt(self, body: dict[str, object], /) -> Sequence[int]: ...
+    def render(self, answer: Answer, tokens_per_chunk: int, /) -> Rendered: ...
+    def whole(self, answer: Answer, request_id: str, prompt: Sequence[int], /) -> bytes: ...
+
+
 class Server:
     """What all connections share."""
 
@@ -51,22 +72,22 @@ class Server:
         self._stuff = stuff
         self.rendered = lru_cache(maxsize=64)(self._render)
 
-    def _render(self, length: int, tokens_per_chunk: int) -> vllm_wire.Rendered:
-        return vllm_wire.render(self._stuff.answer(length), tokens_per_chunk)
+    def _render(self, wire: Wire, length: int, tokens_per_chunk: int) -> Rendered:
+        return wire.render(self._stuff.answer(length), tokens_per_chunk)
 
 
 class Stream:
     """One answer on its way out."""
 
-    def __init__(self, server: Server, transport: asyncio.Transport, body: dict[str, object]) -> None:
-        prompt, limit = body["prompt"], body.get("max_tokens") or 16
-        if not isinstance(prompt, list) or not isinstance(limit, int):
+    def __init__(self, server: Server, wire: Wire, transport: asyncio.Transport, body: dict[str, object]) -> None:
+        prompt, limit = wire.prompt(body), body.get("max_tokens") or 16
+        if not isinstance(limit, int):
             raise TypeError("the request was not checked")
         self._server, self._transport = server, transport
         self._pace = server.pace
         own = body.get("stream_interval")
         self._per_chunk = own if isinstance(own, int) and own > 0 else self._pace.tokens_per_chunk
-        self._answer = server.rendered(limit, self._per_chunk)
+        self._answer = server.rendered(wire, limit, self._per_chunk)
         request_id = uuid.uuid4().hex
         self._id = request_id.encode()
         options = body.get("stream_options")
@@ -166,18 +187,24 @@ class Connection(asyncio.Protocol):
             self._stream.cancel()
             self._server.served.abandoned += 1
 
-    def complete(self, content: bytes) -> bytes:
+    def complete(self, wire: Wire, content: bytes) -> bytes:
         body = orjson.loads(content)
-        refused = vllm_wire.refusal(body)
+        refused = wire.refusal(body)
         if refused is not None:
             return refused
         self._server.served.requests += 1
         if not body.get("stream"):
-            answer = self._server.rendered(body.get("max_tokens") or 16, 1).answer
+            answer = self._server.rendered(wire, body.get("max_tokens") or 16, 1).answer
             self._server.served.tokens += len(answer.tokens)
-            return vllm_wire.whole(answer, uuid.uuid4().hex, body["prompt"])
-        self._stream = Stream(self._server, self._transport, body)
+            return wire.whole(answer, uuid.uuid4().hex, wire.prompt(body))
+        self._stream = Stream(self._server, wire, self._transport, body)
         return b""
+
+    def completions(self, content: bytes) -> bytes:
+        return self.complete(vllm_wire, content)
+
+    def chat(self, content: bytes) -> bytes:
+        return self.complete(chat_wire, content)
 
     def set_pace(self, content: bytes) -> bytes:
         self._server.pace = Pace(**orjson.loads(content))
@@ -206,7 +233,8 @@ class Connection(asyncio.Protocol):
 
 
 ROUTES: dict[tuple[str, str], Callable[[Connection, bytes], bytes]] = {
-    ("POST", "/v1/completions"): Connection.complete,
+    ("POST", "/v1/completions"): Connection.completions,
+    ("POST", "/v1/chat/completions"): Connection.chat,
     ("GET", "/v1/models"): Connection.models,
     ("GET", "/health"): Connection.health,
     ("GET", "/version"): Connection.version,

@@ -82,6 +82,9 @@ async def connect(port: int) -> Connection:
     return connection
 
 
-def message(path: str, body: bytes, method: str = "POST") -> bytes:
+def message(path: str, body: bytes, method: str = "POST", key: str = "") -> bytes:
+    """One request; with a `key` it carries it as a bearer."""
     head = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+    if key:
+        head += f"authorization: Bearer {key}\r\n"
     return f"{head}accept: */*\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body

@@ -48,6 +48,7 @@ class Load:
     leave_s: float = 0.0
     """After so many seconds each client hangs up, whatever it got; 0 for never."""
     cold: Cold | None = None
+    key: str = ""
     limit_s: float = 120.0
     """After this the load is given up and counts as a fault."""
 
@@ -131,7 +132,7 @@ class Clients:
     def _message(self, load: Load, words: int, index: int, tokens: int, history: int = 0) -> bytes:
         seed = load.seed * 1_000_003 + index
         question = wires.Question(seed, words, history, seed if load.fresh else 0)
-        return wires.request(load.wire, self._stuff, question, tokens=tokens, stream=load.stream)
+        return wires.request(load.wire, self._stuff, question, tokens=tokens, stream=load.stream, key=load.key)
 
     async def _one(self, load: Load, request: bytes, tokens: int, outcome: Outcome) -> wires.Clock | None:
         expected = self._stuff.answer(tokens)

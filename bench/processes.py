@@ -73,7 +73,7 @@ class Process:
             raise ValueError(f"{self.name} has no pipes")
         return self._child.stdin, self._child.stdout
 
-    def wait_ready(self, port: int, path: str, limit_s: float = 60.0) -> float:
+    def wait_ready(self, port: int, path: str, limit_s: float = 120.0) -> float:
         """Wait until `GET path` answers 200 (an empty path: until something listens). Returns the seconds it took.
         Raises DidNotStart."""
         begun = time.monotonic()

@@ -8,9 +8,11 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from math import isnan
 from pathlib import Path
 from statistics import median
 
+from bench import litellm_env
 from bench.rig import Sample
 from bench.scenarios import COLUMNS, Scenario, Verdict
 
@@ -26,17 +28,36 @@ class Judged:
 
     @property
     def met(self) -> bool:
-        return self.verdict.aim is None or self.value <= self.verdict.aim
+        aim = self.verdict.aim
+        if aim is None:
+            return True
+        return self.value >= aim if self.verdict.at_least else self.value <= aim
 
     def line(self) -> str:
-        verdict, unit = self.verdict, COLUMNS[self.verdict.column]
-        if verdict.difference:
-            said = f"{unit}: {verdict.of} - {verdict.against} = **{self.value:+.2f}**"
-        else:
-            said = f"{unit}: {verdict.of} / {verdict.against} = **{self.value:.2f}**"
-        if verdict.aim is None:
-            return said
-        return f"{said} (aim ≤ {verdict.aim:g}: {'met' if self.met else 'MISSED'})"
+        aim = self.aim
+        return f"{self.compared} = **{self.said}**" + (f" (aim {aim}: {self.result})" if aim else "")
+
+    @property
+    def compared(self) -> str:
+        verdict = self.verdict
+        of, against = verdict.of, verdict.against
+        if verdict.less is not None:
+            of, against = f"({of} - {verdict.less[0]})", f"({against} - {verdict.less[1]})"
+        return f"{COLUMNS[verdict.column]}: {of} {'-' if verdict.difference else '/'} {against}"
+
+    @property
+    def said(self) -> str:
+        return f"{self.value:+.2f}" if self.verdict.difference else f"{self.value:.3g}"
+
+    @property
+    def aim(self) -> str:
+        """Empty where there is none."""
+        verdict = self.verdict
+        return "" if verdict.aim is None else f"{'≥' if verdict.at_least else '≤'} {verdict.aim:.3g}"
+
+    @property
+    def result(self) -> str:
+        return "met" if self.met else "MISSED"
 
 
 def judge(scenario: Scenario, samples: Mapping[str, Sequence[Sample]]) -> list[Judged]:
@@ -44,16 +65,26 @@ def judge(scenario: Scenario, samples: Mapping[str, Sequence[Sample]]) -> list[J
     round met the same minute."""
     judged = []
     for verdict in scenario.verdicts:
-        pairs = zip(samples.get(verdict.of, ()), samples.get(verdict.against, ()), strict=False)
-        values = [_compared(verdict, of, against) for of, against in pairs]
+        measured = zip(*(samples.get(arm, ()) for arm in verdict.arms), strict=False)
+        values = [_compared(verdict, *arms) for arms in measured]
         if values:
             judged.append(Judged(verdict, median(values)))
     return judged
 
 
-def _compared(verdict: Verdict, of: Sample, against: Sample) -> float:
-    left, right = float(getattr(of, verdict.column)), float(getattr(against, verdict.column))
+def _compared(verdict: Verdict, *arms: Sample) -> float:
+    left, right, *less = (float(getattr(sample, verdict.column)) for sample in arms)
+    if less:
+        left, right = left - less[0], right - less[1]
     return left - right if verdict.difference else left / right
+
+
+def aims(judged: Mapping[str, Sequence[Judged]]) -> str:
+    """All aims at a glance, by scenario."""
+    lines = ["## the aims", "", _row(["", "", "aim", "here", ""]), _row(["---", "---", "---:", "---:", "---"])]
+    for name, rows in judged.items():
+        lines += [_row([name, row.compared, row.aim, row.said, row.result]) for row in rows if row.aim]
+    return "\n".join(lines) + "\n"
 
 
 def table(name: str, scenario: Scenario, samples: Mapping[str, Sequence[Sample]]) -> str:
@@ -91,7 +122,7 @@ def machine() -> str:
 
 
 def versions() -> str:
-    return ", ".join(f"{package} {version(package)}" for package in PACKAGES)
+    return ", ".join([*(f"{package} {version(package)}" for package in PACKAGES), litellm_env.version()])
 
 
 def revision() -> str:
@@ -114,10 +145,14 @@ def _cpu_model() -> str:
 def _cell(rounds: Sequence[Sample], column: str) -> str:
     values = [float(getattr(sample, column)) for sample in rounds]
     middle, low, high = median(values), min(values), max(values)
-    return _number(middle) if len(values) == 1 else f"{_number(middle)} ({_number(low)}-{_number(high)})"
+    return (
+        _number(middle) if len(values) == 1 or isnan(middle) else f"{_number(middle)} ({_number(low)}-{_number(high)})"
+    )
 
 
 def _number(value: float) -> str:
+    if isnan(value):
+        return "-"
     if value >= 1000:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"

@@ -6,46 +6,56 @@ answer was complete; a warm-up through the same connections comes before it.
 
 from __future__ import annotations
 
+import select
 import sys
 import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from math import nan
 from pathlib import Path
 from types import TracebackType
 
 import orjson
 
 from bench import material, meter
-from bench.contenders import CONTENDERS, Setting
+from bench.contenders import CONTENDERS, KEY, Setting
 from bench.fake_vllm import Pace
 from bench.load import Load, Outcome
 from bench.processes import Cpus, Process, call, free_port
-from bench.scenarios import FULL_SPEED, Arm, Work
+from bench.renders import Ask
+from bench.scenarios import FULL_SPEED, Arm, Launch, Rendering, Work
 from unisono.harmony.encoding import load_encoding
 
 WARM_TOKENS = 64
 SETTLE_S = 0.5
-"""How long after the last client left every abort has to be done."""
+"""How long after the last client left every abort has to be done, and a start be over."""
+WEIGH_EVERY_S = 0.2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One measurement of one arm. `rig_busy` is the share of their CPU the fake and the load generator used: at 1 they
-    were the limit, not the contender. `unaborted` counts the clients that left without the backend being told."""
+    """One measurement of one arm; NaN for what its kind of work does not measure. `rig_busy` is the share of their CPU
+    the fake and the load generator used: at 1 they were the limit, not the contender. `unaborted` counts the clients
+    that left without the backend being told."""
 
-    cpu_us_per_token: float
-    cpu_ms_per_request: float
-    tokens_per_s: float
-    ttft_p50_ms: float
-    ttft_p99_ms: float
-    gap_p50_ms: float
-    gap_p99_ms: float
-    gap_max_ms: float
-    busy: float
-    rig_busy: float
-    unaborted: float
-    faults: int
-    examples: tuple[str, ...]
+    cpu_us_per_token: float = nan
+    cpu_ms_per_request: float = nan
+    tokens_per_s: float = nan
+    ttft_p50_ms: float = nan
+    ttft_p99_ms: float = nan
+    gap_p50_ms: float = nan
+    gap_p99_ms: float = nan
+    gap_max_ms: float = nan
+    busy: float = nan
+    rig_busy: float = nan
+    unaborted: float = nan
+    start_s: float = nan
+    start_cpu_s: float = nan
+    idle_mib: float = nan
+    kib_per_stream: float = nan
+    render_ms: float = nan
+    faults: int = 0
+    examples: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +65,6 @@ class Started:
     port: int
     wire: str
     process: Process | None
-    start_s: float
-    idle_mib: float
 
 
 class Rig:
@@ -64,16 +72,17 @@ class Rig:
         self._folder, self._cpus, self._stack = folder, cpus, ExitStack()
         self.upstream = upstream or free_port()
         self.started: dict[str, Started] = {}
+        self._stuff = folder / "material.json"
+        self._renders: Process | None = None
         self._seed = 0
 
     def __enter__(self) -> Rig:
-        stuff = self._folder / "material.json"
-        material.save(material.build(load_encoding()), stuff)
+        material.save(material.build(load_encoding()), self._stuff)
         modules = [sys.executable, "-m"]
-        fake = [*modules, "bench.fake_vllm", str(self.upstream), str(stuff)]
+        fake = [*modules, "bench.fake_vllm", str(self.upstream), str(self._stuff)]
         self._fake = self._stack.enter_context(Process("fake", fake, self._folder, self._cpus.others))
         self._fake.wait_ready(self.upstream, "/health")
-        clients = [*modules, "bench.load", str(stuff)]
+        clients = [*modules, "bench.load", str(self._stuff)]
         self._clients = self._stack.enter_context(Process("load", clients, self._folder, self._cpus.others, piped=True))
         return self
 
@@ -88,26 +97,73 @@ class Rig:
             return self.started[name]
         contender = CONTENDERS[name]
         if contender.command is None:
-            started = Started(self.upstream, contender.wire, None, 0.0, 0.0)
+            started = Started(self.upstream, contender.wire, None)
         else:
-            setting = Setting(self._folder, self.upstream, free_port())
-            home = {"XDG_DATA_HOME": str(self._folder / "data"), "XDG_STATE_HOME": str(self._folder / "state")}
-            process = Process(name, contender.command(setting), self._folder, self._cpus.tested, env=home)
+            started, process = self._launch(name)
             self._stack.enter_context(process)
-            took = process.wait_ready(setting.port, contender.ready)
-            started = Started(setting.port, contender.wire, process, took, meter.resident_mib(process.pid))
+            process.wait_ready(started.port, contender.ready)
         self.started[name] = started
         self._warm(started, Work(streams=8, tokens=WARM_TOKENS, requests=20))
         return started
 
     def sample(self, arm: Arm) -> Sample:
         """Measure `arm` once. Raises DidNotStart."""
-        started = self.start(arm.contender)
-        self._warm(started, arm.work)
-        self._pace(arm.work.pace)
+        match arm.work:
+            case Work() as work:
+                return self._loaded(self.start(arm.contender), work)
+            case Launch(held):
+                return self._launched(arm.contender, held)
+            case Rendering() as rendering:
+                return self._rendered(rendering)
+
+    def _launch(self, name: str) -> tuple[Started, Process]:
+        contender = CONTENDERS[name]
+        if contender.command is None:
+            raise ValueError(f"{name} is no process")
+        setting = Setting(self._folder, self.upstream, free_port())
+        home = {"XDG_DATA_HOME": str(self._folder / "data"), "XDG_STATE_HOME": str(self._folder / "state")}
+        log = f"{name}-{setting.port}"
+        command, env = contender.command(setting), {**home, **contender.env}
+        process = Process(log, command, self._folder, self._cpus.tested, env=env)
+        return Started(setting.port, contender.wire, process), process
+
+    def _launched(self, name: str, held: Work | None) -> Sample:
+        started, process = self._launch(name)
+        with process:
+            took = process.wait_ready(started.port, CONTENDERS[name].ready)
+            used = meter.cpu_seconds(process.pid)
+            time.sleep(SETTLE_S)
+            idle = meter.resident_mib(process.pid)
+            sample = Sample(start_s=took, start_cpu_s=used, idle_mib=idle)
+            if held is None:
+                return sample
+            # What is made once, at the first request, is no stream's.
+            self._warm(started, replace(held, streams=2, requests=5))
+            before = meter.resident_mib(process.pid)
+            self._pace(held.pace)
+            outcome, most = self._weighed(started, held, process.pid)
+            return replace(
+                sample,
+                kib_per_stream=1024 * (most - before) / held.streams,
+                faults=outcome.faults,
+                examples=tuple(outcome.examples),
+            )
+
+    def _rendered(self, rendering: Rendering) -> Sample:
+        if self._renders is None:
+            command = [sys.executable, "-m", "bench.renders", str(self._stuff)]
+            process = Process("renders", command, self._folder, self._cpus.tested, piped=True)
+            self._renders = self._stack.enter_context(process)
+        self._seed += 1
+        ask = Ask(rendering.how, rendering.words, rendering.times, self._seed)
+        return Sample(render_ms=float(_answered(self._renders, asdict(ask))))
+
+    def _loaded(self, started: Started, work: Work) -> Sample:
+        self._warm(started, work)
+        self._pace(work.pace)
         abandoned = self._abandoned()
         before, fake = self._cpu(started), meter.cpu_seconds(self._fake.pid)
-        outcome = self._run(started, arm.work)
+        outcome = self._run(started, work)
         # Closing what belongs to the last answer is work, too.
         time.sleep(SETTLE_S if outcome.left else 0.05)
         used, fake = self._cpu(started) - before, meter.cpu_seconds(self._fake.pid) - fake
@@ -139,6 +195,19 @@ class Rig:
         )
 
     def _run(self, started: Started, work: Work) -> Outcome:
+        return Outcome(**orjson.loads(_answered(self._clients, self._load(started, work))))
+
+    def _weighed(self, started: Started, work: Work, pid: int) -> tuple[Outcome, float]:
+        """A load, and the most memory that was seen meanwhile, in MiB."""
+        question, answer = self._clients.pipes
+        question.write(orjson.dumps(self._load(started, work)) + b"\n")
+        question.flush()
+        most = 0.0
+        while not select.select([answer], [], [], WEIGH_EVERY_S)[0]:
+            most = max(most, meter.resident_mib(pid))
+        return Outcome(**orjson.loads(answer.readline())), most
+
+    def _load(self, started: Started, work: Work) -> dict[str, object]:
         self._seed += 1
         load = Load(
             wire=started.wire,
@@ -153,14 +222,9 @@ class Rig:
             fresh=work.fresh,
             leave_s=work.leave_s,
             cold=work.cold,
+            key=KEY,
         )
-        question, answer = self._clients.pipes
-        question.write(orjson.dumps(asdict(load)) + b"\n")
-        question.flush()
-        line = answer.readline()
-        if not line:
-            raise RuntimeError(f"the load generator ended:\n{self._clients.log_end()}")
-        return Outcome(**orjson.loads(line))
+        return asdict(load)
 
     def _pace(self, pace: Pace) -> None:
         call(self.upstream, "POST", "/bench/pace", orjson.dumps(asdict(pace)))
@@ -171,3 +235,14 @@ class Rig:
     @staticmethod
     def _cpu(started: Started) -> float:
         return 0.0 if started.process is None else meter.cpu_seconds(started.process.pid)
+
+
+def _answered(process: Process, question: object) -> bytes:
+    """The line `process` answers to a line of JSON."""
+    asked, answer = process.pipes
+    asked.write(orjson.dumps(question) + b"\n")
+    asked.flush()
+    line = answer.readline()
+    if not line:
+        raise RuntimeError(f"{process.name} ended:\n{process.log_end()}")
+    return line

@@ -18,8 +18,8 @@ from unisono.core.generation import VOCABULARY
 MODEL = "gpt-oss-bench"
 CONTEXT = 131_072
 CREATED = 1_763_640_000
-ID_LENGTH = 32
-"""Characters of a request id behind its `cmpl-`."""
+ID_MARK = "f0" * 16
+"""Stands for a request id, as long as one, until there is one."""
 
 DONE = b"data: [DONE]\n\n"
 LAST_CHUNK = b"0\r\n\r\n"
@@ -53,16 +53,26 @@ def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, object]:
     }
 
 
-def _event(request_id: str, choices: Sequence[object], counted: object = None) -> bytes:
-    body = {
-        "id": f"cmpl-{request_id}",
-        "object": "text_completion",
-        "created": CREATED,
-        "model": MODEL,
-        "choices": choices,
-        "usage": counted,
-    }
+def event(body: object) -> bytes:
     return b"data: " + orjson.dumps(body) + b"\n\n"
+
+
+def end(totals: bytes) -> bytes:
+    """What follows the last token: the usage event where there is one, the end mark, the last HTTP chunk."""
+    return (framed(totals) if totals else b"") + framed(DONE) + LAST_CHUNK
+
+
+def _event(request_id: str, choices: Sequence[object], counted: object = None) -> bytes:
+    return event(
+        {
+            "id": f"cmpl-{request_id}",
+            "object": "text_completion",
+            "created": CREATED,
+            "model": MODEL,
+            "choices": choices,
+            "usage": counted,
+        }
+    )
 
 
 def _choice(text: str, tokens: Sequence[int], finish: str | None, prompt: Sequence[int] | None) -> dict[str, object]:
@@ -79,13 +89,18 @@ def _choice(text: str, tokens: Sequence[int], finish: str | None, prompt: Sequen
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """One framed chunk, cut where the request id stands."""
+    """Framed chunks, cut where the request id stands; nothing where a token shows nothing."""
 
-    before: bytes
-    after: bytes
+    parts: tuple[bytes, ...]
 
     def fill(self, request_id: bytes) -> bytes:
-        return self.before + request_id + self.after
+        return request_id.join(self.parts)
+
+
+def template(*events: bytes) -> Template:
+    """`events` hold `ID_MARK` where the id of a request belongs."""
+    chunks = b"".join(framed(event) for event in events)
+    return Template(tuple(chunks.split(ID_MARK.encode())) if chunks else ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,24 +117,19 @@ class Rendered:
         return framed(_event(request_id, [_choice(text, tokens, finish, prompt)]))
 
     def tail(self, request_id: str, prompt_tokens: int, counted: bool) -> bytes:
-        """What follows the last token: the usage chunk when it was asked for, the end mark, the last HTTP chunk."""
         totals = _event(request_id, [], usage(prompt_tokens, len(self.answer.tokens)))
-        return (framed(totals) if counted else b"") + framed(DONE) + LAST_CHUNK
+        return end(totals if counted else b"")
 
 
 def render(answer: Answer, tokens_per_chunk: int) -> Rendered:
-    marker = "\x00" * ID_LENGTH
-    cut = orjson.dumps(marker)[1:-1]
     rest = []
-    last = len(answer.tokens)
-    for start in range(tokens_per_chunk, last, tokens_per_chunk):
-        end = min(start + tokens_per_chunk, last)
-        text, tokens = "".join(answer.texts[start:end]), answer.tokens[start:end]
-        event = _event(marker, [_choice(text, tokens, answer.finish if end == last else None, None)])
-        before, after = event.split(cut)
-        size = len(before) + ID_LENGTH + len(after)
-        rest.append(Template(b"%x\r\n%b" % (size, before), after + b"\r\n"))
-    return Rendered(answer, min(tokens_per_chunk, last), tuple(rest))
+    count = len(answer.tokens)
+    for start in range(tokens_per_chunk, count, tokens_per_chunk):
+        stop = min(start + tokens_per_chunk, count)
+        text, tokens = "".join(answer.texts[start:stop]), answer.tokens[start:stop]
+        finish = answer.finish if stop == count else None
+        rest.append(template(_event(ID_MARK, [_choice(text, tokens, finish, None)])))
+    return Rendered(answer, min(tokens_per_chunk, count), tuple(rest))
 
 
 def whole(answer: Answer, request_id: str, prompt: Sequence[int]) -> bytes:
@@ -136,6 +146,13 @@ def whole(answer: Answer, request_id: str, prompt: Sequence[int]) -> bytes:
             "usage": usage(len(prompt), len(answer.tokens)),
         },
     )
+
+
+def prompt(body: dict[str, object]) -> Sequence[int]:
+    ids = body["prompt"]
+    if not isinstance(ids, list):
+        raise TypeError("the request was not checked")
+    return ids
 
 
 def refusal(body: object) -> bytes | None:

@@ -224,13 +224,13 @@ WIRES: dict[str, tuple[str, Callable[[Material, Question], dict[str, object]], C
 }
 
 
-def request(wire: str, stuff: Material, question: Question, *, tokens: int, stream: bool) -> bytes:
-    """One request for an answer of `tokens` tokens, as bytes."""
+def request(wire: str, stuff: Material, question: Question, *, tokens: int, stream: bool, key: str = "") -> bytes:
+    """One request for an answer of `tokens` tokens, as bytes, with `key` for those who ask for one."""
     path, to_body, _ = WIRES[wire]
     body = to_body(stuff, question) | {"max_tokens": tokens, "temperature": 1.0}
     if stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-    return message(path, orjson.dumps(body))
+    return message(path, orjson.dumps(body), key=key)
 
 
 def reader(wire: str, *, stream: bool) -> Reader:

@@ -3,13 +3,13 @@
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from bench import meter, report
+from bench import litellm_env, meter, report
 from bench.__main__ import arguments
-from bench.contenders import CONTENDERS, gateway_config
+from bench.contenders import CONTENDERS, KEY, gateway_config, litellm_config
 from bench.rig import Sample
 from bench.scenarios import COLUMNS, SCENARIOS, Arm, Scenario, Verdict, Work, shortened
 
@@ -48,26 +48,45 @@ def test_ps_times_in_all_their_spellings() -> None:
 
 
 def sample(cpu: float, faults: int = 0) -> Sample:
-    return Sample(cpu, 1, 1, 1, 1, 1, 1, 1, 0.5, 0.5, 0, faults, ("text differs",) if faults else ())
+    return Sample(cpu_us_per_token=cpu, faults=faults, examples=("text differs",) if faults else ())
 
 
 RATIO = Scenario(
     "a title",
-    (Arm("a", "relay", Work(1, 1)), Arm("b", "unisono", Work(1, 1))),
-    ("cpu_us_per_token",),
-    (Verdict("cpu_us_per_token", "b", "a", aim=7.0), Verdict("cpu_us_per_token", "b", "a", difference=True, aim=50)),
+    (Arm("a", "relay", Work(1, 1)), Arm("b", "unisono", Work(1, 1)), Arm("none", "direct", Work(1, 1))),
+    ("cpu_us_per_token", "start_s"),
+    (
+        Verdict("cpu_us_per_token", "b", "a", aim=7.0),
+        Verdict("cpu_us_per_token", "b", "a", difference=True, aim=50),
+        Verdict("cpu_us_per_token", "b", "a", aim=6.5, at_least=True),
+        Verdict("cpu_us_per_token", "b", "a", aim=8.0, less=("none", "none")),
+    ),
 )
 
 
 def test_verdicts_compare_rounds_and_take_the_median() -> None:
-    samples = {"a": [sample(10), sample(20), sample(90)], "b": [sample(70), sample(100), sample(540)]}
-    ratio, difference = report.judge(RATIO, samples)
+    samples = {
+        "a": [sample(10), sample(20), sample(90)],
+        "b": [sample(70), sample(100), sample(540)],
+        "none": [sample(2), sample(10), sample(40)],
+    }
+    ratio, difference, least, added = report.judge(RATIO, samples)
     assert (ratio.value, ratio.met) == (6.0, True)
     assert (difference.value, difference.met) == (80.0, False)
+    assert (least.value, least.met) == (6.0, False)
+    assert (added.value, added.met) == (9.0, False)
     text = report.table("name", RATIO, samples)
-    assert "| a | 20.0 (10.0-90.0) |" in text
-    assert "b / a = **6.00** (aim ≤ 7: met)" in text
+    assert "| a | 20.0 (10.0-90.0) | - |" in text
+    assert "b / a = **6** (aim ≤ 7: met)" in text
     assert "b - a = **+80.00** (aim ≤ 50: MISSED)" in text
+    assert "b / a = **6** (aim ≥ 6.5: MISSED)" in text
+    assert "(b - none) / (a - none) = **9** (aim ≤ 8: MISSED)" in text
+
+
+def test_the_aims_are_listed_with_what_became_of_them() -> None:
+    judged = report.judge(RATIO, {"a": [sample(10)], "b": [sample(60)]})
+    assert "| name | CPU µs/token: b / a | ≤ 7 | 6 | met |" in report.aims({"name": judged})
+    assert "| name | CPU µs/token: b - a | ≤ 50 | +50.00 | met |" in report.aims({"name": judged})
 
 
 def test_an_arm_without_samples_is_not_judged_and_faults_are_shown() -> None:
@@ -83,8 +102,9 @@ def test_scenarios_name_known_contenders_columns_and_arms(name: str) -> None:
     assert len(set(labels)) == len(labels)
     assert {arm.contender for arm in scenario.arms} <= CONTENDERS.keys()
     assert {*scenario.columns, *(verdict.column for verdict in scenario.verdicts)} <= COLUMNS.keys()
-    assert {label for verdict in scenario.verdicts for label in (verdict.of, verdict.against)} <= set(labels)
-    assert all(shortened(arm.work).tokens >= 12 for arm in scenario.arms)
+    assert {label for verdict in scenario.verdicts for label in verdict.arms} <= set(labels)
+    shorter = [shortened(arm.work) for arm in scenario.arms]
+    assert all(work.tokens >= 12 for work in shorter if isinstance(work, Work))
 
 
 def test_columns_are_fields_of_a_sample() -> None:
@@ -99,5 +119,14 @@ def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "nobody" in capsys.readouterr().err
 
 
-def test_the_gateways_config_names_the_backend() -> None:
-    assert "api_base: http://127.0.0.1:8123" in gateway_config(8123)
+@pytest.mark.parametrize("config", [gateway_config, litellm_config])
+def test_gateways_are_told_the_backend_and_ask_for_a_key(config: Callable[[int], str]) -> None:
+    assert "api_base: http://127.0.0.1:8123" in config(8123)
+    assert f"master_key: {KEY}" in config(8123)
+
+
+def test_the_other_proxy_is_pinned_with_all_it_needs() -> None:
+    pins = [line.partition(" ;")[0] for line in litellm_env.PINS.read_text().splitlines()]
+    assert len(pins) > 100
+    assert all(pin.count("==") == 1 for pin in pins)
+    assert litellm_env.version() == "litellm 1.106.2"
