@@ -11,7 +11,7 @@ import pytest
 
 from tests.fakes import Refusal, Seen, Sleep, Step, WireServer
 from unisono.cli import discover as discovery
-from unisono.cli.discover import Found, discover
+from unisono.cli.discover import FINDERS, PORTS, Found, discover
 
 Answer = dict[str, Any] | list[Any] | str | int | None
 """By path: a JSON body, a raw body, a status, or None for silence."""
@@ -79,7 +79,9 @@ VLLM: dict[str, tuple[dict[str, Answer], list[str]]] = {
 @pytest.mark.parametrize(("answers", "found"), VLLM.values(), ids=VLLM)
 async def test_vllm_is_found_by_its_own_api(answers: dict[str, Answer], found: list[str], free_port: int) -> None:
     async with WireServer(by_path(answers)) as server:
-        assert await discover(server.port, free_port) == [Found("vllm", name, server.url) for name in found]
+        assert await discover({"vllm": server.port, "mlx_server": free_port}) == [
+            Found("vllm", name, server.url) for name in found
+        ]
         assert not server.requests, "nothing is generated on a server that says what it serves"
 
 
@@ -131,15 +133,56 @@ async def test_an_mlx_server_has_to_prove_that_it_runs_gpt_oss(
 ) -> None:
     async with WireServer(by_path(answers)) as server:
         expected = [Found("mlx_server", found, server.url)] if found else []
-        assert await discover(free_port, server.port) == expected
+        assert await discover({"vllm": free_port, "mlx_server": server.port}) == expected
 
 
 async def test_both_are_found_and_closed_ports_cost_nothing(free_port: int) -> None:
-    assert await discover(free_port, free_port) == []
+    assert await discover(dict.fromkeys(PORTS, free_port)) == []
     vllm = WireServer(by_path({"/version": VERSION, "/v1/models": models({"id": "gpt-oss-120b"})}))
     mlx = WireServer(by_path({"/health": OK, "/v1/models": models({"id": "gpt-oss-20b"}), "/v1/completions": SPEAKS}))
     async with vllm, mlx:
-        assert [found.kind for found in await discover(vllm.port, mlx.port)] == ["vllm", "mlx_server"]
+        ports = {"vllm": vllm.port, "mlx_server": mlx.port}
+        assert [found.kind for found in await discover(ports)] == ["vllm", "mlx_server"]
+
+
+PROPS = {"default_generation_settings": {"n_ctx": 4096}, "model_path": "/models/gpt-oss-20b-mxfp4.gguf"}
+OTHERS: dict[str, tuple[str, dict[str, Answer], list[str]]] = {
+    "llama-server by its file": ("llamacpp", {"/props": PROPS}, ["gpt-oss-20b-mxfp4"]),
+    "llama-server by its alias": ("llamacpp", {"/props": PROPS | {"model_alias": "house"}}, ["house"]),
+    "llama-server with another model": ("llamacpp", {"/props": PROPS | {"model_path": "/models/qwen.gguf"}}, []),
+    "not llama-server": ("llamacpp", {"/props": {"model_path": "gpt-oss"}}, []),
+    "llama-server is no mlx_lm.server": (
+        "mlx_server",
+        {"/health": OK, "/props": PROPS, "/v1/models": models({"id": "gpt-oss"}), "/v1/completions": SPEAKS},
+        [],
+    ),
+    "SGLang": (
+        "sglang",
+        {"/model_info": {"tokenizer_path": "openai/gpt-oss-20b"}, "/v1/models": models({"id": "openai/gpt-oss-20b"})},
+        ["openai/gpt-oss-20b"],
+    ),
+    "not SGLang": ("sglang", {"/model_info": {}, "/v1/models": models({"id": "openai/gpt-oss-20b"})}, []),
+    "Ollama": (
+        "ollama",
+        {
+            "/api/version": VERSION,
+            "/api/tags": {"models": [{"name": "gpt-oss:20b"}, {"name": "qwen3"}, {"name": 7}, 7]},
+        },
+        ["gpt-oss:20b"],
+    ),
+    "Ollama without it": ("ollama", {"/api/version": VERSION, "/api/tags": {"models": []}}, []),
+    "not Ollama": ("ollama", {"/api/tags": {"models": [{"name": "gpt-oss:20b"}]}}, []),
+}
+
+
+@pytest.mark.parametrize(("kind", "answers", "found"), OTHERS.values(), ids=OTHERS)
+async def test_each_kind_is_told_by_its_own_api(kind: str, answers: dict[str, Answer], found: list[str]) -> None:
+    async with WireServer(by_path(answers)) as server:
+        assert await discover({kind: server.port}) == [Found(kind, name, server.url) for name in found]
+
+
+def test_every_kind_with_a_server_is_looked_for() -> None:
+    assert PORTS.keys() == FINDERS.keys()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ is left alone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
@@ -15,8 +15,8 @@ from typing import Any
 import aiohttp
 import orjson
 
-VLLM_PORT = 8000
-MLX_SERVER_PORT = 8080
+PORTS: Mapping[str, int] = {"vllm": 8000, "sglang": 30000, "llamacpp": 8080, "ollama": 11434, "mlx_server": 8080}
+"""Where each kind listens unless told otherwise, in the order found backends are named."""
 TIMEOUT_S = 1.0
 FIRST_TOKEN_TIMEOUT_S = 10.0
 MAX_ANSWER_BYTES = 1024 * 1024
@@ -40,12 +40,12 @@ class Found:
         return PurePath(self.model).name
 
 
-async def discover(vllm_port: int = VLLM_PORT, mlx_server_port: int = MLX_SERVER_PORT) -> list[Found]:
-    """Every gpt-oss backend on loopback, vLLM first."""
+async def discover(ports: Mapping[str, int] = PORTS) -> list[Found]:
+    """Every gpt-oss backend on loopback, by kind in the order of `ports`; a kind without a port is not looked for."""
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     async with aiohttp.ClientSession(timeout=timeout, trust_env=False) as session:
         found = await asyncio.gather(
-            _vllm(session, f"http://127.0.0.1:{vllm_port}"), _mlx_server(session, f"http://127.0.0.1:{mlx_server_port}")
+            *(FINDERS[kind](session, f"http://127.0.0.1:{port}") for kind, port in ports.items())
         )
     return [backend for backends in found for backend in backends]
 
@@ -56,15 +56,50 @@ async def _vllm(session: aiohttp.ClientSession, base: str) -> list[Found]:
     return [Found("vllm", model["id"], base) for model in await _models(session, base) if _says_gpt_oss(model)]
 
 
+async def _sglang(session: aiohttp.ClientSession, base: str) -> list[Found]:
+    if not isinstance((await _get(session, f"{base}/model_info")).get("tokenizer_path"), str):
+        return []
+    return [Found("sglang", model["id"], base) for model in await _models(session, base) if _says_gpt_oss(model)]
+
+
+async def _llamacpp(session: aiohttp.ClientSession, base: str) -> list[Found]:
+    props = await _get(session, f"{base}/props")
+    path, alias = props.get("model_path"), props.get("model_alias")
+    if not isinstance(path, str) or "default_generation_settings" not in props:
+        return []
+    name = alias if isinstance(alias, str) and alias else PurePath(path).stem
+    return [Found("llamacpp", name, base)] if "gpt-oss" in f"{name} {path}".lower() else []
+
+
+async def _ollama(session: aiohttp.ClientSession, base: str) -> list[Found]:
+    if not isinstance((await _get(session, f"{base}/api/version")).get("version"), str):
+        return []
+    listed = (await _get(session, f"{base}/api/tags")).get("models")
+    models = [model for model in listed if isinstance(model, dict)] if isinstance(listed, list) else []
+    names = [name for model in models if isinstance(name := model.get("name"), str)]
+    return [Found("ollama", name, base) for name in names if "gpt-oss" in name.lower()]
+
+
 async def _mlx_server(session: aiohttp.ClientSession, base: str) -> list[Found]:
     """mlx_lm.server lists what is on disk, not what it runs, so the running model has to prove itself."""
     if (await _get(session, f"{base}/health")).get("status") != "ok":
         return []
+    if await _get(session, f"{base}/props"):
+        return []  # llama-server, which is healthy on the same port and knows this path
     names = [model["id"] for model in await _models(session, base) if _says_gpt_oss(model)]
     if not names or not await _speaks_harmony(session, base):
         return []
     # The folder it was started with comes last.
     return [Found("mlx_server", names[-1], base)]
+
+
+FINDERS: Mapping[str, Callable[[aiohttp.ClientSession, str], Awaitable[list[Found]]]] = {
+    "vllm": _vllm,
+    "sglang": _sglang,
+    "llamacpp": _llamacpp,
+    "ollama": _ollama,
+    "mlx_server": _mlx_server,
+}
 
 
 async def _models(session: aiohttp.ClientSession, base: str) -> list[dict[str, Any]]:
