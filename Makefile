@@ -41,7 +41,7 @@ types: $(SYNCED)
 imports: $(SYNCED)
 	$(BIN)/lint-imports
 
-unit: $(SYNCED)
+unit: $(SYNCED) .state-server
 	$(BIN)/pytest -m "not slow" $(ARGS)
 
 # The official client libraries, each in an environment of its own.
@@ -76,6 +76,24 @@ $(SYNCED): pyproject.toml uv.lock
 		echo "macOS: brew install python@3.13, or the installer from python.org." >&2; \
 		exit 1; \
 	fi
+
+# State shared by replicas is tested on a real server, which the tests start and end themselves. A machine without one
+# gets it from its package manager; the service some packages start is not wanted and goes.
+.PHONY: .state-server
+.state-server:
+	@mkdir -p .cache
+	@command -v redis-server >/dev/null || command -v valkey-server >/dev/null || { \
+		if command -v apt-get >/dev/null; then \
+			root=""; [ "$$(id -u)" = 0 ] || root="sudo -n"; \
+			$$root apt-get update -qq && $$root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq redis-server; \
+			$$root systemctl disable --now redis-server || true; \
+		elif command -v brew >/dev/null; then \
+			brew install --quiet redis; \
+		fi >.cache/state-server.log 2>&1; \
+		command -v redis-server >/dev/null || command -v valkey-server >/dev/null || { \
+			echo "redis-server is not installed, and could not be. Debian: apt install redis-server." >&2; \
+			echo "macOS: brew install redis. Fedora: dnf install valkey. What was tried: .cache/state-server.log" >&2; \
+			exit 1; }; }
 
 # Without uv on PATH: one of our own, from the Python package index.
 $(OWN_UV):

@@ -19,6 +19,12 @@
         BackendTimeout              504 backend_timeout
         BackendProtocolError        502 backend_protocol_error
         BackendRejected             400 backend_rejected_request
+      StoreError                    500 store_error
+        StoreUnavailable            503 store_unavailable
+        StoreConflict               409 state_conflict
+          KeyReused                 409 idempotency_key_reused
+        StoreTooLarge               413 state_too_large
+        StoreUnreadable             500 state_unreadable
       InternalError                 500 internal_error
 
 What the model writes is never on this tree. `ConfigError` stands apart: it is for operators, at start.
@@ -131,6 +137,43 @@ class BackendRejected(BackendError):
 
     status, type, code = 400, "invalid_request_error", "backend_rejected_request"
     retry_elsewhere = False
+
+
+class StoreError(UnisonoError):
+    """State could not be kept or found again. Nothing is half-written when one of these is raised."""
+
+    code = "store_error"
+
+
+class StoreUnavailable(StoreError):
+    """The store cannot be reached, is too slow, is full, or takes no writes. Whether a write that failed like this
+    was done is unknown; the same write may be repeated, and then it is done once."""
+
+    status, code = 503, "store_unavailable"
+
+
+class StoreConflict(StoreError):
+    """The state is not what the writer took it for: somebody else wrote, or holds it, or it is finished."""
+
+    status, type, code = 409, "invalid_request_error", "state_conflict"
+
+
+class KeyReused(StoreConflict):
+    """An idempotency key came again with another body."""
+
+    code = "idempotency_key_reused"
+
+
+class StoreTooLarge(StoreError):
+    """An item, a response or a conversation would be larger than state may be."""
+
+    status, type, code = 413, "invalid_request_error", "state_too_large"
+
+
+class StoreUnreadable(StoreError):
+    """A record that this version cannot read: written by a newer one, or damaged."""
+
+    code = "state_unreadable"
 
 
 class ConfigError(Exception):
