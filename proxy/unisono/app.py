@@ -17,12 +17,12 @@ from fastapi import FastAPI
 
 from unisono import __version__
 from unisono.access.keys import Keys, MasterKey, NoKeys
-from unisono.api.chat.outbound import ReasoningField
 from unisono.api.chat.routes import ChatModel, chat_router
 from unisono.api.door import doors
 from unisono.api.failures import register
 from unisono.api.health import Readiness, health_routes
 from unisono.api.models import models_router
+from unisono.api.reasoning import ReasoningField
 from unisono.config import KIND_ALIASES, KINDS, Catalogue, Config, GatewaySettings, ModelEntry
 from unisono.core.ports import Backend, BackendOptions
 from unisono.engine.engine import Engine

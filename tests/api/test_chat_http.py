@@ -12,10 +12,10 @@ from tests.api.asgi import Exchange
 from tests.api.folding import fold
 from tests.api.scripted import ScriptedTurns, call, commentary, final, finished, reasoning
 from unisono.access.keys import NoKeys
-from unisono.api.chat.outbound import ReasoningField
 from unisono.api.chat.routes import ChatModel, chat_router
 from unisono.api.door import doors
 from unisono.api.failures import register
+from unisono.api.reasoning import ReasoningField
 from unisono.core.conversation import Effort, Phase, UserMessage
 from unisono.core.events import Delta, Event, Opened, Reasoning, Text
 from unisono.core.generation import FinishReason
@@ -236,7 +236,7 @@ async def test_a_client_that_leaves_frees_the_backend_at_once(script: Any, choic
     await asyncio.sleep(0.05)
     assert len(turns.runs) == choices
     answer.leave()
-    await answer.ended(within_s=0.25)
+    await answer.ended(within_s=1.0)
     assert all(run.cancelled and run.closed for run in turns.runs)
 
 

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.api.chat.inbound import split_markers, to_conversation
+from unisono.api.chat.inbound import declared, to_conversation
 from unisono.api.chat.schema import ChatRequest
-from unisono.api.chat.tools import CallForm, Toolbox, to_toolbox, unwrap_input, wrap_input
+from unisono.api.history import split_markers
+from unisono.api.tools import CallForm, Toolbox, to_toolbox, unwrap_input, wrap_input
 from unisono.core.conversation import (
     AssistantCall,
     AssistantMessage,
@@ -270,7 +271,7 @@ def test_splitting_stays_linear() -> None:
 def toolbox_of(*tools: dict[str, Any], functions: list[dict[str, Any]] | None = None) -> Toolbox:
     body = {"model": "m", "messages": [user()], "tools": list(tools), "functions": functions}
     request = ChatRequest.model_validate(body)
-    return to_toolbox(request.tools or (), request.functions or ())
+    return to_toolbox(declared(request))
 
 
 def test_functions_keep_what_they_say() -> None:

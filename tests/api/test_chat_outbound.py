@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from tests.api.asgi import events_of
 from tests.api.folding import fold
 from tests.api.scripted import USAGE, call, commentary, final, finished, reasoning
-from unisono.api.chat.outbound import Frame, ReasoningField, StreamChunks, to_completion, to_usage
-from unisono.api.chat.tools import CallForm, Toolbox
+from unisono.api.chat.outbound import Frame, StreamChunks, to_completion, to_usage
+from unisono.api.reasoning import ReasoningField
+from unisono.api.tools import CallForm, Toolbox
 from unisono.core.conversation import Phase
 from unisono.core.events import Closed, Delta, Event, Opened, Reasoning, Repaired, Text, ToolCall
 from unisono.core.generation import FinishReason, Usage

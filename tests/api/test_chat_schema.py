@@ -8,8 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from unisono.api.chat.inbound import ChatTurn, to_turn
-from unisono.api.chat.schema import EFFORTS, ChatRequest
+from unisono.api.chat.schema import ChatRequest
 from unisono.api.failures import failure_of
+from unisono.api.fields import EFFORTS
 from unisono.core.conversation import Effort
 from unisono.core.generation import Sampling
 from unisono.errors import InvalidRequest, UnisonoError

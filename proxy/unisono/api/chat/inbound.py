@@ -6,40 +6,29 @@ message is always reasoning, preamble text, calls, each call followed by its res
 
 from __future__ import annotations
 
-import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from unisono.api.body import MAX_RUN, RUN_TOO_LONG, longest_run_reaches
-from unisono.api.chat.schema import MAX_MESSAGES, REASONING_PARTS, Call, ChatRequest, Message, Part
-from unisono.api.chat.tools import Toolbox, to_toolbox, wrap_input
+from unisono.api.chat.schema import Call, ChatRequest, Message, ToolSpec
+from unisono.api.fields import MAX_MESSAGES
+from unisono.api.history import History, split_markers
+from unisono.api.notes import MAX_NOTES, without_effect
+from unisono.api.parts import REASONING_PARTS, Part, join, text_of
+from unisono.api.sampling import to_sampling
+from unisono.api.tools import CallForm, Declared, Toolbox, to_toolbox, wrap_input
 from unisono.core.conversation import (
     AssistantCall,
-    AssistantMessage,
     AssistantReasoning,
     Conversation,
     DeveloperMessage,
     Effort,
-    Item,
     Phase,
     Preamble,
-    ToolResult,
     UserMessage,
 )
-from unisono.core.generation import Sampling
 from unisono.engine.turn import Turn
 from unisono.errors import InvalidRequest
-
-MAX_NOTES = 32
-SILENT: tuple[Any, ...] = (None, False, "", [], {})
-"""Values of a field without effect that need no note: they ask for nothing."""
-
-_HEADER = re.compile(
-    r"\s*(?:<\|start\|>assistant)?<\|channel\|>(analysis|commentary|final)\s*(?:<\|constrain\|>\w+\s*)?<\|message\|>"
-)
-_TERMINATOR = re.compile(r"<\|(?:end|return|call)\|>|(?=<\|(?:start|channel)\|>)|\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +60,13 @@ def to_turn(
     request: ChatRequest, *, model: str, today: str, tenant: str, request_id: str, hold_calls: bool = True
 ) -> ChatTurn:
     """`model` is the group's name, `today` is YYYY-MM-DD. Raises InvalidRequest where fields contradict each other."""
-    toolbox = to_toolbox(request.tools or (), request.functions or ())
+    toolbox = to_toolbox(declared(request))
     conversation, notes = to_conversation(request.messages, toolbox, _effort(request), today)
     forbidden = "none" in (request.tool_choice, request.function_call)
     turn = Turn(
         model=model,
         conversation=conversation,
-        sampling=_sampling(request),
+        sampling=to_sampling(request),
         max_tokens=request.max_completion_tokens or request.max_tokens,
         stop=tuple(request.stop),
         calls_allowed=not forbidden,
@@ -99,6 +88,27 @@ def to_turn(
     )
 
 
+def declared(request: ChatRequest) -> Iterator[Declared]:
+    """The tools of both lists, in order."""
+    for position, spec in enumerate(request.tools or ()):
+        yield _declared(spec, f"tools.{position}")
+    for position, function in enumerate(request.functions or ()):
+        path = f"functions.{position}"
+        yield Declared("function", path, path, function, form=CallForm.LEGACY)
+
+
+def _declared(spec: ToolSpec, path: str) -> Declared:
+    at = f"{path}.{spec.type}"
+    match spec.type:
+        case "function":
+            return Declared(spec.type, path, at, spec.function)
+        case "custom":
+            return Declared(spec.type, path, at, spec.custom, form=CallForm.CUSTOM)
+        case _:
+            inner = [_declared(tool, f"{path}.tools.{position}") for position, tool in enumerate(spec.tools or ())]
+            return Declared(spec.type, path, name=spec.name or "", inner=tuple(inner))
+
+
 def to_conversation(
     messages: Sequence[Message], toolbox: Toolbox, effort: Effort, today: str
 ) -> tuple[Conversation, list[str]]:
@@ -106,111 +116,58 @@ def to_conversation(
     leading = 0
     while leading < len(messages) and messages[leading].role in {"system", "developer"}:
         leading += 1
-    instructions = _join((_text(message.content) for message in messages[:leading]), "\n\n")
+    instructions = join((_text(message.content) for message in messages[:leading]), "\n\n", param="messages")
     rest = messages[leading:]
     prefill: str | None = None
     history = _History()
     for offset, message in enumerate(rest):
         history.add(leading + offset, message)
     if rest and rest[-1].role == "assistant" and not _has_calls(rest[-1]):
-        prefill = history.take_prefill()
+        prefill = history.said.take_prefill()
     preamble = Preamble(instructions=instructions, tools=toolbox.tools, effort=effort, date=today)
-    items = tuple(history.items())
+    items = tuple(history.said)
     if len(items) > MAX_MESSAGES:
         raise InvalidRequest(f"There are more than {MAX_MESSAGES:,} messages and calls.", param="messages")
     return Conversation(preamble, items, prefill), history.notes
 
 
-@dataclass(slots=True)
-class _Pending:
-    """A call of the history with what answers it so far."""
-
-    call: AssistantCall
-    results: list[str]
-
-
 class _History:
-    """Items in the order the model must see them. Results go behind their calls when both belong to one exchange."""
+    """The messages, each read by its role."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
-        self._entries: list[Item | _Pending] = []
-        self._exchange: dict[str, deque[_Pending]] = {}
-        self._names: dict[str, str] = {}
+        self.said = History()
         self._legacy: dict[str, deque[str]] = {}
-
-    def items(self) -> Iterator[Item]:
-        for entry in self._entries:
-            if isinstance(entry, _Pending):
-                yield entry.call
-                yield from (ToolResult(entry.call.call_id, entry.call.name, output) for output in entry.results)
-            else:
-                yield entry
 
     def add(self, position: int, message: Message) -> None:
         if message.name is not None and message.role not in {"function", "tool"}:
             self.notes.append(f"messages.{position}.name: no effect")
         match message.role:
             case "system" | "developer":
-                self._say(DeveloperMessage(_text(message.content)))
+                self.said.say(DeveloperMessage(_text(message.content)))
             case "user":
-                self._say(UserMessage(_text(message.content)))
+                self.said.say(UserMessage(_text(message.content)))
             case "assistant":
                 self._add_assistant(position, message)
             case "tool":
                 assert message.tool_call_id is not None
-                self._add_result(message.tool_call_id, _text(message.content), f"messages.{position}.tool_call_id")
+                self.said.result(message.tool_call_id, _text(message.content), f"messages.{position}.tool_call_id")
             case "function":
                 assert message.name is not None
                 call_id = self._legacy_call(message.name, f"messages.{position}.name")
-                self._add_result(call_id, _text(message.content), f"messages.{position}.name")
-
-    def take_prefill(self) -> str | None:
-        """The last assistant message's visible answer, taken out of the history: the model goes on from it."""
-        if self._entries:
-            last = self._entries[-1]
-            if isinstance(last, AssistantMessage) and last.phase is Phase.FINAL:
-                self._entries.pop()
-                return last.text
-        return None
-
-    def _say(self, item: Item) -> None:
-        self._exchange = {}
-        self._entries.append(item)
+                self.said.result(call_id, _text(message.content), f"messages.{position}.name")
 
     def _add_assistant(self, position: int, message: Message) -> None:
-        self._exchange = {}
         reasoning = _reasoning(message)
-        if reasoning:
-            self._entries.append(AssistantReasoning(reasoning))
+        self.said.say(*([AssistantReasoning(reasoning)] if reasoning else []))
         visible = Phase.COMMENTARY if _has_calls(message) or message.phase == Phase.COMMENTARY else Phase.FINAL
-        self._entries += split_markers(_text(message.content) or message.refusal or "", visible)
+        self.said.say(*split_markers(_text(message.content) or message.refusal or "", visible))
         for call in message.tool_calls or ():
-            self._add_call(_to_call(call))
+            self.said.call(_to_call(call))
         if message.function_call is not None:
             call_id = f"function_call_{position}"
             self._legacy.setdefault(message.function_call.name, deque()).append(call_id)
-            self._add_call(AssistantCall(call_id, message.function_call.name, message.function_call.arguments))
-
-    def _add_call(self, call: AssistantCall) -> None:
-        pending = _Pending(call, [])
-        self._names[call.call_id] = call.name
-        self._exchange.setdefault(call.call_id, deque()).append(pending)
-        self._entries.append(pending)
-
-    def _add_result(self, call_id: str, output: str, param: str) -> None:
-        name = self._names.get(call_id)
-        if name is None:
-            raise InvalidRequest(
-                f"'{param}': no assistant message before it has a tool call with the id '{call_id[:128]}'.", param=param
-            )
-        same = self._exchange.get(call_id)
-        if same is None:
-            self._entries.append(ToolResult(call_id, name, output))
-            return
-        # Some clients give every call of a message the same id: then the results come in the calls' order, and what is
-        # too many belongs to the last.
-        (same.popleft() if len(same) > 1 else same[0]).results.append(output)
+            self.said.call(AssistantCall(call_id, message.function_call.name, message.function_call.arguments))
 
     def _legacy_call(self, name: str, param: str) -> str:
         unanswered = self._legacy.get(name)
@@ -221,51 +178,21 @@ class _History:
         )
 
 
-def split_markers(text: str, visible: Phase) -> list[Item]:
-    """An assistant's text as items. A client that once showed raw Harmony sends it back as content: the leading
-    messages of such a text become what they were, and whatever does not begin like one is text."""
-    items: list[Item] = []
-    position = 0
-    while header := _HEADER.match(text, position):
-        end = _TERMINATOR.search(text, header.end())
-        assert end is not None
-        body, position = text[header.end() : end.start()], end.end()
-        match header[1]:
-            case "analysis":
-                items += [AssistantReasoning(body)] if body else []
-            case "commentary":
-                items += [AssistantMessage(body, Phase.COMMENTARY)] if body else []
-            case _:
-                rest = body + text[position:]
-                return [*items, AssistantMessage(rest, visible)] if rest else items
-    rest = text[position:]
-    return [*items, AssistantMessage(rest, visible)] if rest else items
-
-
 def _has_calls(message: Message) -> bool:
     return bool(message.tool_calls) or message.function_call is not None
 
 
 def _text(parts: Sequence[Part]) -> str:
-    visible = (part for part in parts if part.type not in REASONING_PARTS)
-    return _join((part.refusal if part.type == "refusal" else part.text) or "" for part in visible)
-
-
-def _join(texts: Iterable[str], between: str = "") -> str:
-    """Texts in order, the empty ones left out. Raises InvalidRequest for what the tokenizer cannot take: the parts
-    were judged one by one, and only together they may be a run too long."""
-    some = [text for text in texts if text]
-    joined = between.join(some)
-    if len(some) > 1 and longest_run_reaches(joined, MAX_RUN):
-        raise InvalidRequest(RUN_TOO_LONG, param="messages")
-    return joined
+    return text_of(parts, param="messages")
 
 
 def _reasoning(message: Message) -> str:
     """The reasoning of a replayed answer, from the first field that has it: our own answers carry it under two names,
     and some clients send both back."""
-    in_details = _join(detail.text or "" for detail in message.reasoning_details or ())
-    in_content = _join(part.thinking or part.text or "" for part in message.content if part.type in REASONING_PARTS)
+    in_details = join((detail.text or "" for detail in message.reasoning_details or ()), param="messages")
+    in_content = join(
+        (part.thinking or part.text or "" for part in message.content if part.type in REASONING_PARTS), param="messages"
+    )
     forms = (message.reasoning, message.reasoning_content, message.thinking, in_details, in_content)
     return next(filter(None, forms), "")
 
@@ -289,22 +216,6 @@ def _effort(request: ChatRequest) -> Effort:
     return next((effort for effort in spelled if effort is not None), Effort.MEDIUM)
 
 
-def _sampling(request: ChatRequest) -> Sampling:
-    """Every field explicitly; what the client left out has the model's recommended value."""
-    given: dict[str, Any] = {
-        "temperature": request.temperature,
-        "top_p": request.top_p,
-        "top_k": None if request.top_k is None else max(0, request.top_k),
-        "min_p": request.min_p,
-        "presence_penalty": request.presence_penalty,
-        "frequency_penalty": request.frequency_penalty,
-        "repetition_penalty": request.repetition_penalty,
-        "seed": request.seed,
-        "logit_bias": request.logit_bias,
-    }
-    return Sampling(**{name: value for name, value in given.items() if value is not None})
-
-
 def _notes_on_fields(request: ChatRequest) -> Iterator[str]:
     nested = (
         ("", request.model_extra),
@@ -314,8 +225,4 @@ def _notes_on_fields(request: ChatRequest) -> Iterator[str]:
         ("output_config.", request.output_config and request.output_config.model_extra),
     )
     for prefix, fields in nested:
-        yield from _without_effect(prefix, fields or {})
-
-
-def _without_effect(prefix: str, fields: Mapping[str, Any]) -> Iterator[str]:
-    return (f"{prefix}{name[:64]}: no effect" for name, value in fields.items() if value not in SILENT)
+        yield from without_effect(prefix, fields or {})

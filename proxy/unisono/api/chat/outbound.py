@@ -13,38 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, assert_never
 
 import orjson
 
-from unisono.api.chat.tools import CallForm, Toolbox, unwrap_input
+from unisono.api.about import to_about
+from unisono.api.reasoning import ReasoningField
 from unisono.api.sse import DONE, event
+from unisono.api.tools import CallForm, Toolbox, unwrap_input
 from unisono.core.events import Closed, Delta, Event, Finished, Item, Opened, Reasoning, Repaired, Text, ToolCall
 from unisono.core.generation import FinishReason, Usage
 from unisono.engine.collect import Result
 from unisono.engine.turn import Report
-
-
-class ReasoningField(StrEnum):
-    """Under which name reasoning is shown. Clients disagree, so the default is both."""
-
-    BOTH = "both"
-    REASONING = "reasoning"
-    REASONING_CONTENT = "reasoning_content"
-    NONE = "none"
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return REASONING_NAMES[self]
-
-
-REASONING_NAMES: dict[ReasoningField, tuple[str, ...]] = {
-    ReasoningField.BOTH: ("reasoning", "reasoning_content"),
-    ReasoningField.REASONING: ("reasoning",),
-    ReasoningField.REASONING_CONTENT: ("reasoning_content",),
-    ReasoningField.NONE: (),
-}
 
 CALLED = {CallForm.FUNCTION: "tool_calls", CallForm.CUSTOM: "tool_calls", CallForm.LEGACY: "function_call"}
 """The finish reason of an answer that calls, by the form of its calls."""
@@ -85,25 +65,6 @@ def to_usage(usages: Sequence[Usage]) -> dict[str, Any]:
         "prompt_tokens_details": {"cached_tokens": max((usage.cached_tokens for usage in usages), default=0)},
         "completion_tokens_details": {"reasoning_tokens": sum(usage.reasoning_tokens for usage in usages)},
     }
-
-
-def to_recoveries(reports: Sequence[Report]) -> list[str]:
-    """Rule names of every choice, each once, in order of first occurrence."""
-    return list(dict.fromkeys(rule for report in reports for rule in report.recoveries))
-
-
-def to_backend(reports: Sequence[Report]) -> str:
-    return ", ".join(dict.fromkeys(report.backend for report in reports if report.backend))
-
-
-def to_about(frame: Frame, reports: Sequence[Report]) -> dict[str, Any]:
-    """The `unisono` object: how the answer came to be."""
-    about: dict[str, Any] = {
-        "recoveries": to_recoveries(reports),
-        "failovers": sum(report.failovers for report in reports),
-        "backend": to_backend(reports),
-    }
-    return about | {"notes": list(frame.notes)} if frame.notes else about
 
 
 def to_finish_reason(finished: Finished, shown: Sequence[CallForm], *, cut_in_sight: bool = False) -> str:
@@ -184,7 +145,7 @@ def to_completion(results: Sequence[Result], reports: Sequence[Report], frame: F
     return frame.head("chat.completion") | {
         "choices": [to_choice(index, result, frame) for index, result in enumerate(results)],
         "usage": to_usage([result.finished.usage for result in results]),
-        "unisono": to_about(frame, reports),
+        "unisono": to_about(reports, frame.notes),
     }
 
 
@@ -354,7 +315,7 @@ class StreamChunks:
             return chunks
         if any(other.finished is None for other in self._choices):
             return chunks + choice.finish({})
-        about = {"unisono": to_about(self._frame, self._reports)}
+        about = {"unisono": to_about(self._reports, self._frame.notes)}
         if not self._frame.include_usage:
             return chunks + choice.finish(about) + DONE
         usage = to_usage([other.finished.usage for other in self._choices if other.finished is not None])

@@ -11,11 +11,13 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from unisono.api.about import to_backend, to_recoveries
 from unisono.api.body import read_json
 from unisono.api.chat.choices import ChunkSource, close_all, collect_all
 from unisono.api.chat.inbound import ChatTurn, to_turn
-from unisono.api.chat.outbound import Frame, ReasoningField, StreamChunks, to_backend, to_completion, to_recoveries
+from unisono.api.chat.outbound import Frame, StreamChunks, to_completion
 from unisono.api.chat.schema import ChatRequest
+from unisono.api.reasoning import ReasoningField
 from unisono.api.sse import KEEP_ALIVE_S, ClientGone, EventStream, until_disconnect
 from unisono.engine.turn import Report, Run, Turns
 

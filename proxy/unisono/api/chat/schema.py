@@ -10,185 +10,49 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
+from unisono.api.fields import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    Arguments,
+    Count,
+    Id,
+    LogitBias,
+    MinP,
+    ModelName,
+    Open,
+    Penalty,
+    RepetitionPenalty,
+    Seed,
+    SpelledEffort,
+    Temperature,
+    Text,
+    ToolName,
+    TopK,
+    TopP,
+    neutral,
+    refused,
+    to_effort,
+    wrong,
+)
+from unisono.api.parts import Part
+from unisono.api.tools import CustomSpec, FunctionSpec
 from unisono.core.conversation import Effort
-from unisono.core.generation import (
-    CALL,
-    CHANNEL,
-    CONSTRAIN,
-    END,
-    ENDOFTEXT,
-    MESSAGE,
-    RETURN,
-    START,
-    VOCABULARY,
-)
 
-EFFORTS = {
-    "none": Effort.LOW,
-    "minimal": Effort.LOW,
-    "low": Effort.LOW,
-    "medium": Effort.MEDIUM,
-    "high": Effort.HIGH,
-    "xhigh": Effort.HIGH,
-    "max": Effort.HIGH,
-}
-"""Every spelling of an effort in use anywhere, and what gpt-oss knows of it."""
-
-STRUCTURAL_IDS = frozenset({RETURN, CONSTRAIN, CHANNEL, START, END, MESSAGE, CALL, ENDOFTEXT})
-
-MAX_MESSAGES = 20_000
-"""A message takes at least four tokens, so no window holds more of them than this; looking at each takes time."""
-MAX_TOOLS = 512
-MAX_PARAMETERS_BYTES = 256 * 1024
 MAX_STOPS = 16
-
-TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
-REASONING_PARTS = frozenset({"thinking", "reasoning", "reasoning_text"})
-MEDIA_PARTS = {
-    "image_url": "image",
-    "image": "image",
-    "input_image": "image",
-    "input_audio": "audio",
-    "audio": "audio",
-    "audio_url": "audio",
-    "file": "file",
-    "input_file": "file",
-    "document": "file",
-    "video_url": "video",
-    "video": "video",
-}
-"""Kinds of parts that are no text, and what they carry."""
-
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "logprobs": (None, False),
-    "top_logprobs": (None, 0),
-    "modalities": (None, [], ["text"]),
-    "audio": (None,),
-}
-"""Refused fields, with the values that ask for nothing."""
-
-REFUSALS = {
-    "logprobs": "log probabilities are not available; leave it out or send false",
-    "top_logprobs": "log probabilities are not available; leave it out or send 0",
-    "modalities": 'only ["text"] is supported',
-    "audio": "audio output is not supported",
-}
-
-
-def refused(reason: str) -> PydanticCustomError:
-    """A value this gateway understands and does not support."""
-    return PydanticCustomError("unsupported_value", "{reason}", {"reason": reason})
-
-
-def wrong(reason: str) -> PydanticCustomError:
-    return PydanticCustomError("invalid_value", "{reason}", {"reason": reason})
-
-
-def _encodable(text: str) -> str:
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise wrong("holds a lone surrogate, which is not valid Unicode") from None
-    return text
-
-
-def _to_effort(value: Any) -> Effort | None:
-    if value is None:
-        return None
-    if not isinstance(value, str) or value not in EFFORTS:
-        raise wrong(f"must be one of {', '.join(EFFORTS)}")
-    return EFFORTS[value]
 
 
 def _to_think(value: Any) -> Effort | None:
     if isinstance(value, bool):
         return Effort.MEDIUM if value else Effort.LOW
-    return _to_effort(value)
-
-
-def _to_token_id(value: Any) -> int:
-    if not isinstance(value, str) or not (value.isascii() and value.isdigit() and len(value) <= 6):
-        raise wrong("must be a token id in decimal")
-    token = int(value)
-    if token >= VOCABULARY:
-        raise wrong(f"must be a token id from 0 to {VOCABULARY - 1}")
-    if token in STRUCTURAL_IDS:
-        raise refused("is a structural token of the Harmony format, which cannot be biased")
-    return token
-
-
-def _to_arguments(value: Any) -> Any:
-    if value is None:
-        return ""
-    return orjson.dumps(value).decode() if isinstance(value, dict) else value
+    return to_effort(value)
 
 
 def _to_stops(value: Any) -> Any:
     if value is None:
         return []
     return [value] if isinstance(value, str) else value
-
-
-def _bounded(parameters: dict[str, Any]) -> dict[str, Any]:
-    try:
-        size = len(orjson.dumps(parameters))
-    except orjson.JSONEncodeError:
-        raise wrong("holds a value that is not valid JSON or a lone surrogate") from None
-    if size > MAX_PARAMETERS_BYTES:
-        raise wrong(f"is a schema of more than {MAX_PARAMETERS_BYTES:,} bytes")
-    return parameters
-
-
-Text = Annotated[str, AfterValidator(_encodable)]
-Id = Annotated[Text, Field(min_length=1)]
-ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
-Arguments = Annotated[Text, BeforeValidator(_to_arguments)]
-Parameters = Annotated[dict[str, Any], AfterValidator(_bounded)]
-SpelledEffort = Annotated[Effort | None, BeforeValidator(_to_effort)]
-Penalty = Annotated[float, Field(ge=-2, le=2)]
-Count = Annotated[int, Field(ge=1)]
-
-
-class Open(BaseModel):
-    """An object that may hold more than is known here; what is more has no effect and is noted."""
-
-    model_config = ConfigDict(strict=True, extra="allow", frozen=True, hide_input_in_errors=True)
-
-
-class Part(Open):
-    type: str
-    text: Text | None = Field(None, validate_default=True)
-    thinking: Text | None = None
-    refusal: Text | None = None
-
-    @field_validator("type")
-    @classmethod
-    def _known(cls, value: str) -> str:
-        if value in MEDIA_PARTS:
-            raise refused(f"'{value}' is not possible: the model does not support {MEDIA_PARTS[value]} input")
-        if value not in TEXT_PARTS | REASONING_PARTS | {"refusal"}:
-            raise wrong("must be 'text' or 'refusal'")
-        return value
-
-    @field_validator("text")
-    @classmethod
-    def _present(cls, value: str | None, info: ValidationInfo) -> str | None:
-        if value is None and info.data.get("type") in TEXT_PARTS:
-            raise wrong("must be a string")
-        return value
 
 
 class CalledFunction(Open):
@@ -223,7 +87,7 @@ class Message(Open):
     """One message of any role. `content` becomes a list of parts, whichever form it came in."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: list[Part] = []
+    content: list[Part] = Field(default_factory=list)
     name: Text | None = Field(None, validate_default=True)
     tool_calls: list[Call] | None = None
     function_call: CalledFunction | None = None
@@ -272,18 +136,6 @@ def _is_plain_data(value: Any) -> bool:
     return isinstance(value, dict)
 
 
-class FunctionSpec(Open):
-    name: ToolName
-    description: Text | None = None
-    parameters: Parameters | None = None
-    strict: bool | None = None
-
-
-class CustomSpec(Open):
-    name: ToolName
-    description: Text | None = None
-
-
 class ToolSpec(Open):
     """A tool of any kind. A function or custom tool may also come flat, as the Responses API has it."""
 
@@ -323,7 +175,7 @@ class TemplateOptions(Open):
 
 
 class ChatRequest(Open):
-    model: Annotated[Text, Field(min_length=1, max_length=256)]
+    model: ModelName
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -344,19 +196,17 @@ class ChatRequest(Open):
         list[Annotated[Text, Field(min_length=1, max_length=4096)]],
         Field(max_length=MAX_STOPS),
         BeforeValidator(_to_stops),
-    ] = []
+    ] = Field(default_factory=list)
     n: Annotated[int, Field(ge=1, le=16)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=VOCABULARY)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Seed | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
-    logit_bias: dict[Annotated[int, BeforeValidator(_to_token_id)], Annotated[float, Field(ge=-100, le=100)]] | None = (
-        None
-    )
+    repetition_penalty: RepetitionPenalty | None = None
+    logit_bias: LogitBias | None = None
     logprobs: Any = None
     top_logprobs: Any = None
     modalities: Any = None
@@ -366,8 +216,7 @@ class ChatRequest(Open):
     @classmethod
     def _neutral(cls, value: Any, info: ValidationInfo) -> Any:
         assert info.field_name is not None
-        if value not in NEUTRAL[info.field_name]:
-            raise refused(REFUSALS[info.field_name])
+        neutral(info.field_name, value)
         return None
 
     @field_validator("tool_choice", "function_call", mode="before")

@@ -1,0 +1,144 @@
+"""Kinds of values that fields of a request have on every surface, and how a wrong one is told.
+
+Types are strict: a number written as a string is a mistake, not a number. A field with its neutral value (`n: 1`,
+`logprobs: false`) is always accepted.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import orjson
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from unisono.core.conversation import Effort
+from unisono.core.generation import (
+    CALL,
+    CHANNEL,
+    CONSTRAIN,
+    END,
+    ENDOFTEXT,
+    MESSAGE,
+    RETURN,
+    START,
+    VOCABULARY,
+)
+
+EFFORTS = {
+    "none": Effort.LOW,
+    "minimal": Effort.LOW,
+    "low": Effort.LOW,
+    "medium": Effort.MEDIUM,
+    "high": Effort.HIGH,
+    "xhigh": Effort.HIGH,
+    "max": Effort.HIGH,
+}
+"""Every spelling of an effort in use anywhere, and what gpt-oss knows of it."""
+
+STRUCTURAL_IDS = frozenset({RETURN, CONSTRAIN, CHANNEL, START, END, MESSAGE, CALL, ENDOFTEXT})
+
+MAX_MESSAGES = 20_000
+"""A message takes at least four tokens, so no window holds more of them than this; looking at each takes time."""
+MAX_TOOLS = 512
+MAX_PARAMETERS_BYTES = 256 * 1024
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "logprobs": (None, False),
+    "top_logprobs": (None, 0),
+    "modalities": (None, [], ["text"]),
+    "audio": (None,),
+}
+"""Refused fields, with the values that ask for nothing."""
+
+REFUSALS = {
+    "logprobs": "log probabilities are not available; leave it out or send false",
+    "top_logprobs": "log probabilities are not available; leave it out or send 0",
+    "modalities": 'only ["text"] is supported',
+    "audio": "audio output is not supported",
+}
+
+
+def refused(reason: str) -> PydanticCustomError:
+    """A value this gateway understands and does not support."""
+    return PydanticCustomError("unsupported_value", "{reason}", {"reason": reason})
+
+
+def wrong(reason: str) -> PydanticCustomError:
+    return PydanticCustomError("invalid_value", "{reason}", {"reason": reason})
+
+
+def _encodable(text: str) -> str:
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise wrong("holds a lone surrogate, which is not valid Unicode") from None
+    return text
+
+
+def to_effort(value: Any) -> Effort | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or value not in EFFORTS:
+        raise wrong(f"must be one of {', '.join(EFFORTS)}")
+    return EFFORTS[value]
+
+
+def _to_token_id(value: Any) -> int:
+    if not isinstance(value, str) or not (value.isascii() and value.isdigit() and len(value) <= 6):
+        raise wrong("must be a token id in decimal")
+    token = int(value)
+    if token >= VOCABULARY:
+        raise wrong(f"must be a token id from 0 to {VOCABULARY - 1}")
+    if token in STRUCTURAL_IDS:
+        raise refused("is a structural token of the Harmony format, which cannot be biased")
+    return token
+
+
+def _to_arguments(value: Any) -> Any:
+    if value is None:
+        return ""
+    return orjson.dumps(value).decode() if isinstance(value, dict) else value
+
+
+def _bounded(parameters: dict[str, Any]) -> dict[str, Any]:
+    try:
+        size = len(orjson.dumps(parameters))
+    except orjson.JSONEncodeError:
+        raise wrong("holds a value that is not valid JSON or a lone surrogate") from None
+    if size > MAX_PARAMETERS_BYTES:
+        raise wrong(f"is a schema of more than {MAX_PARAMETERS_BYTES:,} bytes")
+    return parameters
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
+Id = Annotated[Text, Field(min_length=1)]
+ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
+Arguments = Annotated[Text, BeforeValidator(_to_arguments)]
+Parameters = Annotated[dict[str, Any], AfterValidator(_bounded)]
+SpelledEffort = Annotated[Effort | None, BeforeValidator(to_effort)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Count = Annotated[int, Field(ge=1)]
+
+
+Temperature = Annotated[float, Field(ge=0, le=2)]
+TopP = Annotated[float, Field(gt=0, le=1)]
+TopK = Annotated[int, Field(ge=-1, le=VOCABULARY)]
+MinP = Annotated[float, Field(ge=0, le=1)]
+RepetitionPenalty = Annotated[float, Field(gt=0, le=10)]
+Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+LogitBias = dict[Annotated[int, BeforeValidator(_to_token_id)], Annotated[float, Field(ge=-100, le=100)]]
+ModelName = Annotated[Text, Field(min_length=1, max_length=256)]
+
+
+class Open(BaseModel):
+    """An object that may hold more than is known here; what is more has no effect and is noted."""
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True, hide_input_in_errors=True)
+
+
+def neutral(field: str, value: Any) -> None:
+    """Raise for a value of a refused field that asks for something."""
+    if value not in NEUTRAL[field]:
+        raise refused(REFUSALS[field])
