@@ -23,6 +23,11 @@ FINISHES: dict[str, FinishReason | type[BackendError]] = {
 }
 """Why generation ended, in the words of vLLM, SGLang and mlx-lm; the last two are failures."""
 
+ECHO = b'"prompt_token_ids":['
+"""Where vLLM repeats the prompt's ids, once per answer."""
+LONG_EVENT = 4096
+"""Bytes from which on an event is looked through for the echo."""
+
 
 def complete(
     wire: Wire, body: bytes, job: Generation, output: Form, stop_field: str = "stop_reason"
@@ -79,7 +84,7 @@ class CompletionFold:
             if event == b"[DONE]":
                 self.done = True
                 break
-            self._take(decoded(event), tokens, texts)
+            self._take(decoded(without_echo(event)), tokens, texts)
         text = "".join(texts)
         if self.done:
             return self._last_chunk(tokens, text)
@@ -146,3 +151,18 @@ class CompletionFold:
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
         )
+
+
+def without_echo(event: bytes) -> bytes:
+    """`event` with the prompt's ids left out: building a hundred thousand numbers that nobody reads takes longer than
+    all other work on the answer's first event. Anything but a flat list without strings stays as it is."""
+    if len(event) < LONG_EVENT:
+        return event
+    # In JSON a quote inside a string is escaped, so these bytes are the key and never a text that spells it.
+    begin = event.find(ECHO) + len(ECHO)
+    if begin < len(ECHO):
+        return event
+    end = event.find(b"]", begin)
+    if end < 0 or event.find(b"[", begin, end) >= 0 or event.find(b'"', begin, end) >= 0:
+        return event
+    return event[:begin] + event[end:]
