@@ -110,6 +110,9 @@ class Renderer:
         self._systems: Recent[tuple[str, str, str, Effort, bool], str] = Recent(SECTION_CHARACTERS)
         # One object per id, shared by all remembered messages: a token costs 8 bytes and not 40.
         self._ids = list(range(VOCABULARY))
+        # Most messages begin and end alike; only a tool's name makes a header of its own.
+        self._headers = {form: encoding.encode_marked(form.header) for form in Form}
+        self._ends = {form: encoding.encode_marked(form.end) for form in Form}
         self._answer = encoding.encode_marked(ANSWER)
         self._prefill = encoding.encode_marked(PREFILL)
 
@@ -194,10 +197,8 @@ class Renderer:
         return rendered
 
     def _render(self, part: Part) -> Tokens:
-        encoding = self._encoding
-        ids = encoding.encode_marked(part.header)
-        ids += self._encoded(part.text)
-        ids += encoding.encode_marked(part.form.end)
+        header = self._encoding.encode_marked(part.header) if part.name else self._headers[part.form]
+        ids = [*header, *self._encoded(part.text), *self._ends[part.form]]
         return tuple(map(self._ids.__getitem__, ids))
 
     def _encoded(self, text: str) -> list[int]:
