@@ -234,8 +234,9 @@ class _Run:
         """Tokens, and text where the backend wants it. Much new text is encoded in a thread: the tokenizer releases
         the GIL, and other streams go on."""
         renderer = self._engine.renderer
-        cold = renderer.cold_chars(conversation, self._tools)
-        if cold > OFF_LOOP_CHARS or len(conversation.items) > OFF_LOOP_ITEMS:
+        # Counting means hashing every message, so it is left out where the answer is known.
+        many = len(conversation.items) > OFF_LOOP_ITEMS
+        if many or renderer.cold_chars(conversation, self._tools) > OFF_LOOP_CHARS:
             return await asyncio.to_thread(self._rendered, conversation, capabilities)
         return self._rendered(conversation, capabilities)
 
