@@ -1,4 +1,4 @@
-"""Rendering a long conversation, alone: no sockets and no schema, only what an engine asks of its renderer.
+"""Rendering a long conversation, alone: no sockets and no schema, only the renderer.
 
 A process of its own, driven by lines of JSON: one `Ask` in, the milliseconds of CPU out.
 """
@@ -55,7 +55,7 @@ def milliseconds(stuff: Material, ask: Ask) -> float:
 def _cold(stuff: Material, words: int, seed: int) -> Callable[[], object]:
     renderer, tools = Renderer(load_encoding()), plan_tools([])
     asked = conversation(stuff, words, seed)
-    return lambda: (renderer.cold_chars(asked, tools), renderer.prompt(asked, tools))
+    return lambda: renderer.prompt(asked, tools)
 
 
 def _next(stuff: Material, words: int, seed: int) -> Callable[[], object]:
@@ -64,7 +64,7 @@ def _next(stuff: Material, words: int, seed: int) -> Callable[[], object]:
     # The next request brings equal text, in objects of its own.
     again = conversation(stuff, words, seed).items
     asked = Conversation(Preamble(), (*again, AssistantMessage("Nothing."), UserMessage("Why?")))
-    return lambda: (renderer.cold_chars(asked, tools), renderer.prompt(asked, tools))
+    return lambda: renderer.prompt(asked, tools)
 
 
 def _library(stuff: Material, words: int, seed: int) -> Callable[[], object]:
