@@ -59,13 +59,33 @@ class _Response(aiohttp.ClientResponse):
         try:
             return await super().start(connection)
         except BaseException:
-            _drop(transport)
+            self._leave(transport)
             raise
 
     def close(self) -> None:
         if self.connection is not None:
-            _drop(self.connection.transport)
+            self._leave(self.connection.transport)
         super().close()
+
+    def _leave(self, transport: asyncio.Transport | None) -> None:
+        _drop(transport)
+
+
+class _PoliteResponse(_Response):
+    """Closes with FIN as long as the head has not come: the backend's head still arrives, what follows does not."""
+
+    _answered = False
+
+    async def start(self, connection: Any) -> aiohttp.ClientResponse:
+        started = await super().start(connection)
+        self._answered = True
+        return started
+
+    def _leave(self, transport: asyncio.Transport | None) -> None:
+        if not self._answered and transport is not None and not transport.get_write_buffer_size():
+            transport.close()
+        else:
+            _drop(transport)
 
 
 class _Watch:
@@ -174,9 +194,11 @@ class Answer:
 class Wire:
     """HTTP to one backend. Built without touching the network; the pool appears with the first request."""
 
-    def __init__(self, options: BackendOptions, statuses: Statuses | None = None) -> None:
-        """`statuses` are the HTTP statuses that mean something of their own here. Raises ConfigError for an address or
-        key that cannot be used."""
+    def __init__(self, options: BackendOptions, statuses: Statuses | None = None, *, polite: bool = False) -> None:
+        """`statuses` are the HTTP statuses that mean something of their own here; `polite` is for a backend that goes
+        on for ever with a request when it cannot send the head of its answer. Raises ConfigError for an address or key
+        that cannot be used."""
+        self._response_class = _PoliteResponse if polite else _Response
         self._base = _base(options.api_base)
         secret = options.api_key or None
         self.failures = Failures(statuses, secret)
@@ -289,7 +311,7 @@ class Wire:
                 # Without a limit: how many run at once is the gateway's decision, and a queue here would be unseen.
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
                 cookie_jar=aiohttp.DummyCookieJar(),
-                response_class=_Response,
+                response_class=self._response_class,
                 auto_decompress=False,
                 trust_env=False,
                 timeout=aiohttp.ClientTimeout(total=None),

@@ -34,7 +34,8 @@ class MlxServerBackend:
 
     def __init__(self, options: BackendOptions) -> None:
         """Raises ConfigError."""
-        self._wire = Wire(options, {404: (BackendError, "the backend failed while it generated")})
+        # A client that it loses before it has sent its head is noticed nowhere: it generates to the limit for nobody.
+        self._wire = Wire(options, {404: (BackendError, "the backend failed while it generated")}, polite=True)
 
     async def probe(self) -> Probe:
         """Asks for its health, which knows whether the generating thread lives, then examines it. The server does not

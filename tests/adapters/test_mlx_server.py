@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -89,3 +90,35 @@ async def test_a_dead_generation_thread_fails_the_probe(fake: FakeMlxServer, bac
     fake.healthy = False
     with pytest.raises(BackendOverloaded):
         await backend.probe()
+
+
+async def test_leaving_before_the_head_lets_the_server_send_it() -> None:
+    """mlx_lm.server generates to the limit for a client that is gone when it sends its head; behind it, it notices."""
+    head = b"HTTP/1.0 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+    asked, left = asyncio.Event(), asyncio.Event()
+    seen: list[object] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        size = int((await reader.readuntil(b"\r\n\r\n")).lower().partition(b"content-length: ")[2].split()[0])
+        await reader.readexactly(size)
+        asked.set()
+        try:
+            seen.append(await reader.read())
+            writer.write(head)
+            await writer.drain()
+            seen.append("head sent")
+        except OSError as error:
+            seen.append(error)
+        writer.close()
+        left.set()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        backend = MlxServerBackend(BackendOptions("mlx_server", "m", f"http://127.0.0.1:{port}"))
+        task = asyncio.create_task(collect(backend))
+        async with asyncio.timeout(5):
+            await asked.wait()
+            task.cancel()
+            await left.wait()
+        await backend.aclose()
+    assert seen == [b"", "head sent"]
