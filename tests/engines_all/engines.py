@@ -130,9 +130,6 @@ class Engine:
     """What it says its context is."""
     keeps_tenants_apart: bool = True
     """Whether a prefix cached for one tenant is never used for another."""
-    hears_early_leavers: bool = True
-    """Whether it ends a request whose client leaves before the head of the answer is sent. mlx_lm.server 0.32.2 fails
-    to send the head then, and generates to the limit for nobody."""
     block: int = 1
     """Tokens a cached prefix is a multiple of."""
     gauge: tuple[str, str] | None = None
@@ -211,7 +208,6 @@ ENGINES = {
         needs=(MLX_LM_SERVER, MXFP4),
         version=version_of_mlx,
         shows_stop=False,
-        hears_early_leavers=False,
         context=None,
         keeps_tenants_apart=False,
     ),
