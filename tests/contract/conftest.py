@@ -1,13 +1,15 @@
-"""Fixtures of the backend contract."""
+"""Fixtures of the two contracts: what every backend must do, and what every store must."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
 
 import pytest
 import uvloop
 
+from tests.contract import stores
 from tests.contract.kinds import KINDS, ON_A_WIRE, Kind
 
 ON_BOTH_LOOPS = ("test_backend_failures.py", "test_backend_leaving.py")
@@ -30,6 +32,17 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 @pytest.fixture(params=ON_A_WIRE)
 def wired(request: pytest.FixtureRequest) -> Kind:
     return KINDS[request.param]
+
+
+STORES = {"memory": stores.in_memory, "file": stores.in_a_file}
+
+
+@pytest.fixture(params=STORES)
+async def home(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[stores.Home]:
+    """Where state lies, for every kind of store."""
+    make = STORES[request.param](tmp_path)
+    async with stores.home(make, shared=request.param != "memory") as here:
+        yield here
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,231 @@
+"""Records as bytes and back: JSON under a version number, the same in every store.
+
+A round trip gives an equal record. A record of a newer version raises `StoreUnreadable` and says so, and so does a
+damaged one: state is never guessed at. Equal records have equal bytes, which is how a repeated write is recognised.
+"""
+
+from __future__ import annotations
+
+import array
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+import orjson
+
+from unisono.core.conversation import (
+    AssistantCall,
+    AssistantMessage,
+    AssistantReasoning,
+    DeveloperMessage,
+    Item,
+    Json,
+    Phase,
+    Tokens,
+    ToolResult,
+    UserMessage,
+)
+from unisono.core.generation import Usage
+from unisono.core.state import Bounds, Status, StoredConversation, StoredItem, StoredResponse
+from unisono.errors import InternalError, StoreTooLarge, StoreUnreadable
+
+VERSION = 1
+
+Record = dict[str, Json]
+
+
+def _tokens(record: Record) -> tuple[int, ...]:
+    return tuple(cast("list[int]", record.get("tokens", ())))
+
+
+def _text(record: Record, key: str = "text") -> str:
+    value = record[key]
+    if not isinstance(value, str):
+        raise TypeError(key)
+    return value
+
+
+SAID: Mapping[str, tuple[type[Item], Callable[[Record], Item]]] = {
+    "user": (UserMessage, lambda r: UserMessage(_text(r))),
+    "developer": (DeveloperMessage, lambda r: DeveloperMessage(_text(r))),
+    "reasoning": (AssistantReasoning, lambda r: AssistantReasoning(_text(r), _tokens(r))),
+    "message": (AssistantMessage, lambda r: AssistantMessage(_text(r), Phase(_text(r, "phase")), _tokens(r))),
+    "call": (
+        AssistantCall,
+        lambda r: AssistantCall(_text(r, "call_id"), _text(r, "name"), _text(r, "arguments"), _tokens(r)),
+    ),
+    "result": (ToolResult, lambda r: ToolResult(_text(r, "call_id"), _text(r, "name"), _text(r, "output"))),
+}
+"""How each item of a conversation is named in a record, and read from one."""
+
+KIND = {kind: name for name, (kind, _) in SAID.items()}
+
+
+def _said(item: Item) -> Record:
+    record: Record = {"kind": KIND[type(item)]}
+    for key in type(item).__slots__:
+        value = getattr(item, key)
+        if key != "tokens":
+            record[key] = value
+        elif value:
+            record[key] = list(value)
+    return record
+
+
+def _item(item: StoredItem) -> Record:
+    return {"id": item.id, "said": [_said(part) for part in item.said], "shown": dict(item.shown)}
+
+
+def _to_item(record: Record) -> StoredItem:
+    said = cast("list[Record]", record["said"])
+    return StoredItem(
+        _text(record, "id"),
+        tuple(SAID[_text(part, "kind")][1](part) for part in said),
+        cast("Record", record["shown"]),
+    )
+
+
+def _dump(record: Record) -> bytes:
+    try:
+        return orjson.dumps({"v": VERSION, **record})
+    except orjson.JSONEncodeError as error:
+        raise InternalError(f"state that is not JSON: {error}") from error
+
+
+def _load(data: bytes) -> Record:
+    record = orjson.loads(data)
+    if not isinstance(record, dict) or not isinstance(record.get("v"), int):
+        raise TypeError("no version")
+    if record["v"] > VERSION:
+        raise StoreUnreadable("this state was written by a newer version of the gateway; update this one to read it")
+    return record
+
+
+def _reading(read: Callable[[Record], StoredItem | StoredConversation | StoredResponse], *parts: bytes) -> object:
+    try:
+        record: Record = {}
+        for part in parts:
+            record |= _load(part)
+        return read(record)
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StoreUnreadable("a stored record is damaged and cannot be read") from error
+
+
+def encode_item(item: StoredItem, bounds: Bounds) -> bytes:
+    """Raises `StoreTooLarge`."""
+    data = _dump(_item(item))
+    if len(data) > bounds.item:
+        raise StoreTooLarge(f"an item of {len(data)} bytes cannot be stored; the limit is {bounds.item}")
+    return data
+
+
+def decode_item(data: bytes) -> StoredItem:
+    """Raises `StoreUnreadable`."""
+    return cast("StoredItem", _reading(_to_item, data))
+
+
+def encode_items(key: str, items: Sequence[StoredItem], bounds: Bounds) -> bytes:
+    """The items of a response under `key`, `input` or `output`. Raises `StoreTooLarge`."""
+    parts = [encode_item(item, bounds) for item in items]
+    return b'{"v":%d,"%s":[%s]}' % (VERSION, key.encode(), b",".join(parts))
+
+
+def encode_head(response: StoredResponse) -> bytes:
+    """A response without its items."""
+    usage = response.usage
+    return _dump(
+        {
+            "id": response.id,
+            "status": response.status.value,
+            "model": response.model,
+            "created_at": response.created_at,
+            "first_day": response.first_day,
+            "request": dict(response.request),
+            "usage": None if usage is None else {key: getattr(usage, key) for key in Usage.__slots__},
+            "error": None if response.error is None else dict(response.error),
+            "notes": dict(response.notes),
+            "ancestors": list(response.ancestors),
+            "conversation": response.conversation,
+        }
+    )
+
+
+def encode_response(response: StoredResponse, bounds: Bounds) -> tuple[bytes, bytes, bytes]:
+    """Head, input and output. Raises `StoreTooLarge`."""
+    parts = (
+        encode_head(response),
+        encode_items("input", response.input, bounds),
+        encode_items("output", response.output, bounds),
+    )
+    size = sum(map(len, parts))
+    if size > bounds.response:
+        raise StoreTooLarge(f"a response of {size} bytes cannot be stored; the limit is {bounds.response}")
+    return parts
+
+
+def decode_response(head: bytes, given: bytes, output: bytes) -> StoredResponse:
+    """Raises `StoreUnreadable`."""
+    return cast("StoredResponse", _reading(_to_response, given, output, head))
+
+
+def _to_response(record: Record) -> StoredResponse:
+    usage = cast("dict[str, int] | None", record["usage"])
+    return StoredResponse(
+        id=_text(record, "id"),
+        status=Status(_text(record, "status")),
+        model=_text(record, "model"),
+        created_at=cast("float", record["created_at"]),
+        first_day=_text(record, "first_day"),
+        request=cast("Record", record["request"]),
+        input=tuple(map(_to_item, cast("list[Record]", record["input"]))),
+        output=tuple(map(_to_item, cast("list[Record]", record["output"]))),
+        usage=None if usage is None else Usage(**usage),
+        error=cast("Record | None", record["error"]),
+        notes=cast("Record", record["notes"]),
+        ancestors=tuple(cast("list[str]", record["ancestors"])),
+        conversation=cast("str | None", record["conversation"]),
+    )
+
+
+def encode_conversation(conversation: StoredConversation) -> bytes:
+    """The head without its revision, which is the store's."""
+    return _dump(
+        {
+            "id": conversation.id,
+            "created_at": conversation.created_at,
+            "first_day": conversation.first_day,
+            "metadata": dict(conversation.metadata),
+        }
+    )
+
+
+def decode_conversation(data: bytes, revision: int) -> StoredConversation:
+    """Raises `StoreUnreadable`."""
+    return cast(
+        "StoredConversation",
+        _reading(
+            lambda record: StoredConversation(
+                _text(record, "id"),
+                cast("float", record["created_at"]),
+                _text(record, "first_day"),
+                cast("Record", record["metadata"]),
+                revision,
+            ),
+            data,
+        ),
+    )
+
+
+def encode_tokens(tokens: Tokens) -> bytes:
+    """Four bytes a token, little-endian."""
+    packed = array.array("I", tokens)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def decode_tokens(data: bytes) -> Tokens:
+    packed = array.array("I", data)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return tuple(packed)

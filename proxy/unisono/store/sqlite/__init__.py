@@ -1,0 +1,236 @@
+"""The embedded store: one SQLite file (or memory), one thread that works on it, no server.
+
+Every act is one transaction, synced to disk before it is acknowledged. Several processes may share the file; readers
+that wait are woken at once by their own process and look again by themselves for the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
+
+from unisono.core.conversation import Json, Tokens
+from unisono.core.state import (
+    NOTHING_LOGGED,
+    Bounds,
+    EventPage,
+    Lease,
+    LogWrite,
+    Retention,
+    Run,
+    StoredConversation,
+    StoredItem,
+    StoredResponse,
+)
+from unisono.errors import StoreUnavailable
+from unisono.store.sqlite import conversations, leases, responses
+from unisono.store.sqlite.schema import Act, connect, sweep, transaction
+from unisono.store.waiting import Waiting, until_some
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+SWEEP_EVERY_S = 60.0
+
+
+class SqliteStore:
+    """`path` None keeps everything in memory. `clock` gives seconds since 1970."""
+
+    def __init__(
+        self,
+        path: Path | None,
+        retention: Retention | None = None,
+        bounds: Bounds | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._path = path
+        self._retention = retention or Retention()
+        self._bounds = bounds or Bounds()
+        self._clock = clock
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="unisono-store")
+        self._db: sqlite3.Connection | None = None
+        self._swept = 0.0
+        self._waiting = Waiting()
+
+    async def start(self) -> tuple[str, ...]:
+        loop = asyncio.get_running_loop()
+        self._db = await loop.run_in_executor(self._worker, connect, self._path)
+        if self._path is None:
+            return ("state is kept in memory only: it ends with this process",)
+        return ()
+
+    async def aclose(self) -> None:
+        db, self._db = self._db, None
+        self._waiting.wake_all()
+        if db is not None:
+            await asyncio.get_running_loop().run_in_executor(self._worker, db.close)
+        self._worker.shutdown(wait=False)
+
+    async def _do(self, work: Callable[Concatenate[Act, P], T], *args: P.args, **named: P.kwargs) -> T:
+        if self._db is None:
+            raise StoreUnavailable("the store is not open")
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._worker, lambda: self._transact(work, *args, **named))
+
+    def _transact(self, work: Callable[Concatenate[Act, P], T], *args: P.args, **named: P.kwargs) -> T:
+        """On the worker's thread."""
+        if self._db is None:
+            raise StoreUnavailable("the store is not open")
+        try:
+            with transaction(self._db):
+                act = Act(self._db, self._clock(), self._retention, self._bounds)
+                if abs(act.now - self._swept) >= SWEEP_EVERY_S:
+                    sweep(act)
+                    self._swept = act.now
+                return work(act, *args, **named)
+        except sqlite3.Error as error:
+            raise StoreUnavailable("the store failed; its state is as before") from error
+
+    async def check(self) -> None:
+        await self._do(lambda act: act.db.execute("SELECT 1").fetchone())
+
+    async def _save(
+        self,
+        tenant: str,
+        response: StoredResponse,
+        new: bool,
+        lease: Lease | None,
+        log: LogWrite,
+        revision: int | None,
+    ) -> None:
+        try:
+            await self._do(responses.save, tenant, response, new, lease, log, revision)
+        finally:
+            self._waiting.wake(_key(tenant, response.id))
+
+    async def create(
+        self,
+        tenant: str,
+        response: StoredResponse,
+        *,
+        lease: Lease | None = None,
+        log: LogWrite = NOTHING_LOGGED,
+        revision: int | None = None,
+    ) -> None:
+        await self._save(tenant, response, True, lease, log, revision)
+
+    async def update(
+        self,
+        tenant: str,
+        response: StoredResponse,
+        *,
+        lease: Lease | None = None,
+        log: LogWrite = NOTHING_LOGGED,
+        revision: int | None = None,
+    ) -> None:
+        await self._save(tenant, response, False, lease, log, revision)
+
+    async def responses(self, tenant: str, ids: Sequence[str]) -> tuple[StoredResponse | None, ...]:
+        return await self._do(responses.read, tenant, ids)
+
+    async def delete_response(self, tenant: str, response: str) -> bool:
+        try:
+            return await self._do(responses.delete, tenant, response)
+        finally:
+            self._waiting.wake(_key(tenant, response))
+
+    async def item(self, tenant: str, item: str) -> StoredItem | None:
+        return await self._do(responses.item, tenant, item)
+
+    async def log(self, lease: Lease, response: str, write: LogWrite) -> None:
+        try:
+            await self._do(responses.log, lease, response, write)
+        finally:
+            self._waiting.wake(_key(lease.tenant, response))
+
+    async def events(
+        self, tenant: str, response: str, first: int, *, limit: int = 512, wait_s: float = 0.0
+    ) -> EventPage | None:
+        with self._waiting.on(_key(tenant, response)) as woken:
+            return await until_some(lambda: self._do(responses.events, tenant, response, first, limit), woken, wait_s)
+
+    async def tokens(self, tenant: str, response: str) -> Tokens:
+        return await self._do(responses.tokens, tenant, response)
+
+    async def create_conversation(
+        self, tenant: str, conversation: StoredConversation, items: Sequence[StoredItem] = ()
+    ) -> None:
+        await self._do(conversations.create, tenant, conversation, items)
+
+    async def conversation(self, tenant: str, conversation: str) -> StoredConversation | None:
+        return await self._do(conversations.head, tenant, conversation)
+
+    async def conversation_items(
+        self,
+        tenant: str,
+        conversation: str,
+        *,
+        after: str | None = None,
+        limit: int | None = None,
+        newest_first: bool = False,
+    ) -> tuple[StoredItem, ...] | None:
+        return await self._do(conversations.items, tenant, conversation, after, limit, newest_first)
+
+    async def conversation_item(self, tenant: str, conversation: str, item: str) -> StoredItem | None:
+        return await self._do(conversations.item, tenant, conversation, item)
+
+    async def append(
+        self,
+        tenant: str,
+        conversation: str,
+        items: Sequence[StoredItem],
+        *,
+        revision: int | None = None,
+        lease: Lease | None = None,
+    ) -> int:
+        return await self._do(conversations.append, tenant, conversation, items, revision, lease)
+
+    async def set_metadata(
+        self, tenant: str, conversation: str, metadata: Mapping[str, Json]
+    ) -> StoredConversation | None:
+        return await self._do(conversations.set_metadata, tenant, conversation, metadata)
+
+    async def delete_item(self, tenant: str, conversation: str, item: str) -> bool:
+        return await self._do(conversations.delete_item, tenant, conversation, item)
+
+    async def delete_conversation(self, tenant: str, conversation: str) -> bool:
+        return await self._do(conversations.delete, tenant, conversation)
+
+    async def acquire(self, tenant: str, anchor: str, owner: str, for_s: float, *, force: bool = False) -> Lease | None:
+        return await self._do(leases.acquire, tenant, anchor, owner, for_s, force)
+
+    async def renew(self, lease: Lease, for_s: float) -> bool:
+        return await self._do(leases.extend, lease, for_s)
+
+    async def release(self, lease: Lease) -> None:
+        await self._do(leases.extend, lease, 0.0)
+
+    async def watch(self, run: Run, for_s: float) -> None:
+        await self._do(leases.watch, run, for_s)
+
+    async def unwatch(self, run: Run) -> None:
+        await self._do(leases.unwatch, run)
+
+    async def lapsed(self, limit: int = 16) -> tuple[Run, ...]:
+        return await self._do(leases.lapsed, limit)
+
+    async def claim(self, tenant: str, key: str, digest: str, response: str) -> str:
+        return await self._do(leases.claim, tenant, key, digest, response)
+
+    async def unclaim(self, tenant: str, key: str, response: str) -> None:
+        await self._do(leases.unclaim, tenant, key, response)
+
+    async def secret(self, name: str, candidate: bytes) -> bytes:
+        return await self._do(leases.secret, name, candidate)
+
+    async def count(self, tenant: str, name: str, amount: int, *, once: str, for_s: float) -> int:
+        return await self._do(leases.count, tenant, name, amount, once, for_s)
+
+
+def _key(tenant: str, response: str) -> str:
+    return f"{len(tenant)}:{tenant}:{response}"

@@ -1,0 +1,188 @@
+"""Conversations and their items, as statements inside a transaction."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from unisono.core.conversation import Json
+from unisono.core.state import Lease, StoredConversation, StoredItem
+from unisono.store import codec
+from unisono.store.refusals import refusal
+from unisono.store.sqlite.leases import held
+from unisono.store.sqlite.schema import Act
+
+
+def create(act: Act, tenant: str, conversation: StoredConversation, items: Sequence[StoredItem]) -> None:
+    head = codec.encode_conversation(conversation)
+    encoded = [(item.id, codec.encode_item(item, act.bounds)) for item in items]
+    last = digest(encoded)
+    row = act.db.execute(
+        "SELECT head, revision, last FROM conversations WHERE tenant = ? AND id = ? AND expires > ?",
+        (tenant, conversation.id, act.now),
+    ).fetchone()
+    if row is not None:
+        if row == (head, 0, last):
+            return
+        raise refusal("exists")
+    _forget(act, tenant, conversation.id)
+    act.db.execute(
+        "INSERT INTO conversations VALUES (?, ?, ?, 0, 0, 0, ?, ?)",
+        (tenant, conversation.id, head, last, act.now + act.retention.conversation_s),
+    )
+    _add(act, tenant, conversation.id, encoded, upto=0, size=0)
+
+
+def digest(encoded: Sequence[tuple[str, bytes]]) -> bytes:
+    """By which a repeated append is known."""
+    whole = hashlib.sha256()
+    for _, data in encoded:
+        whole.update(b"%d:" % len(data) + data)
+    return whole.digest()
+
+
+def _add(
+    act: Act, tenant: str, conversation: str, encoded: Sequence[tuple[str, bytes]], *, upto: int, size: int
+) -> None:
+    """Raises `StoreTooLarge`, `StoreConflict`; the transaction undoes what was added."""
+    size += sum(len(data) for _, data in encoded)
+    if size > act.bounds.conversation:
+        raise refusal("large")
+    if len({item for item, _ in encoded}) != len(encoded):
+        raise refusal("repeated")
+    expires = act.now + act.retention.conversation_s
+    for position, (item, data) in enumerate(encoded, upto):
+        if _position(act, tenant, conversation, item) is not None:
+            raise refusal("repeated")
+        act.db.execute(
+            "INSERT INTO conversation_items VALUES (?, ?, ?, ?, ?)", (tenant, conversation, position, item, data)
+        )
+        act.db.execute("REPLACE INTO places VALUES (?, ?, NULL, ?, ?)", (tenant, item, conversation, expires))
+    act.db.execute(
+        "UPDATE conversations SET upto = ?, bytes = ?, expires = ? WHERE tenant = ? AND id = ?",
+        (upto + len(encoded), size, expires, tenant, conversation),
+    )
+
+
+def append(
+    act: Act,
+    tenant: str,
+    conversation: str,
+    items: Sequence[StoredItem],
+    revision: int | None,
+    lease: Lease | None,
+) -> int:
+    encoded = [(item.id, codec.encode_item(item, act.bounds)) for item in items]
+    last = digest(encoded)
+    row = act.db.execute(
+        "SELECT revision, upto, bytes, last FROM conversations WHERE tenant = ? AND id = ? AND expires > ?",
+        (tenant, conversation, act.now),
+    ).fetchone()
+    if row is None:
+        raise refusal("missing")
+    current, upto, size, before = row
+    if revision is not None and current == revision + 1 and before == last:
+        return int(current)
+    held(act, tenant, conversation, lease)
+    if revision is not None and current != revision:
+        raise refusal("changed")
+    _add(act, tenant, conversation, encoded, upto=upto, size=size)
+    act.db.execute(
+        "UPDATE conversations SET revision = ?, last = ? WHERE tenant = ? AND id = ?",
+        (current + 1, last, tenant, conversation),
+    )
+    return int(current + 1)
+
+
+def head(act: Act, tenant: str, conversation: str) -> StoredConversation | None:
+    row = act.db.execute(
+        "SELECT head, revision FROM conversations WHERE tenant = ? AND id = ? AND expires > ?",
+        (tenant, conversation, act.now),
+    ).fetchone()
+    return row and codec.decode_conversation(*row)
+
+
+def set_metadata(act: Act, tenant: str, conversation: str, metadata: Mapping[str, Json]) -> StoredConversation | None:
+    found = head(act, tenant, conversation)
+    if found is None:
+        return None
+    changed = replace(found, metadata=dict(metadata))
+    act.db.execute(
+        "UPDATE conversations SET head = ?, expires = ? WHERE tenant = ? AND id = ?",
+        (codec.encode_conversation(changed), act.now + act.retention.conversation_s, tenant, conversation),
+    )
+    return changed
+
+
+def _position(act: Act, tenant: str, conversation: str, item: str) -> int | None:
+    row = act.db.execute(
+        "SELECT position FROM conversation_items WHERE tenant = ? AND conversation = ? AND id = ?",
+        (tenant, conversation, item),
+    ).fetchone()
+    return row and int(row[0])
+
+
+AFTER = {
+    False: "position > ? ORDER BY position",
+    True: "position < ? ORDER BY position DESC",
+}
+
+
+def items(
+    act: Act, tenant: str, conversation: str, after: str | None, limit: int | None, newest_first: bool
+) -> tuple[StoredItem, ...] | None:
+    if head(act, tenant, conversation) is None:
+        return None
+    start: int | None = (1 << 62) if newest_first else -1
+    if after is not None:
+        start = _position(act, tenant, conversation, after)
+        if start is None:
+            return None
+    rows = act.db.execute(
+        "SELECT data FROM conversation_items WHERE tenant = ? AND conversation = ? AND "  # noqa: S608
+        + AFTER[newest_first]
+        + " LIMIT ?",
+        (tenant, conversation, start, -1 if limit is None else limit),
+    )
+    return tuple(codec.decode_item(row[0]) for row in rows)
+
+
+def item(act: Act, tenant: str, conversation: str, item: str) -> StoredItem | None:
+    row = act.db.execute(
+        "SELECT data FROM conversation_items AS i JOIN conversations AS c ON i.tenant = c.tenant AND "
+        "i.conversation = c.id WHERE c.tenant = ? AND c.id = ? AND c.expires > ? AND i.id = ?",
+        (tenant, conversation, act.now, item),
+    ).fetchone()
+    return row and codec.decode_item(row[0])
+
+
+def delete_item(act: Act, tenant: str, conversation: str, item: str) -> bool:
+    if head(act, tenant, conversation) is None:
+        return False
+    held(act, tenant, conversation, None)
+    rows = act.db.execute(
+        "DELETE FROM conversation_items WHERE tenant = ? AND conversation = ? AND id = ? RETURNING length(data)",
+        (tenant, conversation, item),
+    ).fetchall()
+    if not rows:
+        return False
+    act.db.execute(
+        "UPDATE conversations SET revision = revision + 1, last = NULL, bytes = bytes - ?, expires = ? "
+        "WHERE tenant = ? AND id = ?",
+        (rows[0][0], act.now + act.retention.conversation_s, tenant, conversation),
+    )
+    return True
+
+
+def delete(act: Act, tenant: str, conversation: str) -> bool:
+    if head(act, tenant, conversation) is None:
+        return False
+    held(act, tenant, conversation, None)
+    _forget(act, tenant, conversation)
+    return True
+
+
+def _forget(act: Act, tenant: str, conversation: str) -> None:
+    act.db.execute("DELETE FROM conversations WHERE tenant = ? AND id = ?", (tenant, conversation))
+    act.db.execute("DELETE FROM conversation_items WHERE tenant = ? AND conversation = ?", (tenant, conversation))

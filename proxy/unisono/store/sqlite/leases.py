@@ -1,0 +1,105 @@
+"""Leases, watched runs, idempotency keys, secrets and counters, as statements inside a transaction."""
+
+from __future__ import annotations
+
+from unisono.core.state import Lease, Run
+from unisono.store.refusals import refusal
+from unisono.store.sqlite.schema import Act
+
+
+def held(act: Act, tenant: str, anchor: str, lease: Lease | None) -> None:
+    """Return when a writer with this lease, or none, may write under the anchor. Raises `StoreConflict`."""
+    row = act.db.execute(
+        "SELECT fence, until FROM leases WHERE tenant = ? AND anchor = ? AND expires > ?", (tenant, anchor, act.now)
+    ).fetchone()
+    if lease is None:
+        if row is not None and row[1] > act.now:
+            raise refusal("busy")
+    elif row is None or (lease.tenant, lease.anchor, lease.fence) != (tenant, anchor, row[0]):
+        raise refusal("taken")
+
+
+def acquire(act: Act, tenant: str, anchor: str, owner: str, for_s: float, force: bool) -> Lease | None:
+    row = act.db.execute(
+        "SELECT owner, fence, until FROM leases WHERE tenant = ? AND anchor = ? AND expires > ?",
+        (tenant, anchor, act.now),
+    ).fetchone()
+    holder, fence, until = row or ("", 0, 0.0)
+    live = until > act.now
+    if live and holder != owner and not force:
+        return None
+    if not (live and holder == owner):
+        fence += 1
+    act.db.execute(
+        "REPLACE INTO leases VALUES (?, ?, ?, ?, ?, ?)",
+        (tenant, anchor, owner, fence, act.now + for_s, act.now + for_s + act.retention.response_s),
+    )
+    return Lease(tenant, anchor, owner, fence)
+
+
+def extend(act: Act, lease: Lease, for_s: float) -> bool:
+    """Zero seconds give it back; the fence is remembered."""
+    changed = act.db.execute(
+        "UPDATE leases SET owner = ?, until = ?, expires = ? WHERE tenant = ? AND anchor = ? AND fence = ?",
+        (
+            lease.owner,
+            act.now + for_s,
+            act.now + for_s + act.retention.response_s,
+            lease.tenant,
+            lease.anchor,
+            lease.fence,
+        ),
+    )
+    return changed.rowcount == 1
+
+
+def watch(act: Act, run: Run, for_s: float) -> None:
+    act.db.execute("REPLACE INTO runs VALUES (?, ?, ?)", (run.tenant, run.response, act.now + for_s))
+
+
+def unwatch(act: Act, run: Run) -> None:
+    act.db.execute("DELETE FROM runs WHERE tenant = ? AND response = ?", (run.tenant, run.response))
+
+
+def lapsed(act: Act, limit: int) -> tuple[Run, ...]:
+    rows = act.db.execute("SELECT tenant, response FROM runs WHERE until <= ? ORDER BY until LIMIT ?", (act.now, limit))
+    return tuple(Run(*row) for row in rows)
+
+
+def claim(act: Act, tenant: str, key: str, digest: str, response: str) -> str:
+    row = act.db.execute(
+        "SELECT digest, response FROM keys WHERE tenant = ? AND key = ? AND expires > ?", (tenant, key, act.now)
+    ).fetchone()
+    if row is None:
+        expires = act.now + act.retention.key_s
+        act.db.execute("REPLACE INTO keys VALUES (?, ?, ?, ?, ?)", (tenant, key, digest, response, expires))
+        return response
+    if row[0] != digest:
+        raise refusal("reused")
+    return str(row[1])
+
+
+def unclaim(act: Act, tenant: str, key: str, response: str) -> None:
+    act.db.execute("DELETE FROM keys WHERE tenant = ? AND key = ? AND response = ?", (tenant, key, response))
+
+
+def secret(act: Act, name: str, candidate: bytes) -> bytes:
+    act.db.execute("INSERT OR IGNORE INTO secrets VALUES (?, ?)", (name, candidate))
+    return bytes(act.db.execute("SELECT value FROM secrets WHERE name = ?", (name,)).fetchone()[0])
+
+
+def count(act: Act, tenant: str, name: str, amount: int, once: str, for_s: float) -> int:
+    expires = act.now + for_s
+    row = act.db.execute(
+        "SELECT value FROM counters WHERE tenant = ? AND name = ? AND expires > ?", (tenant, name, act.now)
+    ).fetchone()
+    value = row[0] if row else 0
+    known = act.db.execute(
+        "SELECT 1 FROM counted WHERE tenant = ? AND name = ? AND once = ? AND expires > ?",
+        (tenant, name, once, act.now),
+    ).fetchone()
+    if known:
+        return int(value)
+    act.db.execute("REPLACE INTO counted VALUES (?, ?, ?, ?)", (tenant, name, once, expires))
+    act.db.execute("REPLACE INTO counters VALUES (?, ?, ?, ?)", (tenant, name, value + amount, expires))
+    return int(value + amount)

@@ -1,0 +1,133 @@
+"""The tables, how the file is opened, and what is swept out of it.
+
+The write-ahead log is synced at every commit: what was acknowledged outlives a killed process and a power cut alike.
+Rows past their time are dead for every reader at once; the sweep only takes their space back.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from unisono.core.state import Bounds, Retention
+from unisono.errors import StoreUnavailable, StoreUnreadable
+
+VERSION = 1
+
+TABLES = """
+CREATE TABLE responses (
+    tenant TEXT, id TEXT, anchor TEXT, head BLOB, input BLOB, output BLOB, terminal INTEGER, expires REAL,
+    log_expires REAL, PRIMARY KEY (tenant, id));
+CREATE TABLE events (
+    tenant TEXT, response TEXT, seq INTEGER, data BLOB, PRIMARY KEY (tenant, response, seq)) WITHOUT ROWID;
+CREATE TABLE tokens (
+    tenant TEXT, response TEXT, first INTEGER, upto INTEGER, data BLOB,
+    PRIMARY KEY (tenant, response, first)) WITHOUT ROWID;
+CREATE TABLE conversations (
+    tenant TEXT, id TEXT, head BLOB, revision INTEGER, upto INTEGER, bytes INTEGER, last BLOB, expires REAL,
+    PRIMARY KEY (tenant, id));
+CREATE TABLE conversation_items (
+    tenant TEXT, conversation TEXT, position INTEGER, id TEXT, data BLOB,
+    PRIMARY KEY (tenant, conversation, position), UNIQUE (tenant, conversation, id));
+CREATE TABLE places (
+    tenant TEXT, item TEXT, response TEXT, conversation TEXT, expires REAL, PRIMARY KEY (tenant, item)) WITHOUT ROWID;
+CREATE TABLE leases (
+    tenant TEXT, anchor TEXT, owner TEXT, fence INTEGER, until REAL, expires REAL,
+    PRIMARY KEY (tenant, anchor)) WITHOUT ROWID;
+CREATE TABLE runs (tenant TEXT, response TEXT, until REAL, PRIMARY KEY (tenant, response)) WITHOUT ROWID;
+CREATE TABLE keys (
+    tenant TEXT, key TEXT, digest TEXT, response TEXT, expires REAL, PRIMARY KEY (tenant, key)) WITHOUT ROWID;
+CREATE TABLE secrets (name TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
+CREATE TABLE counters (
+    tenant TEXT, name TEXT, value INTEGER, expires REAL, PRIMARY KEY (tenant, name)) WITHOUT ROWID;
+CREATE TABLE counted (
+    tenant TEXT, name TEXT, once TEXT, expires REAL, PRIMARY KEY (tenant, name, once)) WITHOUT ROWID;
+CREATE INDEX responses_expire ON responses (expires);
+CREATE INDEX conversations_expire ON conversations (expires);
+CREATE INDEX places_expire ON places (expires);
+CREATE INDEX keys_expire ON keys (expires);
+CREATE INDEX runs_lapse ON runs (until);
+"""
+
+SWEEP = (
+    "DELETE FROM events WHERE (tenant, response) IN "
+    "(SELECT tenant, id FROM responses WHERE min(expires, log_expires) <= :now)",
+    "DELETE FROM tokens WHERE (tenant, response) IN "
+    "(SELECT tenant, id FROM responses WHERE min(expires, log_expires) <= :now)",
+    "DELETE FROM responses WHERE expires <= :now",
+    "DELETE FROM conversation_items WHERE (tenant, conversation) IN "
+    "(SELECT tenant, id FROM conversations WHERE expires <= :now)",
+    *(
+        f"DELETE FROM {table} WHERE expires <= :now"  # noqa: S608 - names of our own
+        for table in ("conversations", "places", "leases", "keys", "counters", "counted")
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """What a statement needs: the connection inside a transaction, and the time, in seconds since 1970."""
+
+    db: sqlite3.Connection
+    now: float
+    retention: Retention
+    bounds: Bounds
+
+
+def connect(path: Path | None) -> sqlite3.Connection:
+    """Open the file, made if need be and readable to its owner only; None is a store in memory. Raises
+    `StoreUnavailable`, `StoreUnreadable`."""
+    try:
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.touch(mode=0o600, exist_ok=True)
+        db = sqlite3.connect(
+            ":memory:" if path is None else path, isolation_level=None, timeout=5.0, check_same_thread=False
+        )
+    except (OSError, sqlite3.Error) as error:
+        raise StoreUnavailable(f"the store cannot be opened: {error}") from error
+    try:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+        _make(db)
+    except sqlite3.Error as error:
+        db.close()
+        raise StoreUnavailable(f"the store cannot be opened: {error}") from error
+    except StoreUnreadable:
+        db.close()
+        raise
+    return db
+
+
+def _make(db: sqlite3.Connection) -> None:
+    # Two processes may come to a new file at once: whoever gets the lock second finds the tables there.
+    with transaction(db):
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        if version > VERSION:
+            raise StoreUnreadable(
+                "this store was written by a newer version of the gateway; update this one, or give it another store"
+            )
+        if version == 0:
+            for statement in filter(str.strip, TABLES.split(";")):
+                db.execute(statement)
+            db.execute(f"PRAGMA user_version = {VERSION}")
+
+
+@contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """All or nothing."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    finally:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+
+
+def sweep(act: Act) -> None:
+    for statement in SWEEP:
+        act.db.execute(statement, {"now": act.now})

@@ -1,0 +1,61 @@
+"""Readers that wait for events: woken by whoever writes, and looking again by themselves in case nobody told them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+
+from unisono.core.state import EventPage
+
+LOOK_AGAIN_S = 1.0
+"""A writer in another process may not reach this one; its events are seen this much later at worst."""
+
+
+class Waiting:
+    """Who waits for what, in this process."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, set[asyncio.Event]] = {}
+
+    @contextmanager
+    def on(self, key: str) -> Iterator[asyncio.Event]:
+        woken = asyncio.Event()
+        self._waiting.setdefault(key, set()).add(woken)
+        try:
+            yield woken
+        finally:
+            others = self._waiting[key]
+            others.discard(woken)
+            if not others:
+                del self._waiting[key]
+
+    def wake(self, key: str) -> None:
+        for woken in self._waiting.get(key, ()):
+            woken.set()
+
+    def wake_all(self) -> None:
+        for key in self._waiting:
+            self.wake(key)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._waiting
+
+
+async def until_some(
+    read: Callable[[], Awaitable[EventPage | None]], woken: asyncio.Event, wait_s: float
+) -> EventPage | None:
+    """Read until there is something, or the end, or `wait_s` seconds have passed."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + wait_s
+    while True:
+        woken.clear()
+        page = await read()
+        left = deadline - loop.time()
+        if page is None or page.events or page.ended or left <= 0:
+            return page
+        try:
+            async with asyncio.timeout(min(left, LOOK_AGAIN_S)):
+                await woken.wait()
+        except TimeoutError:
+            continue

@@ -1,0 +1,56 @@
+"""Every kind of store the contract holds for, each opened as a replica of the gateway would open it.
+
+A `Home` is where the state lies; it gives out stores, so that a test can be two replicas, and bends the lifetimes that
+cannot be waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from unisono.core.state import Bounds, Retention, Store
+from unisono.store.sqlite import SqliteStore
+
+SMALL = Bounds(item=4_000, response=20_000, conversation=40_000)
+"""Bounds that tests can reach."""
+
+Opening = Callable[[Retention, Bounds], Store]
+
+
+@dataclass
+class Home:
+    """`shared` says that a second store sees the state of the first."""
+
+    make: Opening
+    shared: bool = True
+    opened: list[Store] = field(default_factory=list)
+
+    async def open(self, retention: Retention | None = None, bounds: Bounds | None = None) -> Store:
+        store = self.make(retention or Retention(), bounds or Bounds())
+        await store.start()
+        self.opened.append(store)
+        return store
+
+    async def close(self) -> None:
+        for store in self.opened:
+            await store.aclose()
+
+
+@asynccontextmanager
+async def home(make: Opening, shared: bool = True) -> AsyncIterator[Home]:
+    here = Home(make, shared)
+    try:
+        yield here
+    finally:
+        await here.close()
+
+
+def in_memory(folder: Path) -> Opening:
+    return lambda retention, bounds: SqliteStore(None, retention, bounds)
+
+
+def in_a_file(folder: Path) -> Opening:
+    return lambda retention, bounds: SqliteStore(folder / "deep" / "state.db", retention, bounds)
