@@ -16,10 +16,10 @@ import orjson
 from unisono.core.generation import STOP_TOKENS, Capabilities, Chunk, Form, Generation
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Finding, Probe
-from unisono.errors import BackendProtocolError
 from unisono_adapters import _completions
 from unisono_adapters._examine import Subject, examine, not_served
 from unisono_adapters._http import Wire
+from unisono_adapters._model_list import model_list
 
 REMEDIES = {
     Check.MODEL: "Write a name of its model list behind `sglang/`, or start SGLang with --served-model-name.",
@@ -39,20 +39,14 @@ class SglangBackend:
 
     async def probe(self) -> Probe:
         """Asks for the model list: that the model is there, and how long its context is; then examines it."""
-        listed = await self._wire.get_json("v1/models")
-        models = listed.get("data") if isinstance(listed, dict) else None
-        if not isinstance(models, list):
-            raise BackendProtocolError("the backend's model list is not one")
-        served = {
-            model["id"]: model for model in models if isinstance(model, dict) and isinstance(model.get("id"), str)
-        }
-        length = served.get(self._model, {}).get("max_model_len")
+        served = await model_list(self._wire)
+        length = served.get(self._model)
         claims = Capabilities(
             prompt=Form.IDS,
             output=Form.IDS,
             stop_visible=True,
             # It refuses a prompt and max_tokens that fill its window to the last token.
-            context=length - 1 if type(length) is int and length > 1 else None,
+            context=length - 1 if length else None,
             logit_bias=True,
         )
         if self._model not in served:
