@@ -52,20 +52,24 @@ class History:
         self._exchange.setdefault(call.call_id, deque()).append(pending)
         self._entries.append(pending)
 
-    def result(self, call_id: str, output: str, param: str) -> None:
-        """Raises InvalidRequest, naming `param`, when nobody called."""
+    def name_of(self, call_id: str, param: str) -> str:
+        """The tool that was called under that id. Raises InvalidRequest, naming `param`, when none was."""
         name = self._names.get(call_id)
         if name is None:
             raise InvalidRequest(
                 f"'{param}': nothing before it is a tool call with the id '{call_id[:128]}'.", param=param
             )
-        same = self._exchange.get(call_id)
+        return name
+
+    def result(self, result: ToolResult) -> None:
+        """What came of a call. One whose call is not there, or was in an earlier exchange, stays where it is."""
+        same = self._exchange.get(result.call_id)
         if same is None:
-            self._entries.append(ToolResult(call_id, name, output))
+            self._entries.append(result)
             return
         # Some clients give every call of a message the same id: then the results come in the calls' order, and what is
         # too many belongs to the last.
-        (same.popleft() if len(same) > 1 else same[0]).results.append(output)
+        (same.popleft() if len(same) > 1 else same[0]).results.append(result.output)
 
     def take_prefill(self) -> str | None:
         """The last visible answer, taken out of the history: the model goes on from it."""

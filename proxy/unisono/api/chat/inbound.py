@@ -25,6 +25,7 @@ from unisono.core.conversation import (
     Effort,
     Phase,
     Preamble,
+    ToolResult,
     UserMessage,
 )
 from unisono.engine.turn import Turn
@@ -151,11 +152,11 @@ class _History:
                 self._add_assistant(position, message)
             case "tool":
                 assert message.tool_call_id is not None
-                self.said.result(message.tool_call_id, _text(message.content), f"messages.{position}.tool_call_id")
+                self._add_result(message.tool_call_id, message.content, f"messages.{position}.tool_call_id")
             case "function":
                 assert message.name is not None
                 call_id = self._legacy_call(message.name, f"messages.{position}.name")
-                self.said.result(call_id, _text(message.content), f"messages.{position}.name")
+                self._add_result(call_id, message.content, f"messages.{position}.name")
 
     def _add_assistant(self, position: int, message: Message) -> None:
         reasoning = _reasoning(message)
@@ -168,6 +169,9 @@ class _History:
             call_id = f"function_call_{position}"
             self._legacy.setdefault(message.function_call.name, deque()).append(call_id)
             self.said.call(AssistantCall(call_id, message.function_call.name, message.function_call.arguments))
+
+    def _add_result(self, call_id: str, content: Sequence[Part], param: str) -> None:
+        self.said.result(ToolResult(call_id, self.said.name_of(call_id, param), _text(content)))
 
     def _legacy_call(self, name: str, param: str) -> str:
         unanswered = self._legacy.get(name)

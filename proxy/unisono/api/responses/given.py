@@ -1,0 +1,182 @@
+"""Items a client puts into `input` or into a conversation: one model per kind, found by its `type`.
+
+Agents send everything back, also what other servers wrote. So every kind OpenAI has is taken; a kind that says nothing
+to the model is left out with a note, and only what nobody knows is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeAlias
+
+import orjson
+from pydantic import BeforeValidator, Field, PlainValidator, field_validator
+
+from unisono.api.fields import Arguments, Id, Open, Text, ToolName, wrong
+from unisono.api.parts import TEXT_PARTS, Part
+
+PREFIX = "unisono:"
+"""Stands before the type of an item or event that Open Responses does not have."""
+
+
+def _to_parts(value: Any) -> Any:
+    """Content in any form, as parts: a string, a list that may hold strings, null."""
+    if value is None:
+        return []
+    if isinstance(value, str):
+        return [{"type": "input_text", "text": value}]
+    if not isinstance(value, list):
+        raise wrong("must be a string or a list of parts")
+    return [{"type": "input_text", "text": part} if isinstance(part, str) else part for part in value]
+
+
+def _to_output(value: Any) -> Any:
+    """A tool's output in any form, as parts: also bare JSON, which some clients send."""
+    bare = isinstance(value, (dict, int, float)) or (
+        isinstance(value, list)
+        and any(not isinstance(part, str) and not (isinstance(part, dict) and "type" in part) for part in value)
+    )
+    return _to_parts(orjson.dumps(value).decode() if bare else value)
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    """The texts among parts that need not be well-formed: reasoning from elsewhere never fails a request."""
+    parts = [value] if isinstance(value, str | dict) else value if isinstance(value, list) else []
+    found = (part.get("text") if isinstance(part, dict) else part for part in parts)
+    return tuple(text.encode(errors="replace").decode() for text in found if isinstance(text, str))
+
+
+def _word(value: Any) -> str | None:
+    """A string, or nothing where something else stands."""
+    return value.encode(errors="replace").decode() if isinstance(value, str) else None
+
+
+Parts = Annotated[list[Part], BeforeValidator(_to_parts)]
+Output = Annotated[list[Part], BeforeValidator(_to_output)]
+Texts = Annotated[tuple[str, ...], PlainValidator(_texts)]
+Word = Annotated[str | None, PlainValidator(_word)]
+
+
+class Given(Open):
+    """What every item may have. `id` is whatever the client knows the item by: nobody answers for it."""
+
+    type: str
+    id: Word = None
+
+    @field_validator("type")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value not in KINDS:
+            raise wrong(f"there is no item of this type; possible are {', '.join(sorted(KINDS))}")
+        return value
+
+
+class GivenMessage(Given):
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Parts
+    phase: Word = None
+
+
+class GivenReasoning(Given):
+    content: Texts = ()
+    summary: Any = None
+    encrypted_content: Word = None
+
+
+class GivenCall(Given):
+    call_id: Id
+    name: ToolName
+    arguments: Arguments = ""
+    namespace: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,128}$")] | None = None
+
+
+class GivenCustomCall(Given):
+    call_id: Id
+    name: ToolName
+    input: Text = ""
+    namespace: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,128}$")] | None = None
+
+
+class GivenOutput(Given):
+    """The result of a function or custom call."""
+
+    call_id: Id
+    output: Output
+
+    @field_validator("output")
+    @classmethod
+    def _only_text(cls, value: list[Part]) -> list[Part]:
+        if any(part.type not in TEXT_PARTS for part in value):
+            raise wrong("must be a string or a list of text parts")
+        return value
+
+
+class GivenReference(Given):
+    type: Literal["item_reference"] = "item_reference"
+    id: Id
+
+
+class GivenMcpCall(Given):
+    server_label: Word = None
+    name: Word = None
+    arguments: Arguments = ""
+    output: Output = Field(default_factory=list)
+    error: Any = None
+
+
+class GivenCodeCall(Given):
+    code: Word = None
+    outputs: Any = None
+
+
+class GivenSealed(Given):
+    """A compaction: earlier items in a form that only who made it can read."""
+
+    encrypted_content: Word = None
+
+
+class GivenSilent(Given):
+    """A kind that says nothing to the model here."""
+
+
+SILENT_KINDS = (
+    *("mcp_list_tools", "mcp_approval_request", "mcp_approval_response"),
+    *("web_search_call", "file_search_call", "image_generation_call", "tool_search_call", "tool_search_output"),
+    *("computer_call", "computer_call_output", "local_shell_call", "local_shell_call_output"),
+    *("shell_call", "shell_call_output", "apply_patch_call", "apply_patch_call_output"),
+    *("additional_tools", "configuration_update", "compaction_trigger", "program", "program_output"),
+)
+"""Kinds without a meaning here: they need hosted tools, or steer a server that has them."""
+
+KINDS: Mapping[str, type[Given]] = {
+    "message": GivenMessage,
+    "reasoning": GivenReasoning,
+    "function_call": GivenCall,
+    "function_call_output": GivenOutput,
+    "custom_tool_call": GivenCustomCall,
+    "custom_tool_call_output": GivenOutput,
+    "item_reference": GivenReference,
+    "mcp_call": GivenMcpCall,
+    "code_interpreter_call": GivenCodeCall,
+    "compaction": GivenSealed,
+    "compaction_summary": GivenSealed,
+    **dict.fromkeys(SILENT_KINDS, GivenSilent),
+}
+"""Every kind of item there is."""
+
+
+def to_given(value: Any) -> Given:
+    """An item by its type. Without one, what has a role is a message and what has only an id refers to an item."""
+    if not isinstance(value, dict):
+        raise wrong("must be an object")
+    kind = value.get("type")
+    if kind is None:
+        kind = "message" if "role" in value or "id" not in value else "item_reference"
+        value = {**value, "type": kind}
+    kind = kind.removeprefix(PREFIX) if isinstance(kind, str) else kind
+    model = KINDS.get(kind, Given) if isinstance(kind, str) else Given
+    return model.model_validate({**value, "type": kind})
+
+
+GivenItem: TypeAlias = Annotated[Given, PlainValidator(to_given)]

@@ -1,0 +1,177 @@
+"""A Responses request to a turn and to the items that are kept: pure, state, ids and the day come in as arguments.
+
+Instructions, tools and effort are those of the request, also when it continues something: nothing of them is taken
+over. What was said before and what is said now are one history, read from the start, so that a continued conversation
+begins with the very tokens of the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from unisono.api.fields import MAX_MESSAGES, Open
+from unisono.api.notes import MAX_NOTES, without_effect
+from unisono.api.parts import join
+from unisono.api.responses.given import Given, GivenReasoning, GivenReference
+from unisono.api.responses.items import COMPLETED, NewId, Wire, prefix_of
+from unisono.api.responses.reading import Known, Reading
+from unisono.api.responses.schema import INCLUDABLE, ResponsesRequest, Tool
+from unisono.api.sampling import to_sampling
+from unisono.api.tools import CallForm, Declared, Toolbox, to_toolbox
+from unisono.core.conversation import Conversation, DeveloperMessage, Effort, Item, Preamble
+from unisono.core.state import StoredItem
+from unisono.engine.turn import Turn
+from unisono.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsesTurn:
+    """What one request asks: the turn for the engine, its input as it is kept, and how the answer must look."""
+
+    turn: Turn
+    input: tuple[StoredItem, ...]
+    toolbox: Toolbox
+    notes: tuple[str, ...]
+
+
+def check(request: ResponsesRequest) -> None:
+    """Raise InvalidRequest for fields that contradict each other. What can be told before any state is read."""
+    if request.previous_response_id is not None and request.conversation is not None:
+        raise InvalidRequest(
+            "'previous_response_id' and 'conversation' cannot both be given.", param="previous_response_id"
+        )
+    if not request.input and request.previous_response_id is None and request.conversation is None:
+        raise InvalidRequest("'input' must hold something when nothing is continued.", param="input")
+    if request.background and not request.stored:
+        raise InvalidRequest("'background' needs 'store': what runs in the background is fetched later.", param="store")
+
+
+def wanted_ids(request: ResponsesRequest) -> tuple[str, ...]:
+    """Ids under which items may have been kept that this request leans on, each once; `Known.kept` is asked for no
+    others. An item that is referred to must be there."""
+    found = (item.id for item in request.input if item.id)
+    return tuple(dict.fromkeys(found))
+
+
+def to_turn(
+    request: ResponsesRequest,
+    known: Known,
+    *,
+    model: str,
+    today: str,
+    tenant: str,
+    request_id: str,
+    new_id: NewId,
+    hold_calls: bool = True,
+) -> ResponsesTurn:
+    """`model` is the group's name, `today` the conversation's first day as YYYY-MM-DD, `new_id` makes the ids of the
+    input's items. Raises InvalidRequest where fields contradict each other and NotFound for a reference to nothing."""
+    check(request)
+    toolbox = to_toolbox(declared(request.tools or (), "tools"))
+    reading = Reading(known)
+    reading.add(known.earlier)
+    entries = to_entries(request.input, reading, new_id)
+    effort = request.reasoning.effort if request.reasoning else None
+    conversation = to_conversation(
+        tuple(reading.history), Preamble(request.instructions or "", toolbox.tools, effort or Effort.MEDIUM, today)
+    )
+    turn = Turn(
+        model=model,
+        conversation=conversation,
+        sampling=to_sampling(request),
+        max_tokens=request.max_output_tokens,
+        calls_allowed=request.tool_choice != "none",
+        parallel_calls=request.parallel_tool_calls is not False,
+        hold_calls=hold_calls or not request.stream,
+        whole=not request.stream,
+        tenant=tenant,
+        request_id=request_id,
+    )
+    notes = (*notes_on_fields(request), *toolbox.notes, *reading.notes)
+    return ResponsesTurn(turn, entries, toolbox, notes[:MAX_NOTES])
+
+
+def to_conversation(items: Sequence[Item], preamble: Preamble) -> Conversation:
+    """Leading developer messages join the instructions: they are one message to the model, on every turn."""
+    leading = 0
+    texts = [preamble.instructions]
+    for item in items:
+        if not isinstance(item, DeveloperMessage):
+            break
+        texts.append(item.text)
+        leading += 1
+    if len(items) > MAX_MESSAGES:
+        raise InvalidRequest(f"There are more than {MAX_MESSAGES:,} messages and calls.", param="input")
+    whole = Preamble(join(texts, "\n\n", param="input"), preamble.tools, preamble.effort, preamble.date)
+    return Conversation(whole, tuple(items[leading:]))
+
+
+def to_entries(given: Sequence[Given], reading: Reading, new_id: NewId, param: str = "input") -> tuple[StoredItem, ...]:
+    """Items as they are kept and listed, each under an id of its own; what they say is added to `reading`."""
+    entries = []
+    for position, item in enumerate(given):
+        said = reading.read(item, f"{param}.{position}")
+        shown = _shown(item, reading)
+        item_id = new_id(prefix_of(str(shown["type"])))
+        entries.append(StoredItem(item_id, said, {**shown, "id": item_id}))
+    return tuple(entries)
+
+
+def _shown(given: Given, reading: Reading) -> Wire:
+    """An item as its author sent it, with every field that strict readers look for."""
+    if isinstance(given, GivenReference):
+        kept = reading.known.kept(given.id)
+        assert kept is not None  # the reading refused it otherwise
+        return dict(kept.shown)
+    if isinstance(given, GivenReasoning):
+        parts = [{"type": "reasoning_text", "text": text} for text in given.content]
+        summary = given.summary if isinstance(given.summary, list) else []
+        sealed = {"encrypted_content": given.encrypted_content} if given.encrypted_content else {}
+        return {"type": "reasoning", "summary": summary, "content": parts, **sealed}
+    shown = given.model_dump(mode="json", exclude_none=True)
+    match given.type:
+        case "message":
+            shown["content"] = [_part(part, shown["role"]) for part in shown["content"]]
+        case "function_call_output" | "custom_tool_call_output" | "mcp_call":
+            shown["output"] = "".join(part.get("text") or "" for part in shown.get("output", ()))
+        case _:
+            pass
+    return {"status": COMPLETED, **shown}
+
+
+def _part(part: Wire, role: str) -> Wire:
+    """A part under the name OpenAI has for it in a message of that role."""
+    if part["type"] == "refusal":
+        return {"type": "refusal", "refusal": part.get("refusal") or ""}
+    if part["type"] not in ("text", "input_text", "output_text"):
+        return part
+    if role == "assistant":
+        return {"type": "output_text", "text": part["text"], "annotations": part.get("annotations") or []}
+    return {"type": "input_text", "text": part["text"]}
+
+
+def declared(tools: Sequence[Tool], path: str) -> Iterator[Declared]:
+    for position, tool in enumerate(tools):
+        at = f"{path}.{position}"
+        form = CallForm.CUSTOM if tool.type == "custom" else CallForm.FUNCTION
+        inner = tuple(declared(tool.tools or (), f"{at}.tools"))
+        yield Declared(tool.type, at, at, tool.spec, tool.name or "", inner, form)
+
+
+def notes_on_fields(request: ResponsesRequest) -> Iterator[str]:
+    nested: tuple[tuple[str, Open | None], ...] = (
+        ("", request),
+        ("reasoning.", request.reasoning),
+        ("text.", request.text),
+        ("stream_options.", request.stream_options),
+    )
+    for prefix, fields in nested:
+        yield from without_effect(prefix, (fields.model_extra if fields is not None else None) or {})
+    if request.text and request.text.verbosity not in (None, "medium"):
+        yield "text.verbosity: no effect"
+    if request.reasoning and request.reasoning.summary not in (None, "none"):
+        yield "reasoning.summary: no effect, the reasoning itself is shown"
+    for name in request.include or ():
+        if not INCLUDABLE[name]:
+            yield f"include: '{name}' has no effect"

@@ -1,0 +1,63 @@
+"""Two ways to say the same: OpenAI's Responses and Open Responses. Everything is made in OpenAI's form; a dialect
+renames it on the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from unisono.api.failures import to_body
+from unisono.api.responses.given import PREFIX
+from unisono.api.responses.items import Wire
+from unisono.errors import UnisonoError
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """`events` are names that differ; `types` the item types there are, None for any: others stand behind our own
+    prefix. `nested_errors` puts an error into an object of its own in a stream."""
+
+    name: str
+    events: Mapping[str, str] = field(default_factory=dict)
+    types: frozenset[str] | None = None
+    tools: frozenset[str] | None = None
+    nested_errors: bool = False
+
+    def event(self, name: str) -> str:
+        return self.events.get(name, name)
+
+    def item(self, shown: Mapping[str, Any]) -> Wire:
+        return _typed(shown, self.types)
+
+    def tool(self, tool: Mapping[str, Any]) -> Wire:
+        return _typed(tool, self.tools)
+
+    def error(self, error: UnisonoError) -> Wire:
+        """The fields of an `error` event but its number."""
+        body = to_body(error)
+        if self.nested_errors:
+            return {"type": "error", **body}
+        inner = body["error"]
+        return {"type": "error", "code": inner["code"], "message": inner["message"], "param": inner["param"]}
+
+
+def _typed(value: Mapping[str, Any], known: frozenset[str] | None) -> Wire:
+    if known is None or value["type"] in known:
+        return dict(value)
+    return {**value, "type": f"{PREFIX}{value['type']}"}
+
+
+OPENAI = Dialect("openai")
+OPEN_RESPONSES = Dialect(
+    "open-responses",
+    events={
+        "response.reasoning_text.delta": "response.reasoning.delta",
+        "response.reasoning_text.done": "response.reasoning.done",
+        "response.custom_tool_call_input.delta": f"{PREFIX}custom_tool_call_input.delta",
+        "response.custom_tool_call_input.done": f"{PREFIX}custom_tool_call_input.done",
+    },
+    types=frozenset({"message", "function_call", "function_call_output", "reasoning", "compaction"}),
+    tools=frozenset({"function"}),
+    nested_errors=True,
+)

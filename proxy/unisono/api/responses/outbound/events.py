@@ -1,0 +1,312 @@
+"""The answer as the events of a Responses stream, numbered from 0, each a whole of its own.
+
+Rules that hold for every stream:
+- `created`, `in_progress`, items one after the other, then exactly one last event; nothing follows it;
+- an item has its whole life, also when nothing was said in it, and keeps its id and place in every event;
+- a call is shown only when it is complete, unless it is to be shown while it is written;
+- the last event waits until `last` is called: what it says is in `stored` before, so that it can be kept first.
+
+A delta's bytes are a template made once per item around its number and the JSON of its text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, assert_never
+
+import orjson
+
+from unisono.api.about import to_about
+from unisono.api.responses.items import COMPLETED, IN_PROGRESS, INCOMPLETE, NewId, Wire, message, refusal_part
+from unisono.api.responses.outbound.lives import ARGUMENTS, INPUT, REASONING, REFUSAL, TEXT, Life
+from unisono.api.responses.outbound.response import Frame, is_shown, silent, to_error, to_notes, to_response, to_status
+from unisono.api.tools import CallForm, unwrap_input
+from unisono.core.conversation import AssistantMessage, Item, Phase
+from unisono.core.events import Closed, Delta, Event, Finished, Opened, Reasoning, Repaired, Text, ToolCall
+from unisono.core.events import Item as Made
+from unisono.core.state import Status, StoredItem, StoredResponse
+from unisono.engine.turn import Report
+from unisono.errors import UnisonoError
+
+LAST = {
+    Status.COMPLETED: "response.completed",
+    Status.INCOMPLETE: "response.incomplete",
+    Status.FAILED: "response.failed",
+    Status.CANCELLED: "response.incomplete",
+}
+"""The last event of a stream. OpenAI has none of its own for a cancelled response."""
+
+
+class WireEvent(NamedTuple):
+    """One event. `data` is its JSON; a WebSocket takes it as it is."""
+
+    number: int
+    type: str
+    data: bytes
+
+    def sse(self) -> bytes:
+        """The event as server-sent, to be written at once."""
+        return b"event: %s\ndata: %s\n\n" % (self.type.encode(), self.data)
+
+
+@dataclass(slots=True)
+class _Shown:
+    """An item whose life has begun. `before`, `middle` and `after` are a delta's bytes around its number and its text.
+    `unseen` is what the model said before it without showing anything."""
+
+    made: Made
+    id: str
+    place: int
+    life: Life
+    before: bytes
+    middle: bytes
+    after: bytes
+    unseen: Sequence[Item] = ()
+    texts: list[str] = field(default_factory=list)
+    closed: Closed | None = None
+
+
+class Events:
+    """The events of one response. `new_id` makes the ids of its items, `clock` gives seconds since the epoch."""
+
+    def __init__(self, frame: Frame, report: Report, *, new_id: NewId, clock: Callable[[], float]) -> None:
+        self.stored: StoredResponse | None = None
+        self._frame = frame
+        self._report = report
+        self._new_id = new_id
+        self._clock = clock
+        self._number = 0
+        self._out: list[WireEvent] = []
+        self._output: list[StoredItem] = []
+        self._unseen: list[Item] = []
+        self._shown: _Shown | None = None
+        self._calls = 0
+        self._cut_in_sight = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether only the last event is missing."""
+        return self.stored is not None
+
+    def begin(self, *, queued: bool = False) -> list[WireEvent]:
+        """The events every stream begins with; not asked for, they come before whatever is first. `queued` is for a
+        response that waits for its turn."""
+        self._begin(queued=queued)
+        return self._take()
+
+    def write(self, batch: Sequence[Event]) -> list[WireEvent]:
+        """The events of one batch. Deltas of one item that stand side by side become one event."""
+        self._begin()
+        item: Made | None = None
+        texts: list[str] = []
+        for entry in batch:
+            if isinstance(entry, Delta):
+                if texts and entry.item != item:
+                    self._delta(item, "".join(texts))
+                    texts = []
+                item = entry.item
+                texts.append(entry.text)
+                continue
+            if texts:
+                self._delta(item, "".join(texts))
+                texts = []
+            self._other(entry)
+        if texts:
+            self._delta(item, "".join(texts))
+        return self._take()
+
+    def refuse(self, text: str) -> list[WireEvent]:
+        """A message that is a refusal, for an answer that cannot be had. The end still has to come."""
+        self._begin()
+        self._settle(COMPLETED)
+        item_id, place = self._new_id("msg_"), len(self._output)
+        shown = self._begin_item(Text(place, Phase.FINAL), item_id, REFUSAL)
+        self._say(shown, text)
+        item = message(item_id, Phase.FINAL, [refusal_part(text)], COMPLETED)
+        self._end_item(shown, text, StoredItem(item_id, (AssistantMessage(text),), item))
+        return self._take()
+
+    def fail(self, error: UnisonoError) -> list[WireEvent]:
+        """What is open is closed as it stands, and the error is told; `last` is `response.failed`."""
+        self._begin()
+        self._settle(INCOMPLETE)
+        self._put("error", {key: value for key, value in self._frame.dialect.error(error).items() if key != "type"})
+        self._end(Status.FAILED, error=to_error(error))
+        return self._take()
+
+    def cancel(self) -> list[WireEvent]:
+        """What is open is closed as it stands; `last` says that the response was cancelled."""
+        self._begin()
+        self._settle(INCOMPLETE)
+        self._end(Status.CANCELLED)
+        return self._take()
+
+    def last(self) -> WireEvent:
+        """The one event that ends the stream; call it once, when `ended`."""
+        assert self.stored is not None
+        self._response(LAST[self.stored.status], self.stored)
+        [event] = self._take()
+        return event
+
+    # -- events of the engine
+
+    def _other(self, entry: Opened | Closed | Repaired | Finished) -> None:
+        match entry:
+            case Opened():
+                self._opened(entry.item)
+            case Closed():
+                self._closed(entry)
+            case Finished():
+                status = to_status(entry, calls=self._calls, cut_in_sight=self._cut_in_sight)
+                self._settle(INCOMPLETE if status is Status.INCOMPLETE else COMPLETED)
+                self._end(status, finished=entry)
+            case Repaired():
+                pass  # told in the last event
+            case _:
+                assert_never(entry)
+
+    def _opened(self, item: Made) -> None:
+        match item:
+            case Reasoning():
+                pass  # shown with its first word: a thought without one is none
+            case Text():
+                self._show(item)
+            case ToolCall():
+                if not self._frame.hold_calls and self._life(item) is ARGUMENTS:
+                    self._show(item)
+            case _:
+                assert_never(item)
+
+    def _delta(self, item: Made | None, text: str) -> None:
+        if not text or item is None:
+            return
+        shown = self._shown
+        if shown is None or shown.made != item or shown.closed is not None:
+            if not isinstance(item, Reasoning):
+                return  # held: its Closed has the whole of it
+            shown = self._show(item)
+        self._say(shown, text)
+
+    def _closed(self, closed: Closed) -> None:
+        shown = self._shown
+        if shown is None or shown.made != closed.item or shown.closed is not None:
+            if not is_shown(closed):
+                self._unseen += silent(closed)
+                return
+            shown = self._show(closed.item)
+        text = unwrap_input(closed.text) if shown.life is INPUT else closed.text
+        said = "".join(shown.texts)
+        self._say(shown, text[len(said) :])
+        shown.closed = closed
+        if isinstance(closed.item, ToolCall):
+            self._calls += closed.complete
+            self._cut_in_sight = self._cut_in_sight or not closed.complete
+            self._settle(COMPLETED if closed.complete else INCOMPLETE)
+        elif closed.complete:
+            self._settle(COMPLETED)
+        # What was cut waits: when the model goes on, it was mended, and only the last item can be incomplete.
+
+    # -- lives of items
+
+    def _life(self, item: Made) -> Life:
+        match item:
+            case Reasoning():
+                return REASONING
+            case Text():
+                return TEXT
+            case ToolCall():
+                return INPUT if self._frame.toolbox.form_of(item.name) is CallForm.CUSTOM else ARGUMENTS
+            case _:
+                assert_never(item)
+
+    def _show(self, item: Made) -> _Shown:
+        self._settle(COMPLETED)
+        return self._begin_item(item, self._frame.item_id(item, self._new_id), self._life(item))
+
+    def _begin_item(self, item: Made, item_id: str, life: Life) -> _Shown:
+        place = len(self._output)
+        where: Wire = {"item_id": item_id, "output_index": place}
+        if life.part is not None:
+            where["content_index"] = 0
+        name = self._frame.dialect.event(f"{life.event}.delta")
+        before = orjson.dumps({"type": name})[:-1] + b',"sequence_number":'
+        middle = b"," + orjson.dumps(where)[1:-1] + b',"delta":'
+        after = (b"," + orjson.dumps(life.more)[1:-1] if life.more else b"") + b"}"
+        shown = self._shown = _Shown(item, item_id, place, life, before, middle, after, self._unseen)
+        self._unseen = []
+        empty = self._frame.output(Closed(item, ""), item_id, IN_PROGRESS, ()).shown
+        added = {**empty, "content": []} if "content" in empty else dict(empty)
+        added.pop("encrypted_content", None)
+        self._put("response.output_item.added", {"output_index": place, "item": self._frame.dialect.item(added)})
+        if life.part is not None and not self._hidden(shown):
+            self._put("response.content_part.added", {**where, "part": life.part("")})
+        return shown
+
+    def _hidden(self, shown: _Shown) -> bool:
+        return shown.life is REASONING and not self._frame.show_reasoning
+
+    def _say(self, shown: _Shown, text: str) -> None:
+        if not text:
+            return
+        shown.texts.append(text)
+        if self._hidden(shown):
+            return
+        number = self._number
+        self._number += 1
+        data = b"%b%d%b%b%b" % (shown.before, number, shown.middle, orjson.dumps(text), shown.after)
+        self._out.append(WireEvent(number, self._frame.dialect.event(f"{shown.life.event}.delta"), data))
+
+    def _settle(self, status: str) -> None:
+        """End the life of the item that is open, if one is. One that is over and was not cut is complete."""
+        shown = self._shown
+        if shown is None:
+            return
+        text = "".join(shown.texts)
+        closed = shown.closed or Closed(shown.made, text, complete=False)
+        item = self._frame.output(closed, shown.id, status, shown.unseen)
+        self._end_item(shown, text, item)
+
+    def _end_item(self, shown: _Shown, text: str, item: StoredItem) -> None:
+        where: Wire = {"item_id": shown.id, "output_index": shown.place}
+        life = shown.life
+        if life.part is not None:
+            where["content_index"] = 0
+        if not self._hidden(shown):
+            self._put(f"{life.event}.done", {**where, life.full: text, **(life.more or {})})
+            if life.part is not None:
+                self._put("response.content_part.done", {**where, "part": life.part(text)})
+        self._output.append(item)
+        done = {"output_index": shown.place, "item": self._frame.dialect.item(item.shown)}
+        self._put("response.output_item.done", done)
+        self._shown = None
+
+    # -- the frame
+
+    def _begin(self, *, queued: bool = False) -> None:
+        """The first events, unless they were made before."""
+        if self._number:
+            return
+        status = Status.QUEUED if queued else Status.IN_PROGRESS
+        self._response("response.created", self._frame.stored(status))
+        if queued:
+            self._response("response.queued", self._frame.stored(status))
+        self._response("response.in_progress", self._frame.stored(Status.IN_PROGRESS))
+
+    def _end(self, status: Status, *, finished: Finished | None = None, error: Wire | None = None) -> None:
+        notes = to_notes(status, to_about([self._report], self._frame.notes), self._clock())
+        usage = finished.usage if finished is not None else self.stored and self.stored.usage
+        self.stored = self._frame.stored(status, output=tuple(self._output), usage=usage, error=error, notes=notes)
+
+    def _response(self, name: str, stored: StoredResponse) -> None:
+        self._put(name, {"response": to_response(stored, self._frame.dialect)})
+
+    def _put(self, name: str, body: dict[str, Any]) -> None:
+        name = self._frame.dialect.event(name)
+        data = orjson.dumps({"type": name, "sequence_number": self._number, **body})
+        self._out.append(WireEvent(self._number, name, data))
+        self._number += 1
+
+    def _take(self) -> list[WireEvent]:
+        taken, self._out = self._out, []
+        return taken

@@ -1,0 +1,248 @@
+"""The response object: every field a strict client looks for, from what was asked and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, assert_never, cast
+
+from unisono.api.responses.items import (
+    NewId,
+    Wire,
+    call,
+    message,
+    prefix_of,
+    reasoning,
+    reasoning_part,
+    text_part,
+    to_said,
+)
+from unisono.api.responses.outbound.dialects import OPENAI, Dialect
+from unisono.api.responses.schema import ResponsesRequest, Tool
+from unisono.api.tools import CallForm, CustomSpec, FunctionSpec, Toolbox
+from unisono.core.conversation import Effort, Item
+from unisono.core.events import Closed, Finished, Reasoning, Text, ToolCall
+from unisono.core.generation import FinishReason, Sampling, Usage
+from unisono.core.state import Status, StoredItem, StoredResponse
+from unisono.errors import BackendOverloaded, ContextTooLong, InvalidRequest, UnisonoError
+
+MAX_OUTPUT_TOKENS = "max_output_tokens"
+CODES: tuple[tuple[type[UnisonoError], str], ...] = (
+    (ContextTooLong, "context_length_exceeded"),
+    (InvalidRequest, "invalid_prompt"),
+    (BackendOverloaded, "rate_limit_exceeded"),
+    (UnisonoError, "server_error"),
+)
+"""The codes a failed response has; agents act on them. The first row that fits."""
+
+Seal = Callable[[Item], str]
+"""An item in a form that only this gateway can read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What is settled of an answer before it begins. `request` is the echo of what was asked (`to_echo`), `created_at`
+    in seconds since the epoch. `show_reasoning` False leaves thoughts out; `seal` adds them sealed."""
+
+    id: str
+    created_at: int
+    model: str
+    request: Mapping[str, Any]
+    toolbox: Toolbox = field(default_factory=Toolbox)
+    notes: tuple[str, ...] = ()
+    dialect: Dialect = OPENAI
+    hold_calls: bool = True
+    show_reasoning: bool = True
+    seal: Seal | None = None
+    first_day: str = ""
+    ancestors: tuple[str, ...] = ()
+    conversation: str | None = None
+
+    def stored(self, status: Status, **more: Any) -> StoredResponse:
+        """The response as it is kept."""
+        return StoredResponse(
+            id=self.id,
+            status=status,
+            model=self.model,
+            created_at=self.created_at,
+            first_day=self.first_day,
+            request=self.request,
+            ancestors=self.ancestors,
+            conversation=self.conversation,
+            **more,
+        )
+
+    def output(self, closed: Closed, item_id: str, status: str, before: Sequence[Item]) -> StoredItem:
+        """An item of the answer, shown and kept. `before` is what the model said without showing anything."""
+        said = to_said(closed)
+        all_said = (*before, *(() if said is None else (said,)))
+        item = closed.item
+        match item:
+            case Reasoning():
+                parts = [reasoning_part(closed.text)] if closed.text and self.show_reasoning else []
+                sealed = self.seal(said) if self.seal is not None and said is not None else None
+                shown = reasoning(item_id, parts, status, sealed)
+            case Text():
+                shown = message(item_id, item.phase, [text_part(closed.text)], status)
+            case ToolCall():
+                shown = call(item_id, item.call_id, item.name, closed.text, self.toolbox, status)
+            case _:
+                assert_never(item)
+        return StoredItem(item_id, all_said, shown)
+
+    def item_id(self, item: Reasoning | Text | ToolCall, new_id: NewId) -> str:
+        match item:
+            case Reasoning():
+                return new_id(prefix_of("reasoning"))
+            case Text():
+                return new_id(prefix_of("message"))
+            case ToolCall():
+                custom = self.toolbox.form_of(item.name) is CallForm.CUSTOM
+                return new_id(prefix_of("custom_tool_call" if custom else "function_call"))
+            case _:
+                assert_never(item)
+
+
+def to_echo(request: ResponsesRequest, sampling: Sampling) -> Wire:
+    """What was asked, as the response repeats it: with the values that hold where the request left a field out."""
+    reasoning = request.reasoning
+    effort = (reasoning.effort if reasoning else None) or Effort.MEDIUM
+    return {
+        "background": bool(request.background),
+        "conversation": {"id": request.conversation.id} if request.conversation else None,
+        "frequency_penalty": sampling.frequency_penalty,
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "max_tool_calls": request.max_tool_calls,
+        "metadata": dict(request.metadata or {}),
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "presence_penalty": sampling.presence_penalty,
+        "previous_response_id": request.previous_response_id,
+        "prompt_cache_key": request.prompt_cache_key,
+        "reasoning": {"effort": effort.value, "summary": reasoning.summary if reasoning else None},
+        "safety_identifier": request.safety_identifier,
+        "service_tier": "default",
+        "store": request.stored,
+        "temperature": sampling.temperature,
+        "text": {"format": {"type": "text"}, "verbosity": (request.text and request.text.verbosity) or "medium"},
+        "tool_choice": request.tool_choice or "auto",
+        "tools": [_tool(tool) for tool in request.tools or ()],
+        "top_logprobs": 0,
+        "top_p": sampling.top_p,
+        "truncation": request.truncation or "disabled",
+        "user": request.user,
+    }
+
+
+def _tool(tool: Tool) -> Wire:
+    more = tool.model_extra or {}
+    match tool.spec:
+        case FunctionSpec() as spec:
+            return more | {
+                "type": "function",
+                "name": spec.name,
+                "description": spec.description,
+                "parameters": spec.parameters,
+                "strict": bool(spec.strict),
+            }
+        case CustomSpec() as spec:
+            return (
+                {"format": {"type": "text"}}
+                | more
+                | {
+                    "type": "custom",
+                    "name": spec.name,
+                    "description": spec.description or "",
+                }
+            )
+        case None:
+            named = {} if tool.name is None else {"name": tool.name}
+            inner = {} if tool.tools is None else {"tools": [_tool(each) for each in tool.tools]}
+            return more | {"type": tool.type} | named | inner
+        case _:
+            assert_never(tool.spec)
+
+
+def to_usage(usage: Usage) -> Wire:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+
+
+def to_error(error: UnisonoError) -> Wire:
+    """Why a response failed."""
+    code = next(code for kind, code in CODES if isinstance(error, kind))
+    return {"code": code, "message": error.message}
+
+
+def to_response(stored: StoredResponse, dialect: Dialect = OPENAI) -> Wire:
+    """The response object: what POST and GET answer and what the first and last events hold."""
+    request = dict(stored.request)
+    tools = cast("list[Wire]", request.get("tools") or [])
+    notes = dict(stored.notes)
+    about = {"unisono": notes["unisono"]} if "unisono" in notes else {}
+    return {
+        "id": stored.id,
+        "object": "response",
+        "created_at": stored.created_at,
+        "status": stored.status.value,
+        "completed_at": notes.get("completed_at"),
+        "error": None if stored.error is None else dict(stored.error),
+        "incomplete_details": notes.get("incomplete_details"),
+        "model": stored.model,
+        "output": [dialect.item(item.shown) for item in stored.output],
+        "usage": None if stored.usage is None else to_usage(stored.usage),
+        **request,
+        "tools": [dialect.tool(tool) for tool in tools],
+        **about,
+    }
+
+
+def to_status(finished: Finished, *, calls: int, cut_in_sight: bool = False) -> Status:
+    """`calls` counts the complete calls the client sees; `cut_in_sight` says that it saw one that was cut. An answer
+    that calls is complete, whatever came after: the client has something to do."""
+    if cut_in_sight:
+        return Status.INCOMPLETE
+    if calls:
+        return Status.COMPLETED
+    if finished.cut_call:
+        return Status.INCOMPLETE
+    match finished.reason:
+        case FinishReason.STOP:
+            return Status.COMPLETED
+        case FinishReason.LENGTH:
+            return Status.INCOMPLETE
+        case _:
+            assert_never(finished.reason)
+
+
+def to_notes(status: Status, about: Mapping[str, Any], now: float) -> Wire:
+    """What is kept beside the items: when it was over, why it is incomplete, and how it came to be."""
+    return {
+        "completed_at": int(now) if status is Status.COMPLETED else None,
+        "incomplete_details": {"reason": MAX_OUTPUT_TOKENS} if status is Status.INCOMPLETE else None,
+        "unisono": dict(about),
+    }
+
+
+def is_shown(closed: Closed) -> bool:
+    """Whether an item is part of the answer: thoughts without a word are not, nor is a call that was cut."""
+    match closed.item:
+        case Reasoning():
+            return bool(closed.text)
+        case Text():
+            return True
+        case ToolCall():
+            return closed.complete
+        case _:
+            assert_never(closed.item)
+
+
+def silent(closed: Closed) -> tuple[Item, ...]:
+    """What an item that is not shown still says: the tokens of an empty thought are part of what a backend cached."""
+    said = to_said(closed)
+    return (said,) if said is not None and closed.tokens else ()

@@ -1,0 +1,218 @@
+"""What the items of `input` say to the model, one table row per kind.
+
+A reader adds to the history what an item says. State comes in as functions: what was kept under an id, and what is in
+a sealed text; both answer None for what is not ours, and reasoning that cannot be read is left out, never refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import orjson
+
+from unisono.api.history import History, split_markers
+from unisono.api.parts import text_of
+from unisono.api.responses.given import (
+    Given,
+    GivenCall,
+    GivenCodeCall,
+    GivenCustomCall,
+    GivenMcpCall,
+    GivenMessage,
+    GivenOutput,
+    GivenReasoning,
+    GivenReference,
+    GivenSealed,
+    GivenSilent,
+)
+from unisono.api.responses.items import SPOKEN
+from unisono.api.tools import MAX_NAME, in_namespace, wrap_input
+from unisono.core.conversation import (
+    AssistantCall,
+    AssistantMessage,
+    AssistantReasoning,
+    DeveloperMessage,
+    Item,
+    Phase,
+    ToolResult,
+    UserMessage,
+)
+from unisono.core.state import StoredItem
+from unisono.errors import InvalidRequest, NotFound
+
+_ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
+
+
+def nothing(_: str) -> None:
+    """Neither kept nor sealed by us."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """State a request leans on, read before. `earlier` is what was said before its input; `kept` finds an item by its
+    id, `opened` what a sealed text holds."""
+
+    earlier: Sequence[Item] = ()
+    kept: Callable[[str], StoredItem | None] = nothing
+    opened: Callable[[str], Sequence[Item] | None] = nothing
+
+
+@dataclass(slots=True)
+class Reading:
+    """Input while it is read."""
+
+    known: Known
+    history: History = field(default_factory=History)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, items: Sequence[Item]) -> None:
+        """Items that are known by what they say; results find their calls."""
+        for item in items:
+            match item:
+                case AssistantCall():
+                    self.history.call(item)
+                case ToolResult():
+                    self.history.result(item)
+                case _:
+                    self.history.say(item)
+
+    def read(self, given: Given, param: str) -> tuple[Item, ...]:
+        """Add an item, and return what it says. Raises InvalidRequest and NotFound, naming the field."""
+        said = READERS[type(given)](self, given, param)
+        self.add(said)
+        return tuple(said)
+
+    def exact(self, item: Item, item_id: str | None) -> Sequence[Item]:
+        """The item with the tokens the model generated, where it was kept under that id and says the same."""
+        kept = self.known.kept(item_id) if item_id else None
+        if kept is not None and kept.said and _bare(kept.said[-1]) == _bare(item):
+            return kept.said
+        return (item,)
+
+
+def _bare(item: Item) -> Item:
+    match item:
+        case AssistantReasoning() | AssistantMessage() | AssistantCall():
+            return replace(item, tokens=())
+        case _:
+            return item
+
+
+def _message(reading: Reading, given: Given, param: str) -> Sequence[Item]:
+    assert isinstance(given, GivenMessage)
+    text = text_of(given.content, param=f"{param}.content")
+    match given.role:
+        case "user":
+            return (UserMessage(text),)
+        case "assistant":
+            said = split_markers(text, SPOKEN.get(given.phase or "", Phase.FINAL))
+            return reading.exact(said[0], given.id) if len(said) == 1 else said
+        case "system" | "developer":
+            return (DeveloperMessage(text),)
+
+
+def _reasoning(reading: Reading, given: Given, param: str) -> Sequence[Item]:
+    assert isinstance(given, GivenReasoning)
+    text = "".join(given.content)
+    kept = reading.known.kept(given.id) if given.id else None
+    sealed = reading.known.opened(given.encrypted_content) if given.encrypted_content else None
+    for ours in (kept.said if kept else (), sealed or ()):
+        thoughts = [item for item in ours if isinstance(item, AssistantReasoning)]
+        if thoughts and (not text or thoughts[-1].text == text):
+            return thoughts
+    if text:
+        return (AssistantReasoning(text),)
+    if given.summary or given.encrypted_content:
+        reading.notes.append(f"{param}: no effect, only a summary or what another server sealed")
+    return ()
+
+
+def _call(reading: Reading, given: Given, param: str) -> Sequence[Item]:
+    assert isinstance(given, GivenCall)
+    name = _checked_name(in_namespace(given.namespace, given.name), param)
+    return reading.exact(AssistantCall(given.call_id, name, given.arguments), given.id)
+
+
+def _custom_call(reading: Reading, given: Given, param: str) -> Sequence[Item]:
+    assert isinstance(given, GivenCustomCall)
+    name = _checked_name(in_namespace(given.namespace, given.name), param)
+    call = AssistantCall(given.call_id, name, wrap_input(given.input))
+    kept = reading.known.kept(given.id) if given.id else None
+    if kept is not None and kept.shown.get("input") == given.input and kept.shown.get("call_id") == given.call_id:
+        return kept.said
+    return (call,)
+
+
+def _checked_name(name: str, param: str) -> str:
+    if len(name) > MAX_NAME:
+        raise InvalidRequest(
+            f"'{param}.name': with its namespace the name has more than {MAX_NAME} characters.", param=f"{param}.name"
+        )
+    return name
+
+
+def _output(reading: Reading, given: Given, param: str) -> Sequence[Item]:
+    assert isinstance(given, GivenOutput)
+    output = text_of(given.output, param=f"{param}.output")
+    return (ToolResult(given.call_id, reading.history.name_of(given.call_id, f"{param}.call_id"), output),)
+
+
+def _reference(reading: Reading, given: Given, param: str) -> Sequence[Item]:
+    assert isinstance(given, GivenReference)
+    kept = reading.known.kept(given.id)
+    if kept is None:
+        raise NotFound(f"There is no item with the id '{given.id[:128]}'.", param=f"{param}.id")
+    return kept.said
+
+
+def _mcp_call(reading: Reading, given: Given, param: str) -> Sequence[Item]:
+    """A call that a server made and answered by itself."""
+    assert isinstance(given, GivenMcpCall)
+    name = _ILLEGAL.sub("_", in_namespace(given.server_label, given.name or "mcp"))[:MAX_NAME]
+    error = given.error if isinstance(given.error, str) else orjson.dumps(given.error).decode()
+    output = text_of(given.output, param=f"{param}.output") or (error if given.error else "")
+    call_id = given.id or param
+    return (AssistantCall(call_id, name, given.arguments), ToolResult(call_id, name, output))
+
+
+def _code_call(reading: Reading, given: Given, param: str) -> Sequence[Item]:
+    assert isinstance(given, GivenCodeCall)
+    outputs = given.outputs if isinstance(given.outputs, list) else []
+    logs = [output.get("logs") for output in outputs if isinstance(output, dict)]
+    output = "".join(log for log in logs if isinstance(log, str))
+    call_id = given.id or param
+    arguments = orjson.dumps({"code": given.code or ""}).decode()
+    return (
+        AssistantCall(call_id, "code_interpreter", arguments),
+        ToolResult(call_id, "code_interpreter", output),
+    )
+
+
+def _sealed(reading: Reading, given: Given, param: str) -> Sequence[Item]:
+    assert isinstance(given, GivenSealed)
+    opened = reading.known.opened(given.encrypted_content) if given.encrypted_content else None
+    if opened is None:
+        reading.notes.append(f"{param}: no effect, what another server sealed cannot be read")
+    return opened or ()
+
+
+def _silent(reading: Reading, given: Given, param: str) -> Sequence[Item]:
+    reading.notes.append(f"{param}: no effect, an item of type '{given.type}' says nothing to the model")
+    return ()
+
+
+READERS: Mapping[type[Given], Callable[[Reading, Given, str], Sequence[Item]]] = {
+    GivenMessage: _message,
+    GivenReasoning: _reasoning,
+    GivenCall: _call,
+    GivenCustomCall: _custom_call,
+    GivenOutput: _output,
+    GivenReference: _reference,
+    GivenMcpCall: _mcp_call,
+    GivenCodeCall: _code_call,
+    GivenSealed: _sealed,
+    GivenSilent: _silent,
+}
+"""How each kind of item is read."""

@@ -1,0 +1,212 @@
+"""What a Responses request may hold: the shape of the body, judged field by field.
+
+Every field is honoured, accepted without effect and noted, or refused by name. What concerns several fields at once,
+and all meaning, is for `inbound`; the items of `input` are in `given`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+
+from unisono.api.fields import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    Count,
+    Id,
+    LogitBias,
+    MinP,
+    ModelName,
+    Open,
+    Penalty,
+    RepetitionPenalty,
+    Seed,
+    SpelledEffort,
+    Temperature,
+    Text,
+    TopK,
+    TopP,
+    neutral,
+    refused,
+    wrong,
+)
+from unisono.api.responses.given import GivenItem
+from unisono.api.tools import CustomSpec, FunctionSpec
+
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
+INCLUDABLE = {
+    ENCRYPTED_REASONING: True,
+    "file_search_call.results": False,
+    "web_search_call.results": False,
+    "web_search_call.action.sources": False,
+    "message.input_image.image_url": False,
+    "computer_call_output.output.image_url": False,
+    "code_interpreter_call.outputs": False,
+}
+"""What `include` may name, and whether it has an effect: the rest belongs to items that are never made here."""
+LOGPROBS = "message.output_text.logprobs"
+
+MAX_METADATA = 16
+MetadataKey = Annotated[Text, Field(max_length=64)]
+Metadata = Annotated[dict[MetadataKey, Annotated[Text, Field(max_length=512)]], Field(max_length=MAX_METADATA)]
+Label = Annotated[Text, Field(max_length=512)]
+
+
+class Tool(Open):
+    """A tool of any kind, flat; a function or custom tool may also come nested, as Chat has it."""
+
+    type: Annotated[str, Field(min_length=1, max_length=64)]
+    name: Text | None = None
+    spec: FunctionSpec | CustomSpec | None = None
+    tools: list[Tool] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _flat(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            kind = value.get("type")
+            if kind in SPECS and isinstance(value.get(kind), dict) and "name" not in value:
+                return {"type": kind, **value[kind]}
+        return value
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _with_spec(cls, value: Any, handler: Any) -> Any:
+        """Read a function or custom tool as what it is, so that a fault in it names the field where it stands."""
+        if isinstance(value, dict):
+            value = {key: inner for key, inner in value.items() if key != "spec"}
+        tool = handler(value)
+        spec = SPECS.get(tool.type)
+        if spec is None:
+            return tool
+        given = {"name": tool.name, **(tool.model_extra or {})}
+        if tool.name is None:
+            del given["name"]
+        return tool.model_copy(update={"spec": spec.model_validate(given)})
+
+
+SPECS: dict[str, type[FunctionSpec | CustomSpec]] = {"function": FunctionSpec, "custom": CustomSpec}
+
+
+class ReasoningOptions(Open):
+    effort: SpelledEffort = None
+    summary: Literal["auto", "concise", "detailed", "none"] | None = None
+
+
+class TextOptions(Open):
+    format: dict[str, Any] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+    @field_validator("format")
+    @classmethod
+    def _plain(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        if value is not None and value.get("type") != "text":
+            raise refused("only {'type': 'text'} is supported in this version; JSON answers follow")
+        return value
+
+
+class StreamOptions(Open):
+    include_obfuscation: bool | None = None
+
+
+class ConversationRef(Open):
+    id: Id
+
+
+def _to_items(value: Any) -> Any:
+    """`input` as a list of items; a string is a message of the user."""
+    if value is None:
+        return []
+    if isinstance(value, str):
+        return [{"type": "message", "role": "user", "content": value}]
+    if not isinstance(value, list):
+        raise wrong("must be a string or a list of items")
+    return value
+
+
+def _to_reference(value: Any) -> Any:
+    return {"id": value} if isinstance(value, str) else value
+
+
+Input = Annotated[list[GivenItem], Field(max_length=MAX_MESSAGES), BeforeValidator(_to_items)]
+
+
+class ResponsesRequest(Open):
+    """`input` is a list of items, whichever form it came in."""
+
+    model: ModelName
+    input: Input = Field(default_factory=list)
+    instructions: Text | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: Count | None = None
+    max_output_tokens: Count | None = None
+    reasoning: ReasoningOptions | None = None
+    text: TextOptions | None = None
+    include: list[str] | None = None
+    store: bool | None = None
+    previous_response_id: Id | None = None
+    conversation: Annotated[ConversationRef | None, BeforeValidator(_to_reference)] = None
+    background: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    metadata: Metadata | None = None
+    prompt_cache_key: Label | None = None
+    safety_identifier: Label | None = None
+    user: Label | None = None
+    prompt: Any = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    seed: Seed | None = None
+    logit_bias: LogitBias | None = None
+    top_logprobs: Any = None
+    modalities: Any = None
+    audio: Any = None
+
+    @field_validator("top_logprobs", "modalities", "audio", mode="before")
+    @classmethod
+    def _neutral(cls, value: Any, info: ValidationInfo) -> Any:
+        assert info.field_name is not None
+        neutral(info.field_name, value)
+        return None
+
+    @field_validator("prompt")
+    @classmethod
+    def _no_templates(cls, value: Any) -> Any:
+        if value is not None:
+            raise refused("stored prompt templates are not supported; send instructions and input")
+        return value
+
+    @field_validator("tool_choice", mode="before")
+    @classmethod
+    def _unforced(cls, value: Any) -> Any:
+        if value is not None and value not in ("none", "auto"):
+            raise refused("only 'auto' and 'none' are supported in this version; forcing a tool follows")
+        return value
+
+    @field_validator("include")
+    @classmethod
+    def _includable(cls, value: list[str] | None) -> list[str] | None:
+        for name in value or ():
+            if name == LOGPROBS:
+                raise refused("log probabilities are not available; leave 'message.output_text.logprobs' out")
+            if name not in INCLUDABLE:
+                raise wrong(f"there is no {name[:64]!r}; possible are {', '.join(INCLUDABLE)}")
+        return value
+
+    @property
+    def stored(self) -> bool:
+        """Whether the response is to be kept; OpenAI's default is that it is."""
+        return self.store is not False
+
+    @property
+    def seals_reasoning(self) -> bool:
+        return ENCRYPTED_REASONING in (self.include or ())

@@ -1,0 +1,126 @@
+"""What a strict client makes of a Responses stream: every event is checked as it comes, and folded into the response.
+
+Deltas must add up to what their done events say, done events to their items, and the items to the last response.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import orjson
+
+from unisono.api.responses.outbound.events import WireEvent
+
+FIRST = ("response.created", "response.queued", "response.in_progress")
+TERMINAL = ("response.completed", "response.incomplete", "response.failed")
+
+Event = dict[str, Any]
+
+
+def parsed(events: Iterable[WireEvent]) -> list[Event]:
+    """The events' JSON, each checked to be one whole server-sent event."""
+    found = []
+    for event in events:
+        head, data, *rest = event.sse().split(b"\n")
+        assert rest == [b"", b""]
+        body = orjson.loads(data.removeprefix(b"data: "))
+        assert head == f"event: {body['type']}".encode()
+        assert (body["type"], body["sequence_number"]) == (event.type, event.number)
+        found.append(body)
+    return found
+
+
+class Folded:
+    """The response as a client has it after some events."""
+
+    def __init__(self) -> None:
+        self.response: Event = {}
+        self.output: list[Event] = []
+        self.error: Event | None = None
+        self.ended = False
+        self._open: Event | None = None
+        self._done: set[str] = set()
+
+    def take(self, number: int, event: Event) -> None:
+        kind = event["type"]
+        assert event["sequence_number"] == number
+        assert not self.ended, f"{kind} after the end"
+        if kind in FIRST or kind in TERMINAL:
+            self._frame(kind, event["response"])
+        elif kind == "error":
+            self.error = event
+        elif kind == "response.output_item.added":
+            assert self._open is None, "an item before the last one is done"
+            assert event["output_index"] == len(self.output)
+            self._open = dict(event["item"])
+            self._open["content"] = list(self._open["content"]) if "content" in self._open else None
+            self._done = set()
+        else:
+            assert self._open is not None, f"{kind} outside of an item"
+            assert event["output_index"] == len(self.output)
+            self._in_item(kind.partition(":")[2] or kind.removeprefix("response."), event)
+
+    def _frame(self, kind: str, response: Event) -> None:
+        if kind in FIRST:
+            assert response["output"] == []
+            assert response["status"] == ("queued" if kind == "response.queued" else self._status(response))
+        else:
+            assert self._open is None, "the end inside an item"
+            assert response["output"] == self.output
+            self.ended = True
+        assert self.response.get("id") in (None, response["id"])
+        self.response = response
+
+    @staticmethod
+    def _status(response: Event) -> str:
+        assert response["status"] in ("queued", "in_progress")
+        return str(response["status"])
+
+    def _in_item(self, kind: str, event: Event) -> None:
+        item = self._open
+        assert item is not None
+        name, _, step = kind.rpartition(".")
+        if kind == "output_item.done":
+            self._finish(item, event["item"])
+            return
+        assert event["item_id"] == item["id"]
+        if kind == "content_part.added":
+            assert event["content_index"] == len(item["content"])
+            item["content"].append(dict(event["part"]))
+        elif kind == "content_part.done":
+            assert self._done, "a part is done before its text is"
+            assert item["content"][event["content_index"]] == event["part"]
+        elif name in ("function_call_arguments", "custom_tool_call_input"):
+            self._grow(item, name.rpartition("_")[2], step, event)
+        else:
+            field = {"output_text": "text", "refusal": "refusal", "reasoning_text": "text", "reasoning": "text"}[name]
+            self._grow(item["content"][event["content_index"]], field, step, event)
+
+    def _grow(self, held: Event, field: str, step: str, event: Event) -> None:
+        assert field not in self._done, f"{field} goes on after it was done"
+        if step == "delta":
+            assert event["delta"], "a delta of nothing"
+            held[field] += event["delta"]
+        else:
+            assert event[field] == held[field], "the deltas are not the whole"
+            self._done.add(field)
+
+    def _finish(self, item: Event, done: Event) -> None:
+        assert item["status"] == "in_progress"
+        assert done["status"] in ("completed", "incomplete")
+        later = {"status": done["status"]} | {key: done[key] for key in ("encrypted_content",) if key in done}
+        content = {"content": item["content"]} if item["content"] is not None else {}
+        assert {**{key: value for key, value in item.items() if key != "content"}, **content, **later} == done
+        self.output.append(done)
+        self._open = None
+
+
+def fold(events: list[Event]) -> Folded:
+    """Fold a whole stream. It begins with `created` and ends with exactly one last event."""
+    folded = Folded()
+    assert events[0]["type"] == "response.created"
+    for number, event in enumerate(events):
+        folded.take(number, event)
+    assert folded.ended, "no last event"
+    return folded
