@@ -176,8 +176,8 @@ def test_only_the_last_item_is_incomplete(said: list[made.Event]) -> None:
 
 
 def test_ids_begin_as_their_kinds_do_and_are_kept() -> None:
-    said = [*reasoning(0, "hm"), *commentary(1, "Look."), *call(2, 0, "f", "{}"), *call(3, 1, "free", "x"), finished()]
-    events, kept = streamed([said], frame())
+    said = [*reasoning(0, "hm"), *commentary(1, "Look."), *call(2, 0, "f", "{}"), *call(3, 1, "free", "x")]
+    events, kept = streamed([[*said, finished()]], frame())
     assert [item.id for item in kept.output] == ["rs_0", "msg_1", "fc_2", "ctc_3"]
     assert [item["id"] for item in fold(events).output] == [item.id for item in kept.output]
 

@@ -1,0 +1,286 @@
+"""What a Responses request may hold, field by field: honoured, without effect and noted, or refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from tests.api.responses.frames import ids
+from unisono.api.failures import failure_of
+from unisono.api.fields import EFFORTS
+from unisono.api.responses.given import KINDS
+from unisono.api.responses.inbound import ResponsesTurn, to_turn
+from unisono.api.responses.outbound.response import to_echo
+from unisono.api.responses.reading import Known
+from unisono.api.responses.schema import ResponsesRequest
+from unisono.core.generation import Sampling
+from unisono.errors import InvalidRequest, UnisonoError
+
+
+def turn_of(known: Known | None = None, **fields: Any) -> ResponsesTurn:
+    request = ResponsesRequest.model_validate({"model": "gpt-oss-20b", "input": "Hi"} | fields)
+    return to_turn(
+        request,
+        known or Known(),
+        model="group",
+        today="2026-11-20",
+        tenant="default",
+        request_id="req_1",
+        new_id=ids(),
+    )
+
+
+def refusal_of(**fields: Any) -> UnisonoError:
+    with pytest.raises((ValidationError, InvalidRequest)) as caught:
+        turn_of(**fields)
+    failure = failure_of(caught.value)
+    assert failure.message
+    return failure
+
+
+def item(**fields: Any) -> dict[str, Any]:
+    return {"input": [fields]}
+
+
+def said(content: Any, role: str = "user") -> dict[str, Any]:
+    return item(type="message", role=role, content=content)
+
+
+def tool(**fields: Any) -> dict[str, Any]:
+    return {"tools": [{"type": "function", **fields}]}
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str | None, str]] = {
+    # what is wrong: (what is sent, the field named, the code)
+    "nothing to answer": ({"input": None}, "input", "invalid_value"),
+    "no items": ({"input": []}, "input", "invalid_value"),
+    "input a number": ({"input": 5}, "input", "invalid_value"),
+    "item a number": ({"input": [5]}, "input.0", "invalid_value"),
+    "item of no kind": (item(type="dream"), "input.0.type", "invalid_value"),
+    "item type a number": (item(type=5), "input.0.type", "invalid_value"),
+    "model null": ({"model": None}, "model", "invalid_value"),
+    "role": (said("x", "owner"), "input.0.role", "invalid_value"),
+    "message without content": (item(role="user"), "input.0.content", "invalid_value"),
+    "content a number": (said(5), "input.0.content", "invalid_value"),
+    "part without text": (said([{"type": "input_text"}]), "input.0.content.0.text", "invalid_value"),
+    "part unknown": (said([{"type": "smell"}]), "input.0.content.0.type", "invalid_value"),
+    "image": (said([{"type": "input_image", "image_url": "x"}]), "input.0.content.0.type", "unsupported_value"),
+    "audio": (said([{"type": "input_audio"}]), "input.0.content.0.type", "unsupported_value"),
+    "file": (said([{"type": "input_file"}]), "input.0.content.0.type", "unsupported_value"),
+    "surrogate": (said("a\ud800"), "input.0.content.0.text", "invalid_value"),
+    "call without id": (item(type="function_call", name="f"), "input.0.call_id", "invalid_value"),
+    "call with a hostile name": (
+        item(type="function_call", call_id="c", name="f <|end|>"),
+        "input.0.name",
+        "invalid_value",
+    ),
+    "call with a hostile namespace": (
+        item(type="function_call", call_id="c", name="f", namespace="<|end|>"),
+        "input.0.namespace",
+        "invalid_value",
+    ),
+    "call with a name too long": (
+        item(type="function_call", call_id="c", name="f" * 100, namespace="n" * 100),
+        "input.0.name",
+        "invalid_value",
+    ),
+    "output without a call": (
+        item(type="function_call_output", call_id="c", output="x"),
+        "input.0.call_id",
+        "invalid_value",
+    ),
+    "output without an id": (item(type="function_call_output", output="x"), "input.0.call_id", "invalid_value"),
+    "output missing": (item(type="function_call_output", call_id="c"), "input.0.output", "invalid_value"),
+    "output an image": (
+        item(type="function_call_output", call_id="c", output=[{"type": "input_image"}]),
+        "input.0.output.0.type",
+        "unsupported_value",
+    ),
+    "output a refusal": (
+        item(type="function_call_output", call_id="c", output=[{"type": "refusal", "refusal": "no"}]),
+        "input.0.output",
+        "invalid_value",
+    ),
+    "custom output without a call": (
+        item(type="custom_tool_call_output", call_id="c", output="x"),
+        "input.0.call_id",
+        "invalid_value",
+    ),
+    "reference to nothing": (item(type="item_reference", id="msg_9"), "input.0.id", "not_found"),
+    "reference without an id": (item(type="item_reference"), "input.0.id", "invalid_value"),
+    "both kinds of state": (
+        {"previous_response_id": "resp_1", "conversation": "conv_1"},
+        "previous_response_id",
+        "invalid_value",
+    ),
+    "conversation a number": ({"conversation": 5}, "conversation", "invalid_value"),
+    "conversation without id": ({"conversation": {}}, "conversation.id", "invalid_value"),
+    "background without store": ({"background": True, "store": False}, "store", "invalid_value"),
+    "tool without name": (tool(), "tools.0.name", "invalid_value"),
+    "tool with a hostile name": (tool(name="f\n"), "tools.0.name", "invalid_value"),
+    "tool parameters a list": (tool(name="f", parameters=[]), "tools.0.parameters", "invalid_value"),
+    "tool schema too large": (
+        tool(name="f", parameters={"enum": ["x" * 1000] * 300}),
+        "tools.0.parameters",
+        "invalid_value",
+    ),
+    "tool twice": ({"tools": [{"type": "function", "name": "f"}] * 2}, "tools.1.name", "invalid_value"),
+    "only foreign tools": ({"tools": [{"type": "web_search"}]}, "tools.0.type", "unsupported_value"),
+    "fault inside a namespace": (
+        {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "custom", "name": "a b"}]}]},
+        "tools.0.tools.0.name",
+        "invalid_value",
+    ),
+    "namespace with a hostile name": (
+        {"tools": [{"type": "namespace", "name": "n\n", "tools": [{"type": "function", "name": "f"}]}]},
+        "tools.0.tools.0.name",
+        "invalid_value",
+    ),
+    "tool_choice required": ({"tool_choice": "required"}, "tool_choice", "unsupported_value"),
+    "tool_choice named": ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "unsupported_value"),
+    "tool_choice allowed": ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "unsupported_value"),
+    "json schema": ({"text": {"format": {"type": "json_schema"}}}, "text.format", "unsupported_value"),
+    "json object": ({"text": {"format": {"type": "json_object"}}}, "text.format", "unsupported_value"),
+    "verbosity": ({"text": {"verbosity": "chatty"}}, "text.verbosity", "invalid_value"),
+    "effort": ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "invalid_value"),
+    "summary": ({"reasoning": {"summary": "poem"}}, "reasoning.summary", "invalid_value"),
+    "include unknown": ({"include": ["dreams"]}, "include", "invalid_value"),
+    "include logprobs": ({"include": ["message.output_text.logprobs"]}, "include", "unsupported_value"),
+    "top_logprobs": ({"top_logprobs": 3}, "top_logprobs", "unsupported_value"),
+    "prompt template": ({"prompt": {"id": "pmpt_1"}}, "prompt", "unsupported_value"),
+    "truncation": ({"truncation": "middle"}, "truncation", "invalid_value"),
+    "metadata many": ({"metadata": {str(n): "x" for n in range(17)}}, "metadata", "invalid_value"),
+    "metadata key long": ({"metadata": {"k" * 65: "x"}}, f"metadata.{'k' * 64}", "invalid_value"),
+    "metadata value long": ({"metadata": {"k": "x" * 513}}, "metadata.k", "invalid_value"),
+    "metadata value a number": ({"metadata": {"k": 1}}, "metadata.k", "invalid_value"),
+    "max_output_tokens": ({"max_output_tokens": 0}, "max_output_tokens", "invalid_value"),
+    "max_tool_calls": ({"max_tool_calls": 0}, "max_tool_calls", "invalid_value"),
+    "temperature": ({"temperature": 2.1}, "temperature", "invalid_value"),
+    "top_p": ({"top_p": 0}, "top_p", "invalid_value"),
+    "stream a string": ({"stream": "true"}, "stream", "invalid_value"),
+    "store a number": ({"store": 1}, "store", "invalid_value"),
+    "user long": ({"user": "u" * 513}, "user", "invalid_value"),
+}
+
+
+@pytest.mark.parametrize(("fields", "param", "code"), REFUSED.values(), ids=REFUSED)
+def test_what_is_refused_is_named(fields: dict[str, Any], param: str | None, code: str) -> None:
+    failure = refusal_of(**fields)
+    assert (failure.param, failure.code) == (param, code)
+    assert failure.status == (404 if code == "not_found" else 400)
+
+
+NEUTRAL: dict[str, dict[str, Any]] = {
+    "nulls": dict.fromkeys(
+        (
+            *("instructions", "tools", "tool_choice", "parallel_tool_calls", "max_tool_calls", "max_output_tokens"),
+            *("reasoning", "text", "include", "store", "previous_response_id", "conversation", "background", "stream"),
+            *("stream_options", "truncation", "metadata", "prompt_cache_key", "safety_identifier", "user", "prompt"),
+            *("temperature", "top_p", "top_logprobs", "service_tier", "context_management", "moderation"),
+        )
+    ),
+    "what OpenAI's clients send anyway": {
+        "include": [],
+        "tools": [],
+        "tool_choice": "auto",
+        "text": {"format": {"type": "text"}, "verbosity": "medium"},
+        "reasoning": {"effort": None, "summary": None},
+        "truncation": "disabled",
+        "top_logprobs": 0,
+        "store": False,
+        "stream_options": {"include_obfuscation": False},
+    },
+    "honoured": {
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "k",
+        "user": "u",
+        "safety_identifier": "s",
+        "metadata": {"a": "b"},
+        "max_tool_calls": 3,
+    },
+}
+
+
+@pytest.mark.parametrize("fields", NEUTRAL.values(), ids=NEUTRAL)
+def test_neutral_and_honoured_values_need_no_note(fields: dict[str, Any]) -> None:
+    assert turn_of(**fields).notes == ()
+
+
+NOTED: dict[str, tuple[dict[str, Any], str]] = {
+    "a field nobody knows": ({"colour": "red"}, "colour: no effect"),
+    "service tier": ({"service_tier": "flex"}, "service_tier: no effect"),
+    "moderation": ({"moderation": {"model": "m"}}, "moderation: no effect"),
+    "verbosity": ({"text": {"verbosity": "low"}}, "text.verbosity: no effect"),
+    "summary": ({"reasoning": {"summary": "auto"}}, "reasoning.summary: no effect, the reasoning itself is shown"),
+    "include": ({"include": ["web_search_call.results"]}, "include: 'web_search_call.results' has no effect"),
+    "a tool that is not here": (
+        {"tools": [{"type": "web_search"}, {"type": "function", "name": "f"}]},
+        "tools.0.type: skipped, tools of type 'web_search' are not available here",
+    ),
+    "grammar of a custom tool": (
+        {"tools": [{"type": "custom", "name": "f", "format": {"type": "grammar"}}]},
+        "tools.0.format: no effect",
+    ),
+}
+
+
+@pytest.mark.parametrize(("fields", "note"), NOTED.values(), ids=NOTED)
+def test_what_has_no_effect_is_noted(fields: dict[str, Any], note: str) -> None:
+    assert turn_of(**fields).notes == (note,)
+
+
+@pytest.mark.parametrize("spelled", EFFORTS)
+def test_effort_is_taken_in_every_spelling(spelled: str) -> None:
+    assert turn_of(reasoning={"effort": spelled}).turn.conversation.preamble.effort is EFFORTS[spelled]
+
+
+def test_sampling_reaches_the_engine_and_the_echo() -> None:
+    request = ResponsesRequest.model_validate(
+        {"model": "m", "input": "Hi", "temperature": 0.5, "top_p": 0.9, "presence_penalty": 1}
+    )
+    turn = turn_of(temperature=0.5, top_p=0.9, presence_penalty=1, seed=7, max_output_tokens=9)
+    assert turn.turn.sampling == Sampling(temperature=0.5, top_p=0.9, presence_penalty=1, seed=7)
+    assert turn.turn.max_tokens == 9
+    echo = to_echo(request, turn.turn.sampling)
+    assert (echo["temperature"], echo["top_p"], echo["presence_penalty"]) == (0.5, 0.9, 1)
+
+
+FLAGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "plain": ({}, {"calls_allowed": True, "parallel_calls": True, "hold_calls": True, "whole": True}),
+    "no calls": ({"tool_choice": "none"}, {"calls_allowed": False}),
+    "one call": ({"parallel_tool_calls": False}, {"parallel_calls": False}),
+    "stream": ({"stream": True}, {"whole": False}),
+}
+
+
+@pytest.mark.parametrize(("fields", "expected"), FLAGS.values(), ids=FLAGS)
+def test_flags_reach_the_turn(fields: dict[str, Any], expected: dict[str, Any]) -> None:
+    turn = turn_of(**fields).turn
+    assert {name: getattr(turn, name) for name in expected} == expected
+    assert (turn.model, turn.tenant, turn.request_id) == ("group", "default", "req_1")
+
+
+def test_tools_are_echoed_with_every_field() -> None:
+    tools = [
+        {"type": "function", "name": "f", "async": True},
+        {"type": "function", "function": {"name": "g", "strict": True}},
+        {"type": "custom", "name": "free"},
+        {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "h"}]},
+        {"type": "web_search", "search_context_size": "low"},
+    ]
+    request = ResponsesRequest.model_validate({"model": "m", "input": "Hi", "tools": tools})
+    plain = {"description": None, "parameters": None, "strict": False}
+    assert to_echo(request, Sampling())["tools"] == [
+        {"type": "function", "name": "f", **plain, "async": True},
+        {"type": "function", "name": "g", **plain, "strict": True},
+        {"type": "custom", "name": "free", "description": "", "format": {"type": "text"}},
+        {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "h", **plain}]},
+        {"type": "web_search", "search_context_size": "low"},
+    ]
+
+
+def test_every_kind_of_item_is_told_when_one_is_unknown() -> None:
+    message = refusal_of(**item(type="dream")).message
+    assert all(kind in message for kind in KINDS)
