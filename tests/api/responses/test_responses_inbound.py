@@ -140,7 +140,7 @@ READ: dict[str, tuple[Any, list[Item]]] = {
                 "output": "x",
             }
         ],
-        [AssistantCall("mcp_1", "my_docs__find", ""), ToolResult("mcp_1", "my_docs__find", "x")],
+        [AssistantCall("mcp_1", "my_docs__find", "{}"), ToolResult("mcp_1", "my_docs__find", "x")],
     ),
     "a call a server failed": (
         [{"type": "mcp_call", "id": "mcp_1", "server_label": "d", "name": "find", "arguments": "{}", "error": "gone"}],
