@@ -99,6 +99,7 @@ class Rig:
         if contender.command is None:
             started = Started(self.upstream, contender.wire, None)
         else:
+            self._pace(FULL_SPEED)
             started, process = self._launch(name)
             self._stack.enter_context(process)
             process.wait_ready(started.port, contender.ready)
@@ -128,6 +129,8 @@ class Rig:
         return Started(setting.port, contender.wire, process), process
 
     def _launched(self, name: str, held: Work | None) -> Sample:
+        # A gateway that examines its backend first is not to wait for the pace of the arm before.
+        self._pace(FULL_SPEED)
         started, process = self._launch(name)
         with process:
             took = process.wait_ready(started.port, CONTENDERS[name].ready)
