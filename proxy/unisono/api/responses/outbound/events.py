@@ -47,18 +47,20 @@ class WireEvent(NamedTuple):
 
     def sse(self) -> bytes:
         """The event as server-sent, to be written at once."""
-        return b"event: %s\ndata: %s\n\n" % (self.type.encode(), self.data)
+        return b"event: " + self.type.encode() + b"\ndata: " + self.data + b"\n\n"
 
 
 @dataclass(slots=True)
 class _Shown:
-    """An item whose life has begun. `before`, `middle` and `after` are a delta's bytes around its number and its text.
-    `unseen` is what the model said before it without showing anything."""
+    """An item whose life has begun. `before`, `middle` and `after` are the bytes of a `delta` event around its number
+    and its text; one that is `hidden` has none. `unseen` is what the model said before it without showing anything."""
 
     made: Made
     id: str
     place: int
     life: Life
+    hidden: bool
+    delta: str
     before: bytes
     middle: bytes
     after: bytes
@@ -97,7 +99,8 @@ class Events:
 
     def write(self, batch: Sequence[Event]) -> list[WireEvent]:
         """The events of one batch. Deltas of one item that stand side by side become one event."""
-        self._begin()
+        if not self._number:
+            self._begin()
         item: Made | None = None
         texts: list[str] = []
         for entry in batch:
@@ -182,7 +185,7 @@ class Events:
         if not text or item is None:
             return
         shown = self._shown
-        if shown is None or shown.made != item or shown.closed is not None:
+        if shown is None or (shown.made is not item and shown.made != item) or shown.closed is not None:
             if not isinstance(item, Reasoning):
                 return  # held: its Closed has the whole of it
             shown = self._show(item)
@@ -233,29 +236,28 @@ class Events:
         before = orjson.dumps({"type": name})[:-1] + b',"sequence_number":'
         middle = b"," + orjson.dumps(where)[1:-1] + b',"delta":'
         after = (b"," + orjson.dumps(life.more)[1:-1] if life.more else b"") + b"}"
-        shown = self._shown = _Shown(item, item_id, place, life, before, middle, after, self._unseen)
+        hidden = life is REASONING and not self._frame.show_reasoning
+        shown = _Shown(item, item_id, place, life, hidden, name, before, middle, after, self._unseen)
+        self._shown = shown
         self._unseen = []
         empty = self._frame.output(Closed(item, ""), item_id, IN_PROGRESS, ()).shown
         added = {**empty, "content": []} if "content" in empty else dict(empty)
         added.pop("encrypted_content", None)
         self._put("response.output_item.added", {"output_index": place, "item": self._frame.dialect.item(added)})
-        if life.part is not None and not self._hidden(shown):
+        if life.part is not None and not shown.hidden:
             self._put("response.content_part.added", {**where, "part": life.part("")})
         return shown
-
-    def _hidden(self, shown: _Shown) -> bool:
-        return shown.life is REASONING and not self._frame.show_reasoning
 
     def _say(self, shown: _Shown, text: str) -> None:
         if not text:
             return
         shown.texts.append(text)
-        if self._hidden(shown):
+        if shown.hidden:
             return
         number = self._number
         self._number += 1
         data = b"%b%d%b%b%b" % (shown.before, number, shown.middle, orjson.dumps(text), shown.after)
-        self._out.append(WireEvent(number, self._frame.dialect.event(f"{shown.life.event}.delta"), data))
+        self._out.append(WireEvent(number, shown.delta, data))
 
     def _settle(self, status: str) -> None:
         """End the life of the item that is open, if one is. One that is over and was not cut is complete."""
@@ -272,7 +274,7 @@ class Events:
         life = shown.life
         if life.part is not None:
             where["content_index"] = 0
-        if not self._hidden(shown):
+        if not shown.hidden:
             self._put(f"{life.event}.done", {**where, life.full: text, **(life.more or {})})
             if life.part is not None:
                 self._put("response.content_part.done", {**where, "part": life.part(text)})
