@@ -275,7 +275,8 @@ class Events:
         if life.part is not None:
             where["content_index"] = 0
         if not shown.hidden:
-            self._put(f"{life.event}.done", {**where, life.full: text, **(life.more or {})})
+            copied = {name: item.shown[name] for name in life.copied}
+            self._put(f"{life.event}.done", {**where, life.full: text, **(life.more or {}), **copied})
             if life.part is not None:
                 self._put("response.content_part.done", {**where, "part": life.part(text)})
         self._output.append(item)

@@ -1,0 +1,89 @@
+"""The golden events: one stream of every sort, as they stand on OpenAI's wire.
+
+The project's own tests hold the gateway to them, and the suites of the official SDKs read the same file with the SDK's
+own types. `python -m tests.api.responses.golden` writes it anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import orjson
+
+from tests.api.responses.folding import Event, parsed
+from tests.api.responses.frames import NOW, TOOLBOX, frame, ids, request_of, streamed
+from tests.api.scripted import call, commentary, final, finished, reasoning
+from unisono.api.responses.items import to_wire
+from unisono.api.responses.outbound.events import Events
+from unisono.core import events as made
+from unisono.core.conversation import DeveloperMessage, Phase, ToolResult, UserMessage
+from unisono.core.events import Closed, Delta, Opened, Text
+from unisono.core.generation import FinishReason
+from unisono.engine.turn import Report
+from unisono.errors import BackendUnavailable
+
+FOLDER = Path(__file__).parents[2] / "golden" / "responses"
+EVENTS, ITEMS = FOLDER / "events.jsonl", FOLDER / "items.jsonl"
+
+TOOLS = [
+    {"type": "function", "name": "f", "description": "F.", "parameters": {"type": "object", "properties": {}}},
+    {"type": "custom", "name": "free", "description": "Free text."},
+    {
+        "type": "namespace",
+        "name": "files",
+        "description": "Files.",
+        "tools": [{"type": "function", "name": "read", "parameters": {"type": "object", "properties": {}}}],
+    },
+]
+CUT = Text(1, Phase.FINAL)
+STREAMS: list[list[made.Event]] = [
+    [*reasoning(0, "h", "m"), *final(1, "Hi", "!"), finished()],
+    [*commentary(0, "Look."), *call(1, 0, "files__read", '{"path"', ':"a"}'), finished()],
+    [*call(0, 0, "f"), *call(1, 1, "free", '{"input":"ls -l"}'), finished()],
+    [
+        *reasoning(0, "hm"),
+        *(Opened(CUT), Delta(CUT, "Half an"), Closed(CUT, "Half an", complete=False)),
+        finished(FinishReason.LENGTH),
+    ],
+]
+
+
+def events() -> Iterator[Event]:
+    """The streams one after the other, then one that waited, refused and failed."""
+    asked = request_of(
+        tools=TOOLS,
+        instructions="Be brief.",
+        conversation="conv_1",
+        metadata={"a": "b"},
+        reasoning={"effort": "high", "summary": "auto"},
+        include=["reasoning.encrypted_content"],
+        prompt_cache_key="k",
+        safety_identifier="s",
+        user="u",
+        max_output_tokens=100,
+    )
+    shown = frame(asked, seal=lambda item: "sealed")
+    for said in STREAMS:
+        yield from streamed([[event] for event in said], shown, Report("vllm-1", 1, ["missing-end"]))[0]
+    broken = Events(shown, Report(), new_id=ids(), clock=lambda: NOW)
+    begun = [*broken.begin(queued=True), *broken.refuse("No."), *broken.write(final(1, "Hi")[:2])]
+    yield from parsed([*begun, *broken.fail(BackendUnavailable("It is gone.")), broken.last()])
+
+
+def items() -> Iterator[Event]:
+    """What only input has: the items of answers are in the events."""
+    for number, item in enumerate(
+        (UserMessage("Hi"), DeveloperMessage("Be brief."), ToolResult("c", "f", "x"), ToolResult("c", "free", "x"))
+    ):
+        yield to_wire(item, f"item_{number}", TOOLBOX)
+
+
+def lines(values: Iterator[Event]) -> bytes:
+    return b"".join(orjson.dumps(value) + b"\n" for value in values)
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    EVENTS.write_bytes(lines(events()))
+    ITEMS.write_bytes(lines(items()))
