@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, date, datetime
 from importlib.metadata import entry_points
 from itertools import product
 from typing import Any
@@ -297,3 +298,20 @@ def test_importing_and_building_touch_no_network_and_no_model() -> None:
     # Far from what it takes (half a second each), near enough to notice a library that phones or compiles at import.
     assert found["took"] < 5
     assert took < 15
+
+
+DATES: dict[str, tuple[dict[str, Any], str]] = {
+    "fixed": ({"current_date": "2026-01-31"}, "Current date: 2026-01-31\n"),
+    "as YAML has it": ({"current_date": date(2026, 1, 31)}, "Current date: 2026-01-31\n"),
+    "none": ({"current_date": "none"}, "Knowledge cutoff: 2024-06\n\nReasoning"),
+    "today": ({}, f"Current date: {datetime.now(UTC).date()}\n"),
+}
+
+
+@pytest.mark.parametrize(("settings", "line"), DATES.values(), ids=DATES)
+async def test_prompts_tell_the_day_as_configured(settings: dict[str, Any], line: str) -> None:
+    async with FakeVllm(tokens=TOKENS) as fake:
+        app = built(entry("gpt-oss", "vllm/tiny", fake.url), unisono=settings)
+        async with running(app):
+            await asked(app)
+        assert line in load_encoding().decode(fake.requests[-1].json["prompt"])

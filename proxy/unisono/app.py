@@ -93,7 +93,7 @@ def build(config: Config) -> FastAPI:
         chat_router(
             turns=build_engine(pool),
             resolve=lambda name: chat_model(catalogue, name),
-            today=lambda: datetime.now(UTC).date().isoformat(),
+            today=lambda: current_date(config.unisono),
             new_id=lambda: token_hex(16),
             clock=time.time,
             fingerprint=f"unisono-{__version__}",
@@ -101,6 +101,17 @@ def build(config: Config) -> FastAPI:
     )
     app.state.gateway = gateway
     return app
+
+
+def current_date(settings: GatewaySettings) -> str:
+    """The day prompts begin with, as YYYY-MM-DD; empty for none."""
+    match settings.current_date:
+        case "today":
+            return datetime.now(UTC).date().isoformat()
+        case "none":
+            return ""
+        case day:
+            return day.isoformat()
 
 
 def build_engine(pool: RoundRobinPool) -> Engine:

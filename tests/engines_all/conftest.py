@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from datetime import datetime, tzinfo
 
 import pytest
 import pytest_asyncio
@@ -22,12 +21,8 @@ from unisono.core.ports import Backend
 MEASURED = pytest.StashKey[dict[str, dict[str, str]]]()
 
 
-class SecondOfJanuary(datetime):
-    """The date stands in every prompt, and so small a model answers another way on some days."""
-
-    @classmethod
-    def now(cls, tz: tzinfo | None = None) -> SecondOfJanuary:
-        return cls(2026, 1, 2, 12, tzinfo=tz)
+PINNED = {"current_date": "2026-01-02"}
+"""The date stands in every prompt, and so small a model answers another way on some days."""
 
 
 def pytest_asyncio_loop_factories(
@@ -62,10 +57,8 @@ async def backend(engine: Running) -> AsyncIterator[Backend]:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def site(engine: Running) -> AsyncIterator[Gateway]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("unisono.app.datetime", SecondOfJanuary)
-        async with gateway({"model_list": [engine.deployment()]}) as started:
-            yield started
+    async with gateway({"model_list": [engine.deployment()], "unisono": PINNED}) as started:
+        yield started
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

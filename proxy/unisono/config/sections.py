@@ -6,6 +6,7 @@ is what `config.example.yaml` explains.
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, SecretStr, model_validator
@@ -185,6 +186,8 @@ class GatewaySettings(Section):
     shutdown_grace_s: Count = 30
     """How long running answers may go on after SIGTERM, in whole seconds."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    current_date: date | Literal["today", "none"] = "today"
+    """The day that prompts tell the model; `none` leaves it out, and a fixed one makes runs repeatable."""
 
 
 class Config(Section):

@@ -39,6 +39,8 @@ def demo_config() -> dict[str, Any]:
     return {
         "model_list": [{"model_name": "gpt-oss-demo", "litellm_params": {"model": "mlx/demo"}}],
         "router_settings": {"model_group_alias": {"gpt-4o": "gpt-oss-demo"}},
+        # The date stands in every prompt, and so small a model answers another way on some days.
+        "unisono": {"current_date": "2026-01-02"},
     }
 
 
