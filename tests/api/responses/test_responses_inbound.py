@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.api.responses.frames import TOOLBOX, ids
-from tests.api.responses.test_responses_schema import turn_of
+from tests.api.responses.test_responses_schema import refusal_of, turn_of
 from unisono.api.responses.given import KINDS, GivenSilent
 from unisono.api.responses.inbound import wanted_ids
 from unisono.api.responses.items import said_by, to_listing, to_stored, to_wire
+from unisono.api.responses.outbound.dialects import OPEN_RESPONSES
 from unisono.api.responses.reading import READERS, Known
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.responses.truncation import without_oldest_turn
@@ -375,12 +376,29 @@ def test_a_listing_names_its_ends() -> None:
     assert (page["object"], page["first_id"], page["last_id"], page["has_more"]) == ("list", "msg_0", "msg_1", True)
     assert page["data"] == [item.shown for item in kept]
     assert to_listing([], has_more=False)["first_id"] is None
+    custom = to_stored(ITEMS[6], new_id, TOOLBOX)
+    [shown] = to_listing([custom], has_more=False, show=OPEN_RESPONSES.item)["data"]
+    assert shown["type"] == "unisono:custom_tool_call"
 
 
 def test_ids_that_a_request_leans_on_are_known_before_it_is_read() -> None:
     sent = [{"id": "msg_1"}, {**CALL, "id": "fc_1"}, {"role": "user", "content": "Hi"}, {"id": "msg_1"}]
     request = ResponsesRequest.model_validate({"model": "m", "input": sent})
     assert wanted_ids(request) == ("msg_1", "fc_1")
+
+
+LONG = "a" * 300_000
+TOO_LONG: dict[str, tuple[dict[str, Any], str]] = {
+    # each part can be tokenized, all of them together cannot
+    "message": ({"role": "user", "content": [LONG, LONG]}, "input.0.content"),
+    "reasoning": ({"type": "reasoning", "content": [{"text": LONG}, {"text": LONG}]}, "input.0.content"),
+    "code": ({"type": "code_interpreter_call", "outputs": [{"logs": LONG}, {"logs": LONG}]}, "input.0.outputs"),
+}
+
+
+@pytest.mark.parametrize(("sent", "param"), TOO_LONG.values(), ids=TOO_LONG)
+def test_parts_that_are_too_long_together_are_refused(sent: dict[str, Any], param: str) -> None:
+    assert refusal_of(input=[sent]).param == param
 
 
 DROPS: dict[str, tuple[list[Item], list[Item] | None]] = {

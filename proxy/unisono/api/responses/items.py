@@ -7,7 +7,7 @@ item is only used to find it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, assert_never
 
 from unisono.api.tools import CallForm, Toolbox, unwrap_input
@@ -165,11 +165,13 @@ def said_by(items: Sequence[StoredItem]) -> tuple[Item, ...]:
     return tuple(said for item in items for said in item.said)
 
 
-def to_listing(items: Sequence[StoredItem], *, has_more: bool) -> Wire:
-    """A page of items, as `input_items` and the items of a conversation are listed."""
+def to_listing(
+    items: Sequence[StoredItem], *, has_more: bool, show: Callable[[Mapping[str, Any]], Wire] = dict
+) -> Wire:
+    """A page of items, as `input_items` and the items of a conversation are listed. `show` is the dialect's."""
     return {
         "object": "list",
-        "data": [dict(item.shown) for item in items],
+        "data": [show(item.shown) for item in items],
         "first_id": items[0].id if items else None,
         "last_id": items[-1].id if items else None,
         "has_more": has_more,

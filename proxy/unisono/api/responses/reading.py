@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import orjson
 
 from unisono.api.history import History, split_markers
-from unisono.api.parts import text_of
+from unisono.api.parts import join, text_of
 from unisono.api.responses.given import (
     Given,
     GivenCall,
@@ -115,7 +115,7 @@ def _message(reading: Reading, given: Given, param: str) -> Sequence[Item]:
 
 def _reasoning(reading: Reading, given: Given, param: str) -> Sequence[Item]:
     assert isinstance(given, GivenReasoning)
-    text = "".join(given.content)
+    text = join(given.content, param=f"{param}.content")
     kept = reading.known.kept(given.id) if given.id else None
     sealed = reading.known.opened(given.encrypted_content) if given.encrypted_content else None
     for ours in (kept.said if kept else (), sealed or ()):
@@ -181,7 +181,7 @@ def _code_call(reading: Reading, given: Given, param: str) -> Sequence[Item]:
     assert isinstance(given, GivenCodeCall)
     outputs = given.outputs if isinstance(given.outputs, list) else []
     logs = [output.get("logs") for output in outputs if isinstance(output, dict)]
-    output = "".join(log for log in logs if isinstance(log, str))
+    output = join((log for log in logs if isinstance(log, str)), param=f"{param}.outputs")
     call_id = given.id or param
     arguments = orjson.dumps({"code": given.code or ""}).decode()
     return (
