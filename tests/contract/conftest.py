@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ import uvloop
 
 from tests.contract import stores
 from tests.contract.kinds import KINDS, ON_A_WIRE, Kind
+from tests.contract.servers import Server
 
 ON_BOTH_LOOPS = ("test_backend_failures.py", "test_backend_leaving.py")
 """What ends sockets the hard way. The gateway runs on uvloop, whose transports and sockets fail in their own ways."""
@@ -34,13 +35,28 @@ def wired(request: pytest.FixtureRequest) -> Kind:
     return KINDS[request.param]
 
 
-STORES = {"memory": stores.in_memory, "file": stores.in_a_file}
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("redis"), ("appendonly yes", "maxmemory-policy noeviction"))
+    try:
+        yield server.start()
+    finally:
+        server.end()
 
 
-@pytest.fixture(params=STORES)
+@pytest.fixture(params=["memory", "file", "redis"])
 async def home(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[stores.Home]:
     """Where state lies, for every kind of store."""
-    make = STORES[request.param](tmp_path)
+    match request.param:
+        case "memory":
+            make = stores.in_memory(tmp_path)
+        case "file":
+            make = stores.in_a_file(tmp_path)
+        case _:
+            server = request.getfixturevalue("redis_server")
+            with server.client() as client:
+                client.flushall()
+            make = stores.at(server.url)
     async with stores.home(make, shared=request.param != "memory") as here:
         yield here
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from unisono.core.state import Bounds, Retention, Store
+from unisono.store.redis import RedisStore
 from unisono.store.sqlite import SqliteStore
 
 SMALL = Bounds(item=4_000, response=20_000, conversation=40_000)
@@ -54,3 +55,11 @@ def in_memory(folder: Path) -> Opening:
 
 def in_a_file(folder: Path) -> Opening:
     return lambda retention, bounds: SqliteStore(folder / "deep" / "state.db", retention, bounds)
+
+
+PATIENT_S = 5.0
+"""A deadline that a busy machine keeps: how stores behave at their deadline is tested apart."""
+
+
+def at(url: str) -> Opening:
+    return lambda retention, bounds: RedisStore(url, retention, bounds, deadline_s=PATIENT_S)

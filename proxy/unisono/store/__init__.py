@@ -1,1 +1,39 @@
 """State that outlives a request: one Protocol (`unisono.core.state.Store`), an embedded engine and a shared one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import unquote
+
+from unisono.core.state import Bounds, Retention, Store
+from unisono.errors import ConfigError
+
+
+def open_store(
+    url: str,
+    retention: Retention | None = None,
+    bounds: Bounds | None = None,
+    *,
+    deadline_s: float = 0.25,
+    replicas: int = 0,
+) -> Store:
+    """The store an address names: `memory://`, `sqlite:///path` (a path that begins with `~` is the user's own), or
+    whatever `RedisStore` takes. Touches neither network nor disk; that is for its `start`. Raises `ConfigError`."""
+    scheme, found, rest = url.partition("://")
+    if not found:
+        raise ConfigError("store.url: not an address; write sqlite:///path, memory:// or redis://host:6379/0")
+    if scheme in ("memory", "sqlite"):
+        from unisono.store.sqlite import SqliteStore
+
+        if scheme == "memory":
+            return SqliteStore(None, retention, bounds)
+        # sqlite:///home/me/state.db is absolute, as after three slashes everywhere; ~ stands for a home.
+        path = unquote(rest)
+        if not path.startswith("/") or path == "/":
+            raise ConfigError("store.url: sqlite needs a path: sqlite:///var/lib/unisono/state.db")
+        return SqliteStore(
+            Path(path.removeprefix("/") if path.startswith("/~") else path).expanduser(), retention, bounds
+        )
+    from unisono.store.redis import RedisStore
+
+    return RedisStore(url, retention, bounds, deadline_s, replicas)

@@ -1,0 +1,333 @@
+"""The shared store: Redis 6.2+ or Valkey, standalone, behind Sentinel, or a cluster.
+
+Replicas of the gateway need nothing but this in common. Each operation has a short deadline and is never repeated
+blindly; each write is one script on one hash slot that may be repeated. Pointers (where an item is, under which
+conversation a response lies) are written after what they point to and before the write is acknowledged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import orjson
+
+from unisono.core.conversation import Json, Tokens
+from unisono.core.state import (
+    NOTHING_LOGGED,
+    Bounds,
+    EventPage,
+    Lease,
+    LogWrite,
+    Retention,
+    Run,
+    StoredConversation,
+    StoredItem,
+    StoredResponse,
+)
+from unisono.errors import NotFound, StoreConflict
+from unisono.store import codec
+from unisono.store.redis import keys, scripts
+from unisono.store.redis.arguments import Args, fence, milliseconds, of_items, of_log
+from unisono.store.redis.link import Command, Link
+from unisono.store.redis.waking import Listener
+from unisono.store.redis.warnings import examine
+from unisono.store.waiting import Waiting, until_some
+
+METADATA_TRIES = 5
+
+
+class RedisStore:
+    """`url` is redis://, rediss://, unix://, redis+sentinel://h1,h2/name[/db] or redis+cluster://h1,h2, also spelled
+    valkey. `deadline_s` is for one operation; `replicas` how many replicas must have a write before it counts.
+    Raises `ConfigError` for an address that is none."""
+
+    def __init__(
+        self,
+        url: str,
+        retention: Retention | None = None,
+        bounds: Bounds | None = None,
+        deadline_s: float = 0.25,
+        replicas: int = 0,
+    ) -> None:
+        self._link = Link(url, deadline_s, replicas)
+        self._replicas = replicas
+        self._retention = retention or Retention()
+        self._bounds = bounds or Bounds()
+        self._waiting = Waiting()
+        self._listener = Listener(self._link.pubsub, self._waiting)
+
+    async def start(self) -> tuple[str, ...]:
+        await self.check()
+        return await examine(self._link, self._replicas)
+
+    async def aclose(self) -> None:
+        await self._listener.aclose()
+        await self._link.aclose()
+
+    async def check(self) -> None:
+        await self._link.ask(("EXISTS", keys.RUNS))
+
+    async def create(
+        self,
+        tenant: str,
+        response: StoredResponse,
+        *,
+        lease: Lease | None = None,
+        log: LogWrite = NOTHING_LOGGED,
+        revision: int | None = None,
+    ) -> None:
+        await self._save(tenant, response, True, lease, log, revision)
+
+    async def update(
+        self,
+        tenant: str,
+        response: StoredResponse,
+        *,
+        lease: Lease | None = None,
+        log: LogWrite = NOTHING_LOGGED,
+        revision: int | None = None,
+    ) -> None:
+        await self._save(tenant, response, False, lease, log, revision)
+
+    async def _save(
+        self,
+        tenant: str,
+        response: StoredResponse,
+        new: bool,
+        lease: Lease | None,
+        log: LogWrite,
+        revision: int | None,
+    ) -> None:
+        head, given, output = codec.encode_response(response, self._bounds)
+        anchor, kept = response.anchor, self._retention
+        named = [*keys.response(tenant, anchor, response.id), *keys.lease(tenant, anchor)]
+        appended = response.input + response.output if revision is not None else ()
+        args: Args = [
+            int(new),
+            fence(tenant, anchor, lease),
+            head,
+            given,
+            output,
+            int(response.status.terminal),
+            milliseconds(kept.response_s),
+            milliseconds(kept.log_s),
+            named[1],
+            "" if revision is None or response.conversation is None else revision,
+            *of_items(appended, kept, self._bounds),
+            *of_log(log),
+        ]
+        await self._link.act(scripts.SAVE, [*named, *keys.conversation(tenant, anchor)], args)
+        ttl = milliseconds(kept.response_s)
+        pointers = self._places(tenant, response.input + response.output, ["r", anchor, response.id], ttl)
+        if anchor != response.id:
+            pointers.append(("SET", keys.anchor(tenant, response.id), anchor, "PX", ttl))
+        if pointers:
+            await self._link.put(*pointers)
+
+    def _places(self, tenant: str, items: Sequence[StoredItem], place: list[str], ttl: int) -> list[Command]:
+        where = orjson.dumps(place)
+        return [("SET", keys.place(tenant, item.id), where, "PX", ttl) for item in items]
+
+    async def responses(self, tenant: str, ids: Sequence[str]) -> tuple[StoredResponse | None, ...]:
+        if not ids:
+            return ()
+        asked: list[Command] = [_record(tenant, id, id) for id in ids]
+        asked += [("GET", keys.anchor(tenant, id)) for id in ids]
+        answers = await self._link.ask(*asked)
+        records, anchors = answers[: len(ids)], answers[len(ids) :]
+        elsewhere = [n for n, anchor in enumerate(anchors) if anchor is not None]
+        if elsewhere:
+            moved = await self._link.ask(*(_record(tenant, anchors[n].decode(), ids[n]) for n in elsewhere))
+            for n, record in zip(elsewhere, moved, strict=True):
+                records[n] = record
+        return tuple(None if None in record else codec.decode_response(*record) for record in records)
+
+    async def _anchor(self, tenant: str, response: str) -> str:
+        (anchor,) = await self._link.ask(("GET", keys.anchor(tenant, response)))
+        return response if anchor is None else anchor.decode()
+
+    async def delete_response(self, tenant: str, response: str) -> bool:
+        named = keys.response(tenant, await self._anchor(tenant, response), response)
+        return bool(await self._link.act(scripts.FORGET, named, [named[1]]))
+
+    async def item(self, tenant: str, item: str) -> StoredItem | None:
+        (place,) = await self._link.ask(("GET", keys.place(tenant, item)))
+        if place is None:
+            return None
+        kind, *where = orjson.loads(place)
+        if kind == "c":
+            return await self.conversation_item(tenant, where[0], item)
+        (record,) = await self._link.ask(_record(tenant, *where))
+        if None in record:
+            return None
+        home = codec.decode_response(*record)
+        return next((one for one in home.input + home.output if one.id == item), None)
+
+    async def log(self, lease: Lease, response: str, write: LogWrite) -> None:
+        named = [*keys.response(lease.tenant, lease.anchor, response), *keys.lease(lease.tenant, lease.anchor)]
+        args: Args = [str(lease.fence), milliseconds(self._retention.response_s), named[1], *of_log(write)]
+        await self._link.act(scripts.LOG, named, args)
+
+    async def events(
+        self, tenant: str, response: str, first: int, *, limit: int = 512, wait_s: float = 0.0
+    ) -> EventPage | None:
+        stream = keys.response(tenant, await self._anchor(tenant, response), response)[1]
+
+        async def read() -> EventPage | None:
+            entries, there = await self._link.ask(
+                ("XRANGE", stream, f"{first}-0", "+", "COUNT", limit + 1), ("EXISTS", stream)
+            )
+            if not there:
+                return None
+            events = tuple(fields[b"d"] for _, fields in entries if b"d" in fields)
+            end = bool(entries) and b"end" in entries[-1][1]
+            return EventPage(first, events[:limit], end)
+
+        if wait_s <= 0:
+            return await read()
+        with self._waiting.on(stream) as woken:
+            self._listener.hear(stream)
+            return await until_some(read, woken, wait_s)
+
+    async def tokens(self, tenant: str, response: str) -> Tokens:
+        key = keys.response(tenant, await self._anchor(tenant, response), response)[2]
+        (data,) = await self._link.ask(("GET", key))
+        return codec.decode_tokens(data or b"")
+
+    async def create_conversation(
+        self, tenant: str, conversation: StoredConversation, items: Sequence[StoredItem] = ()
+    ) -> None:
+        args: Args = [codec.encode_conversation(conversation), *of_items(items, self._retention, self._bounds)]
+        await self._link.act(scripts.CREATE_CONVERSATION, keys.conversation(tenant, conversation.id), args)
+        await self._point_into(tenant, conversation.id, items)
+
+    async def _point_into(self, tenant: str, conversation: str, items: Sequence[StoredItem]) -> None:
+        ttl = milliseconds(self._retention.conversation_s)
+        if items:
+            await self._link.put(*self._places(tenant, items, ["c", conversation], ttl))
+
+    async def conversation(self, tenant: str, conversation: str) -> StoredConversation | None:
+        ((head, revision),) = await self._link.ask(
+            ("HMGET", keys.conversation(tenant, conversation)[0], "head", "revision")
+        )
+        return None if head is None else codec.decode_conversation(head, int(revision))
+
+    async def conversation_items(
+        self,
+        tenant: str,
+        conversation: str,
+        *,
+        after: str | None = None,
+        limit: int | None = None,
+        newest_first: bool = False,
+    ) -> tuple[StoredItem, ...] | None:
+        args: Args = ["" if after is None else f"={after}", -1 if limit is None else limit, int(newest_first)]
+        try:
+            found = await self._link.act(scripts.READ_ITEMS, keys.conversation(tenant, conversation), args)
+        except NotFound:
+            return None
+        return tuple(map(codec.decode_item, found))
+
+    async def conversation_item(self, tenant: str, conversation: str, item: str) -> StoredItem | None:
+        (data,) = await self._link.ask(("HGET", keys.conversation(tenant, conversation)[1], item))
+        return None if data is None else codec.decode_item(data)
+
+    async def append(
+        self,
+        tenant: str,
+        conversation: str,
+        items: Sequence[StoredItem],
+        *,
+        revision: int | None = None,
+        lease: Lease | None = None,
+    ) -> int:
+        args: Args = [
+            fence(tenant, conversation, lease),
+            "" if revision is None else revision,
+            *of_items(items, self._retention, self._bounds),
+        ]
+        now = await self._link.act(scripts.APPEND, self._talk(tenant, conversation), args)
+        await self._point_into(tenant, conversation, items)
+        return int(now)
+
+    def _talk(self, tenant: str, conversation: str) -> list[str]:
+        return [*keys.conversation(tenant, conversation), *keys.lease(tenant, conversation)]
+
+    async def set_metadata(
+        self, tenant: str, conversation: str, metadata: Mapping[str, Json]
+    ) -> StoredConversation | None:
+        ttl = milliseconds(self._retention.conversation_s)
+        for tried in range(METADATA_TRIES):
+            was = await self.conversation(tenant, conversation)
+            if was is None:
+                return None
+            changed = replace(was, metadata=dict(metadata))
+            args: Args = [codec.encode_conversation(was), codec.encode_conversation(changed), ttl]
+            try:
+                await self._link.act(scripts.SET_HEAD, keys.conversation(tenant, conversation), args)
+            except NotFound:
+                return None
+            except StoreConflict:
+                if tried == METADATA_TRIES - 1:
+                    raise
+            else:
+                return changed
+        return None
+
+    async def delete_item(self, tenant: str, conversation: str, item: str) -> bool:
+        return bool(await self._link.act(scripts.DELETE_ITEM, self._talk(tenant, conversation), [item]))
+
+    async def delete_conversation(self, tenant: str, conversation: str) -> bool:
+        return bool(await self._link.act(scripts.DELETE_CONVERSATION, self._talk(tenant, conversation), []))
+
+    async def acquire(self, tenant: str, anchor: str, owner: str, for_s: float, *, force: bool = False) -> Lease | None:
+        args: Args = [owner, milliseconds(for_s), int(force), milliseconds(for_s + self._retention.response_s)]
+        number = await self._link.act(scripts.ACQUIRE, keys.lease(tenant, anchor), args)
+        return Lease(tenant, anchor, owner, number) if number else None
+
+    async def renew(self, lease: Lease, for_s: float) -> bool:
+        return await self._extend(lease, milliseconds(for_s))
+
+    async def release(self, lease: Lease) -> None:
+        await self._extend(lease, 0)
+
+    async def _extend(self, lease: Lease, for_ms: int) -> bool:
+        ttl = for_ms + milliseconds(self._retention.response_s)
+        args: Args = [lease.owner, str(lease.fence), for_ms, ttl]
+        return bool(await self._link.act(scripts.EXTEND, keys.lease(lease.tenant, lease.anchor), args))
+
+    async def watch(self, run: Run, for_s: float) -> None:
+        await self._link.act(scripts.WATCH, [keys.RUNS], [milliseconds(for_s), _member(run)])
+
+    async def unwatch(self, run: Run) -> None:
+        await self._link.put(("ZREM", keys.RUNS, _member(run)))
+
+    async def lapsed(self, limit: int = 16) -> tuple[Run, ...]:
+        found = await self._link.act(scripts.LAPSED, [keys.RUNS], [limit])
+        return tuple(Run(*orjson.loads(member)) for member in found)
+
+    async def claim(self, tenant: str, key: str, digest: str, response: str) -> str:
+        args: Args = [digest, response, milliseconds(self._retention.key_s)]
+        owner: bytes = await self._link.act(scripts.CLAIM, [keys.once(tenant, key)], args)
+        return owner.decode()
+
+    async def unclaim(self, tenant: str, key: str, response: str) -> None:
+        await self._link.act(scripts.UNCLAIM, [keys.once(tenant, key)], [response])
+
+    async def secret(self, name: str, candidate: bytes) -> bytes:
+        await self._link.put(("SET", keys.secret(name), candidate, "NX"))
+        (made,) = await self._link.ask(("GET", keys.secret(name)))
+        return bytes(made)
+
+    async def count(self, tenant: str, name: str, amount: int, *, once: str, for_s: float) -> int:
+        named = keys.counter(tenant, name, once)
+        return int(await self._link.act(scripts.COUNT, named, [amount, milliseconds(for_s)]))
+
+
+def _record(tenant: str, anchor: str, response: str) -> Command:
+    return ("HMGET", keys.response(tenant, anchor, response)[0], "head", "input", "output")
+
+
+def _member(run: Run) -> bytes:
+    return orjson.dumps([run.tenant, run.response])

@@ -1,0 +1,39 @@
+"""What the scripts are given, in the order in which they read it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from unisono.core.state import Bounds, Lease, LogWrite, Retention, StoredItem
+from unisono.store import codec
+from unisono.store.refusals import refusal
+
+Args = list[str | bytes | int]
+
+
+def milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
+
+
+def fence(tenant: str, anchor: str, lease: Lease | None) -> str:
+    """Raises `StoreConflict` for a lease of something else."""
+    if lease is None:
+        return ""
+    if (lease.tenant, lease.anchor) != (tenant, anchor):
+        raise refusal("taken")
+    return str(lease.fence)
+
+
+def of_items(items: Sequence[StoredItem], retention: Retention, bounds: Bounds) -> Args:
+    """Raises `StoreTooLarge`."""
+    encoded = [codec.encode_item(item, bounds) for item in items]
+    digest = hashlib.sha256(b"".join(b"%d:" % len(data) + data for data in encoded)).hexdigest()
+    args: Args = [digest, bounds.conversation, milliseconds(retention.conversation_s), len(items)]
+    for item, data in zip(items, encoded, strict=True):
+        args += [item.id, data]
+    return args
+
+
+def of_log(log: LogWrite) -> Args:
+    return [log.first_event, len(log.events), *log.events, log.first_token, codec.encode_tokens(log.tokens)]

@@ -1,0 +1,65 @@
+"""Names of everything in Redis. The owner is in each, and what belongs together shares a hash slot.
+
+    t:{<tenant>:<anchor>}:r:<response>     a response: head, input, output, terminal
+    t:{<tenant>:<anchor>}:s:<response>     its events, a stream with the ids <sequence number>-1 (Redis refuses 0-0)
+    t:{<tenant>:<anchor>}:k:<response>     its token ids, four bytes each
+    t:{<tenant>:<anchor>}:lease, :fence    who writes here, and how many did before
+    t:{<tenant>:<conversation>}:c, :i, :o  a conversation: head and sums, items by id, their order
+    t:{<tenant>:<response>}:at             the anchor of a response that has another than itself
+    t:{<tenant>:<item>}:in                 where an item is
+    t:{<tenant>:<key>}:once                an idempotency key
+    t:{<tenant>:<name>}:n, :n:<once>       a counter, and what it has counted
+    t:secret:<name>, t:runs                secrets, and watched runs
+
+Tenants and ids are escaped, so that no spelling of one reaches the names of another.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+RUNS = "t:runs"
+
+
+def tag(tenant: str, id: str) -> str:
+    return f"t:{{{quote(tenant, safe='', errors='replace')}:{quote(id, safe='', errors='replace')}}}:"
+
+
+def response(tenant: str, anchor: str, id: str) -> list[str]:
+    """Record, stream and tokens."""
+    here, name = tag(tenant, anchor), quote(id, safe="", errors="replace")
+    return [f"{here}{kind}:{name}" for kind in "rsk"]
+
+
+def lease(tenant: str, anchor: str) -> list[str]:
+    """Lease and fence."""
+    here = tag(tenant, anchor)
+    return [here + "lease", here + "fence"]
+
+
+def conversation(tenant: str, id: str) -> list[str]:
+    """Head, items and order."""
+    here = tag(tenant, id)
+    return [here + kind for kind in "cio"]
+
+
+def anchor(tenant: str, id: str) -> str:
+    return tag(tenant, id) + "at"
+
+
+def place(tenant: str, item: str) -> str:
+    return tag(tenant, item) + "in"
+
+
+def once(tenant: str, key: str) -> str:
+    return tag(tenant, key) + "once"
+
+
+def counter(tenant: str, name: str, once: str) -> list[str]:
+    """The counter, and the mark of what it counted."""
+    here = tag(tenant, name) + "n"
+    return [here, f"{here}:{quote(once, safe='', errors='replace')}"]
+
+
+def secret(name: str) -> str:
+    return f"t:secret:{quote(name, safe='')}"

@@ -1,0 +1,96 @@
+"""How a reader that waits learns of a write anywhere: one listening connection per process, a channel per log.
+
+A channel carries no data, only the news that there is some; a lost one costs a moment, because readers look again by
+themselves. A channel nobody waits on any more is left after a while rather than at once: who reads a log comes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from redis.asyncio.client import PubSub
+from redis.exceptions import RedisClusterException, RedisError
+
+from unisono.store.waiting import Waiting
+
+AGAIN_S = 0.25
+"""Seconds until the connection is tried again."""
+LINGER_S = 2.0
+
+
+class Listener:
+    """Wakes those in `waiting` whose key is a channel that something was published on."""
+
+    def __init__(self, connect: Callable[[], PubSub], waiting: Waiting) -> None:
+        self._connect = connect
+        self._waiting = waiting
+        self._wanted: set[str] = set()
+        self._heard: set[str] = set()
+        self._news = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def hear(self, channel: str) -> None:
+        """Listen on a channel from now on. Its readers are woken once listening has begun, to look again."""
+        if channel not in self._wanted:
+            self._wanted.add(channel)
+            self._news.set()
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="store-listener")
+
+    async def aclose(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            pubsub: Any = self._connect()
+            begun = asyncio.create_task(self._begin(pubsub))
+            try:
+                # Cut off in the middle, the library would lose sight of the connection it is making.
+                await asyncio.shield(begun)
+                async with asyncio.TaskGroup() as both:
+                    both.create_task(self._follow(pubsub))
+                    both.create_task(self._listen(pubsub))
+            except* (RedisError, RedisClusterException, OSError):
+                self._waiting.wake_all()
+            finally:
+                await asyncio.gather(begun, return_exceptions=True)
+                await pubsub.aclose()
+            await asyncio.sleep(AGAIN_S)
+
+    async def _begin(self, pubsub: PubSub) -> None:
+        self._heard = set(self._wanted)
+        await pubsub.subscribe(*self._heard)
+
+    async def _follow(self, pubsub: PubSub) -> None:
+        """Keep what is listened to in step with what is wanted."""
+        heard = self._heard
+        idle: set[str] = set()
+        while True:
+            self._news.clear()
+            if fresh := self._wanted - heard:
+                await pubsub.subscribe(*fresh)
+                heard |= fresh
+            try:
+                async with asyncio.timeout(LINGER_S):
+                    await self._news.wait()
+            except TimeoutError:
+                alone = {channel for channel in heard if channel not in self._waiting}
+                gone = alone & idle
+                idle = alone - gone
+                # One stays: a connection that listens to nothing cannot be read from.
+                if gone == heard:
+                    gone = set(list(gone)[1:])
+                if gone:
+                    self._wanted -= gone
+                    heard -= gone
+                    await pubsub.unsubscribe(*gone)
+
+    async def _listen(self, pubsub: PubSub) -> None:
+        while True:
+            message = await pubsub.get_message(timeout=1.0)
+            if message is not None and message["type"] in ("message", "subscribe"):
+                self._waiting.wake(message["channel"].decode())

@@ -1,0 +1,51 @@
+"""What an operator should know about a server before state is trusted to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from unisono.store.redis.link import Link
+
+Concern = Callable[[Mapping[str, str]], str]
+
+READ = ("appendonly", "appendfsync", "maxmemory-policy")
+
+
+def _eviction(settings: Mapping[str, str]) -> str:
+    policy = settings["maxmemory-policy"]
+    if policy == "noeviction":
+        return ""
+    return f"maxmemory-policy is {policy}: a full server drops conversations; set it to noeviction"
+
+
+def _log(settings: Mapping[str, str]) -> str:
+    if settings["appendonly"] == "yes":
+        return ""
+    return "appendonly is off: a crash of the server loses what it has acknowledged; set it to yes"
+
+
+def _sync(settings: Mapping[str, str]) -> str:
+    if settings["appendonly"] != "yes" or settings["appendfsync"] != "no":
+        return ""
+    return "appendfsync is no: a power cut loses what was acknowledged; set it to everysec or always"
+
+
+CONCERNS: tuple[Concern, ...] = (_eviction, _log, _sync)
+
+
+async def examine(link: Link, replicas: int) -> tuple[str, ...]:
+    """Every concern once, however many servers share it. Raises `StoreUnavailable`."""
+    found: dict[str, None] = {}
+    for settings in await link.settings(*READ):
+        if not all(name in settings for name in READ):
+            found["its settings cannot be read: see that appendonly is yes and maxmemory-policy is noeviction"] = None
+            continue
+        found |= dict.fromkeys(filter(None, (concern(settings) for concern in CONCERNS)))
+    there = await link.replicas_there()
+    if there and not replicas:
+        found["it has replicas, and writes do not wait for them: a failover may lose what was acknowledged"] = None
+    if there < replicas:
+        found[f"writes wait for {replicas} replicas, and it has {there}: nothing can be stored until it has more"] = (
+            None
+        )
+    return tuple(found)
