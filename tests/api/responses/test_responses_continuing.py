@@ -1,0 +1,88 @@
+"""A continued response begins with the very tokens of the one before: from the wire to the prompt and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.api.responses.frames import NOW, frame, ids
+from tests.api.responses.test_responses_schema import turn_of
+from unisono.api.responses.inbound import ResponsesTurn
+from unisono.api.responses.items import said_by
+from unisono.api.responses.outbound.events import Events
+from unisono.api.responses.reading import Known
+from unisono.core.conversation import Item
+from unisono.core.generation import FinishReason
+from unisono.core.state import StoredItem
+from unisono.engine.turn import Report
+from unisono.harmony.encoding import Encoding, load_encoding
+from unisono.harmony.render import Renderer
+from unisono.harmony.router import HarmonyRouter
+from unisono.harmony.tools import plan_tools
+
+TOOLS = [{"type": "function", "name": "f"}, {"type": "custom", "name": "free"}]
+THOUGHT = "<|channel|>analysis<|message|>hm  hm<|end|><|start|>assistant"
+ANSWERS = {
+    # what the model writes, and what the client sends next
+    "a call": (
+        THOUGHT + '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{ "a" : 1}<|call|>',
+        [{"type": "function_call_output", "call_id": "call_0", "output": "42"}],
+    ),
+    "a call with its recipient first": (
+        THOUGHT + ' to=functions.f<|channel|>commentary json<|message|>{"a":1}<|call|>',
+        [{"type": "function_call_output", "call_id": "call_0", "output": "42"}],
+    ),
+    "a preamble and free text": (
+        THOUGHT + "<|channel|>commentary<|message|>Look.<|end|><|start|>assistant<|channel|>commentary to="
+        'functions.free <|constrain|>json<|message|>{"input": "ls"}<|call|>',
+        [{"type": "custom_tool_call_output", "call_id": "call_0", "output": "a b"}],
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def encoding() -> Encoding:
+    return load_encoding()
+
+
+def asked(earlier: tuple[Item, ...], sent: Any) -> ResponsesTurn:
+    return turn_of(Known(earlier=earlier), input=sent, tools=TOOLS, instructions="Be brief.")
+
+
+def prompt(encoding: Encoding, turn: ResponsesTurn) -> list[int]:
+    return Renderer(encoding).prompt(turn.turn.conversation, plan_tools(turn.toolbox.tools))
+
+
+def answered(encoding: Encoding, turn: ResponsesTurn, output: list[int]) -> tuple[StoredItem, ...]:
+    router = HarmonyRouter(encoding, plan_tools(turn.toolbox.tools), lambda: "call_0")
+    events = Events(frame(toolbox=turn.toolbox), Report(), new_id=ids(), clock=lambda: NOW)
+    events.write([*router.feed(output), *router.end(FinishReason.STOP), router.finished(FinishReason.STOP)])
+    assert events.stored is not None
+    return events.stored.output
+
+
+@pytest.mark.parametrize(("written", "sent"), ANSWERS.values(), ids=ANSWERS)
+def test_a_continued_prompt_begins_with_what_was_there(
+    encoding: Encoding, written: str, sent: list[dict[str, Any]]
+) -> None:
+    first = asked((), "Hi")
+    output = encoding.encode_marked(written)
+    kept = answered(encoding, first, output)
+    before = [*prompt(encoding, first), *output]
+    after = prompt(encoding, asked((*said_by(first.input), *said_by(kept)), sent))
+    assert after[: len(before)] == before
+    assert len(after) > len(before)
+
+
+@pytest.mark.parametrize(("written", "sent"), ANSWERS.values(), ids=ANSWERS)
+def test_a_client_that_sends_everything_back_has_the_same_prompt(
+    encoding: Encoding, written: str, sent: list[dict[str, Any]]
+) -> None:
+    first = asked((), "Hi")
+    kept = answered(encoding, first, encoding.encode_marked(written))
+    found = {item.id: item for item in kept}
+    history = [{"role": "user", "content": "Hi"}, *(dict(item.shown) for item in kept), *sent]
+    replayed = turn_of(Known(kept=found.get), input=history, tools=TOOLS, instructions="Be brief.")
+    continued = asked((*said_by(first.input), *said_by(kept)), sent)
+    assert prompt(encoding, replayed) == prompt(encoding, continued)
