@@ -11,7 +11,7 @@ import uvloop
 
 from tests.contract import stores
 from tests.contract.kinds import KINDS, ON_A_WIRE, Kind
-from tests.contract.servers import Server
+from tests.contract.servers import Server, cluster, end
 
 ON_BOTH_LOOPS = ("test_backend_failures.py", "test_backend_leaving.py")
 """What ends sockets the hard way. The gateway runs on uvloop, whose transports and sockets fail in their own ways."""
@@ -35,6 +35,12 @@ def wired(request: pytest.FixtureRequest) -> Kind:
     return KINDS[request.param]
 
 
+def forget(servers: list[Server]) -> None:
+    for server in servers:
+        with server.client() as client:
+            client.flushall()
+
+
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = Server(tmp_path_factory.mktemp("redis"), ("appendonly yes", "maxmemory-policy noeviction"))
@@ -44,7 +50,16 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         server.end()
 
 
-@pytest.fixture(params=["memory", "file", "redis"])
+@pytest.fixture(scope="session")
+def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
+    nodes = cluster(tmp_path_factory.mktemp("cluster"))
+    try:
+        yield nodes
+    finally:
+        end(nodes)
+
+
+@pytest.fixture(params=["memory", "file", "redis", "cluster"])
 async def home(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[stores.Home]:
     """Where state lies, for every kind of store."""
     match request.param:
@@ -52,11 +67,14 @@ async def home(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
             make = stores.in_memory(tmp_path)
         case "file":
             make = stores.in_a_file(tmp_path)
-        case _:
+        case "redis":
             server = request.getfixturevalue("redis_server")
-            with server.client() as client:
-                client.flushall()
+            forget([server])
             make = stores.at(server.url)
+        case _:
+            nodes = request.getfixturevalue("redis_cluster")
+            forget(nodes)
+            make = stores.at("redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in nodes))
     async with stores.home(make, shared=request.param != "memory") as here:
         yield here
 

@@ -86,3 +86,41 @@ class Server:
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
+
+
+SLOTS = 16_384
+
+
+def cluster(folder: Path, size: int = 3) -> list[Server]:
+    """That many primaries that share the slots, started and agreed. Ends them itself when they do not agree."""
+    settings = ("cluster-enabled yes", "cluster-node-timeout 2000", "appendonly yes", "maxmemory-policy noeviction")
+    nodes = [Server(folder / f"node{number}", settings) for number in range(size)]
+    try:
+        for number, node in enumerate(nodes):
+            node.start()
+            with node.client() as client:
+                client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+                slots = range(SLOTS * number // size, SLOTS * (number + 1) // size)
+                client.execute_command("CLUSTER", "ADDSLOTS", *slots)
+                client.execute_command("CLUSTER", "MEET", "127.0.0.1", nodes[0].port)
+        deadline = time.monotonic() + STARTING_S
+        while not all(agreed(node, size) for node in nodes):
+            if time.monotonic() > deadline:
+                raise RuntimeError("the nodes of the cluster do not find each other")
+            time.sleep(0.05)
+    except BaseException:
+        end(nodes)
+        raise
+    return nodes
+
+
+def agreed(node: Server, size: int) -> bool:
+    with node.client() as client:
+        state = client.execute_command("CLUSTER", "INFO")
+    text = state.decode() if isinstance(state, bytes) else str(state)
+    return "cluster_state:ok" in text and f"cluster_known_nodes:{size}\r" in text
+
+
+def end(servers: Sequence[Server]) -> None:
+    for server in servers:
+        server.end()
