@@ -1,5 +1,6 @@
 # Two commands are all there is to know: `make serve` and `make test`. Each sets up what it needs, on Debian and on
-# macOS alike, from nothing but make and Python 3.11 or newer. Everything lands in .venv and .cache, nothing elsewhere.
+# macOS alike, from nothing but make and Python 3.11 or newer. Everything lands in .venv and .cache;
+# only the Redis server that `make test` needs comes from the system's package manager where there is none.
 
 VENV := .venv
 BIN := $(VENV)/bin

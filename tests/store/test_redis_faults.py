@@ -16,7 +16,7 @@ from tests.contract.servers import Server
 from tests.contract.state import answered, conversation, response, said
 from unisono.core.state import EventPage, LogWrite, Retention, Status
 from unisono.errors import StoreUnavailable
-from unisono.store.redis import RedisStore
+from unisono.store.redis import RedisStore, waking
 
 DEADLINE_S = 0.25
 SLACK_S = 0.25
@@ -206,6 +206,26 @@ async def test_a_reader_that_waits_outlives_a_server_that_comes_back(server: Ser
         await store.log(lease, running.id, LogWrite(1, (b"1",)))
         assert await reading == EventPage(1, (b"1",))
         assert time.monotonic() - begun < 1.5
+
+
+async def test_logs_nobody_reads_any_more_are_not_listened_to(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waking, "LINGER_S", 0.1)
+    async with opened(server) as store:
+        running = [response() for _ in range(20)]
+        for one in running:
+            await store.create("ann", one, log=LogWrite(events=(b"0",)))
+        with server.client() as client:
+            reading = [asyncio.create_task(store.events("ann", one.id, 1, wait_s=0.3)) for one in running]
+            await asyncio.sleep(0.2)
+            assert len(client.pubsub_channels()) == 20
+            assert await asyncio.gather(*reading) == [EventPage(1)] * 20
+            await asyncio.sleep(0.4)
+            assert len(client.pubsub_channels()) <= 1
+            assert len(client.client_list(_type="pubsub")) == 1
+            again = asyncio.create_task(store.events("ann", running[0].id, 1, wait_s=5))
+            await asyncio.sleep(0.1)
+            assert await store.delete_response("ann", running[0].id)
+            assert await asyncio.wait_for(again, 0.5) is None
 
 
 async def test_a_caller_that_leaves_disturbs_nobody(server: Server) -> None:

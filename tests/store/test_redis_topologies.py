@@ -16,7 +16,7 @@ from tests.contract.servers import Server, cluster, end
 from tests.contract.state import response
 from unisono.core.state import Retention, Status
 from unisono.errors import StoreUnavailable
-from unisono.store.redis import RedisStore
+from unisono.store.redis import RedisStore, keys
 
 
 @dataclass
@@ -189,3 +189,27 @@ async def test_one_stalled_node_of_a_cluster_is_one_stalled_node(nodes: list[Ser
     await asyncio.sleep(0.3)
     assert await store.responses("ann", [one.id for one in kept]) == tuple(kept)
     await store.aclose()
+
+
+async def test_on_a_cluster_a_write_waits_for_the_replica_of_its_own_node(nodes: list[Server], tmp_path: Path) -> None:
+    replica = Server(tmp_path / "replica", ("cluster-enabled yes", "repl-diskless-sync-delay 0"))
+    store = RedisStore(f"redis+cluster://127.0.0.1:{nodes[0].port}", Retention(), deadline_s=1.0, replicas=1)
+    try:
+        replica.start()
+        with nodes[0].client() as first, replica.client() as second:
+            name = first.execute_command("CLUSTER", "MYID")
+            second.execute_command("CLUSTER", "MEET", "127.0.0.1", nodes[0].port)
+            while name.decode() not in str(second.execute_command("CLUSTER", "NODES")):
+                await asyncio.sleep(0.05)
+            second.execute_command("CLUSTER", "REPLICATE", name)
+            while (await asyncio.to_thread(first.info, "replication")).get("slave0", {}).get("state") != "online":
+                await asyncio.sleep(0.05)
+            sent = [response(input=()) for _ in range(20)]
+            results = await asyncio.gather(*(store.create("ann", one) for one in sent), return_exceptions=True)
+            done = [one for one, result in zip(sent, results, strict=True) if result is None]
+            assert {type(result) for result in results} == {type(None), StoreUnavailable}
+            second.execute_command("READONLY")
+            assert all(second.exists(keys.response("ann", one.id, one.id)[0]) for one in done)
+    finally:
+        await store.aclose()
+        replica.end()

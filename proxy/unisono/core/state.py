@@ -208,7 +208,7 @@ class Store(Protocol):
 
     async def log(self, lease: Lease, response: str, write: LogWrite) -> None:
         """Add to the log of a response that runs under `lease`. What is there already must be the same. Raises
-        `NotFound`, `StoreConflict` (lease lost, a gap, other content, or terminal), `StoreTooLarge`."""
+        `NotFound`, `StoreConflict` (lease lost, a gap, other content, or terminal)."""
         ...
 
     async def events(

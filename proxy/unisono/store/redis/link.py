@@ -8,7 +8,7 @@ may be repeated.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -112,7 +112,7 @@ class Link:
         async with self._bounded():
             await self._send(commands, [str(command[1]) for command in commands])
 
-    async def _send(self, commands: Sequence[Command], written: Iterable[str]) -> list[Any]:
+    async def _send(self, commands: Sequence[Command], written: Sequence[str]) -> list[Any]:
         if len(commands) == 1 and not (self._replicas and written):
             return [await self._client.execute_command(*commands[0])]
         if isinstance(self._client, RedisCluster) and self._client.get_default_node() is None:
@@ -129,9 +129,9 @@ class Link:
             raise StoreUnavailable("the store could not copy a write to its replicas in time")
         return answers[: len(commands)]
 
-    def _waits(self, written: Iterable[str]) -> list[dict[str, Any]]:
+    def _waits(self, written: Sequence[str]) -> list[dict[str, Any]]:
         if not isinstance(self._client, RedisCluster):
-            return [{}] if any(True for _ in written) else []
+            return [{}] if written else []
         nodes = {node.name: node for key in written if (node := self._client.get_node_from_key(key))}
         return [{"target_nodes": node} for node in nodes.values()]
 
@@ -164,9 +164,10 @@ class Link:
         each = told.values() if "connected_slaves" not in told else [told]
         return min((int(one.get("connected_slaves", 0)) for one in each), default=0)
 
-    def pubsub(self) -> PubSub:
+    async def pubsub(self) -> PubSub:
         """One connection that listens, to any node: what is published reaches all of them."""
         if isinstance(self._client, RedisCluster):
+            await self._client.initialize()
             return self._client.pubsub(node=self._client.get_random_node())
         return self._client.pubsub()
 

@@ -7,7 +7,8 @@ themselves. A channel nobody waits on any more is left after a while rather than
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from redis.asyncio.client import PubSub
@@ -23,7 +24,7 @@ LINGER_S = 2.0
 class Listener:
     """Wakes those in `waiting` whose key is a channel that something was published on."""
 
-    def __init__(self, connect: Callable[[], PubSub], waiting: Waiting) -> None:
+    def __init__(self, connect: Callable[[], Awaitable[PubSub]], waiting: Waiting) -> None:
         self._connect = connect
         self._waiting = waiting
         self._wanted: set[str] = set()
@@ -46,48 +47,57 @@ class Listener:
 
     async def _run(self) -> None:
         while True:
-            pubsub: Any = self._connect()
-            begun = asyncio.create_task(self._begin(pubsub))
+            begun = asyncio.create_task(self._begin())
             try:
                 # Cut off in the middle, the library would lose sight of the connection it is making.
-                await asyncio.shield(begun)
+                pubsub = await asyncio.shield(begun)
                 async with asyncio.TaskGroup() as both:
                     both.create_task(self._follow(pubsub))
                     both.create_task(self._listen(pubsub))
             except* (RedisError, RedisClusterException, OSError):
                 self._waiting.wake_all()
             finally:
-                await asyncio.gather(begun, return_exceptions=True)
-                await pubsub.aclose()
+                await asyncio.wait([begun])
+                if begun.exception() is None:
+                    await begun.result().aclose()
             await asyncio.sleep(AGAIN_S)
 
-    async def _begin(self, pubsub: PubSub) -> None:
+    async def _begin(self) -> Any:
+        pubsub: Any = await self._connect()
         self._heard = set(self._wanted)
-        await pubsub.subscribe(*self._heard)
+        try:
+            await pubsub.subscribe(*self._heard)
+        except (RedisError, OSError):
+            await pubsub.aclose()
+            raise
+        return pubsub
 
     async def _follow(self, pubsub: PubSub) -> None:
         """Keep what is listened to in step with what is wanted."""
-        heard = self._heard
+        loop = asyncio.get_running_loop()
+        tidy_at = loop.time() + LINGER_S
         idle: set[str] = set()
         while True:
             self._news.clear()
-            if fresh := self._wanted - heard:
+            if fresh := self._wanted - self._heard:
                 await pubsub.subscribe(*fresh)
-                heard |= fresh
-            try:
-                async with asyncio.timeout(LINGER_S):
+                self._heard |= fresh
+            if loop.time() >= tidy_at:
+                tidy_at = loop.time() + LINGER_S
+                alone = {channel for channel in self._heard if channel not in self._waiting}
+                await self._leave(pubsub, alone & idle)
+                idle = alone
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(tidy_at):
                     await self._news.wait()
-            except TimeoutError:
-                alone = {channel for channel in heard if channel not in self._waiting}
-                gone = alone & idle
-                idle = alone - gone
-                # One stays: a connection that listens to nothing cannot be read from.
-                if gone == heard:
-                    gone = set(list(gone)[1:])
-                if gone:
-                    self._wanted -= gone
-                    heard -= gone
-                    await pubsub.unsubscribe(*gone)
+
+    async def _leave(self, pubsub: PubSub, gone: set[str]) -> None:
+        # One stays: a connection that listens to nothing cannot be read from.
+        gone = gone if gone != self._heard else set(list(gone)[1:])
+        if gone:
+            self._wanted -= gone
+            self._heard -= gone
+            await pubsub.unsubscribe(*gone)
 
     async def _listen(self, pubsub: PubSub) -> None:
         while True:

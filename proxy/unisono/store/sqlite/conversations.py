@@ -161,16 +161,20 @@ def delete_item(act: Act, tenant: str, conversation: str, item: str) -> bool:
     if head(act, tenant, conversation) is None:
         return False
     held(act, tenant, conversation, None)
-    rows = act.db.execute(
-        "DELETE FROM conversation_items WHERE tenant = ? AND conversation = ? AND id = ? RETURNING length(data)",
+    row = act.db.execute(
+        "SELECT length(data) FROM conversation_items WHERE tenant = ? AND conversation = ? AND id = ?",
         (tenant, conversation, item),
-    ).fetchall()
-    if not rows:
+    ).fetchone()
+    if row is None:
         return False
+    act.db.execute(
+        "DELETE FROM conversation_items WHERE tenant = ? AND conversation = ? AND id = ?",
+        (tenant, conversation, item),
+    )
     act.db.execute(
         "UPDATE conversations SET revision = revision + 1, last = NULL, bytes = bytes - ?, expires = ? "
         "WHERE tenant = ? AND id = ?",
-        (rows[0][0], act.now + act.retention.conversation_s, tenant, conversation),
+        (row[0], act.now + act.retention.conversation_s, tenant, conversation),
     )
     return True
 
