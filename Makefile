@@ -47,7 +47,7 @@ unit: $(SYNCED) .state-server
 
 # The official client libraries, each in an environment of its own.
 test-clients: $(SYNCED)
-	@if [ -x tests/e2e/run ]; then tests/e2e/run; fi
+	tests/e2e/run
 
 # An engine that could not be set up fails its tests, after the others have had theirs.
 test-engines: $(SYNCED)
