@@ -58,7 +58,7 @@ fmt: $(SYNCED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(SYNCED)
+bench: $(SYNCED) $(UV)
 	$(BIN)/python -m bench $(ARGS)
 
 clean:
