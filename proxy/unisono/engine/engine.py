@@ -111,6 +111,10 @@ class _Run:
             try:
                 async with aclosing(self._answer(deployment)) as batches:
                     async for batch in batches:
+                        if isinstance(batch[-1], Finished):
+                            # Before the client sees the end: it may be gone, or asking again, right after.
+                            engine.pool.succeeded(deployment)
+                            engine.memory.record(turn.tenant, self._closed, opened=turn.conversation.prefill or "")
                         held += batch
                         if turn.whole or not (self._shown or any(map(_is_visible, batch))):
                             continue
@@ -125,8 +129,6 @@ class _Run:
                     raise
                 self._begin_anew()
             else:
-                engine.pool.succeeded(deployment)
-                engine.memory.record(turn.tenant, self._closed, opened=turn.conversation.prefill or "")
                 if held:
                     yield held
                 return
