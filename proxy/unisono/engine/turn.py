@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from unisono.core.conversation import Conversation
+from unisono.core.conversation import Conversation, Tokens
 from unisono.core.events import Event
 from unisono.core.generation import Sampling
 
@@ -31,6 +31,25 @@ class Turn:
     """The client sees nothing before the end: the answer is one batch, and until then may begin anew elsewhere."""
     tenant: str = ""
     request_id: str = ""
+    seed: str = ""
+    """What the ids of calls are derived from, so that a replayed journal has the same ones; empty for random ids."""
+    journal: Tokens = ()
+    """What an earlier run of this very turn left in `Report.journal`: the run goes on behind it. Its first batch then
+    holds all that is said in the journal, and nothing else; it may be empty, and no backend was asked for it."""
+    truncate: bool = False
+    """Whether whole oldest turns are left out of a conversation that leaves no room for an answer."""
+    dated: bool = False
+    """The preamble's date is the conversation's own and stands, whatever is remembered of stateless ones."""
+    sticky: str = ""
+    """Turns of one value go to one deployment while it works, so that its prefix cache is of use; empty for any."""
+    tools_at: str = "tools.{index}.function"
+    """Where a tool stands in the request, for errors that name it."""
+    history_at: str = "messages"
+    """The request's field that holds the conversation, for errors that name it."""
+
+
+STEP_ENDED = 0xFFFF_FFFF
+"""Stands in a journal behind the last token of a step that another one followed; no token has this id."""
 
 
 @dataclass(slots=True)
@@ -41,6 +60,11 @@ class Report:
     failovers: int = 0
     recoveries: list[str] = field(default_factory=list)
     """Rule names in order of first occurrence, each once."""
+    journal: list[int] = field(default_factory=list)
+    """Every token the model generated, with `STEP_ENDED` between steps. Whenever a batch was yielded, all events of
+    the tokens in it have been yielded too: kept together they let another run go on behind both."""
+    left_out: int = 0
+    """Oldest turns left out of the conversation because it was too long."""
 
 
 class Run(Protocol):
@@ -59,3 +83,8 @@ class Turns(Protocol):
     """What surfaces see of the engine."""
 
     def start(self, turn: Turn) -> Run: ...
+
+    async def count(self, turn: Turn) -> int:
+        """Tokens of the prompt `turn` begins with; no backend is asked. Raises what the conversation and its tools are
+        refused with."""
+        ...
