@@ -85,7 +85,7 @@ class Line:
     deployments: Sequence[Deployment]
     failures: list[UnisonoError] = field(default_factory=list)
 
-    def choose(self, model: str) -> Sequence[Deployment]:
+    def choose(self, model: str, sticky: str = "") -> Sequence[Deployment]:
         return self.deployments
 
     def failed(self, deployment: Deployment, error: UnisonoError) -> None:

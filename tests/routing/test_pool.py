@@ -79,8 +79,8 @@ def pool_of(*names: str, clock: Callable[[], float], **tolerance: float) -> tupl
     return RoundRobinPool({"m": deployments}, allowed, clock=clock), deployments
 
 
-def names(pool: Pool, model: str = "m") -> list[str]:
-    return [deployment.name for deployment in pool.choose(model)]
+def names(pool: Pool, model: str = "m", sticky: str = "") -> list[str]:
+    return [deployment.name for deployment in pool.choose(model, sticky)]
 
 
 def test_deployments_take_turns() -> None:
@@ -100,6 +100,39 @@ def test_a_request_gets_no_more_backends_than_attempts() -> None:
     pool = RoundRobinPool({"m": deployments}, attempts=2)
     assert [len(pool.choose("m")) for _ in range(4)] == [2] * 4
     assert {name for _ in range(4) for name in names(pool)} == set("abcd")
+
+
+def test_turns_of_one_value_go_to_one_deployment_and_take_nobodys_turn() -> None:
+    pool, _ = pool_of("a", "b", "c", clock=Clock())
+    orders = {key: names(pool, sticky=key) for key in map(str, range(20))}
+    assert {order[0] for order in orders.values()} == {"a", "b", "c"}
+    assert all(names(pool, sticky=key) == order for key, order in orders.items())
+    assert [names(pool)[0] for _ in range(3)] == ["a", "c", "b"]
+
+
+def test_a_value_leaves_its_deployment_while_that_rests_and_comes_back() -> None:
+    clock = Clock()
+    pool, deployments = pool_of("a", "b", "c", clock=clock, allowed_fails=0, cooldown_s=30)
+    first, second, third = names(pool, sticky="k")
+    [resting] = [d for d in deployments if d.name == first]
+    pool.failed(resting, BackendUnavailable("gone"))
+    assert names(pool, sticky="k") == [second, third, first]
+    clock.now += 31
+    assert names(pool, sticky="k") == [first, second, third]
+
+
+async def test_a_value_does_not_wait_for_its_full_deployment_while_another_is_free() -> None:
+    slotted = [SlottedBackend(Script(), places=1, max_queue=1, queue_timeout_s=1) for _ in range(2)]
+    deployments = [LiveDeployment(name, backend) for name, backend in zip("ab", slotted, strict=True)]
+    pool = RoundRobinPool({"m": deployments})
+    first, second = names(pool, sticky="k")
+    [full] = [d for d in deployments if d.name == first]
+    stream = full.backend.complete(JOB)
+    await anext(stream)
+    assert names(pool, sticky="k") == [second, first]
+    async for _ in stream:
+        pass
+    assert names(pool, sticky="k") == [first, second]
 
 
 def test_an_unknown_model_is_unknown() -> None:

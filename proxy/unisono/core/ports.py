@@ -75,8 +75,9 @@ class Deployment(Protocol):
 class Pool(Protocol):
     """Live deployments by model name."""
 
-    def choose(self, model: str) -> Sequence[Deployment]:
-        """The deployments of `model` in the order to try them. Raises `UnknownModel`, `BackendUnavailable`."""
+    def choose(self, model: str, sticky: str = "") -> Sequence[Deployment]:
+        """The deployments of `model` in the order to try them; equal for equal `sticky` values, as far as they are
+        well, empty for any order. Raises `UnknownModel`, `BackendUnavailable`."""
         ...
 
     def failed(self, deployment: Deployment, error: UnisonoError) -> None: ...

@@ -1,10 +1,11 @@
-"""In which order deployments are tried: pure, so that a table can test it."""
+"""In which order deployments are tried, in turns or by what a turn belongs to: pure, so that a table can test it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import blake2b
 from itertools import accumulate
-from math import gcd
+from math import gcd, log
 
 
 def round_robin(weights: Sequence[int], turn: int) -> list[int]:
@@ -24,6 +25,25 @@ def round_robin(weights: Sequence[int], turn: int) -> list[int]:
     first = next(index for index, end in enumerate(ends) if place < end)
     count = len(weights)
     return [(first + offset) % count for offset in range(count)]
+
+
+def rendezvous(key: str, names: Sequence[str], weights: Sequence[int]) -> list[int]:
+    """Indices of all candidates in the order to try them for whatever `key` stands for; the same in every process.
+
+    Over many keys each candidate comes first as often as its weight says. One that is added or removed changes
+    nothing in the order of the others, so only its own keys move.
+    """
+    scores = [_score(key, name, weight) for name, weight in zip(names, weights, strict=True)]
+    return sorted(range(len(scores)), key=scores.__getitem__)
+
+
+def _score(key: str, name: str, weight: int) -> float:
+    """The time at which a clock of rate `weight` first rings: the first of several rings is a candidate's by the share
+    of its weight, and no clock knows of another."""
+    sought = key.encode("utf-8", "surrogatepass")
+    digest = blake2b(len(sought).to_bytes(8, "big") + sought + name.encode(), digest_size=8).digest()
+    # Never 0, of which there is no logarithm, and never 1.
+    return -log((int.from_bytes(digest, "big") + 0.5) / 2.0**64) / weight
 
 
 def _stride(size: int) -> int:

@@ -21,7 +21,7 @@ from unisono.core.ports import Backend, Deployment
 from unisono.core.probe import MEANINGS, PASSING, Check, Finding, Probe, Severity
 from unisono.errors import BackendTimeout, BackendUnfit, UnisonoError, UnknownModel
 from unisono.routing.health import Circuit, Tolerance, after_failure, counts
-from unisono.routing.policy import round_robin
+from unisono.routing.policy import rendezvous, round_robin
 from unisono.routing.slots import SlottedBackend
 
 FAILURE_REMEMBERED_S = 2.0
@@ -189,8 +189,8 @@ class DeploymentStatus:
 
 
 class RoundRobinPool:
-    """Deployments of each model take turns by weight; those with a free place come first, those that rest last. A
-    request gets `attempts` of them at most."""
+    """Deployments of each model take turns by weight, but turns of one `sticky` value have one order; those with a free
+    place come first, those that rest last. A request gets `attempts` of them at most."""
 
     def __init__(
         self,
@@ -209,16 +209,21 @@ class RoundRobinPool:
         self._asking: dict[int, asyncio.Task[None]] = {}
         self._places = asyncio.Semaphore(PROBES_AT_ONCE)
 
-    def choose(self, model: str) -> Sequence[Deployment]:
+    def choose(self, model: str, sticky: str = "") -> Sequence[Deployment]:
         """The deployments of `model` in the order to try them; never empty. Raises UnknownModel."""
         group = self._groups.get(model)
         if not group:
             raise UnknownModel(f"The model `{model}` does not exist here.", param="model")
         if len(group) == 1:
             return group
-        order = [group[index] for index in round_robin([d.weight for d in group], next(self._turns[model]))]
+        weights = [deployment.weight for deployment in group]
+        if sticky:
+            indices = rendezvous(sticky, [deployment.name for deployment in group], weights)
+        else:
+            indices = round_robin(weights, next(self._turns[model]))
+        order = [group[index] for index in indices]
         now = self._clock()
-        # Stable: within each rank the turn decides.
+        # Stable: within each rank the turn, or the sticky value, decides.
         order.sort(key=lambda deployment: (deployment.circuit.resting(now), deployment.unready, deployment.full))
         return order[: self._attempts]
 
