@@ -1,0 +1,49 @@
+"""From requests about conversations to what is asked of the store: pure, state and ids come in as arguments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TypeVar
+
+from starlette.datastructures import QueryParams
+
+from unisono.api.responses.conversations.schema import ItemQuery
+from unisono.api.responses.given import Given, GivenOutput
+from unisono.api.responses.inbound import to_entries
+from unisono.api.responses.items import NewId
+from unisono.api.responses.reading import Known, Reading
+from unisono.core.state import StoredItem
+
+_POSSIBLE = re.compile(r"[A-Za-z0-9_-]{1,128}")
+
+Query = TypeVar("Query", bound=ItemQuery)
+
+
+def possible(name: str) -> bool:
+    """Whether `name` can be an id of ours; anything else need not be looked for."""
+    return _POSSIBLE.fullmatch(name) is not None
+
+
+def to_query(params: QueryParams, kind: type[Query]) -> Query:
+    """`include` is a list, which clients write with and without brackets. Raises pydantic's ValidationError."""
+    include = [*params.getlist("include"), *params.getlist("include[]")]
+    return kind.model_validate({**params, "include": include})
+
+
+def wanted_ids(items: Sequence[Given]) -> tuple[str, ...]:
+    """Ids under which items may have been kept that new ones lean on, each once."""
+    return tuple(dict.fromkeys(item.id for item in items if item.id and possible(item.id)))
+
+
+def leans_on_earlier(items: Sequence[Given]) -> bool:
+    """Whether what the conversation holds already decides if these items may follow it."""
+    return any(isinstance(item, GivenOutput) for item in items)
+
+
+def to_added(items: Sequence[Given], known: Known, new_id: NewId) -> tuple[StoredItem, ...]:
+    """New items as they are kept. Raises InvalidRequest for an output without a call before it, and NotFound for a
+    reference to nothing, naming the field."""
+    reading = Reading(known)
+    reading.add(known.earlier)
+    return to_entries(items, reading, new_id, "items")

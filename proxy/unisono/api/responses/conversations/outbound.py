@@ -1,0 +1,19 @@
+"""Conversations as OpenAI shows them. Their items are shown as in any listing (`items.to_listing`)."""
+
+from __future__ import annotations
+
+from unisono.api.responses.items import Wire
+from unisono.core.state import StoredConversation
+
+
+def to_conversation(conversation: StoredConversation) -> Wire:
+    return {
+        "id": conversation.id,
+        "object": "conversation",
+        "created_at": int(conversation.created_at),
+        "metadata": dict(conversation.metadata),
+    }
+
+
+def to_deleted(conversation: str) -> Wire:
+    return {"id": conversation, "object": "conversation.deleted", "deleted": True}

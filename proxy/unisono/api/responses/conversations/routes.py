@@ -1,0 +1,214 @@
+"""`/v1/conversations` and the items in them, with and without `/v1`: requests to the store and back.
+
+Every request is one write at most, so nothing is ever half done. An id that never was, one that is gone and one of
+another tenant are the same 404.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from unisono.api.body import read_json
+from unisono.api.fields import Open
+from unisono.api.responses.conversations.inbound import leans_on_earlier, possible, to_added, to_query, wanted_ids
+from unisono.api.responses.conversations.outbound import to_conversation, to_deleted
+from unisono.api.responses.conversations.schema import (
+    AddedItems,
+    ChangedConversation,
+    ItemQuery,
+    NewConversation,
+    PageQuery,
+)
+from unisono.api.responses.given import Given
+from unisono.api.responses.items import NewId, said_by, to_listing
+from unisono.api.responses.reading import Known
+from unisono.core.state import Store, StoredConversation, StoredItem
+from unisono.errors import NotFound, StoreConflict
+
+PREFIXES = ("/v1", "")
+OFF_LOOP_BYTES = 256 * 1024
+"""A body from this size on is judged in a thread: with many small values in it that takes up to a second."""
+TRIES = 8
+"""Attempts to add items behind what others are adding at the same time."""
+
+Body = TypeVar("Body", bound=Open)
+
+
+def conversations_router(
+    *, store: Store, today: Callable[[], str], new_id: NewId, clock: Callable[[], float]
+) -> APIRouter:
+    """`today` gives YYYY-MM-DD, which is a new conversation's first day; `new_id` an unguessable id with the prefix it
+    is given, `clock` seconds since the epoch. Expects the layers of `api.door` in front: they put the caller into the
+    state."""
+
+    async def create(request: Request) -> Response:
+        asked = await read(request, NewConversation)
+        known = await known_to(store, tenant_of(request), asked.items)
+        items = await asyncio.to_thread(to_added, asked.items, known, new_id)
+        made = StoredConversation(new_id("conv_"), clock(), today(), asked.metadata)
+        await store.create_conversation(tenant_of(request), made, items)
+        return answer(to_conversation(made))
+
+    async def retrieve(request: Request) -> Response:
+        return answer(to_conversation(await head_of(store, request)))
+
+    async def change(request: Request) -> Response:
+        asked = await read(request, ChangedConversation)
+        conversation = conversation_of(request)
+        changed = await store.set_metadata(tenant_of(request), conversation, asked.metadata)
+        if changed is None:
+            raise no_conversation(conversation)
+        return answer(to_conversation(changed))
+
+    async def delete(request: Request) -> Response:
+        conversation = conversation_of(request)
+        if not await store.delete_conversation(tenant_of(request), conversation):
+            raise no_conversation(conversation)
+        return answer(to_deleted(conversation))
+
+    async def add_items(request: Request) -> Response:
+        to_query(request.query_params, ItemQuery)
+        asked = await read(request, AddedItems)
+        return answer(to_listing(await added(store, request, asked.items, new_id), has_more=False))
+
+    async def list_items(request: Request) -> Response:
+        asked = to_query(request.query_params, PageQuery)
+        page = await page_of(store, request, asked)
+        return answer(to_listing(page[: asked.limit], has_more=len(page) > asked.limit))
+
+    async def retrieve_item(request: Request) -> Response:
+        to_query(request.query_params, ItemQuery)
+        conversation, item = conversation_of(request), item_of(request)
+        found = await store.conversation_item(tenant_of(request), conversation, item)
+        if found is None:
+            raise no_item(item)
+        return answer(found.shown)
+
+    async def delete_item(request: Request) -> Response:
+        # Read first: after the item is gone nothing is left that can fail.
+        head, item = await head_of(store, request), item_of(request)
+        if not await store.delete_item(tenant_of(request), head.id, item):
+            raise no_item(item)
+        return answer(to_conversation(head))
+
+    one = "/conversations/{conversation}"
+    routes = (
+        ("POST", "/conversations", create),
+        ("GET", one, retrieve),
+        ("POST", one, change),
+        ("DELETE", one, delete),
+        ("POST", f"{one}/items", add_items),
+        ("GET", f"{one}/items", list_items),
+        ("GET", f"{one}/items/{{item}}", retrieve_item),
+        ("DELETE", f"{one}/items/{{item}}", delete_item),
+    )
+    router = APIRouter()
+    for prefix in PREFIXES:
+        for method, path, endpoint in routes:
+            router.add_route(prefix + path, endpoint, methods=[method], name=endpoint.__name__)
+    return router
+
+
+async def read(request: Request, kind: type[Body]) -> Body:
+    """The body as `kind`. Raises what `read_json` does, and pydantic's ValidationError."""
+    body = await read_json(request)
+    if len(await request.body()) > OFF_LOOP_BYTES:
+        return await asyncio.to_thread(kind.model_validate, body)
+    return kind.model_validate(body)
+
+
+async def added(store: Store, request: Request, items: Sequence[Given], new_id: NewId) -> tuple[StoredItem, ...]:
+    """Add items at the end, and return them as they are kept. Outputs must find their calls, so behind those nobody
+    else may have written since the calls were looked for: then they are looked for again, a few times. Raises
+    NotFound, InvalidRequest, and StoreConflict: while a response is written there, or when others never leave off."""
+    tenant, conversation = tenant_of(request), conversation_of(request)
+    bound = leans_on_earlier(items)
+    for tries_left in reversed(range(TRIES)):
+        head = await head_of(store, request)
+        earlier = await store.conversation_items(tenant, head.id) if bound else ()
+        if earlier is None:
+            break
+        known = await known_to(store, tenant, items, earlier)
+        entries = await asyncio.to_thread(to_added, items, known, new_id)
+        try:
+            await store.append(tenant, head.id, entries, revision=head.revision if bound else None)
+        except NotFound:
+            break
+        except StoreConflict:
+            if not tries_left or (await head_of(store, request)).revision == head.revision:
+                raise
+        else:
+            return entries
+    raise no_conversation(conversation)
+
+
+async def known_to(store: Store, tenant: str, items: Sequence[Given], earlier: Sequence[StoredItem] = ()) -> Known:
+    """What new items may lean on, read before they are."""
+    wanted = wanted_ids(items)
+    kept = dict(zip(wanted, await asyncio.gather(*(store.item(tenant, name) for name in wanted)), strict=True))
+    return Known(said_by(earlier), kept.get)
+
+
+async def page_of(store: Store, request: Request, asked: PageQuery) -> tuple[StoredItem, ...]:
+    """The items asked for, and one more when there are more."""
+    tenant, conversation = tenant_of(request), conversation_of(request)
+    page = await store.conversation_items(
+        tenant, conversation, after=asked.after, limit=asked.limit + 1, newest_first=asked.order == "desc"
+    )
+    if page is not None:
+        return page
+    await head_of(store, request)
+    raise no_item(asked.after or "", param="after")
+
+
+async def head_of(store: Store, request: Request) -> StoredConversation:
+    """The conversation that the path names. Raises NotFound."""
+    conversation = conversation_of(request)
+    head = await store.conversation(tenant_of(request), conversation)
+    if head is None:
+        raise no_conversation(conversation)
+    return head
+
+
+def tenant_of(request: Request) -> str:
+    return str(request.state.caller.tenant)
+
+
+def conversation_of(request: Request) -> str:
+    """The id in the path. Raises NotFound for what can be none."""
+    conversation: str = request.path_params["conversation"]
+    if not possible(conversation):
+        raise no_conversation(conversation)
+    return conversation
+
+
+def item_of(request: Request) -> str:
+    """The id in the path. Raises NotFound for what can be none."""
+    item: str = request.path_params["item"]
+    if not possible(item):
+        raise no_item(item)
+    return item
+
+
+def no_conversation(name: str) -> NotFound:
+    return NotFound(f"There is no conversation with the id '{_shortened(name)}'.")
+
+
+def no_item(name: str, param: str | None = None) -> NotFound:
+    return NotFound(f"There is no item with the id '{_shortened(name)}' in this conversation.", param=param)
+
+
+def _shortened(name: str) -> str:
+    """As much of an id from outside as an answer repeats."""
+    return name[:128].encode(errors="replace").decode()
+
+
+def answer(body: Mapping[str, Any]) -> Response:
+    return Response(orjson.dumps(body), media_type="application/json")
