@@ -18,16 +18,13 @@ from unisono.api.responses.items import said_by, to_listing, to_stored, to_wire
 from unisono.api.responses.outbound.dialects import OPEN_RESPONSES
 from unisono.api.responses.reading import READERS, Known
 from unisono.api.responses.schema import ResponsesRequest
-from unisono.api.responses.truncation import without_oldest_turn
 from unisono.core.conversation import (
     AssistantCall,
     AssistantMessage,
     AssistantReasoning,
-    Conversation,
     DeveloperMessage,
     Item,
     Phase,
-    Preamble,
     ToolResult,
     UserMessage,
 )
@@ -399,25 +396,3 @@ TOO_LONG: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize(("sent", "param"), TOO_LONG.values(), ids=TOO_LONG)
 def test_parts_that_are_too_long_together_are_refused(sent: dict[str, Any], param: str) -> None:
     assert refusal_of(input=[sent]).param == param
-
-
-DROPS: dict[str, tuple[list[Item], list[Item] | None]] = {
-    "one turn": ([UserMessage("a"), AssistantMessage("b")], None),
-    "nothing": ([], None),
-    "two turns": ([UserMessage("a"), AssistantMessage("b"), UserMessage("c")], [UserMessage("c")]),
-    "calls go with their turn": (
-        [UserMessage("a"), CALLED, ToolResult("c", "f", "x"), UserMessage("b"), AssistantMessage("y")],
-        [UserMessage("b"), AssistantMessage("y")],
-    ),
-    "no result without its call": (
-        [UserMessage("a"), CALLED, UserMessage("b"), ToolResult("c", "f", "x"), UserMessage("d")],
-        [UserMessage("d")],
-    ),
-}
-
-
-@pytest.mark.parametrize(("items", "left"), DROPS.values(), ids=DROPS)
-def test_truncation_drops_whole_turns(items: list[Item], left: list[Item] | None) -> None:
-    shorter = without_oldest_turn(Conversation(Preamble("Be brief."), tuple(items)))
-    assert (None if shorter is None else list(shorter.items)) == left
-    assert shorter is None or shorter.preamble.instructions == "Be brief."

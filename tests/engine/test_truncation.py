@@ -1,0 +1,60 @@
+"""What is left out of a conversation that is too long."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.core.conversation import (
+    AssistantCall,
+    AssistantMessage,
+    Conversation,
+    Item,
+    Preamble,
+    ToolResult,
+    UserMessage,
+)
+from unisono.engine.truncation import later_beginnings, without_oldest_turn
+
+CALLED = AssistantCall("c", "f", "{}")
+
+DROPS: dict[str, tuple[list[Item], list[Item] | None]] = {
+    "one turn": ([UserMessage("a"), AssistantMessage("b")], None),
+    "nothing": ([], None),
+    "two turns": ([UserMessage("a"), AssistantMessage("b"), UserMessage("c")], [UserMessage("c")]),
+    "calls go with their turn": (
+        [UserMessage("a"), CALLED, ToolResult("c", "f", "x"), UserMessage("b"), AssistantMessage("y")],
+        [UserMessage("b"), AssistantMessage("y")],
+    ),
+    "no result without its call": (
+        [UserMessage("a"), CALLED, UserMessage("b"), ToolResult("c", "f", "x"), UserMessage("d")],
+        [UserMessage("d")],
+    ),
+}
+
+
+@pytest.mark.parametrize(("items", "left"), DROPS.values(), ids=DROPS)
+def test_truncation_drops_whole_turns(items: list[Item], left: list[Item] | None) -> None:
+    shorter = without_oldest_turn(Conversation(Preamble("Be brief."), tuple(items)))
+    assert (None if shorter is None else list(shorter.items)) == left
+    assert shorter is None or shorter.preamble.instructions == "Be brief."
+
+
+said = st.one_of(
+    st.just(UserMessage("a")),
+    st.just(AssistantMessage("b")),
+    st.sampled_from("cd").map(lambda call: AssistantCall(call, "f", "{}")),
+    st.sampled_from("cd").map(lambda call: ToolResult(call, "f", "x")),
+)
+
+
+@given(st.lists(said, max_size=12))
+def test_dropping_turns_one_by_one_reaches_every_later_beginning(items: list[Item]) -> None:
+    conversation: Conversation | None = Conversation(Preamble(), tuple(items))
+    reached: list[int] = []
+    while conversation is not None and (conversation := without_oldest_turn(conversation)) is not None:
+        reached.append(len(items) - len(conversation.items))
+        called = {item.call_id for item in conversation.items if isinstance(item, AssistantCall)}
+        assert all(item.call_id in called for item in conversation.items if isinstance(item, ToolResult))
+    assert reached == later_beginnings(items)
