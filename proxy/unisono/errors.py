@@ -5,6 +5,7 @@
         UnsupportedValue            400 unsupported_value
         UnknownModel                404 model_not_found
         NotFound                    404 not_found
+          PreviousResponseNotFound  404 previous_response_not_found
         MethodNotAllowed            405 method_not_allowed
         BodyTimeout                 408 body_timeout
         BodyTooLarge                413 body_too_large
@@ -12,6 +13,7 @@
         ContextTooLong              400 context_length_exceeded
       NotAuthenticated              401 invalid_api_key
       NotAllowed                    403 permission_denied
+        ToolServerNotAllowed        403 tool_server_not_allowed
       BackendError                  502 backend_error
         BackendUnavailable          503 backend_unavailable
         BackendUnfit                503 backend_unfit
@@ -25,6 +27,11 @@
           KeyReused                 409 idempotency_key_reused
         StoreTooLarge               413 state_too_large
         StoreUnreadable             500 state_unreadable
+      ToolServerError               502 tool_server_error
+        ToolServerUnavailable       503 tool_server_unavailable
+        ToolServerTimeout           504 tool_server_timeout
+        ToolServerProtocolError     502 tool_server_protocol_error
+        ToolServerUnauthorized      502 tool_server_unauthorized
       InternalError                 500 internal_error
 
 What the model writes is never on this tree. `ConfigError` stands apart: it is for operators, at start.
@@ -71,6 +78,12 @@ class NotFound(InvalidRequest):
     status, code = 404, "not_found"
 
 
+class PreviousResponseNotFound(NotFound):
+    """The response a request continues is not there: agents start over when they see this code."""
+
+    code = "previous_response_not_found"
+
+
 class MethodNotAllowed(InvalidRequest):
     status, code = 405, "method_not_allowed"
 
@@ -97,6 +110,13 @@ class NotAuthenticated(UnisonoError):
 
 class NotAllowed(UnisonoError):
     status, type, code = 403, "invalid_request_error", "permission_denied"
+
+
+class ToolServerNotAllowed(NotAllowed):
+    """A tool server that is not to be reached from here. Every reason reads the same: the answer must not tell what
+    there is behind the gateway."""
+
+    code = "tool_server_not_allowed"
 
 
 class BackendError(UnisonoError):
@@ -174,6 +194,34 @@ class StoreUnreadable(StoreError):
     """A record that this version cannot read: written by a newer one, or damaged."""
 
     code = "state_unreadable"
+
+
+class ToolServerError(UnisonoError):
+    """A tool server's tools cannot be had. What goes wrong in a call is no error but the outcome of the call."""
+
+    status, type, code = 502, "server_error", "tool_server_error"
+
+
+class ToolServerUnavailable(ToolServerError):
+    """Not reachable, not to be started, or dead."""
+
+    status, code = 503, "tool_server_unavailable"
+
+
+class ToolServerTimeout(ToolServerError):
+    status, code = 504, "tool_server_timeout"
+
+
+class ToolServerProtocolError(ToolServerError):
+    """It answered, but not in its own protocol, or more than is taken from it."""
+
+    code = "tool_server_protocol_error"
+
+
+class ToolServerUnauthorized(ToolServerError):
+    """It wants other credentials than the ones it was shown."""
+
+    code = "tool_server_unauthorized"
 
 
 class ConfigError(Exception):
