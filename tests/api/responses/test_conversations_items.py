@@ -168,7 +168,7 @@ async def test_nothing_can_be_added(desk: Desk) -> None:
 async def test_pages_follow_each_other_in_both_orders(desk: Desk, order: str, limit: int) -> None:
     conversation = await desk.made(*(message(str(number)) for number in range(7)))
     seen: list[Any] = []
-    after: dict[str, str] = {}
+    after: dict[str, Any] = {}
     while True:
         answer = await desk.ask("GET", f"/v1/conversations/{conversation}/items", order=order, limit=limit, **after)
         page = answer.json()
@@ -226,13 +226,14 @@ async def test_a_page_behind_what_can_be_no_item_is_not_found(desk: Desk, after:
 async def test_what_openai_can_include_may_be_asked_for_everywhere(desk: Desk, name: str) -> None:
     conversation = await desk.made(HELLO)
     [item] = await desk.items(conversation)
-    wanted = {name: ["reasoning.encrypted_content", "message.output_text.logprobs", "file_search_call.results"]}
+    names = ["reasoning.encrypted_content", "message.output_text.logprobs", "file_search_call.results"]
+    wanted, unknown = dict[str, Any]({name: names}), dict[str, Any]({name: "everything"})
     path = f"/v1/conversations/{conversation}/items"
     assert (await desk.ask("GET", path, **wanted)).json()["data"] == [item]
     assert (await desk.ask("GET", f"{path}/{item['id']}", **wanted)).json() == item
     assert (await add(desk, conversation, HELLO, **wanted)).status == 200
     for method, where, json in (("GET", f"{path}/{item['id']}", None), ("POST", path, {"items": [HELLO]})):
-        refused(await desk.ask(method, where, json, **{name: "everything"}), 400, "include")
+        refused(await desk.ask(method, where, json, **unknown), 400, "include")
     assert len(await desk.items(conversation)) == 2
 
 
