@@ -45,6 +45,8 @@ model_list:
       api_base: http://127.0.0.1:{upstream}
 general_settings:
   master_key: {KEY}
+store:
+  url: memory://
 """
 
 

@@ -1,8 +1,20 @@
-"""Settings of every test: examples are judged by what they find, not by how long a busy machine takes to draw them."""
+"""Settings of every test: examples are judged by what they find, not by how long a busy machine takes to draw them, and
+nothing is kept where whoever runs the tests keeps their own."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("project", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("project")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """For gateways that are started without a `store:`, in this process and in others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data-home")))
+        yield

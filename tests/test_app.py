@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime
 from importlib.metadata import entry_points
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from tests.api.asgi import Exchange
 from tests.fakes import FakeMlxServer, FakeVllm
 from unisono.app import build
 from unisono.config import parse
-from unisono.errors import ConfigError
+from unisono.errors import ConfigError, StoreUnavailable
 from unisono.harmony.encoding import load_encoding
 
 KEY = "sk-unisono-test"
@@ -34,7 +35,8 @@ def entry(name: str, model: str, api_base: str | None = "http://127.0.0.1:9", **
 
 def built(*entries: dict[str, Any], key: str | None = None, **sections: Any) -> FastAPI:
     general = {"general_settings": {"master_key": key}} if key else {}
-    return build(parse({"model_list": list(entries), **general, **sections}, {}).config)
+    kept = {"store": {"url": "memory://"}}
+    return build(parse({"model_list": list(entries), **general, **kept, **sections}, {}).config)
 
 
 @asynccontextmanager
@@ -190,6 +192,55 @@ async def test_readiness_tells_counts_and_codes_and_nothing_else() -> None:
             assert (answer.status, answer.json()) == (status, body)
 
 
+NO_STORE = {"url": "redis://127.0.0.1:9/0"}
+
+
+async def test_a_store_that_is_down_is_a_reason_and_nothing_that_needs_no_state_fails() -> None:
+    async with (
+        FakeVllm(tokens=TOKENS) as vllm,
+        running(built(entry("gpt-oss", "vllm/tiny", vllm.url), store=NO_STORE)) as app,
+    ):
+        answer, ready = await asked(app), await Exchange(app, "GET", "/health/readiness").run()
+        with pytest.raises(StoreUnavailable):
+            await app.state.gateway.salt()
+    assert answer.status == 200
+    assert (ready.status, ready.json()["reasons"]) == (200, ["store_unavailable"])
+
+
+async def test_state_is_in_the_configured_store_and_nowhere_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    for sections, path in (
+        ({"store": {"url": f"sqlite://{tmp_path}/own/state.db"}}, tmp_path / "own" / "state.db"),
+        ({"store": {}}, tmp_path / "data" / "unisono" / "state.db"),
+    ):
+        assert not path.exists()
+        async with running(built(entry("gpt-oss", "vllm/a"), **sections)) as app:
+            first = await app.state.gateway.salt()
+        async with running(built(entry("gpt-oss", "vllm/a"), **sections)) as app:
+            assert await app.state.gateway.salt() == first
+        assert path.stat().st_mode & 0o077 == 0
+    async with running(built(entry("gpt-oss", "vllm/a"), unisono={"salt_key": "salt-of-this-gateway"})) as app:
+        assert await app.state.gateway.salt() == b"salt-of-this-gateway"
+
+
+BAD_STORES = {
+    "no address": "x",
+    "another database": "postgres://x",
+    "a password that is not encoded": "redis://u:pa/ss@x",
+    "several hosts and such a password": "redis+sentinel://a:canary,b/name",
+}
+
+
+@pytest.mark.parametrize("url", BAD_STORES.values(), ids=BAD_STORES)
+def test_a_store_that_cannot_be_meant_is_refused_by_its_path(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"^store\.url: ") as refused:
+        built(entry("gpt-oss", "vllm/a"), store={"url": url})
+    assert "pa" not in str(refused.value).replace("password", "").replace("path", "")
+    assert "canary" not in str(refused.value)
+
+
 @pytest.mark.parametrize("path", ["/health/liveliness", "/health/liveness"])
 async def test_liveness_needs_no_key_and_no_backend(path: str) -> None:
     answer = await Exchange(built(entry("gpt-oss", "vllm/a"), key=KEY), "GET", path).run()
@@ -278,12 +329,14 @@ import unisono
 import unisono.app
 took = time.perf_counter() - began
 imported = list(seen)
+early = [name for name in ("redis", "sqlite3", "cryptography", "websockets", "mcp") if name in sys.modules]
 from unisono.config import parse
 model = {"model_name": "gpt-oss", "litellm_params": {"model": "vllm/a", "api_base": "http://192.0.2.1:8000"}}
 unisono.app.build(parse({"model_list": [model]}, {}).config)
+unisono.app.build(parse({"model_list": [model], "store": {"url": "redis://192.0.2.1"}}, {}).config)
 heavy = [name for name in ("mlx", "mlx_lm", "numpy", "transformers", "litellm") if name in sys.modules]
 import json
-print(json.dumps({"imported": imported, "built": seen, "heavy": heavy, "took": took}))
+print(json.dumps({"imported": imported, "built": seen, "heavy": heavy, "early": early, "took": took}))
 """
 
 
@@ -295,6 +348,7 @@ def test_importing_and_building_touch_no_network_and_no_model() -> None:
     assert found["imported"] == []
     assert found["built"] == []
     assert found["heavy"] == []
+    assert found["early"] == []
     # Far from what it takes (half a second each), near enough to notice a library that phones or compiles at import.
     assert found["took"] < 5
     assert took < 15

@@ -10,13 +10,17 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from unisono.config import Catalogue, Config, Loaded, ModelEntry, load, parse
+from unisono.config import Catalogue, Config, Loaded, ModelEntry, data_folder, load, parse
 from unisono.config.sections import AliasTarget
 from unisono.core.generation import Timeouts
 from unisono.errors import ConfigError, UnknownModel
 
 EXAMPLE = Path(__file__).parent.parent / "config.example.yaml"
-EXAMPLE_ENVIRON = {"VLLM_KEY": "vllm-secret", "UNISONO_MASTER_KEY": "sk-master"}
+EXAMPLE_ENVIRON = {
+    "VLLM_KEY": "vllm-secret",
+    "UNISONO_MASTER_KEY": "sk-master",
+    "UNISONO_SALT_KEY": "salt-of-this-gateway",
+}
 
 
 def entry(name: str = "gpt-oss-20b", model: str = "vllm/openai/gpt-oss-20b", **rest: Any) -> dict[str, Any]:
@@ -58,7 +62,10 @@ def test_the_example_shows_every_option() -> None:
 
 def test_the_example_states_the_defaults() -> None:
     loaded = load(EXAMPLE, EXAMPLE_ENVIRON).config
-    assert loaded.unisono == Config().unisono
+    assert loaded.unisono.model_copy(update={"salt_key": None}) == Config().unisono
+    assert loaded.store.model_copy(update={"url": None}) == Config().store
+    assert loaded.store.url is not None
+    assert loaded.store.url.get_secret_value() == f"sqlite:///{data_folder({})}/state.db"
     assert loaded.timeouts(loaded.model_list[0]) == Timeouts()
     assert loaded.num_retries == Config().num_retries
     for name in ("allowed_fails", "cooldown_time"):
@@ -116,6 +123,20 @@ WRONG: dict[str, tuple[Any, str]] = {
     "a name with a line break": (
         {"model_list": [entry("gpt-oss\nx")]},
         "model_list[0].model_name: string should match pattern '^[^\\x00-\\x1f\\x7f]+$'",
+    ),
+    "a store of no age": ({"store": {"ttl_s": 0}}, "store.ttl_s: input should be greater than 0"),
+    "fewer than no replicas": (
+        {"store": {"replicas": -1}},
+        "store.replicas: input should be greater than or equal to 0",
+    ),
+    "a store nowhere": (
+        {"store": {"url": " "}},
+        "store: url is empty; leave it out to keep state in a file of the user's",
+    ),
+    "a store without an address": ({"store": "redis://localhost"}, "store: a text, not a mapping"),
+    "a salt that can be guessed": (
+        {"unisono": {"salt_key": "salt"}},
+        "unisono: salt_key is shorter than 16 characters, which could be guessed; without one, one is made",
     ),
     "variable not set": (
         {"general_settings": {"master_key": "os.environ/NOT_SET"}},
@@ -192,11 +213,28 @@ def test_the_files_own_variables_win_over_the_environment() -> None:
 
 
 def test_secrets_stay_out_of_every_rendering() -> None:
-    raw = {"general_settings": {"master_key": "sk-m"}, "model_list": [entry(litellm_params={"api_key": "sk-b"})]}
+    raw = {
+        "general_settings": {"master_key": "sk-m"},
+        "model_list": [entry(litellm_params={"api_key": "sk-b"})],
+        "store": {"url": "redis://:sk-s@localhost"},
+        "unisono": {"salt_key": "sk-salt-of-this-gateway"},
+    }
     config = parse(raw, {}).config
     for text in (repr(config), str(config), config.model_dump_json()):
-        assert "sk-m" not in text
-        assert "sk-b" not in text
+        assert "sk-" not in text
+
+
+DATA: dict[str, tuple[dict[str, str], str]] = {
+    "nothing set": ({}, "~/.local/share/unisono"),
+    "set": ({"XDG_DATA_HOME": "/srv/data"}, "/srv/data/unisono"),
+    "empty": ({"XDG_DATA_HOME": ""}, "~/.local/share/unisono"),
+    "relative, which the specification ignores": ({"XDG_DATA_HOME": "data"}, "~/.local/share/unisono"),
+}
+
+
+@pytest.mark.parametrize(("environ", "folder"), DATA.values(), ids=DATA)
+def test_where_data_of_this_user_belongs(environ: dict[str, str], folder: str) -> None:
+    assert data_folder(environ) == folder
 
 
 UNUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -221,8 +259,10 @@ UNUSED: dict[str, tuple[dict[str, Any], str]] = {
         "model_list[0].model_info.input_cost_per_token: LiteLLM's; it has no effect here",
     ),
     "MCP servers": ({"mcp_servers": {"docs": {"url": "http://x"}}}, "mcp_servers: not used by this version"),
-    "store": ({"store": {"url": "redis://localhost"}}, "store: not used by this version"),
-    "salt": ({"unisono": {"salt_key": "s"}}, "unisono.salt_key: not used by this version"),
+    "proxies": (
+        {"unisono": {"trust_proxy_headers": True}},
+        "unisono.trust_proxy_headers: not used by this version",
+    ),
 }
 
 

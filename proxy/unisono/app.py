@@ -1,6 +1,7 @@
 """Composition root: from a Config to a wired FastAPI application. The only module that knows everyone.
 
-Importing it and building touch neither the network nor a model: backends are probed once the server runs.
+Importing it and building touch neither the network nor a model: backends are probed, and the store is opened, once the
+server runs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import EntryPoint, entry_points
-from secrets import token_hex
+from secrets import token_bytes, token_hex
+from urllib.parse import quote
 
 from fastapi import FastAPI
 
@@ -23,8 +25,18 @@ from unisono.api.failures import register
 from unisono.api.health import Readiness, health_routes
 from unisono.api.models import models_router
 from unisono.api.reasoning import ReasoningField
-from unisono.config import KIND_ALIASES, KINDS, Catalogue, Config, GatewaySettings, ModelEntry
+from unisono.config import (
+    KIND_ALIASES,
+    KINDS,
+    Catalogue,
+    Config,
+    GatewaySettings,
+    ModelEntry,
+    StoreSettings,
+    data_folder,
+)
 from unisono.core.ports import Backend, BackendOptions
+from unisono.core.state import Retention, Store
 from unisono.engine.engine import Engine
 from unisono.engine.memory import TurnMemory
 from unisono.errors import ConfigError
@@ -33,12 +45,17 @@ from unisono.harmony.render import Renderer
 from unisono.routing.health import Tolerance
 from unisono.routing.pool import LiveDeployment, RoundRobinPool
 from unisono.routing.slots import SlottedBackend
+from unisono.store import open_store
+from unisono.store.upkeep import Upkeep
 
 BACKENDS = "unisono.backends"
 """The entry-point group adapters register themselves in, by kind."""
 
 SETTINGS = "unisono.backend"
 """Where an entry holds what is its adapter's alone."""
+
+SALT, SALT_BYTES = "salt", 32
+"""Under which name the store keeps the salt nobody configured, and how long it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +65,15 @@ class Gateway:
     config: Config
     catalogue: Catalogue
     pool: RoundRobinPool
+    store: Store
+    upkeep: Upkeep
+
+    async def salt(self) -> bytes:
+        """What seals are made with: the configured key, else the store's. Raises `StoreUnavailable`."""
+        configured = self.config.unisono.salt_key
+        if configured is not None:
+            return configured.get_secret_value().encode()
+        return await self.store.secret(SALT, token_bytes(SALT_BYTES))
 
 
 def build(config: Config) -> FastAPI:
@@ -56,15 +82,18 @@ def build(config: Config) -> FastAPI:
         raise ConfigError("model_list: there is no model in it")
     catalogue = Catalogue(config)
     pool = build_pool(config, catalogue)
-    gateway = Gateway(config, catalogue, pool)
+    store = build_store(config.store)
+    gateway = Gateway(config, catalogue, pool, store, Upkeep(store))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         pool.start()
         try:
+            await gateway.upkeep.start()
             yield
         finally:
             await pool.aclose()
+            await gateway.upkeep.aclose()
 
     master_key = config.general_settings.master_key
     keys: Keys = NoKeys() if master_key is None else MasterKey(master_key.get_secret_value())
@@ -87,7 +116,7 @@ def build(config: Config) -> FastAPI:
         ),
     )
     register(app)
-    app.include_router(health_routes(lambda: readiness(pool)))
+    app.include_router(health_routes(lambda: readiness(gateway)))
     app.include_router(models_router(cards=lambda: cards(gateway), created=int(time.time())))
     app.include_router(
         chat_router(
@@ -101,6 +130,25 @@ def build(config: Config) -> FastAPI:
     )
     app.state.gateway = gateway
     return app
+
+
+def build_store(settings: StoreSettings) -> Store:
+    """The configured store, or a file in the user's data folder, which memory replaces where nothing can be written.
+    Not started yet. Raises ConfigError."""
+    return open_store(
+        store_address(settings),
+        Retention(response_s=settings.ttl_s, conversation_s=settings.ttl_s, log_s=settings.log_ttl_s),
+        deadline_s=settings.deadline_s,
+        replicas=settings.replicas,
+        or_memory=settings.url is None,
+    )
+
+
+def store_address(settings: StoreSettings) -> str:
+    """The configured one, which may hold a password, or a file in the user's data folder."""
+    if settings.url is not None:
+        return settings.url.get_secret_value()
+    return f"sqlite:///{quote(data_folder().removeprefix('/'))}/state.db"
 
 
 def current_date(settings: GatewaySettings) -> str:
@@ -277,11 +325,12 @@ class _Factories:
         return factory
 
 
-def readiness(pool: RoundRobinPool) -> Readiness:
-    """Which models have a deployment that works."""
+def readiness(gateway: Gateway) -> Readiness:
+    """Which models have a deployment that works. A store that does not is a reason and no more: what needs no state is
+    answered all the same."""
     models: dict[str, bool] = {}
-    reasons = []
-    for status in pool.status():
+    reasons = [gateway.upkeep.reason] if gateway.upkeep.reason else []
+    for status in gateway.pool.status():
         models[status.model] = models.get(status.model, False) or status.state == "ready"
         if status.reason:
             reasons.append(status.reason)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.fakes import FakeMlxServer, FakeVllm, Patient, Refusal
-from unisono.cli.check import Report, advice, table, to_json
+from unisono.cli.check import Report, StoreReport, advice, table, to_json
 from unisono.core.probe import Check, Finding
 from unisono.harmony.encoding import load_encoding
 
@@ -50,9 +50,11 @@ def deployment(model: str, base: str, **params: Any) -> dict[str, Any]:
     return {"model_name": "gpt-oss-test", "litellm_params": {"model": model, "api_base": base, **params}}
 
 
-def checked(folder: Path, *deployments: dict[str, Any], arguments: tuple[str, ...] = ()) -> tuple[int, str, str]:
+def checked(
+    folder: Path, *deployments: dict[str, Any], arguments: tuple[str, ...] = (), **sections: Any
+) -> tuple[int, str, str]:
     config = folder / "config.json"
-    config.write_text(json.dumps({"model_list": deployments}))
+    config.write_text(json.dumps({"model_list": deployments, "store": {"url": "memory://"}, **sections}))
     return run("check", "--config", str(config), *arguments)
 
 
@@ -192,10 +194,39 @@ def test_json_is_the_same_as_data(tmp_path: Path) -> None:
     assert fatal["remedy"]
 
 
+def test_the_store_is_checked_too(tmp_path: Path) -> None:
+    vllm = FakeVllm()
+    with elsewhere(vllm):
+        there = checked(tmp_path, deployment("vllm/tiny", vllm.url), store={"url": f"sqlite://{tmp_path}/state.db"})
+        warned = checked(tmp_path, deployment("vllm/tiny", vllm.url))
+    assert there[0] == 0
+    assert f"store sqlite://{tmp_path}/state.db: ok" in " ".join(there[1].split())
+    assert warned[0] == 0
+    assert "  warn store: State is kept in memory only: it ends with this process." in warned[1]
+
+
+def test_a_store_that_is_not_there_is_exit_code_1_and_its_password_is_not_shown(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    vllm = FakeVllm()
+    store = {"url": f"redis://user:{KEY}@127.0.0.1:{port}/0?socket_keepalive=yes"}
+    with elsewhere(vllm):
+        code, out, err = checked(tmp_path, deployment("vllm/tiny", vllm.url), store=store)
+        told = json.loads(checked(tmp_path, deployment("vllm/tiny", vllm.url), arguments=("--json",), store=store)[1])
+    assert code == 1
+    assert cells(out, "usable") == ["yes"]
+    assert f"store redis://127.0.0.1:{port}/0: FAIL" in out
+    assert "FAIL store: The store cannot be reached" in out
+    assert KEY not in out + err + json.dumps(told)
+    assert (told["usable"], told["store"]["usable"], told["deployments"][0]["usable"]) == (False, False, True)
+
+
 MISTAKES: dict[str, str] = {
     "no YAML": "model_list: [",
     "an unknown key": '{"model_lists": []}',
     "no model": '{"model_list": []}',
+    "no store": '{"model_list": [{"model_name": "gpt-oss", "litellm_params": {"model": "replay/demo"}}], '
+    '"store": {"url": "postgres://x"}}',
     "no kind": '{"model_list": [{"model_name": "gpt-oss", "litellm_params": {"model": "nokind/gpt-oss"}}]}',
 }
 
@@ -244,4 +275,4 @@ def test_a_name_longer_than_the_screen_is_shown_all_the_same() -> None:
 
 
 def test_reports_become_json() -> None:
-    assert json.loads(json.dumps(to_json(reports(2))))["usable"] is False
+    assert json.loads(json.dumps(to_json(reports(2), StoreReport("memory://"))))["usable"] is False

@@ -22,7 +22,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from tests.fakes import FakeVllm
-from unisono.cli.serve import curl_line, is_loopback
+from unisono.cli.serve import curl_line, is_loopback, passwords_of
 from unisono.harmony.encoding import load_encoding
 
 UNISONO = str(Path(sys.executable).with_name("unisono"))
@@ -233,12 +233,56 @@ def test_the_configured_limits_of_connections_are_in_force(tmp_path: Path) -> No
 
 
 def test_unused_keys_are_warned_of_at_start(tmp_path: Path) -> None:
-    with Wire() as fake, serving(tmp_path, fake.url, store={"url": "redis://u:canary@x"}) as served:
+    with Wire() as fake, serving(tmp_path, fake.url, mcp_servers={"docs": {"url": "http://u:canary@x"}}) as served:
         served.process.send_signal(signal.SIGTERM)
         _, _, log = served.ended(within_s=PATIENCE_S)
     warnings = [json.loads(line) for line in log.splitlines()]
-    assert [w["message"] for w in warnings if w["logger"] == "unisono.config"] == ["store: not used by this version"]
+    told = [w["message"] for w in warnings if w["logger"] == "unisono.config"]
+    assert told == ["mcp_servers: not used by this version"]
     assert "canary" not in log
+
+
+def test_without_its_store_it_serves_what_needs_none_and_says_so_without_the_password(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    address = f"redis://user:planted%2Dcanary@127.0.0.1:{port}/0"
+    with Wire() as fake, serving(tmp_path, fake.url, store={"url": address}) as served:
+        assert ask(served.url).status == 200
+        served.process.send_signal(signal.SIGTERM)
+        code, _, log = served.ended(within_s=PATIENCE_S)
+    assert code == 0
+    (said,) = [json.loads(line) for line in log.splitlines() if '"unisono.store"' in line]
+    assert (said["level"], said["reason"]) == ("error", "the store cannot be reached")
+    assert "canary" not in log + served.screen
+
+
+def test_a_folder_nobody_can_write_to_does_not_keep_it_from_serving(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.MonkeyPatch.context() as patch, Wire() as fake:
+        patch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))
+        with serving(tmp_path, fake.url) as served:
+            assert ask(served.url).status == 200
+            served.process.send_signal(signal.SIGTERM)
+            _, _, log = served.ended(within_s=PATIENCE_S)
+    (said,) = [json.loads(line) for line in log.splitlines() if '"unisono.store"' in line]
+    assert said["level"] == "warning"
+    assert f"{tmp_path}/file/unisono/state.db cannot be used" in said["message"]
+    assert "state is kept in memory only" in said["message"]
+
+
+SECRETS: dict[str, tuple[str, set[str]]] = {
+    "in its place": ("redis://user:p%40ss-word@host/0", {"p%40ss-word", "p@ss-word"}),
+    "without a user": ("redis://:secret@host", {"secret"}),
+    "with a colon": ("redis://:sec:ret@host", {"sec:ret"}),
+    "for several hosts": ("redis+sentinel://:secret@a,b/name", {"secret"}),
+    "as an option": ("redis://host?db=1&password=sec%20ret", {"sec%20ret", "sec ret"}),
+    "none": ("sqlite:///var/lib/state.db", set()),
+}
+
+
+@pytest.mark.parametrize(("url", "passwords"), SECRETS.values(), ids=SECRETS)
+def test_the_password_of_a_store_is_found_wherever_it_stands(url: str, passwords: set[str]) -> None:
+    assert set(passwords_of(url)) == passwords
 
 
 def test_a_port_in_use_is_said_plainly(tmp_path: Path) -> None:
@@ -269,6 +313,11 @@ BAD_START: dict[str, tuple[str, Sequence[str], str]] = {
         "model_lst: []",
         [],
         "Error: model_lst: nobody knows this key; did you mean 'model_list'?\n",
+    ),
+    "a store that is none": (
+        "model_list: [{model_name: gpt-oss, litellm_params: {model: replay/demo}}]\nstore: {url: 'postgres://u:p@x'}",
+        [],
+        "Error: store.url: not a scheme of Redis; write redis://, redis+sentinel:// or redis+cluster://\n",
     ),
     "a backend that does not exist": (
         "model_list: [{model_name: gpt-oss, litellm_params: {model: vlm/gpt-oss}}]",

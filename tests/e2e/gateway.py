@@ -59,19 +59,21 @@ def to_answer(status: int, headers: Mapping[str, str], raw: bytes) -> Answer:
 
 
 def config_of(*deployments: str, name: str = "gpt-oss", **sections: Any) -> dict[str, Any]:
-    """One group; a deployment is `kind@api_base`, or `kind/model` for one without an address."""
+    """One group; a deployment is `kind@api_base`, or `kind/model` for one without an address. State is kept in memory
+    unless a section says otherwise."""
     entries = []
     for deployment in deployments:
         kind, at, base = deployment.partition("@")
         params = {"model": f"{kind}/tiny", "api_base": base} if at else {"model": deployment}
         entries.append({"model_name": name, "litellm_params": params})
-    return {"model_list": entries, **sections}
+    return {"model_list": entries, "store": {"url": "memory://"}, **sections}
 
 
 @asynccontextmanager
 async def gateway(config: Mapping[str, Any]) -> AsyncIterator[Gateway]:
-    """A running gateway; it and everything it opened is gone afterwards."""
-    app = build(parse(dict(config), {}).config)
+    """A running gateway; it and everything it opened is gone afterwards. It shares no state with another unless the
+    configuration says so."""
+    app = build(parse({"store": {"url": "memory://"}, **config}, {}).config)
     # asyncio turns Nagle's algorithm off only where the protocol is named; with it every answer takes 40 ms more.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))

@@ -1,7 +1,8 @@
-"""`unisono check`: asks every backend of a configuration what `serve` would ask it, and says what to do about the rest.
+"""`unisono check`: asks every backend of a configuration what `serve` would ask it, and the store whether it is there,
+and says what to do about the rest.
 
 It is for operators: addresses and a backend's own words are shown, keys are not. Exit code 0 says that every deployment
-can be used, 1 that some cannot, 2 that the configuration cannot.
+and the store can be used, 1 that some cannot, 2 that the configuration cannot.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from urllib.parse import urlsplit
 
 import click
 
-from unisono.app import build_pool, deployment_names
+from unisono.app import build_pool, build_store, deployment_names, store_address
 from unisono.cli.setup import prepared
 from unisono.config import Catalogue, Config
 from unisono.core.probe import Check, Finding, Probe, Severity, unreached
+from unisono.core.state import Store
 from unisono.errors import BackendUnfit, ConfigError, UnisonoError
 from unisono.routing.pool import PROBES_AT_ONCE, LiveDeployment
 
@@ -55,11 +57,25 @@ class Report:
         return all(finding.weight is not Severity.FATAL for finding in self.findings)
 
 
+@dataclass(frozen=True, slots=True)
+class StoreReport:
+    """What is known of the store. `address` holds no credentials; `trouble` says why it cannot be used, empty when it
+    can; `warnings` are settings under which it can lose state."""
+
+    address: str
+    trouble: str = ""
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def usable(self) -> bool:
+        return not self.trouble
+
+
 def check(config_path: Path | None, *, as_json: bool) -> None:
     """Probe everything, print a table or JSON, and end the command with its exit code."""
     try:
         ready = prepared(config_path)
-        reports = asyncio.run(examined(ready.loaded.config))
+        reports, store = asyncio.run(examined(ready.loaded.config))
     except ConfigError as error:
         raise Misconfigured(str(error)) from error
     except click.ClickException as error:
@@ -67,21 +83,43 @@ def check(config_path: Path | None, *, as_json: bool) -> None:
     for line in (*ready.remarks, *ready.loaded.warnings):
         click.echo(line, err=True)
     if as_json:
-        click.echo(json.dumps(to_json(reports), indent=2))
+        click.echo(json.dumps(to_json(reports, store), indent=2))
     else:
         width = max(shutil.get_terminal_size((WIDTH_WITHOUT_TERMINAL, 24)).columns, NARROWEST)
-        for line in (*table(reports, width), *advice(reports, width)):
+        for line in (*table(reports, width), *about_store(store, width), *advice(reports, width)):
             click.echo(line)
-    if not all(report.usable for report in reports):
+    if not usable(reports, store):
         raise SystemExit(UNUSABLE)
 
 
-async def examined(config: Config) -> list[Report]:
-    """A report of every deployment, in the order of the configuration. Raises ConfigError."""
+def usable(reports: Sequence[Report], store: StoreReport) -> bool:
+    return store.usable and all(report.usable for report in reports)
+
+
+async def examined(config: Config) -> tuple[list[Report], StoreReport]:
+    """A report of every deployment, in the order of the configuration, and one of the store. Raises ConfigError."""
     if not config.model_list:
         raise ConfigError("model_list: there is no model in it")
     # What the probes log is what is about to be shown.
     logging.getLogger("unisono").addHandler(logging.NullHandler())
+    store = build_store(config.store)
+    try:
+        return await _examined_deployments(config), await _examined_store(store, store_address(config.store))
+    finally:
+        await store.aclose()
+
+
+async def _examined_store(store: Store, address: str) -> StoreReport:
+    scheme, _, rest = address.partition("?")[0].partition("://")
+    shown = f"{scheme}://{rest.rpartition('@')[2]}"
+    try:
+        return StoreReport(shown, warnings=await store.start())
+    except UnisonoError as error:
+        cause = str(error.__cause__ or "")
+        return StoreReport(shown, str(error) if cause in str(error) else f"{error} ({cause})")
+
+
+async def _examined_deployments(config: Config) -> list[Report]:
     pool = build_pool(config, Catalogue(config))
     places = asyncio.Semaphore(PROBES_AT_ONCE)
 
@@ -123,10 +161,16 @@ def _address(api_base: str | None) -> str:
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
-def to_json(reports: Sequence[Report]) -> dict[str, object]:
+def to_json(reports: Sequence[Report], store: StoreReport) -> dict[str, object]:
     """The same as data; `result` is one of ok, note, warning, fatal."""
     return {
-        "usable": all(report.usable for report in reports),
+        "usable": usable(reports, store),
+        "store": {
+            "address": store.address,
+            "usable": store.usable,
+            "detail": store.trouble,
+            "warnings": list(store.warnings),
+        },
         "deployments": [
             {
                 "name": report.name,
@@ -182,6 +226,17 @@ def _cells(report: Report, checks: Sequence[Check]) -> list[str]:
         UNEXAMINED if report.context is None else str(report.context),
         "yes" if report.usable else "NO",
     ]
+
+
+def about_store(store: StoreReport, width: int) -> Iterator[str]:
+    """Whether the store can be used, why not, and what could be lost in it."""
+    word = WORDS[None if store.usable else Severity.FATAL]
+    yield ""
+    yield from wrap(f"store {store.address}: {word}", width)
+    for severity, words in ((Severity.FATAL, store.trouble), *((Severity.WARNING, w) for w in store.warnings)):
+        if words:
+            head = f"  {WORDS[severity]:4} store: "
+            yield from wrap(_sentence(words), width, initial_indent=head, subsequent_indent=" " * 7)
 
 
 def advice(reports: Sequence[Report], width: int) -> Iterator[str]:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from ipaddress import ip_address
 from pathlib import Path
 from types import FrameType
+from urllib.parse import unquote
 
 import click
 import uvicorn
@@ -123,9 +124,20 @@ def address_of(listener: socket.socket, host: str) -> str:
 
 def secrets_of(config: Config) -> Iterator[str]:
     """Every secret of a configuration, for the logs to leave out."""
-    held: list[SecretStr | None] = [config.general_settings.master_key]
+    held: list[SecretStr | None] = [config.general_settings.master_key, config.unisono.salt_key, config.store.url]
     held += [entry.litellm_params.api_key for entry in config.model_list]
     yield from (secret.get_secret_value() for secret in held if secret is not None)
+    if config.store.url is not None:
+        yield from passwords_of(config.store.url.get_secret_value())
+
+
+def passwords_of(url: str) -> Iterator[str]:
+    """The password in a store's address, as it is written there and as it is meant."""
+    credentials = url.partition("://")[2].rpartition("@")[0]
+    written = [credentials.partition(":")[2]]
+    written += [pair.partition("=")[2] for pair in url.partition("?")[2].split("&") if pair.startswith("password=")]
+    for password in filter(None, written):
+        yield from {password, unquote(password)}
 
 
 class Server(uvicorn.Server):

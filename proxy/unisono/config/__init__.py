@@ -5,7 +5,7 @@ wrong is a ConfigError whose message begins with the path of the key; what is me
 """
 
 from unisono.config.catalogue import Catalogue, ServedModel
-from unisono.config.load import Loaded, load, parse
+from unisono.config.load import Loaded, data_folder, load, parse
 from unisono.config.sections import (
     KIND_ALIASES,
     KINDS,
@@ -18,6 +18,7 @@ from unisono.config.sections import (
     ModelInfo,
     ModelSettings,
     RouterSettings,
+    StoreSettings,
 )
 
 __all__ = [
@@ -35,6 +36,8 @@ __all__ = [
     "ModelSettings",
     "RouterSettings",
     "ServedModel",
+    "StoreSettings",
+    "data_folder",
     "load",
     "parse",
 ]

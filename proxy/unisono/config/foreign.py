@@ -74,7 +74,7 @@ _ROUTER = (
 )
 
 FOREIGN: dict[str, Mapping[str, str]] = {
-    "": {LITELLM: _TOP, LATER: "mcp_servers store"},
+    "": {LITELLM: _TOP, LATER: "mcp_servers"},
     "model_list[]": {LITELLM: "model_group blocked tpm rpm", LATER: "fallbacks"},
     "model_list[].litellm_params": {LITELLM: _PARAMS, LATER: "rpm tpm"},
     "model_list[].model_info": {LITELLM: _INFO},
@@ -82,7 +82,7 @@ FOREIGN: dict[str, Mapping[str, str]] = {
     "litellm_settings": {LITELLM: _LITELLM_SETTINGS},
     "general_settings": {LITELLM: _GENERAL},
     "router_settings": {LITELLM: _ROUTER},
-    "unisono": {LATER: "salt_key trust_proxy_headers"},
+    "unisono": {LATER: "trust_proxy_headers"},
 }
 """By section: why a key is not used, and the patterns of such keys."""
 

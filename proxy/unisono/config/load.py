@@ -21,6 +21,7 @@ from unisono.config.sections import Config, ModelEntry
 from unisono.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "os.environ/"
+DATA_HOME = "XDG_DATA_HOME"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,13 @@ def load(path: Path, environ: Mapping[str, str] | None = None) -> Loaded:
     except (yaml.YAMLError, RecursionError):
         raise ConfigError(f"{path}: not YAML") from None
     return parse({} if raw is None else raw, os.environ if environ is None else environ)
+
+
+def data_folder(environ: Mapping[str, str] | None = None) -> str:
+    """Where this user's data belongs: an absolute path, or one that begins with `~`. `environ` as for `load`."""
+    home = (os.environ if environ is None else environ).get(DATA_HOME, "")
+    # The XDG specification has relative paths ignored.
+    return f"{home if Path(home).is_absolute() else '~/.local/share'}/unisono"
 
 
 def parse(raw: object, environ: Mapping[str, str]) -> Loaded:

@@ -167,9 +167,39 @@ class RouterSettings(Section):
     """Other names for models of the list: `{gpt-4o: gpt-oss-120b}`."""
 
 
+class StoreSettings(Section):
+    """Where state is kept that outlives a request, and for how long."""
+
+    url: SecretStr | None = None
+    """`sqlite:///path`, `memory://`, `redis://...` and its relatives; by default a file in the user's data folder. A
+    secret, for it may hold a password."""
+    ttl_s: Seconds = 30 * 86400.0
+    """How long responses and conversations are kept after their last write, in seconds."""
+    log_ttl_s: Seconds = 600.0
+    """How long the events of a finished response can be read again, in seconds."""
+    deadline_s: Seconds = 0.25
+    """How long one operation of a shared store may take, in seconds."""
+    replicas: Annotated[int, Field(ge=0)] = 0
+    """How many Redis replicas must have a write before it counts."""
+    lease_s: Seconds = 10.0
+    """After how long without a sign another process takes over a background response, in seconds."""
+
+    @model_validator(mode="after")
+    def _url_is_given(self) -> StoreSettings:
+        if self.url is not None and not self.url.get_secret_value().strip():
+            raise ValueError("url is empty; leave it out to keep state in a file of the user's")
+        return self
+
+
+SHORTEST_SALT = 16
+
+
 class GatewaySettings(Section):
     """The gateway itself: top level `unisono:`."""
 
+    salt_key: SecretStr | None = None
+    """Seals what clients carry for the gateway (`encrypted_content`), equal on all replicas. Unset, one is made once
+    and kept in the store."""
     cors_origins: tuple[str, ...] = ()
     """Web origins (`https://app.example.com`) whose pages may call the gateway."""
     max_body_bytes: Count = 10 * 1024 * 1024
@@ -189,6 +219,14 @@ class GatewaySettings(Section):
     current_date: date | Literal["today", "none"] = "today"
     """The day that prompts tell the model; `none` leaves it out, and a fixed one makes runs repeatable."""
 
+    @model_validator(mode="after")
+    def _salt_is_long_enough(self) -> GatewaySettings:
+        if self.salt_key is not None and len(self.salt_key.get_secret_value().strip()) < SHORTEST_SALT:
+            raise ValueError(
+                f"salt_key is shorter than {SHORTEST_SALT} characters, which could be guessed; without one, one is made"
+            )
+        return self
+
 
 class Config(Section):
     """The whole configuration. Components get their own section of it."""
@@ -197,6 +235,7 @@ class Config(Section):
     general_settings: GeneralSettings = Field(default_factory=GeneralSettings)
     litellm_settings: LitellmSettings = Field(default_factory=LitellmSettings)
     router_settings: RouterSettings = Field(default_factory=RouterSettings)
+    store: StoreSettings = Field(default_factory=StoreSettings)
     unisono: GatewaySettings = Field(default_factory=GatewaySettings)
 
     @property

@@ -16,9 +16,11 @@ def open_store(
     *,
     deadline_s: float = 0.25,
     replicas: int = 0,
+    or_memory: bool = False,
 ) -> Store:
     """The store an address names: `memory://`, `sqlite:///path` (a path that begins with `~` is the user's own), or
-    whatever `RedisStore` takes. Touches neither network nor disk; that is for its `start`. Raises `ConfigError`."""
+    whatever `RedisStore` takes. `or_memory` has memory replace a file that cannot be made or written, with a warning.
+    Touches neither network nor disk; that is for its `start`. Raises `ConfigError`."""
     scheme, found, rest = url.partition("://")
     if not found:
         raise ConfigError("store.url: not an address; write sqlite:///path, memory:// or redis://host:6379/0")
@@ -31,9 +33,8 @@ def open_store(
         path = unquote(rest)
         if not path.startswith("/") or path == "/":
             raise ConfigError("store.url: sqlite needs a path: sqlite:///var/lib/unisono/state.db")
-        return SqliteStore(
-            Path(path.removeprefix("/") if path.startswith("/~") else path).expanduser(), retention, bounds
-        )
+        file = Path(path.removeprefix("/") if path.startswith("/~") else path)
+        return SqliteStore(file, retention, bounds, or_memory=or_memory)
     from unisono.store.redis import RedisStore
 
     return RedisStore(url, retention, bounds, deadline_s, replicas)

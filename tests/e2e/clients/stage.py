@@ -39,6 +39,7 @@ def demo_config() -> dict[str, Any]:
     return {
         "model_list": [{"model_name": "gpt-oss-demo", "litellm_params": {"model": "mlx/demo"}}],
         "router_settings": {"model_group_alias": {"gpt-4o": "gpt-oss-demo"}},
+        "store": {"url": "memory://"},
         # The date stands in every prompt, and so small a model answers another way on some days.
         "unisono": {"current_date": "2026-01-02"},
     }
@@ -65,6 +66,7 @@ def scripted_config(url: str, closed: str) -> dict[str, Any]:
         "general_settings": {"master_key": MASTER_KEY},
         # Backends fail here on purpose and must be asked again.
         "router_settings": {"allowed_fails": 10_000},
+        "store": {"url": "memory://"},
         "unisono": {"max_body_bytes": 500_000, "max_queue": 2},
     }
 

@@ -29,6 +29,10 @@ from unisono.store.refusals import refusal
 AT_ONCE = 64
 """Operations on the way at the same time; further ones wait within their own deadline."""
 
+UNREADABLE = (
+    "not an address; write redis://user:password@host:6379/0, with signs like / # @ : in a password percent-encoded"
+)
+
 Command = tuple[str | bytes | int, ...]
 
 TROUBLE: tuple[tuple[type[Exception], str], ...] = (
@@ -63,8 +67,9 @@ class Link:
         if scheme in ("redis", "rediss", "unix"):
             try:
                 client: Redis = Redis.from_url(f"{scheme}://{rest}", **options)
-            except ValueError as error:
-                raise ConfigError(f"store.url: {error}") from error
+            except ValueError:
+                # The library's words quote the part it stumbled over, which may be half a password.
+                raise ConfigError(f"store.url: {UNREADABLE}") from None
             return client
         base, _, way = scheme.partition("+")
         if base not in ("redis", "rediss") or way not in ("sentinel", "cluster"):
@@ -189,8 +194,8 @@ def _addresses(rest: str, port: int) -> tuple[list[tuple[str, int]], str, int]:
         try:
             parsed = urlsplit(f"//{address}")
             host, number = parsed.hostname, parsed.port or port
-        except ValueError as error:
-            raise ConfigError(f"store.url: {error}") from error
+        except ValueError:
+            raise ConfigError(f"store.url: {UNREADABLE}") from None
         if not host:
             raise ConfigError("store.url: a host is missing")
         nodes.append((host, number))

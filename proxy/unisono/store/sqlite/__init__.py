@@ -29,17 +29,19 @@ from unisono.core.state import (
 )
 from unisono.errors import StoreUnavailable
 from unisono.store.sqlite import conversations, leases, responses
-from unisono.store.sqlite.schema import Act, connect, sweep, transaction
+from unisono.store.sqlite.schema import Act, connect, no_place, sweep, transaction
 from unisono.store.waiting import Waiting, until_some
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 SWEEP_EVERY_S = 60.0
+IN_MEMORY = "state is kept in memory only: it ends with this process"
 
 
 class SqliteStore:
-    """`path` None keeps everything in memory. `clock` gives seconds since 1970."""
+    """`path` None keeps everything in memory, and so does one that cannot be made or written with `or_memory`. `clock`
+    gives seconds since 1970."""
 
     def __init__(
         self,
@@ -47,8 +49,11 @@ class SqliteStore:
         retention: Retention | None = None,
         bounds: Bounds | None = None,
         clock: Callable[[], float] = time.time,
+        *,
+        or_memory: bool = False,
     ) -> None:
         self._path = path
+        self._or_memory = or_memory
         self._retention = retention or Retention()
         self._bounds = bounds or Bounds()
         self._clock = clock
@@ -59,10 +64,14 @@ class SqliteStore:
 
     async def start(self) -> tuple[str, ...]:
         loop = asyncio.get_running_loop()
-        self._db = await loop.run_in_executor(self._worker, connect, self._path)
-        if self._path is None:
-            return ("state is kept in memory only: it ends with this process",)
-        return ()
+        try:
+            self._db = await loop.run_in_executor(self._worker, connect, self._path)
+        except StoreUnavailable as error:
+            if not self._or_memory or not no_place(error):
+                raise
+            self._db = await loop.run_in_executor(self._worker, connect, None)
+            return (f"{self._path} cannot be used ({error.__cause__}); {IN_MEMORY}. Set store.url",)
+        return (IN_MEMORY,) if self._path is None else ()
 
     async def aclose(self) -> None:
         db, self._db = self._db, None

@@ -67,6 +67,10 @@ SWEEP = (
 )
 
 
+UNWRITABLE = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM})
+"""SQLite's primary codes for a place that takes no file."""
+
+
 @dataclass(frozen=True, slots=True)
 class Act:
     """What a statement needs: the connection inside a transaction, and the time, in seconds since 1970."""
@@ -82,12 +86,14 @@ def connect(path: Path | None) -> sqlite3.Connection:
     `StoreUnavailable`, `StoreUnreadable`."""
     try:
         if path is not None:
+            path = path.expanduser()
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             path.touch(mode=0o600, exist_ok=True)
         db = sqlite3.connect(
             ":memory:" if path is None else path, isolation_level=None, timeout=5.0, check_same_thread=False
         )
-    except (OSError, sqlite3.Error) as error:
+    except (OSError, RuntimeError, sqlite3.Error) as error:
+        # A RuntimeError says that there is no home for ~ to stand for.
         raise StoreUnavailable(f"the store cannot be opened: {error}") from error
     try:
         db.execute("PRAGMA journal_mode = WAL")
@@ -102,6 +108,14 @@ def connect(path: Path | None) -> sqlite3.Connection:
         db.close()
         raise
     return db
+
+
+def no_place(error: StoreUnavailable) -> bool:
+    """Whether `connect` failed because nothing can be written there, rather than for what is there already."""
+    cause = error.__cause__
+    if isinstance(cause, sqlite3.Error):
+        return (getattr(cause, "sqlite_errorcode", 0) & 0xFF) in UNWRITABLE
+    return isinstance(cause, OSError | RuntimeError)
 
 
 def _make(db: sqlite3.Connection) -> None:
