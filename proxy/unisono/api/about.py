@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unisono.engine.turn import Report
@@ -25,3 +25,17 @@ def to_about(reports: Sequence[Report], notes: Sequence[str]) -> dict[str, Any]:
         "backend": to_backend(reports),
     }
     return about | {"notes": list(notes)} if notes else about
+
+
+def backend_header(reports: Sequence[Report]) -> Mapping[str, str]:
+    backend = to_backend(reports)
+    return {"x-unisono-backend": _header_text(backend)} if backend else {}
+
+
+def recoveries_header(reports: Sequence[Report]) -> Mapping[str, str]:
+    recoveries = to_recoveries(reports)
+    return {"x-unisono-recoveries": _header_text(",".join(recoveries))} if recoveries else {}
+
+
+def _header_text(text: str) -> str:
+    return "".join(letter if " " <= letter <= "~" else "?" for letter in text)

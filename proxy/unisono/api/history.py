@@ -41,6 +41,9 @@ class History:
             else:
                 yield entry
 
+    def __len__(self) -> int:
+        return len(self._entries)
+
     def say(self, *items: Item) -> None:
         """Messages and reasoning; whatever is said ends an exchange."""
         self._exchange = {}

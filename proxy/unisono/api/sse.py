@@ -27,6 +27,9 @@ KEEP_ALIVE_S = 10.0
 STALL_S = 60.0
 """A client that takes no bytes for so long holds a backend for nothing and counts as gone."""
 
+CLIENT_CLOSED_REQUEST = 499
+"""The status nobody reads: the client was gone before there was an answer."""
+
 
 class ClientGone(Exception):
     """The client closed its connection; nobody reads an answer any more."""

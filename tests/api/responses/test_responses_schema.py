@@ -11,7 +11,7 @@ from tests.api.responses.frames import ids
 from unisono.api.failures import failure_of
 from unisono.api.fields import EFFORTS
 from unisono.api.responses.given import KINDS
-from unisono.api.responses.inbound import ResponsesTurn, to_turn
+from unisono.api.responses.inbound import ResponsesTurn, check, to_turn
 from unisono.api.responses.outbound.response import to_echo
 from unisono.api.responses.reading import Known
 from unisono.api.responses.schema import ResponsesRequest
@@ -21,6 +21,7 @@ from unisono.errors import InvalidRequest, UnisonoError
 
 def turn_of(known: Known | None = None, **fields: Any) -> ResponsesTurn:
     request = ResponsesRequest.model_validate({"model": "gpt-oss-20b", "input": "Hi"} | fields)
+    check(request)
     return to_turn(
         request,
         known or Known(),

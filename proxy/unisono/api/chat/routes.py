@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import orjson
@@ -11,21 +11,19 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from unisono.api.about import to_backend, to_recoveries
+from unisono.api.about import backend_header, recoveries_header
 from unisono.api.body import read_json
 from unisono.api.chat.choices import ChunkSource, close_all, collect_all
 from unisono.api.chat.inbound import ChatTurn, to_turn
 from unisono.api.chat.outbound import Frame, StreamChunks, to_completion
 from unisono.api.chat.schema import ChatRequest
 from unisono.api.reasoning import ReasoningField
-from unisono.api.sse import KEEP_ALIVE_S, ClientGone, EventStream, until_disconnect
-from unisono.engine.turn import Report, Run, Turns
+from unisono.api.sse import CLIENT_CLOSED_REQUEST, KEEP_ALIVE_S, ClientGone, EventStream, until_disconnect
+from unisono.engine.turn import Run, Turns
 
 PATHS = ("/v1/chat/completions", "/chat/completions")
 OFF_LOOP_BYTES = 256 * 1024
 """A body from this size on is judged in a thread: with many small values in it that takes up to a second."""
-CLIENT_CLOSED_REQUEST = 499
-"""The status nobody reads: the client was gone before there was an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,17 +109,3 @@ async def start_all(turns: Turns, asked: ChatTurn) -> list[Run]:
         await close_all(runs)
         raise
     return runs
-
-
-def backend_header(reports: Sequence[Report]) -> Mapping[str, str]:
-    backend = to_backend(reports)
-    return {"x-unisono-backend": _header_text(backend)} if backend else {}
-
-
-def recoveries_header(reports: Sequence[Report]) -> Mapping[str, str]:
-    recoveries = to_recoveries(reports)
-    return {"x-unisono-recoveries": _header_text(",".join(recoveries))} if recoveries else {}
-
-
-def _header_text(text: str) -> str:
-    return "".join(letter if " " <= letter <= "~" else "?" for letter in text)

@@ -54,6 +54,12 @@ def wanted_ids(request: ResponsesRequest) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def references(request: ResponsesRequest) -> tuple[str, ...]:
+    """Ids of items that are referred to and not repeated: without them the request cannot be understood."""
+    found = (item.id for item in request.input if isinstance(item, GivenReference))
+    return tuple(dict.fromkeys(found))
+
+
 def to_turn(
     request: ResponsesRequest,
     known: Known,
@@ -64,10 +70,13 @@ def to_turn(
     request_id: str,
     new_id: NewId,
     hold_calls: bool = True,
+    seed: str = "",
+    dated: bool = False,
+    sticky: str = "",
 ) -> ResponsesTurn:
     """`model` is the group's name, `today` the conversation's first day as YYYY-MM-DD, `new_id` makes the ids of the
-    input's items. Raises InvalidRequest where fields contradict each other and NotFound for a reference to nothing."""
-    check(request)
+    input's items; `seed`, `dated` and `sticky` are the turn's. Raises InvalidRequest where fields contradict each
+    other and NotFound for a reference to nothing."""
     toolbox = to_toolbox(declared(request.tools or (), "tools"))
     reading = Reading(known)
     reading.add(known.earlier)
@@ -87,6 +96,12 @@ def to_turn(
         whole=not request.stream,
         tenant=tenant,
         request_id=request_id,
+        seed=seed,
+        truncate=request.truncation == "auto",
+        dated=dated,
+        sticky=sticky,
+        tools_at="tools.{index}",
+        history_at="input",
     )
     notes = (*notes_on_fields(request), *toolbox.notes, *reading.notes)
     return ResponsesTurn(turn, entries, toolbox, notes[:MAX_NOTES])

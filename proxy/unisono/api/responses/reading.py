@@ -84,6 +84,10 @@ class Reading:
         self.add(said)
         return tuple(said)
 
+    def unnamed(self, param: str) -> str:
+        """An id for a call that came without one, which no call before it has."""
+        return f"{param}.{len(self.history)}"
+
     def exact(self, item: Item, item_id: str | None) -> Sequence[Item]:
         """The item with the tokens the model generated, where it was kept under that id and says the same."""
         kept = self.known.kept(item_id) if item_id else None
@@ -173,7 +177,7 @@ def _mcp_call(reading: Reading, given: Given, param: str) -> Sequence[Item]:
     name = _ILLEGAL.sub("_", in_namespace(given.server_label, given.name or "mcp"))[:MAX_NAME]
     error = given.error if isinstance(given.error, str) else orjson.dumps(given.error).decode()
     output = text_of(given.output, param=f"{param}.output") or (error if given.error else "")
-    call_id = given.id or param
+    call_id = given.id or reading.unnamed(param)
     return (AssistantCall(call_id, name, given.arguments), ToolResult(call_id, name, output))
 
 
@@ -182,7 +186,7 @@ def _code_call(reading: Reading, given: Given, param: str) -> Sequence[Item]:
     outputs = given.outputs if isinstance(given.outputs, list) else []
     logs = [output.get("logs") for output in outputs if isinstance(output, dict)]
     output = join((log for log in logs if isinstance(log, str)), param=f"{param}.outputs")
-    call_id = given.id or param
+    call_id = given.id or reading.unnamed(param)
     arguments = orjson.dumps({"code": given.code or ""}).decode()
     return (
         AssistantCall(call_id, "code_interpreter", arguments),

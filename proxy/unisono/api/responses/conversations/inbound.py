@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TypeVar
 
-from starlette.datastructures import QueryParams
-
-from unisono.api.responses.conversations.schema import ItemQuery
 from unisono.api.responses.given import Given, GivenOutput
 from unisono.api.responses.inbound import to_entries
 from unisono.api.responses.items import NewId
@@ -17,18 +13,10 @@ from unisono.core.state import StoredItem
 
 _POSSIBLE = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
-Query = TypeVar("Query", bound=ItemQuery)
-
 
 def possible(name: str) -> bool:
     """Whether `name` can be an id of ours; anything else need not be looked for."""
     return _POSSIBLE.fullmatch(name) is not None
-
-
-def to_query(params: QueryParams, kind: type[Query]) -> Query:
-    """`include` is a list, which clients write with and without brackets. Raises pydantic's ValidationError."""
-    include = [*params.getlist("include"), *params.getlist("include[]")]
-    return kind.model_validate({**params, "include": include})
 
 
 def wanted_ids(items: Sequence[Given]) -> tuple[str, ...]:

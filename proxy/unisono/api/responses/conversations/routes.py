@@ -17,17 +17,16 @@ from starlette.responses import Response
 
 from unisono.api.body import read_json
 from unisono.api.fields import Open
-from unisono.api.responses.conversations.inbound import leans_on_earlier, possible, to_added, to_query, wanted_ids
+from unisono.api.responses.conversations.inbound import leans_on_earlier, possible, to_added, wanted_ids
 from unisono.api.responses.conversations.outbound import to_conversation, to_deleted
 from unisono.api.responses.conversations.schema import (
     AddedItems,
     ChangedConversation,
-    ItemQuery,
     NewConversation,
-    PageQuery,
 )
 from unisono.api.responses.given import Given
 from unisono.api.responses.items import NewId, said_by, to_listing
+from unisono.api.responses.queries import ItemQuery, PageQuery, to_query
 from unisono.api.responses.reading import Known
 from unisono.core.state import Store, StoredConversation, StoredItem
 from unisono.errors import NotFound, StoreConflict

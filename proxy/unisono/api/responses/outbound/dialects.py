@@ -10,7 +10,15 @@ from typing import Any
 from unisono.api.failures import to_body
 from unisono.api.responses.given import PREFIX
 from unisono.api.responses.items import Wire
-from unisono.errors import UnisonoError
+from unisono.errors import InvalidRequest, UnisonoError
+
+
+def _codes(kind: type[UnisonoError]) -> frozenset[str]:
+    return frozenset({kind.code}).union(*(_codes(inner) for inner in kind.__subclasses__()))
+
+
+CLIENT_CODES = _codes(InvalidRequest)
+"""Codes of errors that are the client's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +48,27 @@ class Dialect:
             return {"type": "error", **body}
         inner = body["error"]
         return {"type": "error", "code": inner["code"], "message": inner["message"], "param": inner["param"]}
+
+    def translated(self, event: Wire) -> Wire:
+        """An event in OpenAI's form in this one."""
+        name = event["type"]
+        if name == "error":
+            if not self.nested_errors:
+                return event
+            inner = {key: value for key, value in event.items() if key not in ("type", "sequence_number")}
+            kind = "invalid_request_error" if inner.get("code") in CLIENT_CODES else "server_error"
+            return {"type": "error", "sequence_number": event["sequence_number"], "error": {"type": kind, **inner}}
+        event = {**event, "type": self.event(name)}
+        if "item" in event:
+            event["item"] = self.item(event["item"])
+        if "response" in event:
+            response = event["response"]
+            event["response"] = {
+                **response,
+                "output": [self.item(item) for item in response["output"]],
+                "tools": [self.tool(tool) for tool in response["tools"]],
+            }
+        return event
 
 
 def _typed(value: Mapping[str, Any], known: frozenset[str] | None) -> Wire:

@@ -119,6 +119,12 @@ class Events:
             self._delta(item, "".join(texts))
         return self._take()
 
+    def resume(self, batch: Sequence[Event], number: int) -> None:
+        """Go on behind `number` events that somebody else made of `batch`: how the deltas were cut does not matter."""
+        self.write(batch)
+        self._take()
+        self._number = number
+
     def refuse(self, text: str) -> list[WireEvent]:
         """A message that is a refusal, for an answer that cannot be had. The end still has to come."""
         self._begin()
@@ -130,10 +136,13 @@ class Events:
         self._end_item(shown, text, StoredItem(item_id, (AssistantMessage(text),), item))
         return self._take()
 
-    def fail(self, error: UnisonoError) -> list[WireEvent]:
-        """What is open is closed as it stands, and the error is told; `last` is `response.failed`."""
+    def fail(self, error: UnisonoError, *, keep_output: bool = True) -> list[WireEvent]:
+        """What is open is closed as it stands, and the error is told; `last` is `response.failed`. Without
+        `keep_output` the response holds none, where it is too large to be kept."""
         self._begin()
         self._settle(INCOMPLETE)
+        if not keep_output:
+            self._output.clear()
         self._put("error", {key: value for key, value in self._frame.dialect.error(error).items() if key != "type"})
         self._end(Status.FAILED, error=to_error(error))
         return self._take()
@@ -146,10 +155,11 @@ class Events:
         return self._take()
 
     def last(self) -> WireEvent:
-        """The one event that ends the stream; call it once, when `ended`."""
+        """The one event that ends the stream, when `ended`. Where it is not sent after all, `fail` may follow."""
         assert self.stored is not None
         self._response(LAST[self.stored.status], self.stored)
         [event] = self._take()
+        self._number = event.number
         return event
 
     # -- events of the engine

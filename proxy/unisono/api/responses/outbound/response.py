@@ -24,7 +24,7 @@ from unisono.core.conversation import Effort, Item
 from unisono.core.events import Closed, Finished, Reasoning, Text, ToolCall
 from unisono.core.generation import FinishReason, Sampling, Usage
 from unisono.core.state import Status, StoredItem, StoredResponse
-from unisono.errors import BackendOverloaded, ContextTooLong, InvalidRequest, UnisonoError
+from unisono.errors import BackendError, BackendOverloaded, ContextTooLong, InvalidRequest, UnisonoError
 
 MAX_OUTPUT_TOKENS = "max_output_tokens"
 CODES: tuple[tuple[type[UnisonoError], str], ...] = (
@@ -34,6 +34,13 @@ CODES: tuple[tuple[type[UnisonoError], str], ...] = (
     (UnisonoError, "server_error"),
 )
 """The codes a failed response has; agents act on them. The first row that fits."""
+
+FAILURES: Mapping[str, type[UnisonoError]] = {
+    "context_length_exceeded": ContextTooLong,
+    "invalid_prompt": InvalidRequest,
+    "rate_limit_exceeded": BackendOverloaded,
+}
+"""What a code stands for; anything else is a failure of a backend."""
 
 Seal = Callable[[Item], str]
 """An item in a form that only this gateway can read."""
@@ -200,6 +207,13 @@ def to_response(stored: StoredResponse, dialect: Dialect = OPENAI) -> Wire:
         "tools": [dialect.tool(tool) for tool in tools],
         **about,
     }
+
+
+def failure_in(stored: StoredResponse) -> UnisonoError:
+    """What a failed response failed with, for a client that waited for it."""
+    error = stored.error or {}
+    kind = FAILURES.get(str(error.get("code")), BackendError)
+    return kind(str(error.get("message") or "The response failed."))
 
 
 def to_status(finished: Finished, *, calls: int, cut_in_sight: bool = False) -> Status:

@@ -1,0 +1,58 @@
+"""The answer to one request while its client waits: whole, or as events. It ends when the client leaves.
+
+What is to be kept is kept before the end is told. When it cannot be, the answer fails: nothing that was not kept is
+ever said to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+from unisono.api.failures import failure_of
+from unisono.api.responses.asked import Asked
+from unisono.api.responses.keeping import keep
+from unisono.api.responses.means import Means
+from unisono.api.responses.outbound.events import Events, WireEvent
+from unisono.api.responses.outbound.whole import to_stored_response
+from unisono.core.state import StoredResponse
+from unisono.engine.collect import collect_run
+from unisono.engine.turn import Report, Run
+from unisono.errors import UnisonoError
+
+
+async def answer_whole(means: Means, asked: Asked) -> tuple[StoredResponse, Report]:
+    """The finished response, kept. Raises what the run raises and, when it cannot be kept, the StoreError family."""
+    run = means.turns.start(asked.turn.turn)
+    try:
+        result = await collect_run(run)
+    finally:
+        await run.aclose()
+    response = to_stored_response(asked.frame, result, run.report, new_id=asked.item_ids, now=means.clock())
+    await keep(means, asked, response)
+    return response, run.report
+
+
+async def answer_events(means: Means, asked: Asked, run: Run) -> AsyncGenerator[list[WireEvent]]:
+    """The events as they come; the last is exactly one terminal event. A failure before the first is raised, later
+    ones are told in the stream."""
+    events = Events(asked.frame, run.report, new_id=asked.item_ids, clock=means.clock)
+    begun = False
+    try:
+        try:
+            async for batch in run:
+                if made := events.write(batch):
+                    begun = True
+                    yield made
+        except Exception as error:
+            if not begun:
+                raise
+            yield events.fail(failure_of(error))
+        response = events.stored
+        assert response is not None  # a run ends with Finished or raises
+        try:
+            await keep(means, asked, response)
+        except UnisonoError as error:
+            yield events.fail(error)
+        yield [events.last()]
+    finally:
+        await run.aclose()

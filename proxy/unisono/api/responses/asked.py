@@ -1,0 +1,197 @@
+"""One request, understood: its body judged, the state it leans on read, its turn and its frame made.
+
+Everything that can be refused is refused here, before a backend is asked. What is to be kept is only begun when the
+store answers: an answer nobody can fetch later must not be promised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from unisono.api.responses.holding import held
+from unisono.api.responses.inbound import ResponsesTurn, check, to_turn
+from unisono.api.responses.means import Means, ResponsesModel, Seals
+from unisono.api.responses.outbound.dialects import OPENAI, Dialect
+from unisono.api.responses.outbound.response import Frame, to_echo
+from unisono.api.responses.past import LONGEST_ID_SHOWN, Past, recall
+from unisono.api.responses.reading import Known, nothing
+from unisono.api.responses.schema import ResponsesRequest
+from unisono.core.conversation import Item
+from unisono.core.ids import DerivedIds
+from unisono.core.state import Lease
+from unisono.errors import StoreConflict
+
+OFF_LOOP_BYTES = 256 * 1024
+"""A body from this size on is judged in a thread: with many small values in it that takes up to a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Who sent a request and how: the owner of what is kept, and the form of the answer."""
+
+    tenant: str
+    request_id: str
+    dialect: Dialect = OPENAI
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that can be run. `lease` is that of its conversation; `revision` what the conversation was at then."""
+
+    sender: Sender
+    request: ResponsesRequest
+    turn: ResponsesTurn
+    frame: Frame
+    lease: Lease | None = None
+    revision: int | None = None
+
+    @property
+    def item_ids(self) -> DerivedIds:
+        """Ids of the answer's items, the same whoever makes them."""
+        return DerivedIds(self.frame.id, "item")
+
+
+async def judged(body: Mapping[str, Any], size: int) -> ResponsesRequest:
+    """The request in a body of `size` bytes. Raises InvalidRequest."""
+
+    def judge() -> ResponsesRequest:
+        request = ResponsesRequest.model_validate(body)
+        check(request)
+        return request
+
+    return await asyncio.to_thread(judge) if size > OFF_LOOP_BYTES else judge()
+
+
+@asynccontextmanager
+async def understood(
+    means: Means, sender: Sender, request: ResponsesRequest, *, response_id: str, size: int = 0
+) -> AsyncIterator[Asked]:
+    """What `request` asks, for as long as the conversation it belongs to is held. Raises what it is refused with."""
+    model = means.resolve(request.model)
+    if request.conversation is None:
+        yield await _understood(means, sender, request, model, response_id, size)
+        return
+    async with held(means, sender.tenant, request.conversation.id, response_id) as lease:
+        if lease is None:
+            raise busy(request.conversation.id)
+        yield await _understood(means, sender, request, model, response_id, size, lease)
+
+
+def busy(conversation_id: str) -> StoreConflict:
+    return StoreConflict(
+        f"Another response is being made in the conversation '{conversation_id[:LONGEST_ID_SHOWN]}'; try again when it "
+        "is over.",
+        param="conversation",
+    )
+
+
+async def _understood(
+    means: Means,
+    sender: Sender,
+    request: ResponsesRequest,
+    model: ResponsesModel,
+    response_id: str,
+    size: int,
+    lease: Lease | None = None,
+) -> Asked:
+    past = await recall(means.store, sender.tenant, request)
+    if request.stored and not (past.ancestors or past.kept or lease):
+        await means.store.check()
+    return await assembled(
+        means,
+        sender,
+        request,
+        past,
+        model,
+        response_id=response_id,
+        created_at=int(means.clock()),
+        lease=lease,
+        size=size,
+    )
+
+
+async def assembled(
+    means: Means,
+    sender: Sender,
+    request: ResponsesRequest,
+    past: Past,
+    model: ResponsesModel,
+    *,
+    response_id: str,
+    created_at: int,
+    lease: Lease | None = None,
+    size: int = 0,
+) -> Asked:
+    """The request with its past, as turn and frame."""
+    seals = await means.seals() if _needs_seals(request) else None
+    known = Known(past.earlier, (past.kept or {}).get, _opener(seals, sender.tenant))
+    today = past.first_day or means.today()
+
+    def turned() -> ResponsesTurn:
+        return to_turn(
+            request,
+            known,
+            model=model.group,
+            today=today,
+            tenant=sender.tenant,
+            request_id=sender.request_id,
+            new_id=means.new_id,
+            hold_calls=not model.stream_tool_arguments,
+            seed=response_id,
+            dated=bool(past.first_day),
+            sticky=_sticky(sender, request, past, response_id),
+        )
+
+    turn = await asyncio.to_thread(turned) if size > OFF_LOOP_BYTES else turned()
+    frame = Frame(
+        id=response_id,
+        created_at=created_at,
+        model=request.model,
+        request=to_echo(request, turn.turn.sampling),
+        toolbox=turn.toolbox,
+        notes=turn.notes,
+        dialect=sender.dialect,
+        hold_calls=turn.turn.hold_calls,
+        show_reasoning=model.show_reasoning,
+        seal=_sealer(seals, sender.tenant) if request.seals_reasoning else None,
+        first_day=today,
+        ancestors=past.ancestors,
+        conversation=request.conversation.id if request.conversation else None,
+    )
+    return Asked(sender, request, turn, frame, lease, past.revision)
+
+
+def _needs_seals(request: ResponsesRequest) -> bool:
+    return request.seals_reasoning or any(getattr(item, "encrypted_content", None) for item in request.input)
+
+
+def _opener(seals: Seals | None, tenant: str) -> Any:
+    if seals is None:
+        return nothing
+
+    def opened(text: str) -> Sequence[Item] | None:
+        return seals.open(tenant, text)
+
+    return opened
+
+
+def _sealer(seals: Seals | None, tenant: str) -> Any:
+    assert seals is not None
+    return lambda item: seals.seal(tenant, [item])
+
+
+def _sticky(sender: Sender, request: ResponsesRequest, past: Past, response_id: str) -> str:
+    """What brings the turns of one conversation to one backend: the client's own key, or where it all began."""
+    if request.prompt_cache_key:
+        origin = f"key {request.prompt_cache_key}"
+    elif request.conversation is not None:
+        origin = request.conversation.id
+    elif past.ancestors or request.stored:
+        origin = past.ancestors[0] if past.ancestors else response_id
+    else:
+        return ""
+    return f"{sender.tenant}\0{origin}"

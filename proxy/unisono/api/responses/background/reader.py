@@ -1,0 +1,40 @@
+"""A response read from its log, by whoever asks and wherever it is made."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+import orjson
+
+from unisono.api.responses.outbound.dialects import OPENAI, Dialect
+from unisono.api.responses.outbound.events import WireEvent
+from unisono.core.state import Store
+
+WAIT_S = 5.0
+"""How long one look at the log waits for more, in seconds."""
+PAGE = 256
+
+
+async def logged_events(
+    store: Store, tenant: str, response_id: str, first: int, dialect: Dialect
+) -> AsyncGenerator[list[WireEvent]]:
+    """Every event from number `first` on, as it is logged, to the last one. Ends without one where the log is gone:
+    the response was deleted, or its log has expired."""
+    while True:
+        page = await store.events(tenant, response_id, first, limit=PAGE, wait_s=WAIT_S)
+        if page is None:
+            return
+        if page.events:
+            yield [to_event(data, first + place, dialect) for place, data in enumerate(page.events)]
+            first += len(page.events)
+        if page.ended:
+            return
+
+
+def to_event(data: bytes, number: int, dialect: Dialect) -> WireEvent:
+    """A logged event; logs are in OpenAI's form."""
+    if dialect is OPENAI:
+        # The type stands first: `{"type":"response.created",...`.
+        return WireEvent(number, data[9 : data.index(b'"', 9)].decode(), data)
+    event = dialect.translated(orjson.loads(data))
+    return WireEvent(number, event["type"], orjson.dumps(event))

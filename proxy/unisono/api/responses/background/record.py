@@ -1,0 +1,85 @@
+"""What a running response is kept as, so that another process can go on with it knowing nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from unisono.api.responses.asked import Asked, Sender, assembled
+from unisono.api.responses.keeping import as_kept, insisting
+from unisono.api.responses.means import Means
+from unisono.api.responses.outbound.events import Events
+from unisono.api.responses.outbound.response import Frame
+from unisono.api.responses.past import chain_of
+from unisono.api.responses.schema import ResponsesRequest
+from unisono.core.conversation import Json
+from unisono.core.state import Lease, LogWrite, Run, Status, StoredResponse
+from unisono.engine.turn import Report
+from unisono.errors import StoreConflict, UnisonoError
+
+ASKED = "asked"
+"""The note that holds the request without its input; it is gone when the response is over."""
+TRIES = "tries"
+"""The note that counts how often the response was taken over."""
+
+
+def recorded(asked: Asked, body: Mapping[str, Json]) -> StoredResponse:
+    """The response before anything of it is generated. `body` is the request as it came."""
+    without_input = {key: value for key, value in body.items() if key != "input"}
+    note: dict[str, Json] = {
+        "body": without_input,
+        "request_id": asked.sender.request_id,
+        "revision": asked.revision,
+    }
+    return as_kept(asked, asked.frame.stored(Status.QUEUED, notes={ASKED: note, TRIES: 0}))
+
+
+def tries_of(response: StoredResponse) -> int:
+    tries = response.notes.get(TRIES)
+    return tries if isinstance(tries, int) else 0
+
+
+async def rebuilt(means: Means, tenant: str, response: StoredResponse, lease: Lease) -> Asked:
+    """The request a kept response came from, with the past it had. Raises what it would be refused with now."""
+    note: Any = response.notes.get(ASKED) or {}
+    request = ResponsesRequest.model_validate(note.get("body") or {})
+    past = await chain_of(means.store, tenant, response)
+    revision = note.get("revision")
+    if past.revision != revision:
+        raise StoreConflict("The conversation was changed while the response was not being made.")
+    past = replace(past, earlier=(*past.earlier, *(said for item in response.input for said in item.said)))
+    asked = await assembled(
+        means,
+        Sender(tenant, str(note.get("request_id") or "")),
+        request,
+        replace(past, first_day=response.first_day),
+        means.resolve(request.model),
+        response_id=response.id,
+        created_at=int(response.created_at),
+        lease=lease,
+    )
+    frame = replace(asked.frame, request=response.request, ancestors=response.ancestors)
+    return replace(asked, turn=replace(asked.turn, input=response.input), frame=frame, revision=revision)
+
+
+async def fallen(
+    means: Means, run: Run, response: StoredResponse, lease: Lease, logged: int, error: UnisonoError
+) -> None:
+    """End a response that nobody can go on with; `logged` events of it are told already."""
+    frame = Frame(
+        id=response.id,
+        created_at=int(response.created_at),
+        model=response.model,
+        request=response.request,
+        first_day=response.first_day,
+        ancestors=response.ancestors,
+        conversation=response.conversation,
+    )
+    events = Events(frame, Report(), new_id=means.new_id, clock=means.clock)
+    events.resume((), logged)
+    made = [*events.fail(error), events.last()]
+    assert events.stored is not None
+    last = replace(events.stored, input=response.input)
+    write = LogWrite(logged, tuple(event.data for event in made))
+    await insisting(lambda: means.store.update(run.tenant, last, lease=lease, log=write))

@@ -1,0 +1,52 @@
+"""Holding a lease while something goes on: it is renewed well before it ends and given back at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from unisono.api.responses.means import Means
+from unisono.core.state import Lease
+from unisono.errors import StoreError
+
+RENEWALS = 3
+"""How often a lease is renewed in the time it holds: one that fails may fail once more."""
+
+log = logging.getLogger("unisono.responses")
+
+
+@asynccontextmanager
+async def held(means: Means, tenant: str, anchor: str, owner: str) -> AsyncIterator[Lease | None]:
+    """The lease of `anchor`; None when somebody else has it. Losing it is found out by the next write under it."""
+    lease = await means.store.acquire(tenant, anchor, owner, means.lease_s)
+    if lease is None:
+        yield None
+        return
+    renewing = asyncio.create_task(_renew(means, lease))
+    try:
+        yield lease
+    finally:
+        renewing.cancel()
+        with suppress(asyncio.CancelledError):
+            await renewing
+        await _give_back(means, lease)
+
+
+async def _renew(means: Means, lease: Lease) -> None:
+    while True:
+        await asyncio.sleep(means.lease_s / RENEWALS)
+        try:
+            if not await means.store.renew(lease, means.lease_s):
+                return
+        except StoreError as error:
+            log.warning("lease not renewed", extra={"code": error.code})
+
+
+async def _give_back(means: Means, lease: Lease) -> None:
+    """Whether it worked does not matter: what is not given back ends by itself."""
+    try:
+        await asyncio.shield(means.store.release(lease))
+    except StoreError as error:
+        log.warning("lease not given back", extra={"code": error.code})

@@ -1,0 +1,51 @@
+"""What the surface is given to work with; the composition root fills it in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from unisono.api.responses.items import NewId
+from unisono.core.conversation import Item
+from unisono.core.state import Store
+from unisono.engine.turn import Turns
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsesModel:
+    """What this surface knows of a model: the group that serves it and how its answers are shown."""
+
+    group: str
+    show_reasoning: bool = True
+    stream_tool_arguments: bool = False
+
+
+class Seals(Protocol):
+    """Items in a form that only this gateway can read."""
+
+    def seal(self, tenant: str, items: Sequence[Item]) -> str: ...
+
+    def open(self, tenant: str, text: str) -> tuple[Item, ...] | None:
+        """None for what is not ours, damaged, or another tenant's."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """`resolve` finds the model a name stands for and raises UnknownModel; `today` gives YYYY-MM-DD, `clock` seconds
+    since the epoch, `new_id` an unguessable id with a prefix. `seals` waits for the key, which may be in the store:
+    raises StoreUnavailable. `lease_s` is how long a lease holds without a sign of life, in seconds."""
+
+    turns: Turns
+    store: Store
+    resolve: Callable[[str], ResponsesModel]
+    seals: SealsSource
+    today: Callable[[], str]
+    new_id: NewId
+    clock: Callable[[], float]
+    lease_s: float = 10.0
+
+
+class SealsSource(Protocol):
+    async def __call__(self) -> Seals: ...

@@ -1,0 +1,75 @@
+"""Query parameters of what is kept, judged like fields of a body: a wrong one is named."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BeforeValidator, Field, field_validator
+from starlette.datastructures import QueryParams
+
+from unisono.api.fields import Open, wrong
+from unisono.api.responses.schema import INCLUDABLE, LOGPROBS
+
+MAX_PAGE = 100
+DEFAULT_PAGE = 20
+
+
+def _to_limit(value: Any) -> int:
+    """A number as it is written in a query."""
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 3:
+        limit = int(value)
+        if 1 <= limit <= MAX_PAGE:
+            return limit
+    raise wrong(f"must be a number from 1 to {MAX_PAGE}")
+
+
+MAX_EVENT_DIGITS = 15
+
+
+def _to_event(value: Any) -> int:
+    """The number of an event, as it is written in a query."""
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= MAX_EVENT_DIGITS:
+        return int(value)
+    raise wrong("must be the number of an event")
+
+
+def _to_flag(value: Any) -> bool:
+    if value in ("true", "false"):
+        return bool(value == "true")
+    raise wrong("must be true or false")
+
+
+class ItemQuery(Open):
+    """`include` may name what OpenAI's may. Nothing is left out of an item here, so nothing has to be asked for."""
+
+    include: list[str] = Field(default_factory=list)
+
+    @field_validator("include")
+    @classmethod
+    def _includable(cls, value: list[str]) -> list[str]:
+        for name in value:
+            if name not in INCLUDABLE and name != LOGPROBS:
+                raise wrong(f"there is no {name[:64]!r}; possible are {', '.join((*INCLUDABLE, LOGPROBS))}")
+        return value
+
+
+class PageQuery(ItemQuery):
+    after: str | None = None
+    limit: Annotated[int, BeforeValidator(_to_limit)] = DEFAULT_PAGE
+    order: Literal["asc", "desc"] = "desc"
+
+
+class ResponseQuery(ItemQuery):
+    """A response as a whole, or its events behind number `starting_after`."""
+
+    stream: Annotated[bool, BeforeValidator(_to_flag)] = False
+    starting_after: Annotated[int, BeforeValidator(_to_event)] | None = None
+
+
+Query = TypeVar("Query", bound=ItemQuery)
+
+
+def to_query(params: QueryParams, kind: type[Query]) -> Query:
+    """`include` is a list, which clients write with and without brackets. Raises pydantic's ValidationError."""
+    include = [*params.getlist("include"), *params.getlist("include[]")]
+    return kind.model_validate({**params, "include": include})

@@ -1,0 +1,34 @@
+"""The HTTP ends of the Responses API, for each dialect under paths of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fastapi import APIRouter
+
+from unisono.api.responses.background.runner import Runner
+from unisono.api.responses.means import Means
+from unisono.api.responses.outbound.dialects import OPEN_RESPONSES, OPENAI, Dialect
+from unisono.api.responses.routes.counting import counting_routes
+from unisono.api.responses.routes.create import create_routes
+from unisono.api.responses.routes.kept import kept_routes
+from unisono.api.sse import KEEP_ALIVE_S
+
+DIALECTS: Mapping[str, Dialect] = {
+    "/v1": OPENAI,
+    "": OPENAI,
+    "/open-responses/v1": OPEN_RESPONSES,
+    "/open-responses": OPEN_RESPONSES,
+}
+"""The dialect spoken under each prefix."""
+
+
+def responses_router(means: Means, runner: Runner, *, keep_alive_s: float = KEEP_ALIVE_S) -> APIRouter:
+    """Expects the layers of `api.door` in front: they put the caller and the request's id into the state."""
+    router = APIRouter()
+    for prefix, dialect in DIALECTS.items():
+        path = f"{prefix}/responses"
+        create_routes(router, path, means, runner, dialect, keep_alive_s)
+        counting_routes(router, path, means, dialect)
+        kept_routes(router, path, means, runner, dialect, keep_alive_s)
+    return router

@@ -1,0 +1,44 @@
+"""`POST /responses/input_tokens`: how long a prompt is, without a model being asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from unisono.api.body import read_json
+from unisono.api.responses.asked import Sender, assembled, judged
+from unisono.api.responses.means import Means
+from unisono.api.responses.outbound.dialects import Dialect
+from unisono.api.responses.past import recall
+from unisono.api.sse import CLIENT_CLOSED_REQUEST, ClientGone, until_disconnect
+
+
+def counting_routes(router: APIRouter, path: str, means: Means, dialect: Dialect) -> None:
+    """`path` is that of the responses."""
+
+    async def counted(sender: Sender, body: dict[str, Any], size: int) -> int:
+        # Nothing is kept of a count, so it asks the store only for what it continues.
+        wanted = await judged({**body, "store": False, "background": False}, size)
+        model = means.resolve(wanted.model)
+        past = await recall(means.store, sender.tenant, wanted)
+        asked = await assembled(
+            means, sender, wanted, past, model, response_id=means.new_id("resp_"), created_at=0, size=size
+        )
+        return await means.turns.count(asked.turn.turn)
+
+    async def count(request: Request) -> Response:
+        body = await read_json(request)
+        sender = Sender(request.state.caller.tenant, request.state.request_id, dialect)
+        work = counted(sender, body, len(await request.body()))
+        try:
+            tokens = await until_disconnect(request.receive, work)
+        except ClientGone:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        answer = {"object": "response.input_tokens", "input_tokens": tokens}
+        return Response(orjson.dumps(answer), media_type="application/json")
+
+    router.add_route(f"{path}/input_tokens", count, methods=["POST"], name="input_tokens")

@@ -1,0 +1,161 @@
+"""`POST /responses`: an answer to wait for, as a whole or as events, or one that is fetched later."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from unisono.api.about import backend_header, recoveries_header
+from unisono.api.body import read_json
+from unisono.api.responses.answer import answer_events, answer_whole
+from unisono.api.responses.asked import Sender, judged, understood
+from unisono.api.responses.background.reader import logged_events
+from unisono.api.responses.background.runner import Runner, missing
+from unisono.api.responses.idempotency import Claim, begun, claim_of, give_back, owner_of
+from unisono.api.responses.means import Means
+from unisono.api.responses.outbound.dialects import Dialect
+from unisono.api.responses.outbound.events import LAST, WireEvent
+from unisono.api.responses.outbound.response import failure_in, to_response
+from unisono.api.responses.schema import ResponsesRequest
+from unisono.api.sse import CLIENT_CLOSED_REQUEST, DONE, ClientGone, EventStream, until_disconnect
+from unisono.core.state import Status, StoredResponse
+from unisono.engine.turn import Report
+
+
+def create_routes(
+    router: APIRouter, path: str, means: Means, runner: Runner, dialect: Dialect, keep_alive_s: float
+) -> None:
+    """`path` is that of the responses."""
+
+    async def create(request: Request) -> Response:
+        body = await read_json(request)
+        size = len(await request.body())
+        wanted = await judged(body, size)
+        sender = Sender(request.state.caller.tenant, request.state.request_id, dialect)
+        claim = await claim_of(request, sender.tenant, path) if wanted.stored else None
+        posted = Posted(means, runner, sender, wanted, body, size)
+        try:
+            if claim is not None or wanted.background:
+                response_id = await posted.let_run(claim)
+                if wanted.stream:
+                    return EventStream(
+                        told(logged_events(means.store, sender.tenant, response_id, 0, dialect)),
+                        keep_alive_s=keep_alive_s,
+                    )
+                if wanted.background:
+                    return shown(await posted.found(response_id), dialect)
+                response = await until_disconnect(request.receive, posted.finished(claim, response_id))
+                return shown(response, dialect)
+            if wanted.stream:
+                report = Report()
+                source = told(posted.events(report))
+                return EventStream(source, headers=lambda: backend_header([report]), keep_alive_s=keep_alive_s)
+            response, report = await until_disconnect(request.receive, posted.whole())
+        except ClientGone:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        return shown(response, dialect, {**backend_header([report]), **recoveries_header([report])})
+
+    router.add_route(path, create, methods=["POST"], name="responses")
+
+
+class Posted:
+    """One request and the ways to answer it. `size` is that of its body in bytes."""
+
+    def __init__(
+        self,
+        means: Means,
+        runner: Runner,
+        sender: Sender,
+        wanted: ResponsesRequest,
+        body: Mapping[str, Any],
+        size: int,
+    ) -> None:
+        self._means = means
+        self._runner = runner
+        self._sender = sender
+        self._wanted = wanted
+        self._body = body
+        self._size = size
+
+    async def whole(self) -> tuple[StoredResponse, Report]:
+        response_id = self._means.new_id("resp_")
+        async with understood(
+            self._means, self._sender, self._wanted, response_id=response_id, size=self._size
+        ) as asked:
+            return await answer_whole(self._means, asked)
+
+    async def events(self, report: Report) -> AsyncGenerator[list[WireEvent]]:
+        """The events of the answer; `report` becomes that of its run."""
+        response_id = self._means.new_id("resp_")
+        async with understood(
+            self._means, self._sender, self._wanted, response_id=response_id, size=self._size
+        ) as asked:
+            run = self._means.turns.start(asked.turn.turn)
+            answering = answer_events(self._means, asked, run)
+            try:
+                async for made in answering:
+                    report.backend = run.report.backend
+                    yield made
+            finally:
+                await answering.aclose()
+
+    async def let_run(self, claim: Claim | None) -> str:
+        """Begin the response, or find the one an earlier request with the same key began; its id."""
+        response_id = self._means.new_id("resp_")
+        while claim is not None:
+            owner = await owner_of(self._means, claim, response_id)
+            if owner == response_id:
+                break
+            if await begun(self._means, claim, owner) is not None:
+                return owner
+        try:
+            await self._runner.begin(self._sender, self._wanted, self._body, response_id=response_id, size=self._size)
+        except BaseException:
+            if claim is not None:
+                await give_back(self._means, claim, response_id)
+            raise
+        return response_id
+
+    async def found(self, response_id: str) -> StoredResponse:
+        [response] = await self._means.store.responses(self._sender.tenant, [response_id])
+        if response is None:
+            raise missing(response_id)
+        return response
+
+    async def finished(self, claim: Claim | None, response_id: str) -> StoredResponse:
+        """The response when it is over. Raises what it failed with; its key is free again then."""
+        store, tenant = self._means.store, self._sender.tenant
+        response = await self.found(response_id)
+        seen = 0
+        while not response.status.terminal:
+            async for made in logged_events(store, tenant, response_id, seen, self._sender.dialect):
+                seen += len(made)
+            response = await self.found(response_id)
+        if response.status is Status.FAILED:
+            if claim is not None:
+                await give_back(self._means, claim, response_id)
+            raise failure_in(response)
+        return response
+
+
+async def told(events: AsyncGenerator[list[WireEvent]]) -> AsyncGenerator[bytes]:
+    """Events as a stream of bytes, a batch at a time, and its end."""
+    try:
+        last = ""
+        async for made in events:
+            yield b"".join([event.sse() for event in made])
+            last = made[-1].type
+        if last in LAST.values():
+            yield DONE
+    finally:
+        await events.aclose()
+
+
+def shown(response: StoredResponse, dialect: Dialect, headers: Mapping[str, str] | None = None) -> Response:
+    body = orjson.dumps(to_response(response, dialect))
+    return Response(body, headers=dict(headers or {}), media_type="application/json")

@@ -1,0 +1,98 @@
+"""Sealed reasoning: what a client without stored state carries for the gateway as `encrypted_content`.
+
+A seal holds items with their exact tokens, can be read and made only with the gateway's key, and only for the tenant it
+was made for. Opening never raises: what is not ours, damaged, another tenant's or of another key is None, and a client
+that sends it merely loses what was in it.
+"""
+
+from __future__ import annotations
+
+import binascii
+import os
+import zlib
+from base64 import b64decode, urlsafe_b64encode
+from collections.abc import Sequence
+from typing import Final
+
+import orjson
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from unisono.core.conversation import Item
+from unisono.core.records import to_item, to_record
+from unisono.errors import InternalError
+
+PREFIX: Final = "uns1."
+"""How a seal begins: the version of the cipher and of how the key is made."""
+VERSION: Final = 1
+"""Of the items inside."""
+PURPOSE: Final = b"unisono sealed items 1"
+"""Keeps this key apart from any other made from the same salt."""
+KEY_BYTES: Final = 32
+NONCE_BYTES: Final = 12
+LONGEST: Final = 1 << 20
+"""Characters of a seal that is opened."""
+LARGEST: Final = 16 << 20
+"""Bytes inside of one."""
+
+
+class Sealer:
+    """Seals and opens with a key made from `salt`, the gateway's secret."""
+
+    def __init__(self, salt: bytes) -> None:
+        key = HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=PURPOSE).derive(salt)
+        self._cipher = AESGCM(key)
+
+    def seal(self, tenant: str, items: Sequence[Item]) -> str:
+        """Plain ASCII. Raises InternalError for text that is not Unicode."""
+        try:
+            content = orjson.dumps({"v": VERSION, "items": [to_record(item) for item in items]})
+        except orjson.JSONEncodeError as error:
+            raise InternalError(f"items that cannot be sealed: {error}") from error
+        nonce = os.urandom(NONCE_BYTES)
+        sealed = nonce + self._cipher.encrypt(nonce, zlib.compress(content, 1), _bound_to(tenant))
+        return PREFIX + _written(sealed)
+
+    def open(self, tenant: str, text: str) -> tuple[Item, ...] | None:
+        """What was sealed for `tenant`; None for anything else."""
+        if len(text) > LONGEST or not text.startswith(PREFIX):
+            return None
+        try:
+            sealed = _read(text.removeprefix(PREFIX))
+            packed = self._cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], _bound_to(tenant))
+            record = orjson.loads(_unpacked(packed))
+            if record["v"] != VERSION:
+                return None
+            return tuple(map(to_item, record["items"]))
+        except (InvalidTag, zlib.error, KeyError, TypeError, ValueError, AttributeError):
+            return None
+
+
+def _bound_to(tenant: str) -> bytes:
+    return tenant.encode("utf-8", "surrogatepass")
+
+
+def _written(data: bytes) -> str:
+    return urlsafe_b64encode(data).rstrip(b"=").decode("ascii")
+
+
+def _read(text: str) -> bytes:
+    """Raises ValueError for anything but what `_written` writes: several texts would mean the same bytes otherwise."""
+    try:
+        data = b64decode(text.encode("ascii") + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except binascii.Error as error:
+        raise ValueError("not base64") from error
+    if _written(data) != text:
+        raise ValueError("not canonical")
+    return data
+
+
+def _unpacked(packed: bytes) -> bytes:
+    """Raises ValueError, zlib.error."""
+    reading = zlib.decompressobj()
+    content = reading.decompress(packed, LARGEST)
+    if not reading.eof:
+        raise ValueError("too large, or cut")
+    return content

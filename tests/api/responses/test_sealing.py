@@ -1,0 +1,121 @@
+"""Sealed items come back as they were for whom they were sealed, and as nothing for anybody else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from base64 import urlsafe_b64encode
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.api.responses.sealing import LONGEST, PREFIX, Sealer
+from unisono.core.conversation import (
+    AssistantCall,
+    AssistantMessage,
+    AssistantReasoning,
+    DeveloperMessage,
+    Item,
+    Phase,
+    ToolResult,
+    UserMessage,
+)
+from unisono.core.generation import VOCABULARY
+from unisono.errors import InternalError
+
+SALT = b"the salt of this gateway"
+SEALER = Sealer(SALT)
+THOUGHT = AssistantReasoning("Grüße, 世界 🌍 <|end|> \x00", (200006, 173781, 200005, 35644, 200008, 1, 2, 200007))
+
+text = st.text(st.characters(exclude_categories=("Cs",)), max_size=30)
+tokens = st.lists(st.integers(0, VOCABULARY - 1), max_size=8).map(tuple)
+item: st.SearchStrategy[Item] = st.one_of(
+    st.builds(UserMessage, text),
+    st.builds(DeveloperMessage, text),
+    st.builds(AssistantReasoning, text, tokens),
+    st.builds(AssistantMessage, text, st.sampled_from(Phase), tokens),
+    st.builds(AssistantCall, text, text, text, tokens),
+    st.builds(ToolResult, text, text, text),
+)
+items = st.lists(item, max_size=4).map(tuple)
+
+
+@given(st.text(max_size=20), items)
+def test_what_is_sealed_comes_back_with_its_exact_tokens(tenant: str, sealed: tuple[Item, ...]) -> None:
+    seal = SEALER.seal(tenant, sealed)
+    assert seal.isascii()
+    assert Sealer(SALT).open(tenant, seal) == sealed
+
+
+@given(st.data())
+def test_any_other_character_anywhere_gives_nothing(data: st.DataObject) -> None:
+    seal = SEALER.seal("ann", [THOUGHT])
+    at = data.draw(st.integers(0, len(seal) - 1))
+    other = data.draw(st.characters().filter(lambda letter: letter != seal[at]))
+    assert SEALER.open("ann", seal[:at] + other + seal[at + 1 :]) is None
+
+
+def test_every_bit_counts_the_last_ones_too() -> None:
+    alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_=+/ \n"
+    for length in range(4):
+        seal = SEALER.seal("ann", [UserMessage(os.urandom(length).hex())])
+        opened = [letter for letter in alphabet if SEALER.open("ann", seal[:-1] + letter) is not None]
+        assert opened == [seal[-1]]
+        assert all(SEALER.open("ann", seal + letter) is None for letter in alphabet)
+        assert all(SEALER.open("ann", seal[:cut]) is None for cut in range(len(seal)))
+
+
+@given(st.text(max_size=60))
+def test_anything_else_is_nothing_and_never_raises(said: str) -> None:
+    assert SEALER.open("ann", said) is None
+    assert SEALER.open("ann", PREFIX + said) is None
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_in_its_dress_are_nothing(said: bytes) -> None:
+    assert SEALER.open("ann", PREFIX + urlsafe_b64encode(said).rstrip(b"=").decode()) is None
+
+
+OTHERS = {"another tenant": (SALT, "bob"), "nobody": (SALT, ""), "another key": (b"an older salt", "ann")}
+
+
+@pytest.mark.parametrize(("salt", "tenant"), OTHERS.values(), ids=OTHERS)
+def test_nobody_else_opens_it(salt: bytes, tenant: str) -> None:
+    assert Sealer(salt).open(tenant, SEALER.seal("ann", [THOUGHT])) is None
+
+
+def test_equal_items_have_different_seals_and_none_shows_what_it_holds() -> None:
+    one, other = SEALER.seal("ann", [THOUGHT]), SEALER.seal("ann", [THOUGHT])
+    assert one.startswith(PREFIX)
+    assert one[:20] != other[:20]
+
+
+def test_the_longest_thoughts_there_are_can_be_opened_again() -> None:
+    words = " ".join(str(number) for number in range(131_072))
+    long = AssistantReasoning(words, tuple(range(60_000, 60_000 + 131_072)))
+    seal = SEALER.seal("ann", [long])
+    assert len(seal) < LONGEST
+    assert SEALER.open("ann", seal) == (long,)
+
+
+def test_what_is_too_long_is_not_even_looked_at() -> None:
+    seal = SEALER.seal("ann", [AssistantReasoning(os.urandom(LONGEST // 2).hex())])
+    assert len(seal) > LONGEST / 2
+    assert SEALER.open("ann", seal + "A" * LONGEST) is None
+    assert SEALER.open("ann", SEALER.seal("ann", [AssistantReasoning(os.urandom(LONGEST).hex())])) is None
+
+
+def test_text_that_is_no_unicode_is_refused() -> None:
+    with pytest.raises(InternalError):
+        SEALER.seal("ann", [UserMessage("\ud800")])
+
+
+def test_a_seal_of_another_process_opens() -> None:
+    script = (
+        "from unisono.api.responses.sealing import Sealer; from unisono.core.conversation import UserMessage; "
+        f"print(Sealer({SALT!r}).seal('ann', [UserMessage('hello')]))"
+    )
+    made = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
+    assert SEALER.open("ann", made) == (UserMessage("hello"),)
