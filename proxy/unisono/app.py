@@ -9,10 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import EntryPoint, entry_points
 from secrets import token_bytes, token_hex
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from fastapi import FastAPI
@@ -48,6 +49,9 @@ from unisono.routing.slots import SlottedBackend
 from unisono.store import open_store
 from unisono.store.upkeep import Upkeep
 
+if TYPE_CHECKING:
+    from unisono.api.responses.sealing import Sealer
+
 BACKENDS = "unisono.backends"
 """The entry-point group adapters register themselves in, by kind."""
 
@@ -67,6 +71,7 @@ class Gateway:
     pool: RoundRobinPool
     store: Store
     upkeep: Upkeep
+    _sealers: list[Sealer] = field(default_factory=list)
 
     async def salt(self) -> bytes:
         """What seals are made with: the configured key, else the store's. Raises `StoreUnavailable`."""
@@ -74,6 +79,14 @@ class Gateway:
         if configured is not None:
             return configured.get_secret_value().encode()
         return await self.store.secret(SALT, token_bytes(SALT_BYTES))
+
+    async def sealer(self) -> Sealer:
+        """The one sealer of this gateway, made when it is first needed. Raises `StoreUnavailable`."""
+        if not self._sealers:
+            from unisono.api.responses.sealing import Sealer
+
+            self._sealers.append(Sealer(await self.salt()))
+        return self._sealers[0]
 
 
 def build(config: Config) -> FastAPI:

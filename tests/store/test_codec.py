@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.contract.state import EVERY_ITEM, conversation, full_response
+from unisono.core import records
 from unisono.core.conversation import (
     AssistantCall,
     AssistantMessage,
@@ -127,4 +128,4 @@ def test_what_is_not_json_is_not_kept() -> None:
 
 
 def test_every_item_of_a_conversation_has_a_name_in_records() -> None:
-    assert set(codec.KIND) == {type(part) for item in EVERY_ITEM for part in item.said}
+    assert set(records.KIND) == {type(part) for item in EVERY_ITEM for part in item.said}

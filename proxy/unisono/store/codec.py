@@ -8,79 +8,29 @@ from __future__ import annotations
 
 import array
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import orjson
 
-from unisono.core.conversation import (
-    AssistantCall,
-    AssistantMessage,
-    AssistantReasoning,
-    DeveloperMessage,
-    Item,
-    Json,
-    Phase,
-    Tokens,
-    ToolResult,
-    UserMessage,
-)
+from unisono.core.conversation import Tokens
 from unisono.core.generation import Usage
+from unisono.core.records import Record, text_of, to_item, to_record
 from unisono.core.state import Bounds, Status, StoredConversation, StoredItem, StoredResponse
 from unisono.errors import InternalError, StoreTooLarge, StoreUnreadable
 
 VERSION = 1
 
-Record = dict[str, Json]
-
-
-def _tokens(record: Record) -> tuple[int, ...]:
-    return tuple(cast("list[int]", record.get("tokens", ())))
-
-
-def _text(record: Record, key: str = "text") -> str:
-    value = record[key]
-    if not isinstance(value, str):
-        raise TypeError(key)
-    return value
-
-
-SAID: Mapping[str, tuple[type[Item], Callable[[Record], Item]]] = {
-    "user": (UserMessage, lambda r: UserMessage(_text(r))),
-    "developer": (DeveloperMessage, lambda r: DeveloperMessage(_text(r))),
-    "reasoning": (AssistantReasoning, lambda r: AssistantReasoning(_text(r), _tokens(r))),
-    "message": (AssistantMessage, lambda r: AssistantMessage(_text(r), Phase(_text(r, "phase")), _tokens(r))),
-    "call": (
-        AssistantCall,
-        lambda r: AssistantCall(_text(r, "call_id"), _text(r, "name"), _text(r, "arguments"), _tokens(r)),
-    ),
-    "result": (ToolResult, lambda r: ToolResult(_text(r, "call_id"), _text(r, "name"), _text(r, "output"))),
-}
-"""How each item of a conversation is named in a record, and read from one."""
-
-KIND = {kind: name for name, (kind, _) in SAID.items()}
-
-
-def _said(item: Item) -> Record:
-    record: Record = {"kind": KIND[type(item)]}
-    for key in type(item).__slots__:
-        value = getattr(item, key)
-        if key != "tokens":
-            record[key] = value
-        elif value:
-            record[key] = list(value)
-    return record
-
 
 def _item(item: StoredItem) -> Record:
-    return {"id": item.id, "said": [_said(part) for part in item.said], "shown": dict(item.shown)}
+    return {"id": item.id, "said": [to_record(part) for part in item.said], "shown": dict(item.shown)}
 
 
 def _to_item(record: Record) -> StoredItem:
     said = cast("list[Record]", record["said"])
     return StoredItem(
-        _text(record, "id"),
-        tuple(SAID[_text(part, "kind")][1](part) for part in said),
+        text_of(record, "id"),
+        tuple(map(to_item, said)),
         cast("Record", record["shown"]),
     )
 
@@ -171,11 +121,11 @@ def decode_response(head: bytes, given: bytes, output: bytes) -> StoredResponse:
 def _to_response(record: Record) -> StoredResponse:
     usage = cast("dict[str, int] | None", record["usage"])
     return StoredResponse(
-        id=_text(record, "id"),
-        status=Status(_text(record, "status")),
-        model=_text(record, "model"),
+        id=text_of(record, "id"),
+        status=Status(text_of(record, "status")),
+        model=text_of(record, "model"),
         created_at=cast("float", record["created_at"]),
-        first_day=_text(record, "first_day"),
+        first_day=text_of(record, "first_day"),
         request=cast("Record", record["request"]),
         input=tuple(map(_to_item, cast("list[Record]", record["input"]))),
         output=tuple(map(_to_item, cast("list[Record]", record["output"]))),
@@ -205,9 +155,9 @@ def decode_conversation(data: bytes, revision: int) -> StoredConversation:
         "StoredConversation",
         _reading(
             lambda record: StoredConversation(
-                _text(record, "id"),
+                text_of(record, "id"),
                 cast("float", record["created_at"]),
-                _text(record, "first_day"),
+                text_of(record, "first_day"),
                 cast("Record", record["metadata"]),
                 revision,
             ),

@@ -29,7 +29,7 @@ SALT = b"the salt of this gateway"
 SEALER = Sealer(SALT)
 THOUGHT = AssistantReasoning("Grüße, 世界 🌍 <|end|> \x00", (200006, 173781, 200005, 35644, 200008, 1, 2, 200007))
 
-text = st.text(st.characters(exclude_categories=("Cs",)), max_size=30)
+text = st.text(st.characters(codec="utf-8"), max_size=30)
 tokens = st.lists(st.integers(0, VOCABULARY - 1), max_size=8).map(tuple)
 item: st.SearchStrategy[Item] = st.one_of(
     st.builds(UserMessage, text),
