@@ -1,50 +1,39 @@
 """The engine: render, pick a backend, generate in steps, route.
 
-One run is one loop over steps. A step is one generation on one backend; what it left behind decides the next one (see
-`steps.py`). Until something was shown, a failing backend is replaced by the next deployment and nobody notices.
+One run is one loop over steps. A step is one generation on one backend, behind its prompt and what was said of it
+before; what it left behind decides the next one (see `steps.py`). Until something was shown, a failing backend is
+replaced by the next deployment and nobody notices.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from unisono.core.conversation import Conversation
-from unisono.core.events import Closed, Event, Finished, Repaired
-from unisono.core.generation import (
-    START,
-    Capabilities,
-    Chunk,
-    FinishReason,
-    Form,
-    Generation,
-    Prompt,
-    Usage,
-)
+from unisono.core.events import Event, Finished, Repaired
+from unisono.core.generation import Capabilities, Chunk, FinishReason, Form, Generation, Prompt, Usage
+from unisono.core.ids import DerivedIds
 from unisono.core.ports import Deployment, Pool
+from unisono.engine.journal import Way
 from unisono.engine.memory import TurnMemory
-from unisono.engine.steps import Answer, Done, next_step
-from unisono.engine.stops import StopStrings
+from unisono.engine.prompts import OFF_LOOP_TOKENS, Fitted, Rendered, fit, go_on, render
+from unisono.engine.reading import Reading
+from unisono.engine.steps import OpenFinal
 from unisono.engine.turn import Report, Run, Turn
 from unisono.errors import BackendError, BackendProtocolError, BackendUnavailable, ContextTooLong, UnsupportedValue
-from unisono.harmony.decode import decoder_for
+from unisono.harmony.decode import Decoder
 from unisono.harmony.encoding import Encoding
-from unisono.harmony.header import Header
 from unisono.harmony.render import Renderer
-from unisono.harmony.router import HarmonyRouter
-from unisono.harmony.tools import plan_tools
-
-OFF_LOOP_CHARS = 8_000
-"""Text not rendered before is encoded in a thread from this length on; about 2 ms of work."""
-
-OFF_LOOP_ITEMS = 200
-"""So many items are put together in a thread, however little of their text is new: a text backend's structure is
-checked item by item, about 0.2 ms each."""
+from unisono.harmony.tools import ToolSet, plan_tools
 
 DEFAULT_CONTEXT = 131_072
 """gpt-oss's own window, for backends that do not tell theirs."""
+
+ROOM_WANTED = 1_024
+"""Tokens that an answer without a limit of its own is to have where turns may be left out for it."""
 
 
 class Engine:
@@ -68,14 +57,17 @@ class Engine:
     def start(self, turn: Turn) -> Run:
         return _Run(self, turn)
 
+    async def count(self, turn: Turn) -> int:
+        conversation, tools = await self.prepared(turn)
+        return len((await render(self.renderer, conversation, tools, Form.IDS)).prompt.tokens)
 
-@dataclass(slots=True)
-class _Rendered:
-    """One step's prompt. `opening` is the header of the message it leaves open."""
-
-    prompt: Prompt
-    opening: Header | None
-    opening_tokens: Sequence[int]
+    async def prepared(self, turn: Turn) -> tuple[Conversation, ToolSet]:
+        """The turn's conversation as it is rendered, and its tools, named and checked."""
+        conversation = self.memory.recall(turn.tenant, turn.conversation, dated=turn.dated)
+        if not turn.conversation.preamble.tools:
+            return conversation, plan_tools(())
+        # A schema may take half a second to read; other streams go on meanwhile.
+        return conversation, await asyncio.to_thread(plan_tools, turn.conversation.preamble.tools, at=turn.tools_at)
 
 
 class _Run:
@@ -86,8 +78,11 @@ class _Run:
         self._tools = plan_tools(())
         self._conversation = turn.conversation
         self._batches: AsyncGenerator[list[Event]] | None = None
+        # A journal is read once for each attempt, to the same ids.
+        self._seed = turn.seed or (engine.new_call_id() if turn.journal else "")
         self._shown = False
-        self._closed: list[Closed] = []
+        """Whether anything was shown beyond what the turn's journal says."""
+        self._asked = False
         self._usage = Usage()
 
     def __aiter__(self) -> AsyncIterator[list[Event]]:
@@ -100,169 +95,197 @@ class _Run:
 
     async def _run(self) -> AsyncGenerator[list[Event]]:
         turn, engine = self._turn, self._engine
-        self._conversation = engine.memory.recall(turn.tenant, turn.conversation)
-        if tools := turn.conversation.preamble.tools:
-            # A schema may take half a second to read; other streams go on meanwhile.
-            self._tools = await asyncio.to_thread(plan_tools, tools)
-        deployments = engine.pool.choose(turn.model)
+        self._conversation, self._tools = await engine.prepared(turn)
+        reading, known = await self._reading()
+        if turn.journal:
+            self._publish(reading)
+            yield known
+        deployments = engine.pool.choose(turn.model, turn.sticky)
         for attempt, deployment in enumerate(deployments, start=1):
             self.report.backend = deployment.name
+            last = attempt == len(deployments)
             held: list[Event] = []
             try:
-                async with aclosing(self._answer(deployment)) as batches:
+                async with aclosing(self._answer(deployment, reading, last=last)) as batches:
                     async for batch in batches:
                         if isinstance(batch[-1], Finished):
                             # Before the client sees the end: it may be gone, or asking again, right after.
-                            engine.pool.succeeded(deployment)
-                            engine.memory.record(turn.tenant, self._closed, opened=turn.conversation.prefill or "")
+                            self._succeeded(deployment, reading)
                         held += batch
                         if turn.whole or not (self._shown or any(map(_is_visible, batch))):
                             continue
                         self._shown = True
+                        self._publish(reading)
                         batch, held = held, []
                         yield batch
             except (BackendError, ContextTooLong) as error:
                 elsewhere = not isinstance(error, BackendError) or error.retry_elsewhere
                 if isinstance(error, BackendError) and elsewhere:
                     engine.pool.failed(deployment, error)
-                if self._shown or not elsewhere or attempt == len(deployments):
+                if self._shown or not elsewhere or last:
                     raise
-                self._begin_anew()
+                reading = await self._begun_anew()
             else:
                 if held:
+                    self._publish(reading)
                     yield held
                 return
         raise BackendUnavailable(f"no backend serves {turn.model!r} right now")
 
-    def _begin_anew(self) -> None:
+    async def _reading(self) -> tuple[Reading, list[Event]]:
+        """An answer at its beginning, or behind the turn's journal, and what that says."""
+        turn, engine = self._turn, self._engine
+        new_call_id = engine.new_call_id
+        if self._seed:
+            ids = DerivedIds(self._seed, "call")
+            new_call_id = lambda: ids("call_")  # noqa: E731
+        reading = Reading(engine.encoding, self._tools, turn, new_call_id, self.report.recoveries)
+        if not turn.journal:
+            return reading, []
+        read_again = (turn.journal, self._conversation, engine.renderer.opening)
+        if len(turn.journal) > OFF_LOOP_TOKENS:
+            return reading, await asyncio.to_thread(reading.again, *read_again)
+        return reading, reading.again(*read_again)
+
+    async def _begun_anew(self) -> Reading:
         """Nothing was shown, so nothing of the failed attempt counts."""
         self.report.failovers += 1
         self.report.recoveries.clear()
-        self._closed.clear()
         self._usage = Usage()
+        reading, _ = await self._reading()
+        return reading
 
-    async def _answer(self, deployment: Deployment) -> AsyncGenerator[list[Event]]:
-        """The whole answer on one deployment, in as many steps as it takes."""
-        turn = self._turn
+    def _publish(self, reading: Reading) -> None:
+        """The tokens read so far are told with the batch that is yielded next. Once nothing can be taken back the
+        journal grows by itself."""
+        if reading.journal is not self.report.journal:
+            self.report.journal += reading.journal[len(self.report.journal) :]
+            if self._shown:
+                reading.journal = self.report.journal
+
+    def _succeeded(self, deployment: Deployment, reading: Reading) -> None:
+        if self._asked:
+            self._engine.pool.succeeded(deployment)
+        self._engine.memory.record(self._turn.tenant, reading.closed, opened=self._turn.conversation.prefill or "")
+
+    async def _answer(self, deployment: Deployment, reading: Reading, *, last: bool) -> AsyncGenerator[list[Event]]:
+        """What is left of the answer on one deployment, in as many steps as it takes."""
         capabilities = await deployment.capabilities()
-        if turn.sampling.logit_bias and not capabilities.logit_bias:
+        if self._turn.sampling.logit_bias and not capabilities.logit_bias:
             raise UnsupportedValue("'logit_bias': the backend of this model cannot bias tokens.", param="logit_bias")
-        router = self._router(capabilities)
-        stops = StopStrings(turn.stop) if turn.stop else None
-        conversation = self._conversation
-        answer, step = Answer(), None
+        conversation, rendered = await self._first_prompt(capabilities)
+        if not self._turn.journal:
+            reading.begin(rendered.opening)
+        elif reading.step is not None:
+            rendered = await self._render(reading.step.extend(conversation), capabilities)
         while True:
-            rendered = await self._render(conversation, capabilities)
-            spent = router.usage.completion_tokens
-            room = self._room(rendered.prompt, capabilities, spent, begun=step is not None)
-            if step is not None:
-                if room < 1:
-                    yield [self._finished(router, FinishReason.LENGTH)]
-                    return
-                repaired = Repaired(step.rule, spent)
-                self._note([repaired])
-                yield [repaired]
-            job = self._job(rendered.prompt, deployment, room)
-            if answer.steps or rendered.opening is not None:
-                router.resume(rendered.opening, rendered.opening_tokens)
-            generated = self._generate(deployment, capabilities, job, router, rendered.opening)
-            async with aclosing(generated) as batches:
-                async for events, reason in batches:
-                    shown = events if stops is None else stops.filter(events)
-                    self._note(shown)
-                    if stops is not None and stops.matched is not None:
-                        yield [*shown, self._finished(router, FinishReason.STOP, stops.matched)]
-                        return
-                    if reason is None:
-                        if shown:
-                            yield shown
-                        continue
-                    answer = answer.after(reason, self._closed, cut_call=router.cut_call)
-                    decided = next_step(answer)
-                    if isinstance(decided, Done):
-                        yield [*shown, self._finished(router, reason)]
-                        return
-                    if shown:
+            step = self._step(deployment, capabilities, reading, rendered, last=last)
+            async with aclosing(step) as batches:
+                async for shown, reason in batches:
+                    if reason is None and reading.stop_sequence is None:
                         yield shown
-                    step = decided
-                    conversation = step.extend(self._conversation)
+                        continue
+                    reason = reason or FinishReason.STOP
+                    follows = reading.decided
+                    if reading.stop_sequence is not None or not isinstance(follows, OpenFinal):
+                        yield [*shown, self._finished(reading, reason)]
+                        return
+                    rendered = await self._render(follows.extend(conversation), capabilities)
+                    if self._room(rendered.prompt, capabilities, reading.completed) < 1:
+                        yield [*shown, self._finished(reading, FinishReason.LENGTH)]
+                        return
+                    # One batch: between its events there is no token that a journal could be cut at.
+                    yield [*shown, *reading.go_on(follows, rendered.opening)]
 
-    def _router(self, capabilities: Capabilities) -> HarmonyRouter:
-        return HarmonyRouter(
-            self._engine.encoding,
-            self._tools,
-            self._engine.new_call_id,
-            hold_calls=self._turn.hold_calls,
-            calls_allowed=self._turn.calls_allowed,
-            parallel_calls=self._turn.parallel_calls,
-            canonical=capabilities.output is not Form.IDS,
-        )
-
-    async def _generate(
+    async def _step(
         self,
         deployment: Deployment,
         capabilities: Capabilities,
-        job: Generation,
-        router: HarmonyRouter,
-        opening: Header | None,
+        reading: Reading,
+        rendered: Rendered,
+        *,
+        last: bool,
     ) -> AsyncGenerator[tuple[list[Event], FinishReason | None]]:
-        """One generation: events per network read; the last comes with the reason it ended."""
-        decoder = decoder_for(capabilities.output, self._engine.encoding, opening)
-        first = not self._usage.prompt_tokens
-        if first:
-            self._usage = Usage(prompt_tokens=len(job.prompt.tokens))
+        """The current step from where it is to its end: what may be shown per network read; the last comes with the
+        reason it ended. No backend is asked for a step that has ended, or for which there is no room."""
+        if reading.stop_sequence is not None:
+            yield [], FinishReason.STOP
+            return
+        if reading.ended:
+            yield reading.end(FinishReason.STOP), FinishReason.STOP
+            return
+        said = reading.said
+        going_on = await go_on(self._engine.encoding, rendered, said, capabilities, guessed=reading.guessed)
+        room = self._room(going_on.prompt, capabilities, reading.spent + going_on.said)
+        if room < 1:
+            limit = self._turn.max_tokens
+            if not last and (limit is None or reading.spent + going_on.said < limit):
+                raise self._too_long(going_on.prompt, capabilities)
+            yield reading.end(FinishReason.LENGTH), FinishReason.LENGTH
+            return
+        reading.came(Way.of(capabilities))
+        first = not said and reading.step is None
+        job = self._job(going_on.prompt, deployment, room)
+        generated = self._generate(deployment, job, going_on.decoder, reading, first=first)
+        async with aclosing(generated) as batches:
+            async for batch in batches:
+                yield batch
+
+    async def _generate(
+        self, deployment: Deployment, job: Generation, decoder: Decoder, reading: Reading, *, first: bool
+    ) -> AsyncGenerator[tuple[list[Event], FinishReason | None]]:
         stream = deployment.backend.complete(job)
+        self._asked = True
         try:
             async for chunk in stream:
-                events = router.feed(decoder.feed(chunk))
                 if first:
                     self._count(chunk)
+                tokens = decoder.feed(chunk)
                 if chunk.finish is None:
-                    if events:
-                        yield events, None
+                    # Without a token nothing is shown: a journal could not tell that it was.
+                    if tokens and (shown := reading.feed(tokens)):
+                        yield shown, None
                     continue
-                events += router.feed(decoder.end())
-                if chunk.stop_token is not None:
-                    events += router.feed([chunk.stop_token])
-                events += router.end(chunk.finish, stop_hidden=not capabilities.stop_visible)
-                yield events, chunk.finish
+                stop = () if chunk.stop_token is None else (chunk.stop_token,)
+                yield reading.feed([*tokens, *decoder.end(), *stop]) + reading.end(chunk.finish), chunk.finish
                 return
         finally:
             if isinstance(stream, AsyncGenerator):
                 await stream.aclose()
         raise BackendProtocolError("the backend ended its stream without saying why")
 
-    async def _render(self, conversation: Conversation, capabilities: Capabilities) -> _Rendered:
-        """Tokens, and text where the backend wants it. Much new text is encoded in a thread: the tokenizer releases
-        the GIL, and other streams go on."""
-        renderer = self._engine.renderer
-        # Counting means hashing every message, so it is left out where the answer is known.
-        many = len(conversation.items) > OFF_LOOP_ITEMS
-        if many or renderer.cold_chars(conversation, self._tools) > OFF_LOOP_CHARS:
-            return await asyncio.to_thread(self._rendered, conversation, capabilities)
-        return self._rendered(conversation, capabilities)
+    async def _first_prompt(self, capabilities: Capabilities) -> tuple[Conversation, Rendered]:
+        """The first step's, which is the one that is counted. Raises ContextTooLong for a conversation that leaves no
+        room for an answer, unless that has begun."""
+        turn, context = self._turn, capabilities.context or DEFAULT_CONTEXT
+        if turn.truncate:
+            wanted = min(turn.max_tokens or ROOM_WANTED, context // 4)
+            renderer = self._engine.renderer
+            fitted = await fit(renderer, self._conversation, self._tools, capabilities.prompt, context - wanted)
+        else:
+            fitted = Fitted(self._conversation, await self._render(self._conversation, capabilities))
+        prompt = fitted.rendered.prompt
+        if len(prompt.tokens) >= context and not turn.journal:
+            raise self._too_long(prompt, capabilities)
+        self.report.left_out = fitted.left_out
+        self._usage = Usage(prompt_tokens=len(prompt.tokens))
+        return fitted.conversation, fitted.rendered
 
-    def _rendered(self, conversation: Conversation, capabilities: Capabilities) -> _Rendered:
-        renderer, tools = self._engine.renderer, self._tools
-        tokens = renderer.prompt(conversation, tools)
-        text = renderer.text_prompt(conversation, tools) if capabilities.prompt is Form.TEXT else None
-        if conversation.prefill is None:
-            return _Rendered(Prompt(tokens, text), None, ())
-        start = len(tokens) - 1 - tokens[::-1].index(START)
-        return _Rendered(Prompt(tokens, text), Header(verbatim=True), tokens[start:])
+    async def _render(self, conversation: Conversation, capabilities: Capabilities) -> Rendered:
+        return await render(self._engine.renderer, conversation, self._tools, capabilities.prompt)
 
-    def _room(self, prompt: Prompt, capabilities: Capabilities, spent: int, *, begun: bool) -> int:
-        """Tokens that may still be generated; below 1 only where the answer was `begun` by an earlier step.
-        Raises ContextTooLong for a conversation that leaves no room for an answer."""
-        context = capabilities.context or DEFAULT_CONTEXT
-        room = context - len(prompt.tokens)
-        if room < 1 and not begun:
-            raise ContextTooLong(
-                f"This model's maximum context length is {context} tokens, but the messages (and tools) resulted in "
-                f"{len(prompt.tokens)} tokens. Please reduce their length.",
-                param="messages",
-            )
+    def _room(self, prompt: Prompt, capabilities: Capabilities, spent: int) -> int:
+        """Tokens that may still be generated behind a prompt when `spent` are; below 1 for none."""
+        room = (capabilities.context or DEFAULT_CONTEXT) - len(prompt.tokens)
         return room if self._turn.max_tokens is None else min(room, self._turn.max_tokens - spent)
+
+    def _too_long(self, prompt: Prompt, capabilities: Capabilities) -> ContextTooLong:
+        context = capabilities.context or DEFAULT_CONTEXT
+        return ContextTooLong(
+            f"This model's maximum context length is {context} tokens, but the messages (and tools) resulted in "
+            f"{len(prompt.tokens)} tokens. Please reduce their length.",
+            param=self._turn.history_at,
+        )
 
     def _job(self, prompt: Prompt, deployment: Deployment, room: int) -> Generation:
         return Generation(
@@ -278,15 +301,8 @@ class _Run:
         if chunk.cached_tokens is not None and not self._usage.cached_tokens:
             self._usage = replace(self._usage, cached_tokens=min(chunk.cached_tokens, self._usage.prompt_tokens))
 
-    def _note(self, events: Sequence[Event]) -> None:
-        for event in events:
-            if isinstance(event, Closed):
-                self._closed.append(event)
-            elif isinstance(event, Repaired) and event.rule not in self.report.recoveries:
-                self.report.recoveries.append(event.rule)
-
-    def _finished(self, router: HarmonyRouter, reason: FinishReason, stop: str | None = None) -> Finished:
-        finished = router.finished(reason, stop)
+    def _finished(self, reading: Reading, reason: FinishReason) -> Finished:
+        finished = reading.finished(reason)
         return replace(finished, usage=self._usage + finished.usage)
 
 

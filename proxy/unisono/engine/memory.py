@@ -46,8 +46,9 @@ class TurnMemory:
         self._dates: OrderedDict[bytes, str] = OrderedDict()
         self._cost = 0
 
-    def recall(self, tenant: str, conversation: Conversation) -> Conversation:
-        """The conversation with the generated ids of what the model said, and with its own first day."""
+    def recall(self, tenant: str, conversation: Conversation, *, dated: bool = False) -> Conversation:
+        """The conversation with the generated ids of what the model said, and with its own first day, unless it is
+        `dated` already."""
         items: list[Item] = []
         said: list[Generated] = []
         for item in conversation.items:
@@ -62,8 +63,10 @@ class TurnMemory:
                     said = []
                     items.append(item)
         items += self._recall_answer(tenant, said)
-        preamble = replace(conversation.preamble, date=self._date(tenant, conversation))
-        return replace(conversation, preamble=preamble, items=tuple(items))
+        recalled = replace(conversation, items=tuple(items))
+        if dated:
+            return recalled
+        return replace(recalled, preamble=replace(conversation.preamble, date=self._date(tenant, conversation)))
 
     def record(self, tenant: str, closed: Iterable[Closed], *, opened: str = "") -> None:
         """Keep what the model generated in one turn. `opened` is the beginning of the first message where the client

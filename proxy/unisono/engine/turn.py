@@ -61,8 +61,9 @@ class Report:
     recoveries: list[str] = field(default_factory=list)
     """Rule names in order of first occurrence, each once."""
     journal: list[int] = field(default_factory=list)
-    """Every token the model generated, with `STEP_ENDED` between steps. Whenever a batch was yielded, all events of
-    the tokens in it have been yielded too: kept together they let another run go on behind both."""
+    """Every token the model generated, with `STEP_ENDED` between steps and a mark where text is read for tokens (see
+    `journal.py`). Whenever a batch was yielded, all events of the tokens in it have been yielded too: kept together
+    they let another run go on behind both. It only grows."""
     left_out: int = 0
     """Oldest turns left out of the conversation because it was too long."""
 

@@ -12,7 +12,19 @@ import re
 from collections.abc import Sequence
 from typing import Protocol
 
-from unisono.core.generation import CALL, CHANNEL, CONSTRAIN, END, ENDOFTEXT, MESSAGE, RETURN, START, Chunk, Form
+from unisono.core.generation import (
+    CALL,
+    CHANNEL,
+    CONSTRAIN,
+    END,
+    ENDOFTEXT,
+    FIRST_SPECIAL,
+    MESSAGE,
+    RETURN,
+    START,
+    Chunk,
+    Form,
+)
 from unisono.harmony.encoding import STRUCTURAL, Encoding
 from unisono.harmony.header import CHANNELS, Header
 from unisono.harmony.recipients import Kind
@@ -36,15 +48,16 @@ class Decoder(Protocol):
     def end(self) -> Sequence[int]: ...
 
 
-def decoder_for(form: Form, encoding: Encoding, opening: Header | None = None) -> Decoder:
-    """The decoder for a backend's output. `opening` is the header of the message the prompt leaves open, if any."""
+def decoder_for(form: Form, encoding: Encoding, opening: Header | None = None, said: Sequence[int] = ()) -> Decoder:
+    """The decoder for a backend's output. `opening` is the header of the message the prompt leaves open, if any; `said`
+    are tokens generated behind it earlier, when the prompt ends in them."""
     match form:
         case Form.IDS:
             return _Ids()
         case Form.TEXT:
-            return _Text(encoding, opening)
+            return _Text(encoding, opening, said)
         case Form.MARKERLESS:
-            return _Markerless(encoding, opening)
+            return _Markerless(encoding, opening, said)
 
 
 class _Ids:
@@ -56,7 +69,7 @@ class _Ids:
 
 
 class _Text:
-    def __init__(self, encoding: Encoding, opening: Header | None) -> None:
+    def __init__(self, encoding: Encoding, opening: Header | None, said: Sequence[int]) -> None:
         self._encoding = encoding
         self._buffer = ""
         self._in_body = opening is not None
@@ -66,6 +79,7 @@ class _Text:
         self._escaped = False
         self._recipient = False
         self._tail = ""
+        self._go_through(said)
 
     def feed(self, chunk: Chunk) -> Sequence[int]:
         self._buffer += chunk.text
@@ -99,15 +113,27 @@ class _Text:
         self._buffer = text[at:]
         return out
 
+    def _go_through(self, said: Sequence[int]) -> None:
+        """Be where the decoder that gave these tokens was, but for what it still held."""
+        begin = 0
+        for at, token in enumerate(said):
+            if token >= FIRST_SPECIAL:
+                self._track(self._encoding.decode(said[begin:at]))
+                self._structure(token)
+                begin = at + 1
+        self._track(self._encoding.decode(said[begin:]))
+
     def _text(self, text: str, out: list[int]) -> None:
-        if not text:
-            return
+        if text:
+            self._track(text)
+            out += self._encoding.encode_generated(text)
+
+    def _track(self, text: str) -> None:
         if not self._in_body:
             self._recipient = self._recipient or "to=" in self._tail + text
             self._tail = (self._tail + text)[-2:]
         elif self._json:
             self._track_json(text)
-        out += self._encoding.encode_generated(text)
 
     def _structure(self, token: int) -> None:
         if token == MESSAGE and not self._in_body:
@@ -209,11 +235,11 @@ _TAIL = len("assistant commentary  to=  json") + 80
 class _Markerless:
     """Text without markers, split where a channel word begins the output or follows the word `assistant`."""
 
-    def __init__(self, encoding: Encoding, opening: Header | None) -> None:
+    def __init__(self, encoding: Encoding, opening: Header | None, said: Sequence[int]) -> None:
         self._encoding = encoding
         self._buffer = ""
-        self._begun = opening is not None
-        self._at_start = opening is None
+        self._begun = opening is not None or MESSAGE in said
+        self._at_start = opening is None and not said
 
     def feed(self, chunk: Chunk) -> Sequence[int]:
         self._buffer += chunk.text

@@ -129,12 +129,14 @@ class Renderer:
         prompt: list[int] = []
         for tokens in self._rendered(self._pieces(conversation, tools)):
             prompt.extend(tokens)
-        if conversation.prefill is None:
-            prompt.extend(self._answer)
-        else:
-            prompt.extend(self._prefill)
-            prompt.extend(self._encoded(conversation.prefill))
+        prompt.extend(self._answer if conversation.prefill is None else self.opening(conversation))
         return prompt
+
+    def opening(self, conversation: Conversation) -> Tokens:
+        """The message that the prompt leaves open, from its `<|start|>`; empty without a prefill."""
+        if conversation.prefill is None:
+            return ()
+        return (*self._prefill, *self._encoded(conversation.prefill))
 
     def text_prompt(self, conversation: Conversation, tools: ToolSet) -> str:
         """The same prompt for a backend that tokenises text, control tokens included. What spells a control token in

@@ -27,7 +27,8 @@ class HarmonyRouter:
 
     `new_call_id` gives each tool call its id. `hold_calls` shows a call only once it is complete; without it a call's
     arguments are shown as they come, and a cut one closes incomplete. `calls_allowed` False turns calls into
-    reasoning: nobody may run them. `canonical` re-encodes each closed text, for backends whose ids are guesses.
+    reasoning: nobody may run them. `canonical` re-encodes each closed text, for backends whose ids are guesses; it may
+    be set at any time.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class HarmonyRouter:
         self._hold_calls = hold_calls
         self._calls_allowed = calls_allowed
         self._parallel_calls = parallel_calls
-        self._canonical = canonical
+        self.canonical = canonical
         self._items = 0
         self._calls = 0
         self._tokens = 0
@@ -116,7 +117,7 @@ class HarmonyRouter:
 
     def _own(self, part: Open) -> tuple[int, ...]:
         """A header's tokens. What came as text came cut by the network; the header is encoded as one."""
-        if not (self._canonical and part.header.verbatim):
+        if not (self.canonical and part.header.verbatim):
             return part.tokens
         tokens = tuple(self._encoding.encode_marked(self._encoding.decode(part.tokens)))
         self._tokens += len(tokens) - len(part.tokens)
@@ -169,7 +170,7 @@ class HarmonyRouter:
         # whatever stands behind such bytes in the same token.
         if self._visible and (rest := text[self._delivered :]):
             events.append(Delta(item, rest))
-        if self._canonical:
+        if self.canonical:
             self._recount(item, self._encoding.encode_generated(text))
         self._item = None
         if isinstance(item, ToolCall) and not self._visible:

@@ -1,0 +1,160 @@
+"""A step's prompt: rendered from the conversation, fitted to a context, and continued behind tokens already generated.
+
+Much text is worked on in a thread: the tokenizer releases the GIL, and other streams go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from codecs import getincrementaldecoder
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from unisono.core.conversation import Conversation, Tokens
+from unisono.core.generation import FIRST_SPECIAL, START, VOCABULARY, Capabilities, Form, Prompt
+from unisono.engine.truncation import later_beginnings
+from unisono.errors import BackendUnfit
+from unisono.harmony.decode import Decoder, decoder_for
+from unisono.harmony.encoding import Encoding
+from unisono.harmony.header import Header
+from unisono.harmony.render import Renderer
+from unisono.harmony.tools import ToolSet
+
+OFF_LOOP_CHARS = 8_000
+"""Text not rendered before is encoded in a thread from this length on; about 2 ms of work."""
+
+OFF_LOOP_ITEMS = 200
+"""So many items are put together in a thread, however little of their text is new: a text backend's structure is
+checked item by item, about 0.2 ms each."""
+
+OFF_LOOP_TOKENS = 2_000
+"""So many generated tokens are read again, or spelled for a text backend, in a thread; a few ms of work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """What a step's generation begins behind. `opening` are the tokens of the message that the prompt leaves open, from
+    its `<|start|>`; empty when it leaves none."""
+
+    prompt: Prompt
+    opening: Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A conversation as it is sent, without its `left_out` oldest turns, and the prompt it begins with."""
+
+    conversation: Conversation
+    rendered: Rendered
+    left_out: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Continued:
+    """The prompt behind which a step goes on, and the decoder for what comes. `said` is how many of the prompt's last
+    tokens are the step's own."""
+
+    prompt: Prompt
+    decoder: Decoder
+    said: int = 0
+
+
+async def render(renderer: Renderer, conversation: Conversation, tools: ToolSet, form: Form) -> Rendered:
+    """Tokens, and text where the backend wants it. Raises InvalidRequest for what cannot be tokenised."""
+    # Counting means hashing every message, so it is left out where the answer is known.
+    many = len(conversation.items) > OFF_LOOP_ITEMS
+    if many or renderer.cold_chars(conversation, tools) > OFF_LOOP_CHARS:
+        return await asyncio.to_thread(_rendered, renderer, conversation, tools, form)
+    return _rendered(renderer, conversation, tools, form)
+
+
+def _rendered(renderer: Renderer, conversation: Conversation, tools: ToolSet, form: Form) -> Rendered:
+    tokens = renderer.prompt(conversation, tools)
+    text = renderer.text_prompt(conversation, tools) if form is Form.TEXT else None
+    opening = () if conversation.prefill is None else tuple(tokens[_last_start(tokens) :])
+    return Rendered(Prompt(tokens, text), opening)
+
+
+async def fit(renderer: Renderer, conversation: Conversation, tools: ToolSet, form: Form, limit: int) -> Fitted:
+    """As few whole oldest turns left out as make the prompt `limit` tokens or shorter; where nothing does, all but the
+    newest."""
+    rendered = await render(renderer, conversation, tools, form)
+    beginnings = later_beginnings(conversation.items) if len(rendered.prompt.tokens) > limit else []
+    if not beginnings:
+        return Fitted(conversation, rendered)
+    return await asyncio.to_thread(_fitted, renderer, conversation, beginnings, tools, form, limit)
+
+
+def _fitted(
+    renderer: Renderer, conversation: Conversation, beginnings: Sequence[int], tools: ToolSet, form: Form, limit: int
+) -> Fitted:
+    def later(turn: int) -> Conversation:
+        return replace(conversation, items=conversation.items[beginnings[turn] :])
+
+    def fits(turn: int) -> bool:
+        return len(renderer.prompt(later(turn), tools)) <= limit
+
+    # A prompt never grows when another turn is left out, and the last one is taken whether it fits or not.
+    first = bisect_left(range(len(beginnings) - 1), True, key=fits)
+    return Fitted(later(first), _rendered(renderer, later(first), tools, form), first + 1)
+
+
+async def go_on(
+    encoding: Encoding, rendered: Rendered, said: Sequence[int], capabilities: Capabilities, *, guessed: bool
+) -> Continued:
+    """Have a backend go on behind a step's prompt and the tokens `said` since, which the prompt then ends in: as they
+    are, or, `guessed` ones, as the model's own tokenizer cuts their text. Raises BackendUnfit when a backend of these
+    `capabilities` would not see the same."""
+    if len(said) > OFF_LOOP_TOKENS:
+        return await asyncio.to_thread(_gone_on, encoding, rendered, said, capabilities, guessed)
+    return _gone_on(encoding, rendered, said, capabilities, guessed)
+
+
+def _gone_on(
+    encoding: Encoding, rendered: Rendered, said: Sequence[int], capabilities: Capabilities, guessed: bool
+) -> Continued:
+    opening = Header(verbatim=True) if rendered.opening else None
+    if not said:
+        return Continued(rendered.prompt, decoder_for(capabilities.output, encoding, opening))
+    if not 0 <= min(said) <= max(said) < VOCABULARY:
+        raise BackendUnfit("What the model said so far holds a token that it does not know: it cannot go on behind it.")
+    decoder = decoder_for(capabilities.output, encoding, opening, said)
+    exact = _recut(encoding, said) if guessed else said
+    base = rendered.prompt
+    text = None if base.text is None else base.text + _spelled(encoding, base.text, base.tokens, exact)
+    return Continued(Prompt([*base.tokens, *exact], text), decoder, len(exact))
+
+
+def _recut(encoding: Encoding, said: Sequence[int]) -> list[int]:
+    """The same text between the same control tokens, cut as the model's tokenizer does."""
+    recut: list[int] = []
+    begin = 0
+    for at in [at for at, token in enumerate(said) if token >= FIRST_SPECIAL]:
+        recut += (*encoding.encode_generated(encoding.decode(said[begin:at])), said[at])
+        begin = at + 1
+    return recut + encoding.encode_generated(encoding.decode(said[begin:]))
+
+
+def _spelled(encoding: Encoding, before: str, tokens: Sequence[int], said: Sequence[int]) -> str:
+    """`said` as the text that a server reads the same control tokens in, behind the prompt `before`."""
+    decoder = getincrementaldecoder("utf-8")("replace")
+    text = decoder.decode(encoding.decode_bytes(said))
+    if decoder.getstate()[0]:
+        raise BackendUnfit("What the model said so far ends inside a character: no backend that takes text can go on.")
+    # The message that the prompt leaves open may hold the first half of a marker, so it is looked at too; all before it
+    # was checked with the prompt. No text from outside spells a start there.
+    opening = before[before.rindex("<|start|>") :]
+    structure = Encoding.special_ids([*tokens[_last_start(tokens) :], *said])
+    try:
+        same = Encoding.special_ids(encoding.encode_as_server(opening + text)) == structure
+    except ValueError:
+        # A run that the tokenizer refuses.
+        same = False
+    if not same:
+        raise BackendUnfit("What the model said so far spells control tokens: no backend that takes text can go on.")
+    return text
+
+
+def _last_start(tokens: Sequence[int]) -> int:
+    return len(tokens) - 1 - tokens[::-1].index(START)
