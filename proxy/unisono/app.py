@@ -26,6 +26,10 @@ from unisono.api.failures import register
 from unisono.api.health import Readiness, health_routes
 from unisono.api.models import models_router
 from unisono.api.reasoning import ReasoningField
+from unisono.api.responses.background.runner import Runner
+from unisono.api.responses.conversations.routes import conversations_router
+from unisono.api.responses.means import Means, ResponsesModel
+from unisono.api.responses.routes import responses_router
 from unisono.config import (
     KIND_ALIASES,
     KINDS,
@@ -97,14 +101,19 @@ def build(config: Config) -> FastAPI:
     pool = build_pool(config, catalogue)
     store = build_store(config.store)
     gateway = Gateway(config, catalogue, pool, store, Upkeep(store))
+    engine = build_engine(pool)
+    means = responses_means(gateway, engine)
+    runner = Runner(means, process=token_hex(8))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         pool.start()
         try:
             await gateway.upkeep.start()
+            runner.start()
             yield
         finally:
+            await runner.aclose()
             await pool.aclose()
             await gateway.upkeep.aclose()
 
@@ -133,7 +142,7 @@ def build(config: Config) -> FastAPI:
     app.include_router(models_router(cards=lambda: cards(gateway), created=int(time.time())))
     app.include_router(
         chat_router(
-            turns=build_engine(pool),
+            turns=engine,
             resolve=lambda name: chat_model(catalogue, name),
             today=lambda: current_date(config.unisono),
             new_id=lambda: token_hex(16),
@@ -141,8 +150,36 @@ def build(config: Config) -> FastAPI:
             fingerprint=f"unisono-{__version__}",
         )
     )
+    app.include_router(
+        conversations_router(store=store, today=means.today, new_id=means.new_id, clock=time.time),
+    )
+    app.include_router(responses_router(means, runner))
     app.state.gateway = gateway
     return app
+
+
+def responses_means(gateway: Gateway, engine: Engine) -> Means:
+    """What the Responses API works with."""
+    return Means(
+        turns=engine,
+        store=gateway.store,
+        resolve=lambda name: responses_model(gateway.catalogue, name),
+        seals=gateway.sealer,
+        today=lambda: current_date(gateway.config.unisono),
+        new_id=lambda prefix: prefix + token_hex(16),
+        clock=time.time,
+        lease_s=gateway.config.store.lease_s,
+    )
+
+
+def responses_model(catalogue: Catalogue, name: str) -> ResponsesModel:
+    """The group a client's name stands for, as the Responses API shows it. Raises UnknownModel."""
+    model = catalogue.resolve(name)
+    return ResponsesModel(
+        group=model.name,
+        show_reasoning=model.settings.reasoning_field != "none",
+        stream_tool_arguments=model.settings.stream_tool_arguments,
+    )
 
 
 def build_store(settings: StoreSettings) -> Store:

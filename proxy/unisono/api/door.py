@@ -32,6 +32,8 @@ MAX_BODY_BYTES = 10 * 1024 * 1024
 BODY_DEADLINE_S = 60.0
 BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
 REQUESTS = frozenset({"http", "websocket"})
+ANSWERS = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
+"""Messages that carry an answer's headers."""
 
 Authenticate = Callable[[str | None], Caller | None]
 """The caller a bearer key belongs to; None, or NotAuthenticated raised, when it belongs to nobody."""
@@ -57,7 +59,8 @@ class RequestIds:
         scope.setdefault("state", {})["request_id"] = request_id
 
         async def named(message: Message) -> None:
-            if message["type"] == "http.response.start":
+            if message["type"] in ANSWERS:
+                message.setdefault("headers", [])
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -21,6 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocketDisconnect
 
 from unisono.errors import (
     BodyTimeout,
@@ -53,6 +55,11 @@ BY_STATUS: dict[int, type[UnisonoError]] = {
 BUSY = frozenset({429, 503})
 """Statuses that always say when to come back."""
 DEFAULT_RETRY_AFTER_S = 1.0
+
+REFUSED_OVER_HTTP = "websocket.http.response"
+"""The ASGI extension of servers that can answer a handshake with any HTTP response."""
+POLICY_VIOLATION, INTERNAL_ERROR = 1008, 1011
+"""How a WebSocket is closed for the client's fault and for ours."""
 
 LONGEST_STEP = 64
 """Characters of one step of a field's path: a key is the client's and may be of any length."""
@@ -125,6 +132,9 @@ def register(app: FastAPI) -> None:
     """Let FastAPI answer in OpenAI's shape for what it raises itself."""
 
     async def answer(request: Request, error: Exception) -> Response:
+        if request.scope["type"] == "websocket":
+            # Only the layer outside knows whether it was accepted already.
+            raise error
         failure = failure_of(error)
         if isinstance(failure, NotFound) and isinstance(error, HTTPException):
             failure = NotFound(f"There is nothing at {request.method} {request.scope['path'][:200]}.")
@@ -138,21 +148,37 @@ def register(app: FastAPI) -> None:
     for kind in (UnisonoError, HTTPException, RequestValidationError, ValidationError):
         app.add_exception_handler(kind, answer)
 
+    nowhere = app.router.default
+
+    async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            raise NotFound(f"There is no WebSocket at {scope['path'][:200]}.")
+        await nowhere(scope, receive, send)
+
+    app.router.default = not_found
+
 
 class Failures:
     """ASGI layer that turns whatever the layers inside raise into an answer.
 
     Once an answer has begun there is nothing left to say: the fault is logged and the connection is cut, so that the
-    client cannot take half an answer for a whole one.
+    client cannot take half an answer for a whole one. A WebSocket that is not accepted yet is refused with the same
+    HTTP answer as a request, an open one is closed with the failure's code as the reason.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in {"http", "websocket"}:
-            await self._app(scope, receive, send)
-            return
+        match scope["type"]:
+            case "http":
+                await self._http(scope, receive, send)
+            case "websocket":
+                await self._websocket(scope, receive, send)
+            case _:
+                await self._app(scope, receive, send)
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         begun = False
 
         async def watched(message: Message) -> None:
@@ -166,7 +192,26 @@ class Failures:
             failure = failure_of(error)
             if begun:
                 raise
-            if scope["type"] == "websocket":
-                await send({"type": "websocket.close", "code": 1008, "reason": failure.code})
-            else:
+            await to_response(failure)(scope, receive, send)
+
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        last = ""
+
+        async def watched(message: Message) -> None:
+            nonlocal last
+            last = message["type"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except WebSocketDisconnect:
+            # The client left, which is how most of them end.
+            return
+        except Exception as error:
+            failure = failure_of(error)
+            if not last and REFUSED_OVER_HTTP in scope.get("extensions", {}):
                 await to_response(failure)(scope, receive, send)
+            elif last in {"", "websocket.accept", "websocket.send"}:
+                code = POLICY_VIOLATION if not last or failure.status < 500 else INTERNAL_ERROR
+                with suppress(OSError):
+                    await send({"type": "websocket.close", "code": code, "reason": failure.code})
