@@ -8,7 +8,7 @@ that sends it merely loses what was in it.
 from __future__ import annotations
 
 import binascii
-import os
+import hmac
 import zlib
 from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Sequence
@@ -42,16 +42,19 @@ class Sealer:
     """Seals and opens with a key made from `salt`, the gateway's secret."""
 
     def __init__(self, salt: bytes) -> None:
-        key = HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=PURPOSE).derive(salt)
-        self._cipher = AESGCM(key)
+        keys = HKDF(algorithm=SHA256(), length=2 * KEY_BYTES, salt=None, info=PURPOSE).derive(salt)
+        self._cipher = AESGCM(keys[:KEY_BYTES])
+        self._nonce_key = keys[KEY_BYTES:]
 
     def seal(self, tenant: str, items: Sequence[Item]) -> str:
-        """Plain ASCII. Raises InternalError for text that is not Unicode."""
+        """Plain ASCII, the same for the same items. Raises InternalError for text that is not Unicode."""
         try:
             content = orjson.dumps({"v": VERSION, "items": [to_record(item) for item in items]})
         except orjson.JSONEncodeError as error:
             raise InternalError(f"items that cannot be sealed: {error}") from error
-        nonce = os.urandom(NONCE_BYTES)
+        # The nonce follows from what is sealed: whoever takes over a response seals its items to the same bytes, and
+        # no nonce serves two contents.
+        nonce = hmac.digest(self._nonce_key, _bound_to(tenant) + b"\0" + content, "sha256")[:NONCE_BYTES]
         sealed = nonce + self._cipher.encrypt(nonce, zlib.compress(content, 1), _bound_to(tenant))
         return PREFIX + _written(sealed)
 
