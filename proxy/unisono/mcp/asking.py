@@ -1,0 +1,178 @@
+"""One list, one call, over an open session: what the SDK says of them, in our terms.
+
+The SDK's own way to call a tool asks for lists in between and runs the server's schemas, patterns included, over its
+results; this one sends the call and takes the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import mcp_types as types
+from mcp.client import Client
+from mcp.shared.exceptions import MCPError
+from mcp_types import CallToolResult, InputRequiredResult
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import TypeAdapter, ValidationError
+
+from unisono.core.conversation import Json
+from unisono.core.tools import HostedTool, Progress, ToolOutcome, ToolServer
+from unisono.errors import ToolServerError, ToolServerProtocolError, ToolServerUnauthorized
+from unisono.mcp.content import cut, to_outcome
+from unisono.mcp.exchange import Exchange
+from unisono.mcp.limits import Limits
+from unisono.mcp.lists import size_of, usable
+from unisono.mcp.session import NoAnswer, Session
+
+RESULT: Final[TypeAdapter[CallToolResult | InputRequiredResult]] = TypeAdapter(CallToolResult | InputRequiredResult)
+
+ERROR_BYTES: Final = 4096
+UNKNOWN: Final = "It is not known whether the tool did its work."
+
+NOT_DONE: Final = frozenset({501, 503, 505, 507, 511})
+"""HTTP statuses of 500 and above that say the call was not carried out; another may come from between."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What came of a call over one connection. `again` says that the server provably did nothing, and that another
+    connection may do better."""
+
+    outcome: ToolOutcome
+    again: bool = False
+
+
+async def tools(session: Session, server: ToolServer, limits: Limits, until: float) -> tuple[HostedTool, ...]:
+    """All tools of the server. Raises the `ToolServerError` family, `TimeoutError` at `until` (loop time)."""
+    name, exchange = f"The tool server {server.label!r}", Exchange()
+
+    async def work(client: Client) -> tuple[HostedTool, ...]:
+        found: list[HostedTool] = []
+        room = limits.list_bytes
+        async for page in _pages(client, limits.pages):
+            for tool in page.tools:
+                found.append(_hosted(server.label, tool))
+                room -= size_of(found[-1])
+            if room < 0 or len(found) > limits.tools:
+                raise ToolServerProtocolError(f"{name} lists more tools than are taken.")
+        return usable(found)
+
+    try:
+        return await session.request(work, exchange, until)
+    except (MCPError, ValidationError, NoAnswer) as error:
+        raise _listing_failed(name, exchange, error) from None
+
+
+async def call(
+    session: Session,
+    tool: str,
+    arguments: Mapping[str, Json],
+    limits: Limits,
+    until: float,
+    progress: Progress | None,
+) -> Asked:
+    """Run a tool. Raises nothing but cancellation: everything else is an outcome."""
+    exchange = Exchange()
+
+    report = progress
+
+    async def told(progress: float, total: float | None, message: str | None) -> None:
+        if report is not None:
+            report(progress, total, message or "")
+
+    async def work(client: Client) -> CallToolResult | InputRequiredResult:
+        async def send() -> CallToolResult | InputRequiredResult:
+            return await client.session.send_request(
+                types.CallToolRequest(params=types.CallToolRequestParams(name=tool, arguments=dict(arguments))),
+                RESULT,
+                # The caller's own deadline comes first.
+                request_read_timeout_seconds=until - asyncio.get_running_loop().time() + 60.0,
+                progress_callback=told if report is not None else None,
+            )
+
+        try:
+            return await send()
+        except MCPError as error:
+            if error.code != types.HEADER_MISMATCH or client.protocol_version not in MODERN_PROTOCOL_VERSIONS:
+                raise
+        # Newer servers want some arguments repeated in headers, and which ones stands in their list.
+        async for _ in _pages(client, limits.pages):
+            pass
+        return await send()
+
+    try:
+        return Asked(to_outcome(await session.request(work, exchange, until), limits.output_bytes))
+    except TimeoutError:
+        return Asked(_failed("The tool did not answer in time.", unknown=exchange.sent))
+    except ValidationError:
+        return Asked(_failed("The tool server's answer was not understood.", unknown=True))
+    except NoAnswer:
+        return Asked(_failed("The tool server answered something else.", unknown=True))
+    except MCPError as error:
+        return _refused(exchange, error, session)
+
+
+async def _pages(client: Client, most: int) -> AsyncIterator[types.ListToolsResult]:
+    """The pages of the list. Raises `ToolServerProtocolError` for a list that goes in circles or on for ever."""
+    cursor: str | None = None
+    seen: set[str] = set()
+    while True:
+        page = await client.session.list_tools(params=types.PaginatedRequestParams(cursor=cursor) if cursor else None)
+        yield page
+        cursor = page.next_cursor
+        if not cursor:
+            return
+        if cursor in seen or len(seen) + 1 >= most:
+            raise ToolServerProtocolError("The tool server's list of tools has no end.")
+        seen.add(cursor)
+
+
+def _hosted(label: str, tool: types.Tool) -> HostedTool:
+    hints = (
+        {} if tool.annotations is None else tool.annotations.model_dump(by_alias=True, mode="json", exclude_none=True)
+    )
+    return HostedTool(label, tool.name, tool.description or "", tool.input_schema, hints)
+
+
+def _listing_failed(name: str, exchange: Exchange, error: Exception) -> ToolServerError:
+    if exchange.status in (401, 403):
+        return ToolServerUnauthorized(f"{name} refuses the credentials it was shown (HTTP {exchange.status}).")
+    if exchange.problem:
+        return ToolServerError(f"{name} did not list its tools: {exchange.problem}.")
+    if exchange.status >= 300:
+        return ToolServerError(f"{name} did not list its tools: HTTP {exchange.status}.")
+    if isinstance(error, MCPError):
+        return ToolServerError(f"{name} did not list its tools: {cut(error.message, ERROR_BYTES)}")
+    return ToolServerProtocolError(f"{name} gave a list of tools that was not understood.")
+
+
+def _refused(exchange: Exchange, error: MCPError, session: Session) -> Asked:
+    """What an error means for the call: refused, failed at the tool, never sent, or nobody knows."""
+    status, problem = exchange.status, exchange.problem
+    if exchange.too_large:
+        return Asked(_failed("The tool's answer is larger than is taken."))
+    if not exchange.sent:
+        return Asked(_failed(f"The tool server could not be reached: {problem or 'the connection was closed'}."), True)
+    if status == 404:
+        # The server has forgotten the session; a new one is what the protocol asks for.
+        return Asked(_failed("The tool server answered with HTTP 404."), True)
+    if 300 <= status < 500 or status in NOT_DONE:
+        return Asked(_failed(f"The tool server refused the call: HTTP {status}. {_said(error)}"))
+    if status >= 500 and error.code == types.INTERNAL_ERROR:
+        return Asked(_failed(f"The tool server answered with HTTP {status}.", unknown=True))
+    if problem or (error.code == types.CONNECTION_CLOSED and (exchange.ended or session.ended)):
+        return Asked(_failed(f"The tool server did not answer: {problem or 'the connection broke'}.", unknown=True))
+    if status == 202 or error.message.startswith(("Failed to parse", "Unexpected content type")):
+        return Asked(_failed("The tool server's answer was not understood.", unknown=True))
+    return Asked(_failed(_said(error) or f"The tool server reports error {error.code}."))
+
+
+def _said(error: MCPError) -> str:
+    return cut(error.message, ERROR_BYTES)
+
+
+def _failed(text: str, *, unknown: bool = False) -> ToolOutcome:
+    return ToolOutcome(f"{text} {UNKNOWN}" if unknown else text.strip(), is_error=True, outcome_unknown=unknown)

@@ -1,0 +1,91 @@
+"""From what a server answers to text for a model. Pure; nothing that an answer points to is ever fetched."""
+
+from __future__ import annotations
+
+import json
+from typing import Final, TypeAlias, assert_never
+
+from mcp_types import (
+    AudioContent,
+    BlobResourceContents,
+    CallToolResult,
+    EmbeddedResource,
+    ImageContent,
+    InputRequiredResult,
+    ResourceLink,
+    TextContent,
+    TextResourceContents,
+)
+
+from unisono.core.conversation import Json
+from unisono.core.tools import ToolOutcome
+
+Block: TypeAlias = TextContent | ImageContent | AudioContent | ResourceLink | EmbeddedResource
+
+SHORT: Final = 200
+"""Characters of a name, a type or an address inside a description."""
+
+
+def to_outcome(result: CallToolResult | InputRequiredResult, most: int) -> ToolOutcome:
+    """What a call came to, in at most about `most` bytes of text."""
+    if isinstance(result, InputRequiredResult):
+        return ToolOutcome("The tool asked for further input, which it cannot be given here.", is_error=True)
+    parts = [to_text(block) for block in result.content]
+    structured, encoded = _structured(result, most)
+    if not any(parts) and encoded:
+        parts = [encoded]
+    text = "\n".join(part for part in parts if part)
+    return ToolOutcome(cut(text, most), result.is_error, structured)
+
+
+def to_text(block: Block) -> str:
+    """A block's text, or in brackets what it is instead."""
+    match block:
+        case TextContent():
+            return block.text
+        case ImageContent():
+            return f"[image: {_short(block.mime_type)}, {_size(block.data)}]"
+        case AudioContent():
+            return f"[audio: {_short(block.mime_type)}, {_size(block.data)}]"
+        case ResourceLink():
+            kind = f", {_short(block.mime_type)}" if block.mime_type else ""
+            return f"[resource: {_short(block.name)}, {_short(str(block.uri))}{kind}]"
+        case EmbeddedResource():
+            return _resource(block.resource)
+        case _:
+            assert_never(block)
+
+
+def cut(text: str, most: int) -> str:
+    """`text` in at most `most` bytes, and if it was longer, a last line that says so."""
+    encoded = text.encode("utf-8", "replace")
+    if len(encoded) <= most:
+        return encoded.decode("utf-8")
+    kept = encoded[:most].decode("utf-8", "ignore")
+    return f"{kept}\n[cut: the result has {len(encoded)} bytes, of which this is the beginning]"
+
+
+def _resource(resource: TextResourceContents | BlobResourceContents) -> str:
+    if isinstance(resource, TextResourceContents):
+        return resource.text
+    kind = _short(resource.mime_type or "binary")
+    return f"[resource: {_short(str(resource.uri))}, {kind}, {_size(resource.blob)}]"
+
+
+def _structured(result: CallToolResult, most: int) -> tuple[Json, str]:
+    """The server's JSON and its text; nothing when there is none, or more than a model is to read."""
+    if result.structured_content is None:
+        return None, ""
+    encoded = json.dumps(result.structured_content, ensure_ascii=False, separators=(",", ":"))
+    whole = len(encoded.encode("utf-8", "replace")) <= most
+    return (result.structured_content if whole else None), encoded
+
+
+def _size(base64: str) -> str:
+    return f"{len(base64) * 3 // 4} bytes"
+
+
+def _short(text: str) -> str:
+    """On one line, and not long: this stands inside a description of ours."""
+    line = " ".join(text.split())
+    return line if len(line) <= SHORT else f"{line[:SHORT]}…"

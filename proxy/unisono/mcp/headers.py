@@ -1,0 +1,67 @@
+"""Which headers a tool server is sent: what its entry says, if it is no one else's business, and nothing besides.
+
+The gateway's own headers, whatever belongs to a hop, and whatever a cache, proxy or browser would be fooled with is
+refused by name. Nothing of a client's request gets here: there is no way in but the entry.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from unisono.errors import InvalidRequest
+
+MOST: Final = 32
+LONGEST: Final = 8192
+"""Bytes of all names and values together."""
+
+_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^`|~-]+")
+"""A token, without the underscore: servers take `X_Y` for `X-Y`, so one could be passed off as the other."""
+_VALUE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?|")
+
+RESERVED: Final = frozenset({
+    # the connection and the body, which are the gateway's to describe
+    "host", "connection", "keep-alive", "upgrade", "te", "trailer", "transfer-encoding", "expect", "range",
+    "accept", "accept-encoding", "content-type", "content-length", "content-encoding", "content-md5",
+    "http2-settings", "last-event-id", "date", "via", "max-forwards",
+    # who is asking, and through whom
+    "cookie", "cookie2", "set-cookie", "origin", "referer", "user-agent", "forwarded", "x-real-ip", "true-client-ip",
+    "x-original-url", "x-rewrite-url", "x-http-method-override", "x-http-method", "x-method-override",
+})  # fmt: skip
+RESERVED_PREFIXES: Final = ("mcp-", "proxy-", "sec-", "x-forwarded-", "access-control-", "cf-")
+
+
+def check_headers(headers: Mapping[str, str], authorization: str | None) -> None:
+    """Raise `InvalidRequest` for a header that is not to be set, or not like this. Values are never repeated."""
+    if len(headers) > MOST:
+        raise InvalidRequest(f"A tool server takes at most {MOST} headers.")
+    seen: set[str] = set()
+    for name, value in headers.items():
+        lower = name.lower()
+        if not _NAME.fullmatch(name):
+            raise InvalidRequest("A header for a tool server has a name that is none.")
+        if lower in RESERVED or lower.startswith(RESERVED_PREFIXES):
+            raise InvalidRequest(f"The header {lower!r} cannot be set for a tool server.")
+        if lower in seen:
+            raise InvalidRequest(f"The header {lower!r} is given twice.")
+        seen.add(lower)
+        if not _VALUE.fullmatch(value):
+            raise InvalidRequest(f"The header {lower!r} has a value that cannot be sent.")
+    if authorization is not None:
+        if "authorization" in seen:
+            raise InvalidRequest("The authorization is given twice: as a header and as `authorization`.")
+        if not authorization or not _VALUE.fullmatch(authorization):
+            raise InvalidRequest("The authorization cannot be sent.")
+    if sum(len(name) + len(value) for name, value in headers.items()) + len(authorization or "") > LONGEST:
+        raise InvalidRequest(f"The headers for a tool server are longer than {LONGEST} bytes.")
+
+
+def outgoing(headers: Mapping[str, str], authorization: str | None) -> dict[str, str]:
+    """The headers to send to a server. A bare token becomes a bearer token; one that names its scheme stays."""
+    check_headers(headers, authorization)
+    sent = {name.lower(): value for name, value in headers.items()}
+    if authorization is not None:
+        sent["authorization"] = authorization if " " in authorization else f"Bearer {authorization}"
+    # An answer is read as it comes: what unpacks to gigabytes is not asked for.
+    return sent | {"accept-encoding": "identity", "user-agent": "unisono"}

@@ -1,0 +1,227 @@
+"""Lists and calls tools on the servers of others: what `core.tools.ToolHost` promises, by MCP.
+
+A list is asked for once and believed until its server says it changed, or it is old. A call waits its turn at its
+server, is bounded in size and time both ways, and comes to an outcome whatever its server does. One that may have been
+carried out is never repeated; one that provably was not is tried once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import ssl
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from unisono.core.conversation import Json
+from unisono.core.tools import HostedTool, Progress, ToolHost, ToolList, ToolOutcome, ToolServer, ToolTransport
+from unisono.errors import (
+    InvalidRequest,
+    ToolServerError,
+    ToolServerNotAllowed,
+    ToolServerTimeout,
+    ToolServerUnavailable,
+)
+from unisono.mcp.headers import check_headers
+from unisono.mcp.limits import Limits
+from unisono.mcp.lists import digest_of, key_of
+from unisono.mcp.reach import REFUSAL, Reach
+
+if TYPE_CHECKING:
+    from unisono.mcp.sessions import Sessions
+
+LISTS: Final = 512
+"""Servers whose lists are remembered."""
+
+
+@dataclass(slots=True)
+class _Listed:
+    tools: tuple[HostedTool, ...]
+    until: float
+
+
+@dataclass(slots=True)
+class _Line:
+    """Those who call one server: some at once, the others in the order they came."""
+
+    places: asyncio.Semaphore
+    users: int = 0
+
+
+@dataclass(slots=True)
+class McpHost(ToolHost):
+    """`reach` judges servers that requests name; without one there are none. `tls` verifies servers; by default
+    against the usual authorities. Made without touching the network; everything is opened at first use."""
+
+    reach: Reach = field(default_factory=Reach)
+    limits: Limits = field(default_factory=Limits)
+    tls: ssl.SSLContext | None = None
+    _sessions: Sessions | None = None
+    _loading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _lists: OrderedDict[str, _Listed] = field(default_factory=OrderedDict)
+    _changes: dict[str, int] = field(default_factory=dict)
+    _listing: dict[str, asyncio.Lock] = field(default_factory=dict)
+    _lines: dict[str, _Line] = field(default_factory=dict)
+    _closed: bool = False
+
+    async def list_tools(self, server: ToolServer, *, deadline: float | None = None) -> ToolList:
+        """See `ToolHost.list_tools`."""
+        self._check(server)
+        until = _earlier(server.timeouts.list_s + server.timeouts.connect_s, deadline)
+        try:
+            async with asyncio.timeout_at(until):
+                tools = await self._tools(server, until)
+        except TimeoutError:
+            raise ToolServerTimeout(f"The tool server {server.label!r} did not list its tools in time.") from None
+        usable = tuple(tool for tool in tools if server.allowed is None or server.allowed.matches(tool))
+        return ToolList(usable, digest_of(usable))
+
+    async def call(
+        self,
+        server: ToolServer,
+        tool: str,
+        arguments: Mapping[str, Json],
+        *,
+        deadline: float | None = None,
+        progress: Progress | None = None,
+    ) -> ToolOutcome:
+        """See `ToolHost.call`."""
+        self._check(server)
+        size = len(json.dumps(arguments).encode())
+        if size > self.limits.arguments_bytes:
+            return _failed(f"The arguments have {size} bytes; {self.limits.arguments_bytes} are taken.")
+        until = _earlier(server.timeouts.call_s, deadline)
+        try:
+            async with self._place(server, until):
+                return await self._call(server, tool, arguments, until, progress)
+        except (ToolServerError, _NoPlace) as error:
+            return _failed(str(error))
+        except TimeoutError:
+            return _failed("The tool server did not get ready in time.")
+
+    async def aclose(self) -> None:
+        """See `ToolHost.aclose`."""
+        self._closed = True
+        async with self._loading:
+            if self._sessions is not None:
+                await self._sessions.aclose()
+
+    def _check(self, server: ToolServer) -> None:
+        """Raise what is wrong with `server` whoever runs it."""
+        check_headers(server.headers, server.authorization)
+        stdio = server.transport is ToolTransport.STDIO
+        if not server.configured and (stdio or server.command is not None or server.oauth is not None):
+            # Only the operator names commands, and where secrets are shown.
+            raise ToolServerNotAllowed(REFUSAL)
+        if stdio != (server.command is not None) or stdio == bool(server.url):
+            raise InvalidRequest(f"The tool server {server.label!r} needs an address, or a command.")
+
+    async def _tools(self, server: ToolServer, until: float) -> tuple[HostedTool, ...]:
+        loop = asyncio.get_running_loop()
+        key = key_of(server)
+        lock = self._listing.setdefault(key, asyncio.Lock())
+        try:
+            # Who asks while a list is on its way waits for that one.
+            async with lock:
+                known = self._lists.get(key)
+                if known is not None and known.until > loop.time():
+                    self._lists.move_to_end(key)
+                    return known.tools
+                return await self._ask(server, key, until)
+        finally:
+            if not lock.locked():
+                self._listing.pop(key, None)
+
+    async def _ask(self, server: ToolServer, key: str, until: float) -> tuple[HostedTool, ...]:
+        sessions = await self._open_sessions()
+        from unisono.mcp import asking
+
+        session = await sessions.get(server)
+        before = self._changes.get(key, 0)
+        tools = await asking.tools(session, server, self.limits, until)
+        # A list that changed while it was read may be half of each.
+        if self._changes.get(key, 0) == before:
+            self._lists[key] = _Listed(tools, asyncio.get_running_loop().time() + self.limits.list_ttl_s)
+            while len(self._lists) > LISTS:
+                self._forget(next(iter(self._lists)))
+        return tools
+
+    async def _call(
+        self, server: ToolServer, tool: str, arguments: Mapping[str, Json], until: float, progress: Progress | None
+    ) -> ToolOutcome:
+        async with asyncio.timeout_at(until):
+            sessions = await self._open_sessions()
+            if server.allowed is not None:
+                tools = await self._tools(server, until)
+                if not any(listed.name == tool and server.allowed.matches(listed) for listed in tools):
+                    return _failed(f"There is no tool {tool!r} here.")
+            session = await sessions.get(server)
+        from unisono.mcp import asking
+
+        asked = await asking.call(session, tool, arguments, self.limits, until, progress)
+        if asked.again:
+            session.retire()
+            async with asyncio.timeout_at(until):
+                session = await sessions.get(server)
+            asked = await asking.call(session, tool, arguments, self.limits, until, progress)
+        return asked.outcome
+
+    @asynccontextmanager
+    async def _place(self, server: ToolServer, until: float) -> AsyncIterator[None]:
+        """A place among those who call `server`, in order of arrival. Raises `_NoPlace`."""
+        key = key_of(server)
+        line = self._lines.setdefault(key, _Line(asyncio.Semaphore(server.concurrent)))
+        if line.users >= server.concurrent + self.limits.waiting:
+            raise _NoPlace("Too many calls wait for this tool server.")
+        line.users += 1
+        try:
+            try:
+                async with asyncio.timeout_at(until):
+                    await line.places.acquire()
+            except TimeoutError:
+                raise _NoPlace("The tool server was busy until it was too late.") from None
+            try:
+                yield
+            finally:
+                line.places.release()
+        finally:
+            line.users -= 1
+            if line.users == 0:
+                self._lines.pop(key, None)
+
+    async def _open_sessions(self) -> Sessions:
+        """The connections, and with the first of them the SDK, which takes a while to load."""
+        if self._sessions is None:
+            async with self._loading:
+                if self._closed:
+                    raise ToolServerUnavailable("The gateway is shutting down.")
+                if self._sessions is None:
+                    for name in ("sessions", "asking"):
+                        await asyncio.to_thread(importlib.import_module, f"unisono.mcp.{name}")
+                    from unisono.mcp.sessions import Sessions
+
+                    self._sessions = Sessions(self.reach, self.limits, self.tls, self._forget)
+        return self._sessions
+
+    def _forget(self, key: str) -> None:
+        """Ask for the list of `key` again next time."""
+        self._lists.pop(key, None)
+        if key in self._listing:
+            self._changes[key] = self._changes.get(key, 0) + 1
+
+
+class _NoPlace(Exception):
+    """No place at a server became free in time."""
+
+
+def _earlier(in_s: float, deadline: float | None) -> float:
+    until = asyncio.get_running_loop().time() + in_s
+    return until if deadline is None else min(until, deadline)
+
+
+def _failed(text: str) -> ToolOutcome:
+    return ToolOutcome(text, is_error=True)

@@ -1,0 +1,53 @@
+"""What identifies a server and what identifies its tools: keys and digests, and which tools are taken at all. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from typing import Final
+
+from unisono.core.tools import HostedTool, ToolServer
+
+LONGEST_NAME: Final = 256
+
+
+def key_of(server: ToolServer) -> str:
+    """Equal for servers that may share a connection: same place, same credentials, same owner. Holds no secret."""
+    command, oauth = server.command, server.oauth
+    facts = (
+        server.owner, server.configured, server.transport, server.url, sorted(server.headers.items()),
+        server.authorization,
+        command and (command.argv, sorted(command.environment.items()), command.directory),
+        oauth and (oauth.client_id, oauth.issuer, oauth.client_secret, oauth.scope),
+    )  # fmt: skip
+    return sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def digest_of(tools: Sequence[HostedTool]) -> str:
+    """Equal for equal lists: same tools, same words, same order."""
+    digest = sha256()
+    for tool in tools:
+        digest.update(_encoded(tool))
+        digest.update(b"\n")
+    return digest.hexdigest()
+
+
+def size_of(tool: HostedTool) -> int:
+    """Bytes of a tool as JSON."""
+    return len(_encoded(tool))
+
+
+def usable(tools: Iterable[HostedTool]) -> tuple[HostedTool, ...]:
+    """The tools that can be named: not those whose name is empty, endless or not on one line, nor a name's second
+    tool."""
+    named: dict[str, HostedTool] = {}
+    for tool in tools:
+        if 0 < len(tool.name) <= LONGEST_NAME and tool.name.isprintable():
+            named.setdefault(tool.name, tool)
+    return tuple(named.values())
+
+
+def _encoded(tool: HostedTool) -> bytes:
+    facts = (tool.server, tool.name, tool.description, tool.schema, tool.annotations)
+    return json.dumps(facts, sort_keys=True, separators=(",", ":")).encode()

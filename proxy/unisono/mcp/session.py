@@ -1,0 +1,401 @@
+"""One connection to one tool server: a task of its own opens it, keeps it and closes it; callers only use it.
+
+The SDK's scopes have to be left by the task that entered them, so nobody else enters any: a request runs in a task of
+its own too, which its caller may leave at any moment. What goes wrong here concerns this server and nobody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import TracebackType
+from typing import Any, Final, Protocol, TypeVar
+
+import anyio
+import httpx2
+from mcp.client import Client
+from mcp.client.sse import sse_client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.client.subscriptions import SubscriptionLost
+from mcp.shared.exceptions import MCPError
+from mcp.shared.message import SessionMessage
+from mcp_types import Implementation, JSONRPCRequest, ToolListChangedNotification
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import ValidationError
+
+from unisono.core.tools import ToolServer, ToolTransport
+from unisono.errors import (
+    ToolServerError,
+    ToolServerProtocolError,
+    ToolServerTimeout,
+    ToolServerUnauthorized,
+    ToolServerUnavailable,
+)
+from unisono.mcp.exchange import CALL, EXCHANGE, Exchange
+from unisono.mcp.headers import outgoing
+from unisono.mcp.limits import Limits
+from unisono.mcp.stdio import process
+from unisono.mcp.wire import Outgoing, Path
+
+log = logging.getLogger(__name__)
+
+# The SDK writes messages, tokens and addresses into its logs; what an operator needs is logged here.
+for _talkative in ("mcp", "httpx2", "httpcore2"):
+    logging.getLogger(_talkative).setLevel(logging.CRITICAL)
+
+T = TypeVar("T")
+
+ANSWER_GRACE_S: Final = 1.0
+"""After the end of an answer, until it is clear that it answers something else."""
+
+
+class NoAnswer(Exception):
+    """The server's answer came to its end, and was none to this request."""
+
+
+CLIENT: Final = Implementation(name="unisono", version="1")
+MOST_RELISTENING_S: Final = 60.0
+
+
+class _Reading(Protocol):
+    async def receive(self) -> SessionMessage | Exception: ...
+    async def aclose(self) -> None: ...
+
+
+class _Writing(Protocol):
+    async def send(self, item: SessionMessage, /) -> None: ...
+    async def aclose(self) -> None: ...
+
+
+class Session:
+    """A connection, open after `open`. `changed` is called whenever the server says that its tools are others now."""
+
+    def __init__(
+        self, server: ToolServer, path: Path, auth: httpx2.Auth | None, limits: Limits, changed: Callable[[], None]
+    ) -> None:
+        self._server = server
+        self._path = path
+        self._auth = auth
+        self._limits = limits
+        self._changed = changed
+        self._stop = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._retired = False
+        self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+        self._running: set[asyncio.Task[Any]] = set()
+        self._http: Outgoing | None = None
+        self._opening = Exchange()
+        self._task = asyncio.create_task(self._live(), name=f"tool server {server.label}")
+        self.used_at = asyncio.get_running_loop().time()
+
+    @property
+    def usable(self) -> bool:
+        """Whether a new request may be given to it."""
+        stale = self._http is not None and self._http.stale
+        return not (self._retired or self._stop.is_set() or self._ended.is_set() or stale)
+
+    @property
+    def ended(self) -> bool:
+        return self._ended.is_set()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._running) or not self._client.done()
+
+    def retire(self) -> None:
+        """Take no further requests."""
+        self._retired = True
+
+    async def open(self) -> None:
+        """Wait until the connection stands. Raises the `ToolServerError` family."""
+        await asyncio.shield(self._client)
+
+    async def request(self, work: Callable[[Client], Awaitable[T]], exchange: Exchange, deadline: float) -> T:
+        """What `work` returns. Whatever the SDK raises is raised; `TimeoutError` at the deadline, `NoAnswer`. A caller
+        who is cancelled is free at once: the server is told, and the connection let go, behind its back."""
+        client = await asyncio.shield(self._client)
+        context = contextvars.copy_context()
+        context.run(CALL.set, exchange)
+        task = asyncio.create_task(_run(work, client), context=context)
+        self._running.add(task)
+        task.add_done_callback(self._finished)
+        loop = asyncio.get_running_loop()
+        exchange.over = lambda: loop.call_later(ANSWER_GRACE_S, _give_up, task, exchange)
+        try:
+            done, _ = await asyncio.wait({task}, timeout=max(deadline - loop.time(), 0.0))
+        except asyncio.CancelledError:
+            _leave(task, exchange)
+            raise
+        if not done:
+            _leave(task, exchange)
+            raise TimeoutError
+        if task.cancelled():
+            raise NoAnswer
+        return task.result()
+
+    async def aclose(self) -> None:
+        """Close the connection, politely for a moment. Returns when nothing of it is left."""
+        self._stop.set()
+        done, _ = await asyncio.wait({self._task}, timeout=3 * self._limits.closing_s + 3)
+        if not done:
+            self._task.cancel()
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(self._task, *self._running, return_exceptions=True)
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        self.used_at = asyncio.get_running_loop().time()
+        if not task.cancelled():
+            task.exception()  # seen: its caller may have left
+
+    async def _live(self) -> None:
+        """The connection's life: open, keep until told to stop or until it ends, close."""
+        scope = anyio.CancelScope(deadline=anyio.current_time() + self._server.timeouts.connect_s)
+        failure: BaseException | None = None
+        try:
+            with scope:
+                # The SDK's handshakes are requests like any other; their record tells why a connection failed.
+                CALL.set(self._opening)
+                async with self._connected() as client:
+                    scope.deadline = float("inf")
+                    self._client.set_result(client)
+                    await self._keep(client)
+                    scope.deadline = anyio.current_time() + self._limits.closing_s
+        except Exception as error:
+            failure = error
+        finally:
+            self._ended.set()
+            if not self._client.done():
+                self._client.set_exception(self._why(failure))
+                self._client.exception()  # seen: whoever asked may have left
+        if failure is not None:
+            log.info("tool server: connection ended: %s", _kinds(failure), extra={"tool_server": self._server.label})
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[Client]:
+        client = Client(
+            _Watched(self._transport(), self._stop, by_wire=self._server.transport is not ToolTransport.STDIO),
+            # The older transport is older than the newer handshake.
+            mode="legacy" if self._server.transport is ToolTransport.SSE else "auto",
+            # The handshake is bounded by the connection's own time, a list by its caller's.
+            read_timeout_seconds=self._server.timeouts.connect_s + self._server.timeouts.list_s,
+            client_info=CLIENT,
+            message_handler=self._on_message,
+            cache=None,
+        )
+        async with client:
+            yield client
+
+    @asynccontextmanager
+    async def _transport(self) -> AsyncIterator[tuple[_Reading, _Writing]]:
+        server, limits = self._server, self._limits
+        most = limits.answer_bytes
+        if server.transport is ToolTransport.STDIO:
+            assert server.command is not None
+            async with process(server.command, server.label, most) as streams:
+                yield streams[0], streams[1]
+            return
+        url = self._path.route.url if self._path.route else self._path.url
+        headers = outgoing(server.headers, server.authorization)
+        if server.transport is ToolTransport.SSE:
+
+            def client(
+                headers: dict[str, str] | None = None,
+                timeout: httpx2.Timeout | None = None,
+                auth: httpx2.Auth | None = None,
+            ) -> httpx2.AsyncClient:
+                self._http = Outgoing(self._path, limits, fragile=True, headers=headers, auth=auth)
+                return self._http
+
+            async with sse_client(url, headers, httpx_client_factory=client, auth=self._auth) as (inbox, outbox):
+                yield inbox, outbox
+            return
+        async with (
+            Outgoing(self._path, limits, fragile=False, headers=headers, auth=self._auth) as self._http,
+            streamable_http_client(url, http_client=self._http, max_sse_event_size=limits.answer_bytes) as (
+                inbox,
+                outbox,
+            ),
+        ):
+            yield inbox, outbox
+
+    async def _keep(self, client: Client) -> None:
+        """Until somebody says stop, or the server is gone; listening for changes of its tools meanwhile."""
+        capabilities = client.server_capabilities.tools
+        listening = (
+            client.protocol_version in MODERN_PROTOCOL_VERSIONS
+            and capabilities is not None
+            and capabilities.list_changed
+        )
+        async with anyio.create_task_group() as group:
+            if listening:
+                group.start_soon(self._listen, client)
+            if self._http is not None:
+                group.start_soon(self._until_broken, self._http)
+            await self._stop.wait()
+            group.cancel_scope.cancel()
+
+    async def _until_broken(self, http: Outgoing) -> None:
+        await http.broke.wait()
+        self._stop.set()
+
+    async def _listen(self, client: Client) -> None:
+        """Newer servers tell of changes only who asks to be told. Where that fails, lists grow old by time alone."""
+        pause_s = self._limits.reconnect_s
+        while True:
+            # Not the record of the handshake: this request lasts.
+            CALL.set(None)
+            try:
+                async with client.listen(tools_list_changed=True) as changes:
+                    if not changes.honored.tools_list_changed:
+                        return
+                    async for _ in changes:
+                        pause_s = self._limits.reconnect_s
+                        self._changed()
+            except (MCPError, TimeoutError):
+                return
+            except SubscriptionLost:
+                # What happened in between is not told again.
+                self._changed()
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MOST_RELISTENING_S)
+
+    async def _on_message(self, message: Any) -> None:
+        if isinstance(message, ToolListChangedNotification):
+            self._changed()
+
+    def _why(self, failure: BaseException | None) -> ToolServerError:
+        """Why no connection came about, for whoever waits for it."""
+        label, exchange = self._server.label, self._opening
+        name = f"The tool server {label!r}"
+        if exchange.status in (401, 403):
+            return ToolServerUnauthorized(f"{name} refuses the credentials it was shown (HTTP {exchange.status}).")
+        if exchange.problem:
+            return ToolServerUnavailable(f"{name} cannot be used: {exchange.problem}.")
+        if exchange.status >= 300:
+            return ToolServerUnavailable(f"{name} answers with HTTP {exchange.status}.")
+        if failure is None:
+            return ToolServerTimeout(f"{name} did not get ready in {self._server.timeouts.connect_s:g} seconds.")
+        if any(isinstance(error, MCPError | ValidationError | RuntimeError) for error in _leaves(failure)):
+            return ToolServerProtocolError(f"{name} and this gateway have no protocol in common.")
+        return ToolServerUnavailable(f"{name} cannot be reached or started.")
+
+
+class _Watched:
+    """A transport whose end is noticed, and whose messages each carry their own record to the wire."""
+
+    def __init__(
+        self, inner: AbstractAsyncContextManager[tuple[_Reading, _Writing]], ended: asyncio.Event, *, by_wire: bool
+    ) -> None:
+        self._inner = inner
+        self._ended = ended
+        self._by_wire = by_wire
+
+    async def __aenter__(self) -> tuple[_Inbox, _Outbox]:
+        reading, writing = await self._inner.__aenter__()
+        return _Inbox(reading, self._ended), _Outbox(writing, by_wire=self._by_wire)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return await self._inner.__aexit__(kind, error, trace)
+
+
+class _Stream:
+    def __init__(self, inner: _Reading | _Writing) -> None:
+        self._stream = inner
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    async def __aenter__(self: T) -> T:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        await self.aclose()
+        return None
+
+
+class _Inbox(_Stream):
+    """What the server says. When it has said its last, the session is over."""
+
+    def __init__(self, inner: _Reading, ended: asyncio.Event) -> None:
+        super().__init__(inner)
+        self._inner = inner
+        self._ended = ended
+
+    @property
+    def last_context(self) -> contextvars.Context | None:
+        return getattr(self._inner, "last_context", None)
+
+    async def receive(self) -> SessionMessage | Exception:
+        try:
+            return await self._inner.receive()
+        except (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
+            self._ended.set()
+            raise
+
+    def __aiter__(self) -> _Inbox:
+        return self
+
+    async def __anext__(self) -> SessionMessage | Exception:
+        try:
+            return await self.receive()
+        except anyio.EndOfStream:
+            raise StopAsyncIteration from None
+
+
+class _Outbox(_Stream):
+    """What is said to the server. A request has the record its caller watches; anything else has one of its own, and
+    is given up after a moment, because the SDK sends nothing else until the server took it."""
+
+    def __init__(self, inner: _Writing, *, by_wire: bool) -> None:
+        super().__init__(inner)
+        self._inner = inner
+        self._by_wire = by_wire
+
+    async def send(self, item: SessionMessage) -> None:
+        is_request = isinstance(item.message, JSONRPCRequest)
+        exchange = (CALL.get() if is_request else None) or Exchange(aside=not is_request)
+        token = EXCHANGE.set(exchange)
+        try:
+            # Where HTTP is between, only the wire knows; a pipe has what it was given.
+            exchange.sent = exchange.sent or not self._by_wire
+            await self._inner.send(item)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            exchange.sent = False
+            raise
+        finally:
+            EXCHANGE.reset(token)
+
+
+async def _run(work: Callable[[Client], Awaitable[T]], client: Client) -> T:
+    return await work(client)
+
+
+def _leave(task: asyncio.Task[Any], exchange: Exchange) -> None:
+    # The SDK tells the server on its way out; the connection is not kept for the answer.
+    task.cancel()
+    exchange.leave()
+
+
+def _give_up(task: asyncio.Task[Any], exchange: Exchange) -> None:
+    if exchange.ended:
+        task.cancel()
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    return [error]
+
+
+def _kinds(error: BaseException) -> str:
+    """What went wrong, by the names of the errors: their texts may hold contents and addresses."""
+    return ", ".join(sorted({type(leaf).__name__ for leaf in _leaves(error)}))

@@ -1,0 +1,162 @@
+"""All open connections to tool servers: one per server, credentials and owner; opened when needed, closed when idle."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+import httpx2
+from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuthProvider
+from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
+
+from unisono.core.tools import ToolServer, ToolTransport
+from unisono.errors import ToolServerUnavailable
+from unisono.mcp.limits import Limits
+from unisono.mcp.lists import key_of
+from unisono.mcp.reach import Reach
+from unisono.mcp.session import Session
+from unisono.mcp.wire import Path
+
+SWEEP_S: Final = 5.0
+TOKENS: Final = 256
+
+
+@dataclass(slots=True)
+class _Tokens:
+    """An access token, kept for as long as somebody may come back for it: a new connection needs no new one."""
+
+    tokens: OAuthToken | None = None
+    client: OAuthClientInformationFull | None = None
+
+    async def get_tokens(self) -> OAuthToken | None:
+        return self.tokens
+
+    async def set_tokens(self, tokens: OAuthToken) -> None:
+        self.tokens = tokens
+
+    async def get_client_info(self) -> OAuthClientInformationFull | None:
+        return self.client
+
+    async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
+        self.client = client_info
+
+
+@dataclass(slots=True)
+class _Kept:
+    session: Session
+    idle_s: float
+
+
+@dataclass(slots=True)
+class Sessions:
+    """`changed` is called with a key when the server behind it has other tools now, or may have."""
+
+    reach: Reach
+    limits: Limits
+    tls: ssl.SSLContext | None
+    changed: Callable[[str], None]
+    _kept: dict[str, _Kept] = field(default_factory=dict)
+    _retired: set[Session] = field(default_factory=set)
+    _opening: dict[str, asyncio.Lock] = field(default_factory=dict)
+    _tokens: dict[str, _Tokens] = field(default_factory=dict)
+    _closing: set[asyncio.Task[None]] = field(default_factory=set)
+    _sweeper: asyncio.Task[None] | None = None
+    _closed: bool = False
+
+    async def get(self, server: ToolServer) -> Session:
+        """An open connection to `server`. Raises `ToolServerNotAllowed`, `InvalidRequest`, the `ToolServerError`
+        family."""
+        key = key_of(server)
+        lock = self._opening.setdefault(key, asyncio.Lock())
+        try:
+            # Who comes while a connection is being opened waits for that one.
+            async with lock:
+                kept = self._kept.get(key)
+                if kept is None or not kept.session.usable:
+                    kept = await self._start(server, key)
+            await kept.session.open()
+        finally:
+            if not lock.locked():
+                self._opening.pop(key, None)
+        return kept.session
+
+    async def aclose(self) -> None:
+        self._closed = True
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._sweeper
+        sessions = [kept.session for kept in self._kept.values()] + list(self._retired)
+        self._kept.clear()
+        self._retired.clear()
+        await asyncio.gather(*(session.aclose() for session in sessions), *self._closing)
+
+    async def _start(self, server: ToolServer, key: str) -> _Kept:
+        route = None
+        if not server.configured:
+            route = await self.reach.route(server.url)
+        if self._closed:
+            raise ToolServerUnavailable("The gateway is shutting down.")
+        self._part(key)
+        self._make_room()
+        path = Path(server.url, route, self.tls, server.timeouts.connect_s)
+        session = Session(server, path, self._auth(server, key), self.limits, lambda: self.changed(key))
+        kept = self._kept[key] = _Kept(session, server.timeouts.idle_s)
+        if self._sweeper is None or self._sweeper.done():
+            self._sweeper = asyncio.create_task(self._sweep(), name="idle tool servers")
+        return kept
+
+    def _auth(self, server: ToolServer, key: str) -> httpx2.Auth | None:
+        oauth = server.oauth
+        if oauth is None or server.transport is ToolTransport.STDIO:
+            return None
+        while len(self._tokens) >= TOKENS:
+            del self._tokens[next(iter(self._tokens))]
+        return ClientCredentialsOAuthProvider(
+            server_url=server.url,
+            storage=self._tokens.setdefault(key, _Tokens()),
+            client_id=oauth.client_id,
+            client_secret=oauth.client_secret,
+            scope=oauth.scope,
+            issuer=oauth.issuer,
+        )
+
+    def _part(self, key: str) -> None:
+        """No new request goes to the connection of `key`; those that run may end there."""
+        kept = self._kept.pop(key, None)
+        if kept is not None:
+            self.changed(key)
+            kept.session.retire()
+            self._retired.add(kept.session)
+
+    def _make_room(self) -> None:
+        if len(self._kept) + len(self._retired) < self.limits.sessions:
+            return
+        idle = [key for key, kept in self._kept.items() if not kept.session.busy]
+        if not idle:
+            raise ToolServerUnavailable("Too many connections to tool servers are in use.", retry_after_s=1.0)
+        self._part(min(idle, key=lambda key: self._kept[key].session.used_at))
+        self._collect()
+
+    async def _sweep(self) -> None:
+        """Close what has been idle for too long, and what is not used any more. Ends when nothing is left."""
+        loop = asyncio.get_running_loop()
+        while self._kept or self._retired:
+            shortest = min((kept.idle_s for kept in self._kept.values()), default=SWEEP_S)
+            await asyncio.sleep(min(SWEEP_S, max(shortest / 4, 0.05)))
+            for key, kept in list(self._kept.items()):
+                idle = not kept.session.busy and loop.time() - kept.session.used_at > kept.idle_s
+                if idle or not kept.session.usable:
+                    self._part(key)
+            self._collect()
+
+    def _collect(self) -> None:
+        for session in [session for session in self._retired if session.ended or not session.busy]:
+            self._retired.discard(session)
+            task = asyncio.create_task(session.aclose())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)

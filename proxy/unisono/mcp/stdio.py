@@ -1,0 +1,148 @@
+"""A tool server as a process of ours: one JSON message per line on its standard input and output.
+
+The SDK's own transport takes lines of any length and copies what it has of one with every read; this one ends a
+server that writes more than is taken. The process leads a group of its own, and at the end the whole group is gone.
+It sees the environment it was given and a few harmless variables. What it writes to standard error is logged, bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Final
+
+import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from mcp.client.stdio import get_default_environment
+from mcp.shared.message import SessionMessage
+from mcp_types import jsonrpc_message_adapter
+
+from unisono.core.tools import Command
+
+log = logging.getLogger(__name__)
+
+GRACE_S: Final = 2.0
+"""Between closing its input, asking it to end, and ending it."""
+LOGGED_LINES: Final = 200
+LOGGED_CHARACTERS: Final = 500
+
+Inbox = MemoryObjectReceiveStream[SessionMessage | Exception]
+Outbox = MemoryObjectSendStream[SessionMessage]
+
+
+@asynccontextmanager
+async def process(command: Command, label: str, line_bytes: int) -> AsyncIterator[tuple[Inbox, Outbox]]:
+    """Start the server and yield the streams the SDK speaks through. Raises OSError when it cannot be started."""
+    child = await asyncio.create_subprocess_exec(
+        *command.argv,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=get_default_environment() | dict(command.environment),
+        cwd=command.directory,
+        limit=line_bytes,
+        start_new_session=True,
+    )
+    to_session, inbox = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    outbox, from_session = anyio.create_memory_object_stream[SessionMessage](0)
+    pumps = (
+        asyncio.create_task(_read(child, to_session, label)),
+        asyncio.create_task(_write(child, from_session, to_session)),
+        asyncio.create_task(_log(child, label)),
+    )
+    try:
+        yield inbox, outbox
+    finally:
+        # Nobody may keep a process alive by being impatient; every wait in here is bounded.
+        with anyio.CancelScope(shield=True):
+            await _end(child)
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+            for stream in (inbox, outbox, to_session, from_session):
+                stream.close()
+
+
+async def _read(
+    child: asyncio.subprocess.Process, to_session: MemoryObjectSendStream[SessionMessage | Exception], label: str
+) -> None:
+    assert child.stdout is not None
+    with to_session, suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+        while True:
+            try:
+                line = await child.stdout.readline()
+            except ValueError:
+                log.warning("tool server wrote a line longer than is taken", extra={"tool_server": label})
+                return
+            if not line:
+                return
+            try:
+                message = jsonrpc_message_adapter.validate_json(line, by_name=False)
+            except ValueError:
+                log.warning("tool server wrote a line that is no message", extra={"tool_server": label})
+                continue
+            await to_session.send(SessionMessage(message))
+
+
+async def _write(
+    child: asyncio.subprocess.Process,
+    from_session: MemoryObjectReceiveStream[SessionMessage],
+    to_session: MemoryObjectSendStream[SessionMessage | Exception],
+) -> None:
+    assert child.stdin is not None
+    try:
+        async for item in from_session:
+            line = item.message.model_dump_json(by_alias=True, exclude_unset=True)
+            child.stdin.write(line.encode("utf-8", "replace") + b"\n")
+            await child.stdin.drain()
+    except OSError:
+        # It no longer reads: the session is to know at once, not when somebody gives up waiting.
+        to_session.close()
+
+
+async def _log(child: asyncio.subprocess.Process, label: str) -> None:
+    """Log the beginning of what the server complains about, and read the rest away, so that it never blocks on it."""
+    assert child.stderr is not None
+    for _ in range(LOGGED_LINES):
+        try:
+            line = await child.stderr.readline()
+        except ValueError:
+            continue
+        if not line:
+            return
+        text = line.decode("utf-8", "replace").rstrip()[:LOGGED_CHARACTERS]
+        log.info("tool server says: %s", text, extra={"tool_server": label})
+    while await child.stderr.read(1 << 16):
+        pass
+
+
+async def _end(child: asyncio.subprocess.Process) -> None:
+    """Close its input and wait, then ask, then end it, and with it whatever it started."""
+    assert child.stdin is not None
+    child.stdin.close()
+    for signum in (None, signal.SIGTERM, signal.SIGKILL):
+        if signum is not None:
+            _signal(child, signum)
+        if await _gone(child):
+            break
+    # What it started may have outlived it.
+    _signal(child, signal.SIGKILL)
+
+
+async def _gone(child: asyncio.subprocess.Process) -> bool:
+    """Whether it ended in time. Its pipes may be held open by others, so only the process itself is watched."""
+    for _ in range(int(GRACE_S / 0.01)):
+        if child.returncode is not None:
+            return True
+        await asyncio.sleep(0.01)
+    return child.returncode is not None
+
+
+def _signal(child: asyncio.subprocess.Process, signum: signal.Signals) -> None:
+    # The group has the number of the process that leads it, for as long as anybody is in it.
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signum)

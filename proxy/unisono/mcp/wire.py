@@ -1,0 +1,255 @@
+"""HTTP to a tool server: bytes go where they were judged to go, and only so many come back.
+
+Nothing raises out of here into the SDK, where one failed request would end the connection for all: a failure is
+written down in the exchange it belongs to, and the SDK sees an answer with an error status. No proxy, no cookie and no
+compression; redirects only within one origin, and none at all for a server that a request named.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import anyio
+import httpx2
+from mcp.client.auth import OAuthFlowError
+
+from unisono.mcp.exchange import EXCHANGE, Exchange
+from unisono.mcp.limits import Limits
+from unisono.mcp.reach import Route
+
+STAND_IN: Final = 502
+"""Status of the answer the SDK sees in place of a failure."""
+MOST_REDIRECTS: Final = 2
+
+_UNSENT: Final = (
+    httpx2.ConnectError,
+    httpx2.ConnectTimeout,
+    httpx2.PoolTimeout,
+    httpx2.UnsupportedProtocol,
+    httpx2.LocalProtocolError,
+)
+_FAILURES: Final = (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, OAuthFlowError, OSError, ValueError)
+_PROBLEMS: Final[tuple[tuple[type[Exception], str], ...]] = (
+    (httpx2.ConnectTimeout, "no connection came about in time"),
+    (httpx2.ConnectError, "no connection came about"),
+    (OAuthFlowError, "no access token was to be had"),
+    (httpx2.TimeoutException, "the connection stalled"),
+    (httpx2.RemoteProtocolError, "the answer was no HTTP"),
+    (httpx2.TransportError, "the connection broke"),
+)
+
+
+class Refused(httpx2.StreamError):
+    """An answer that is not taken, or a request that is not made; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """How to get to a server: its address, and the guarded route to it when a request named it."""
+
+    url: str
+    route: Route | None = None
+    tls: ssl.SSLContext | None = None
+    connect_s: float = 10.0
+
+
+class Wire(httpx2.AsyncBaseTransport):
+    """The connections to one server. Dials a guarded server only at the addresses that were judged, under the name
+    that was asked for; every body is bounded."""
+
+    def __init__(self, path: Path, limits: Limits) -> None:
+        self._path = path
+        self._limits = limits
+        self._endpoint = httpx2.URL(path.route.url if path.route else path.url)
+        self._inner = httpx2.AsyncHTTPTransport(
+            verify=path.tls or True,
+            trust_env=False,
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=8, keepalive_expiry=30.0),
+        )
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        exchange = EXCHANGE.get() or Exchange()
+        if exchange.left:
+            raise Refused("nobody waits for this any more")
+        ours = self._is_message(request)
+        response = await self._dial(request, exchange if ours else Exchange())
+        if ours:
+            exchange.status = response.status_code
+        response.headers.pop("set-cookie", None)
+        if response.headers.get("content-encoding", "identity").lower() != "identity":
+            await response.aclose()
+            raise Refused("the answer is compressed, which was not asked for")
+        response.stream = _Bounded(response, exchange, self._most(request, response))
+        return response
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    async def _dial(self, request: httpx2.Request, exchange: Exchange) -> httpx2.Response:
+        route = self._path.route
+        if route is None:
+            return await self._send(request, exchange)
+        if _origin(request.url) != (route.scheme, route.host, route.port):
+            raise Refused("the way leads elsewhere")
+        for address in route.addresses[:-1]:
+            try:
+                return await self._send(_at(request, route, address), exchange)
+            except (httpx2.ConnectError, httpx2.ConnectTimeout):
+                continue
+        return await self._send(_at(request, route, route.addresses[-1]), exchange)
+
+    async def _send(self, request: httpx2.Request, exchange: Exchange) -> httpx2.Response:
+        exchange.sent, exchange.ended = True, False
+        try:
+            return await self._inner.handle_async_request(request)
+        except _UNSENT:
+            exchange.sent = False
+            raise
+
+    def _is_message(self, request: httpx2.Request) -> bool:
+        """A message of the protocol, or a stream of them; not a request for a token or for where to get one."""
+        if _origin(request.url) != _origin(self._endpoint):
+            return False
+        kind, accepted = request.headers.get("content-type", ""), request.headers.get("accept", "")
+        return kind == "application/json" or "text/event-stream" in accepted
+
+    def _most(self, request: httpx2.Request, response: httpx2.Response) -> int | None:
+        """Bytes this body may have. A stream of events is bounded event by event; one that answers a message ends
+        some time, one that is listened to need not."""
+        if not _is_events(response):
+            return self._limits.answer_bytes
+        return None if request.method == "GET" else 4 * self._limits.answer_bytes
+
+
+class _Bounded(httpx2.AsyncByteStream):
+    """A body of at most `most` bytes, that ends as soon as its exchange is left."""
+
+    def __init__(self, response: httpx2.Response, exchange: Exchange, most: int | None) -> None:
+        assert isinstance(response.stream, httpx2.AsyncByteStream)
+        self._inner = response.stream
+        self._chunks = aiter(response.stream)
+        self._exchange = exchange
+        self._room = most
+        self._whole = not _is_events(response)
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        exchange, chunk = self._exchange, None
+        try:
+            with exchange.leaving():
+                chunk = await anext(self._chunks)
+            return self._measured(chunk)
+        except BaseException as error:
+            exchange.ended = True
+            if isinstance(error, StopAsyncIteration) and self._whole and exchange.over is not None:
+                exchange.over()
+            if isinstance(error, httpx2.HTTPError):
+                exchange.problem = exchange.problem or problem_of(error)
+                # The SDK expects a body to fail like this, and answers for this one message.
+                raise Refused(exchange.problem) from None
+            raise
+
+    def _measured(self, chunk: bytes | None) -> bytes:
+        if chunk is None:
+            raise Refused("nobody waits for this any more")
+        if self._room is None:
+            return chunk
+        self._room -= len(chunk)
+        if self._room < 0:
+            self._exchange.too_large = True
+            self._exchange.problem = "the answer is larger than is taken"
+            raise Refused(self._exchange.problem)
+        return chunk
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+class Outgoing(httpx2.AsyncClient):
+    """What the SDK sends with; `send` answers always. `broke` is set by a failure that the older transport does not
+    survive. `stale` says that the server was not to be found where it is believed to be: what is open may go on, but
+    the next one looks again, and what it finds is judged again."""
+
+    def __init__(self, path: Path, limits: Limits, *, fragile: bool, **given: Any) -> None:
+        super().__init__(
+            **given,
+            transport=Wire(path, limits),
+            trust_env=False,
+            follow_redirects=False,
+            max_redirects=0 if path.route else MOST_REDIRECTS,
+            timeout=httpx2.Timeout(None, connect=path.connect_s),
+        )
+        self.broke = anyio.Event()
+        self.stale = False
+        self._limits = limits
+        self._fragile = fragile
+        self._listened = -limits.reconnect_s
+
+    async def send(self, request: httpx2.Request, **how: Any) -> httpx2.Response:
+        """The answer, or a stand-in for it. Raises nothing but cancellation."""
+        exchange = EXCHANGE.get() or Exchange()
+        if request.method == "GET":
+            await self._pace()
+        try:
+            with exchange.leaving() as scope:
+                if exchange.aside:
+                    scope.deadline = anyio.current_time() + self._limits.aside_s
+                response = await super().send(request, **how)
+                if not response.is_redirect:
+                    return response
+                return await self._redirected(request, response, exchange)
+        except _FAILURES as error:
+            exchange.problem = exchange.problem or problem_of(error)
+            self.stale = self.stale or isinstance(error, _UNSENT)
+        if self._fragile:
+            self.broke.set()
+        return httpx2.Response(STAND_IN, request=request)
+
+    async def _redirected(
+        self, request: httpx2.Request, response: httpx2.Response, exchange: Exchange
+    ) -> httpx2.Response:
+        if self.max_redirects:
+            return response
+        await response.aclose()
+        exchange.problem = "the server wants to be asked elsewhere"
+        return httpx2.Response(STAND_IN, request=request)
+
+    async def _pace(self) -> None:
+        """A server that hangs up on every listener is not asked again at once, whatever it says."""
+        loop = asyncio.get_running_loop()
+        wait_s = self._listened + self._limits.reconnect_s - loop.time()
+        self._listened = loop.time() + max(wait_s, 0.0)
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
+
+
+def problem_of(error: BaseException) -> str:
+    """What happened, in words without addresses and contents."""
+    if isinstance(error, Refused):
+        return str(error)
+    return next((words for kind, words in _PROBLEMS if isinstance(error, kind)), "the exchange failed")
+
+
+def _at(request: httpx2.Request, route: Route, address: str) -> httpx2.Request:
+    """The same request, dialled at `address`: host header and certificate stay those of the name."""
+    return httpx2.Request(
+        request.method,
+        request.url.copy_with(host=address),
+        headers=request.headers,
+        stream=request.stream,
+        extensions={**request.extensions, "sni_hostname": route.host},
+    )
+
+
+def _is_events(response: httpx2.Response) -> bool:
+    return response.headers.get("content-type", "").lower().startswith("text/event-stream")
+
+
+def _origin(url: httpx2.URL) -> tuple[str, str, int]:
+    return url.scheme, url.host, url.port or {"http": 80, "https": 443}.get(url.scheme, 0)
