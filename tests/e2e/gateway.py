@@ -14,7 +14,7 @@ import aiohttp
 import uvicorn
 
 from unisono.app import build
-from unisono.cli.listener import connections
+from unisono.cli.serve import server_config
 from unisono.config import parse
 
 
@@ -73,13 +73,12 @@ def config_of(*deployments: str, name: str = "gpt-oss", **sections: Any) -> dict
 async def gateway(config: Mapping[str, Any]) -> AsyncIterator[Gateway]:
     """A running gateway; it and everything it opened is gone afterwards. It shares no state with another unless the
     configuration says so."""
-    app = build(parse({"store": {"url": "memory://"}, **config}, {}).config)
+    settings = parse({"store": {"url": "memory://"}, **config}, {}).config
+    app = build(settings)
     # asyncio turns Nagle's algorithm off only where the protocol is named; with it every answer takes 40 ms more.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(
-        uvicorn.Config(app, http=connections(10), ws="none", log_config=None, access_log=False, lifespan="on")
-    )
+    server = uvicorn.Server(server_config(app, settings))
     serving = asyncio.create_task(server._serve([listener]))
     while not server.started:
         if serving.done():

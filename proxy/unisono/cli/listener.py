@@ -1,14 +1,19 @@
 """The listening end: connections that dawdle, or whose headers never end, are closed.
 
 uvicorn has no deadline for a request's headers and no limit to their size. `connections` makes its protocol class with
-both: without them a few thousand silent sockets would hold every place there is.
+both: without them a few thousand silent sockets would hold every place there is. A WebSocket is handed over within the
+same bounds, which uvicorn applies to requests only.
 """
 
 from __future__ import annotations
 
 from asyncio import TimerHandle, Transport
+from typing import TYPE_CHECKING, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+if TYPE_CHECKING:
+    from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 MAX_HEADER_BYTES = 64 * 1024
 
@@ -54,6 +59,21 @@ def connections(header_timeout_s: float, max_header_bytes: int = MAX_HEADER_BYTE
             super().on_message_complete()
             # The next bytes begin another request, whenever they come.
             self._in_headers = True
+
+        def handle_websocket_upgrade(self) -> None:
+            if self.cycle is not None and not self.cycle.response_complete:
+                # It came in the middle of another answer on this connection, which would be torn.
+                self.transport.close()
+            elif self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
+                self._refuse(b"503 Service Unavailable")
+            elif not self.url.isascii():
+                self._refuse(b"400 Bad Request")
+            else:
+                super().handle_websocket_upgrade()
+                taken_over_by = cast("WebSocketsSansIOProtocol", self.transport.get_protocol())
+                if not taken_over_by.handshake_initiated:
+                    # Its own bounds on headers are narrower, and it stays silent about them.
+                    self._refuse(b"431 Request Header Fields Too Large")
 
         def _start_deadline(self) -> None:
             self._deadline = self.loop.call_later(header_timeout_s, self._overdue)

@@ -30,6 +30,10 @@ PROBE_PATIENCE_S = 3.0
 """How long the start-up screen waits to tell the state of the backends, in seconds."""
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
+PING_EVERY_S = 20.0
+"""Between two questions to an open WebSocket whether anybody is there."""
+PONG_WITHIN_S = 60.0
+"""For the answer. A client that is slow to read what it was sent answers late."""
 
 STATES = {
     "ready": "ready",
@@ -54,18 +58,24 @@ def serve(config_path: Path | None, host: str, port: int) -> None:
     for warning in ready.loaded.warnings:
         logging.getLogger("unisono.config").warning(warning)
     address = address_of(listener, host)
-    server = Server(_server_config(app, config), app.state.gateway, address, ready.remarks)
+    server = Server(server_config(app, config), app.state.gateway, address, ready.remarks)
     server.run(sockets=[listener])
     click.echo("Stopped.")
 
 
-def _server_config(app: object, config: Config) -> uvicorn.Config:
+def server_config(app: object, config: Config) -> uvicorn.Config:
+    """How the application is served."""
     settings = config.unisono
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
         loop="uvloop",
         http=connections(settings.header_timeout_s),
-        ws="none",
+        ws="websockets-sansio",
+        ws_max_size=settings.max_body_bytes,
+        ws_ping_interval=PING_EVERY_S,
+        ws_ping_timeout=PONG_WITHIN_S,
+        # As for bodies: nothing compressed comes in, so nothing can unfold into more than it seemed.
+        ws_per_message_deflate=False,
         lifespan="on",
         log_config=None,
         access_log=False,
