@@ -11,6 +11,9 @@
         BodyTooLarge                413 body_too_large
         UnsupportedMediaType        415 unsupported_media_type
         ContextTooLong              400 context_length_exceeded
+        InvalidStreamId             400 invalid_stream_id
+        TooManyStreams              400 websocket_stream_limit_reached
+        ConnectionTooOld            400 websocket_connection_limit_reached
       NotAuthenticated              401 invalid_api_key
       NotAllowed                    403 permission_denied
         ToolServerNotAllowed        403 tool_server_not_allowed
@@ -102,6 +105,24 @@ class UnsupportedMediaType(InvalidRequest):
 
 class ContextTooLong(InvalidRequest):
     code = "context_length_exceeded"
+
+
+class InvalidStreamId(InvalidRequest):
+    """A name that a stream of responses on one connection cannot have."""
+
+    code = "invalid_stream_id"
+
+
+class TooManyStreams(InvalidRequest):
+    """One connection carries only so many streams of responses."""
+
+    code = "websocket_stream_limit_reached"
+
+
+class ConnectionTooOld(InvalidRequest):
+    """A connection has an end; clients open another one when they see this code."""
+
+    code = "websocket_connection_limit_reached"
 
 
 class NotAuthenticated(UnisonoError):

@@ -33,6 +33,11 @@ async def read_json(request: Request) -> dict[str, Any]:
         body = await request.body()
     except ClientDisconnect:
         raise InvalidRequest("The connection was closed before the body was complete.") from None
+    return to_object(body)
+
+
+def to_object(body: bytes) -> dict[str, Any]:
+    """A JSON object that nothing in it makes dangerous to handle. Raises InvalidRequest."""
     if too_many_values(body):
         raise InvalidRequest(f"The body holds more than {MAX_VALUES:,} JSON values.")
     try:

@@ -6,7 +6,7 @@ ever said to be.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 from unisono.api.failures import failure_of
 from unisono.api.responses.asked import Asked
@@ -32,9 +32,11 @@ async def answer_whole(means: Means, asked: Asked) -> tuple[StoredResponse, Repo
     return response, run.report
 
 
-async def answer_events(means: Means, asked: Asked, run: Run) -> AsyncGenerator[list[WireEvent]]:
+async def answer_events(
+    means: Means, asked: Asked, run: Run, *, over: Callable[[StoredResponse], None] | None = None
+) -> AsyncGenerator[list[WireEvent]]:
     """The events as they come; the last is exactly one terminal event. A failure before the first is raised, later
-    ones are told in the stream."""
+    ones are told in the stream. `over` gets the finished response before its end is told."""
     events = Events(asked.frame, run.report, new_id=asked.item_ids, clock=means.clock)
     begun = False
     try:
@@ -53,6 +55,8 @@ async def answer_events(means: Means, asked: Asked, run: Run) -> AsyncGenerator[
             await keep(means, asked, response)
         except UnisonoError as error:
             yield events.fail(error)
+        if over is not None and events.stored is not None:
+            over(events.stored)
         yield [events.last()]
     finally:
         await run.aclose()

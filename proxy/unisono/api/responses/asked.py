@@ -17,7 +17,7 @@ from unisono.api.responses.inbound import ResponsesTurn, check, to_turn
 from unisono.api.responses.means import Means, ResponsesModel, Seals
 from unisono.api.responses.outbound.dialects import OPENAI, Dialect
 from unisono.api.responses.outbound.response import Frame, to_echo
-from unisono.api.responses.past import LONGEST_ID_SHOWN, Past, recall
+from unisono.api.responses.past import LONGEST_ID_SHOWN, Past, Recall, recall
 from unisono.api.responses.reading import Known, nothing
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.core.conversation import Item
@@ -55,12 +55,12 @@ class Asked:
         return DerivedIds(self.frame.id, "item")
 
 
-async def judged(body: Mapping[str, Any], size: int) -> ResponsesRequest:
-    """The request in a body of `size` bytes. Raises InvalidRequest."""
+async def judged(body: Mapping[str, Any], size: int, *, answered: bool = True) -> ResponsesRequest:
+    """The request in a body of `size` bytes, to be `answered` or only prepared. Raises InvalidRequest."""
 
     def judge() -> ResponsesRequest:
         request = ResponsesRequest.model_validate(body)
-        check(request)
+        check(request, answered=answered)
         return request
 
     return await asyncio.to_thread(judge) if size > OFF_LOOP_BYTES else judge()
@@ -68,17 +68,24 @@ async def judged(body: Mapping[str, Any], size: int) -> ResponsesRequest:
 
 @asynccontextmanager
 async def understood(
-    means: Means, sender: Sender, request: ResponsesRequest, *, response_id: str, size: int = 0
+    means: Means,
+    sender: Sender,
+    request: ResponsesRequest,
+    *,
+    response_id: str,
+    size: int = 0,
+    recalled: Recall = recall,
 ) -> AsyncIterator[Asked]:
-    """What `request` asks, for as long as the conversation it belongs to is held. Raises what it is refused with."""
+    """What `request` asks, for as long as the conversation it belongs to is held; `recalled` finds its past. Raises
+    what it is refused with."""
     model = means.resolve(request.model)
     if request.conversation is None:
-        yield await _understood(means, sender, request, model, response_id, size)
+        yield await _understood(means, sender, request, model, response_id, size, recalled)
         return
     async with held(means, sender.tenant, request.conversation.id, response_id) as lease:
         if lease is None:
             raise busy(request.conversation.id)
-        yield await _understood(means, sender, request, model, response_id, size, lease)
+        yield await _understood(means, sender, request, model, response_id, size, recalled, lease)
 
 
 def busy(conversation_id: str) -> StoreConflict:
@@ -96,9 +103,10 @@ async def _understood(
     model: ResponsesModel,
     response_id: str,
     size: int,
+    recalled: Recall,
     lease: Lease | None = None,
 ) -> Asked:
-    past = await recall(means.store, sender.tenant, request)
+    past = await recalled(means.store, sender.tenant, request)
     if request.stored and not (past.ancestors or past.kept or lease):
         await means.store.check()
     return await assembled(

@@ -35,13 +35,14 @@ class ResponsesTurn:
     notes: tuple[str, ...]
 
 
-def check(request: ResponsesRequest) -> None:
-    """Raise InvalidRequest for fields that contradict each other. What can be told before any state is read."""
+def check(request: ResponsesRequest, *, answered: bool = True) -> None:
+    """Raise InvalidRequest for fields that contradict each other. What can be told before any state is read. A request
+    that is not `answered` only prepares a later one and may say nothing yet."""
     if request.previous_response_id is not None and request.conversation is not None:
         raise InvalidRequest(
             "'previous_response_id' and 'conversation' cannot both be given.", param="previous_response_id"
         )
-    if not request.input and request.previous_response_id is None and request.conversation is None:
+    if answered and not request.input and request.previous_response_id is None and request.conversation is None:
         raise InvalidRequest("'input' must hold something when nothing is continued.", param="input")
     if request.background and not request.stored:
         raise InvalidRequest("'background' needs 'store': what runs in the background is fetched later.", param="store")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from unisono.api.responses.inbound import references, wanted_ids
@@ -29,6 +29,10 @@ class Past:
     ancestors: tuple[str, ...] = ()
     first_day: str = ""
     revision: int | None = None
+
+
+Recall = Callable[[Store, str, ResponsesRequest], Awaitable[Past]]
+"""Everything a request of a tenant leans on."""
 
 
 async def recall(store: Store, tenant: str, request: ResponsesRequest) -> Past:
