@@ -1,4 +1,5 @@
-"""What happens while the model answers: one lifecycle, Opened, Delta*, Closed, over three kinds of item.
+"""What happens while the model answers: one lifecycle, Opened, Delta*, Closed, over every kind of item. A call the
+gateway makes itself is followed by Ran; a server's tools are Opened, then Listed.
 
 The router emits these from tokens; every surface translates them to its own wire. An item's deltas concatenate to the
 text of its Closed. Items never overlap: one is closed before the next opens.
@@ -11,6 +12,7 @@ from typing import TypeAlias
 
 from unisono.core.conversation import Phase, Tokens
 from unisono.core.generation import FinishReason, Usage
+from unisono.core.tools import HostedTool, ToolOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,31 @@ class ToolCall:
     name: str
 
 
-Item: TypeAlias = Reasoning | Text | ToolCall
+@dataclass(frozen=True, slots=True)
+class HostedCall:
+    """A call of a tool that the gateway runs itself; `server` and `tool` are their own names, `name` the one the model
+    knows. With `needs_approval` it is not run: the turn ends behind it, and a later one may say that it is. `approval`
+    is the id of such a request where this is the call that was agreed to: its message stands in the conversation
+    already, so its Closed has no tokens."""
+
+    index: int
+    call_id: str
+    name: str
+    server: str
+    tool: str
+    needs_approval: bool = False
+    approval: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The tools of a server are asked for; `index` counts listings of an answer, from 0."""
+
+    index: int
+    server: str
+
+
+Item: TypeAlias = Reasoning | Text | ToolCall | HostedCall | Listing
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +91,26 @@ class Closed:
 
 
 @dataclass(frozen=True, slots=True)
+class Ran:
+    """What came of a hosted call, behind its Closed. The batch that holds the Closed is yielded before the call is
+    made, and the call is made only when the next batch is asked for: whoever must know that it may have been made
+    writes that down in between. `said` is what the model reads, the outcome's text or what stands in its place."""
+
+    item: HostedCall
+    outcome: ToolOutcome
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A server's tools, behind the Opened of their Listing; or, with `error`, why there are none."""
+
+    item: Listing
+    tools: tuple[HostedTool, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Repaired:
     """Something malformed was mended. `rule` is a stable name from `harmony.grammar.RULES`; `position` is the offset,
     in generated tokens, at which it was decided; `dropped` counts characters that reach nobody."""
@@ -85,4 +131,4 @@ class Finished:
     cut_call: bool = False
 
 
-Event: TypeAlias = Opened | Delta | Closed | Repaired | Finished
+Event: TypeAlias = Opened | Delta | Closed | Ran | Listed | Repaired | Finished

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterable, Iterable
 from dataclasses import dataclass
 from typing import assert_never
 
-from unisono.core.events import Closed, Delta, Event, Finished, Opened, Repaired
+from unisono.core.events import Closed, Delta, Event, Finished, Listed, Opened, Ran, Repaired
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ def collect(events: Iterable[Event]) -> Result:
                 repaired.append(event)
             case Finished():
                 finished = event
-            case Opened() | Delta():
+            case Opened() | Delta() | Ran() | Listed():
                 pass  # a Closed holds what its deltas were
             case _:
                 assert_never(event)

@@ -9,6 +9,33 @@ from typing import Protocol
 from unisono.core.conversation import Conversation, Tokens
 from unisono.core.events import Event
 from unisono.core.generation import Sampling
+from unisono.core.tools import ToolServer
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What somebody said to a call that needed approval. `call_id` is that of the call, which stands in the
+    conversation without a result; `approval` the id of the request for it."""
+
+    call_id: str
+    approval: str
+    approved: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Hosting:
+    """Tools the gateway runs itself. `announced` are labels of servers whose tools the client has been told: those are
+    not told again. `decisions` are made before anything is generated. `max_calls` bounds the calls of the turn,
+    `total_s` the time of all of it, in seconds. A server that cannot list its tools ends the turn with its error,
+    unless it is `optional`: then the turn goes on without it and says so in its Listed."""
+
+    servers: tuple[ToolServer, ...] = ()
+    announced: frozenset[str] = frozenset()
+    decisions: tuple[Decision, ...] = ()
+    max_calls: int | None = None
+    total_s: float = 1800.0
+    optional: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +69,8 @@ class Turn:
     """The preamble's date is the conversation's own and stands, whatever is remembered of stateless ones."""
     sticky: str = ""
     """Turns of one value go to one deployment while it works, so that its prefix cache is of use; empty for any."""
+    hosting: Hosting | None = None
+    """Tools the gateway runs itself in this turn."""
     tools_at: str = "tools.{index}.function"
     """Where a tool stands in the request, for errors that name it."""
     history_at: str = "messages"
@@ -69,8 +98,8 @@ class Report:
 
 
 class Run(Protocol):
-    """A turn in progress. Iterating yields one batch of events per network read of the backend, none empty; the last
-    batch ends with Finished. Errors before the first batch are raised by the first `__anext__`, later ones in the
+    """A turn in progress. Iterating yields one batch of events per network read of the backend, none empty (but the
+    first behind a journal, which comes before a backend is asked); the last batch ends with Finished. Errors before the first batch are raised by the first `__anext__`, later ones in the
     middle. `aclose` (or cancelling the iterating task) frees the backend at once."""
 
     report: Report

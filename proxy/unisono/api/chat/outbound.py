@@ -21,7 +21,22 @@ from unisono.api.about import to_about
 from unisono.api.reasoning import ReasoningField
 from unisono.api.sse import DONE, event
 from unisono.api.tools import CallForm, Toolbox, unwrap_input
-from unisono.core.events import Closed, Delta, Event, Finished, Item, Opened, Reasoning, Repaired, Text, ToolCall
+from unisono.core.events import (
+    Closed,
+    Delta,
+    Event,
+    Finished,
+    HostedCall,
+    Item,
+    Listed,
+    Listing,
+    Opened,
+    Ran,
+    Reasoning,
+    Repaired,
+    Text,
+    ToolCall,
+)
 from unisono.core.generation import FinishReason, Usage
 from unisono.engine.collect import Result
 from unisono.engine.turn import Report
@@ -121,6 +136,8 @@ def to_choice(index: int, result: Result, frame: Frame) -> dict[str, Any]:
                 if closed.complete and _has_room(shown, form):
                     calls.append(to_call(closed.item, closed.text, form))
                     shown.append(form)
+            case HostedCall() | Listing():
+                pass  # the gateway's own affair
             case _:
                 assert_never(closed.item)
     text, thoughts = "".join(content), "".join(reasoning)
@@ -222,10 +239,12 @@ class ChoiceChunks:
                 if self._early is None:
                     return b""  # held: its Closed has the whole of it
                 return self._arguments(self._early[1], CallForm.FUNCTION, text)
+            case HostedCall() | Listing():
+                return b""
             case _:
                 assert_never(item)
 
-    def _other(self, entry: Opened | Closed | Repaired | Finished) -> bytes:
+    def _other(self, entry: Opened | Closed | Ran | Listed | Repaired | Finished) -> bytes:
         match entry:
             case Opened():
                 return self._opened(entry.item)
@@ -234,7 +253,7 @@ class ChoiceChunks:
             case Finished():
                 self.finished = entry
                 return b""
-            case Repaired():
+            case Repaired() | Ran() | Listed():
                 return b""
             case _:
                 assert_never(entry)

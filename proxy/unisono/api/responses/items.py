@@ -21,7 +21,7 @@ from unisono.core.conversation import (
     ToolResult,
     UserMessage,
 )
-from unisono.core.events import Closed, Reasoning, Text, ToolCall
+from unisono.core.events import Closed, HostedCall, Listing, Reasoning, Text, ToolCall
 from unisono.core.state import StoredItem
 
 NewId = Callable[[str], str]
@@ -115,6 +115,12 @@ def to_said(closed: Closed) -> Item | None:
             if not closed.complete:
                 return None
             return AssistantCall(closed.item.call_id, closed.item.name, closed.text, closed.tokens)
+        case HostedCall():
+            if closed.item.approval:
+                return None
+            return AssistantCall(closed.item.call_id, closed.item.name, closed.text, closed.tokens)
+        case Listing():
+            return None
         case _:
             assert_never(closed.item)
 

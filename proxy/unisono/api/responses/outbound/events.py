@@ -23,7 +23,21 @@ from unisono.api.responses.outbound.lives import ARGUMENTS, INPUT, REASONING, RE
 from unisono.api.responses.outbound.response import Frame, is_shown, silent, to_error, to_notes, to_response, to_status
 from unisono.api.tools import CallForm, unwrap_input
 from unisono.core.conversation import AssistantMessage, Item, Phase
-from unisono.core.events import Closed, Delta, Event, Finished, Opened, Reasoning, Repaired, Text, ToolCall
+from unisono.core.events import (
+    Closed,
+    Delta,
+    Event,
+    Finished,
+    HostedCall,
+    Listed,
+    Listing,
+    Opened,
+    Ran,
+    Reasoning,
+    Repaired,
+    Text,
+    ToolCall,
+)
 from unisono.core.events import Item as Made
 from unisono.core.state import Status, StoredItem, StoredResponse
 from unisono.engine.turn import Report
@@ -164,7 +178,7 @@ class Events:
 
     # -- events of the engine
 
-    def _other(self, entry: Opened | Closed | Repaired | Finished) -> None:
+    def _other(self, entry: Opened | Closed | Ran | Listed | Repaired | Finished) -> None:
         match entry:
             case Opened():
                 self._opened(entry.item)
@@ -174,6 +188,8 @@ class Events:
                 status = to_status(entry, calls=self._calls, cut_in_sight=self._cut_in_sight)
                 self._settle(INCOMPLETE if status is Status.INCOMPLETE else COMPLETED)
                 self._end(status, finished=entry)
+            case Ran() | Listed():
+                pass
             case Repaired():
                 pass  # told in the last event
             case _:
@@ -188,6 +204,8 @@ class Events:
             case ToolCall():
                 if not self._frame.hold_calls and self._life(item) is ARGUMENTS:
                     self._show(item)
+            case HostedCall() | Listing():
+                pass
             case _:
                 assert_never(item)
 
@@ -230,6 +248,8 @@ class Events:
                 return TEXT
             case ToolCall():
                 return INPUT if self._frame.toolbox.form_of(item.name) is CallForm.CUSTOM else ARGUMENTS
+            case HostedCall() | Listing():
+                return ARGUMENTS
             case _:
                 assert_never(item)
 

@@ -21,7 +21,8 @@ from unisono.api.responses.outbound.dialects import OPENAI, Dialect
 from unisono.api.responses.schema import ResponsesRequest, Tool
 from unisono.api.tools import CallForm, CustomSpec, FunctionSpec, Toolbox
 from unisono.core.conversation import Effort, Item
-from unisono.core.events import Closed, Finished, Reasoning, Text, ToolCall
+from unisono.core.events import Closed, Finished, HostedCall, Listing, Reasoning, Text, ToolCall
+from unisono.core.events import Item as Made
 from unisono.core.generation import FinishReason, Sampling, Usage
 from unisono.core.state import Status, StoredItem, StoredResponse
 from unisono.errors import BackendError, BackendOverloaded, ContextTooLong, InvalidRequest, UnisonoError
@@ -93,11 +94,13 @@ class Frame:
                 shown = message(item_id, item.phase, [text_part(closed.text)], status)
             case ToolCall():
                 shown = call(item_id, item.call_id, item.name, closed.text, self.toolbox, status)
+            case HostedCall() | Listing():
+                shown = {}
             case _:
                 assert_never(item)
         return StoredItem(item_id, all_said, shown)
 
-    def item_id(self, item: Reasoning | Text | ToolCall, new_id: NewId) -> str:
+    def item_id(self, item: Made, new_id: NewId) -> str:
         match item:
             case Reasoning():
                 return new_id(prefix_of("reasoning"))
@@ -106,6 +109,10 @@ class Frame:
             case ToolCall():
                 custom = self.toolbox.form_of(item.name) is CallForm.CUSTOM
                 return new_id(prefix_of("custom_tool_call" if custom else "function_call"))
+            case HostedCall():
+                return new_id(prefix_of("mcp_call"))
+            case Listing():
+                return new_id(prefix_of("mcp_list_tools"))
             case _:
                 assert_never(item)
 
@@ -252,6 +259,8 @@ def is_shown(closed: Closed) -> bool:
             return True
         case ToolCall():
             return closed.complete
+        case HostedCall() | Listing():
+            return False
         case _:
             assert_never(closed.item)
 
