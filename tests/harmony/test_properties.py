@@ -282,6 +282,26 @@ def test_text_is_read_the_same_however_it_is_cut(parts: list[str], data: st.Data
 
 
 @settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.one_of(st.sampled_from(WORDS), st.sampled_from([*MARKERS, "<|", '{"', '\\"', '"', " to="])), max_size=30
+    ),
+    st.data(),
+)
+def test_a_decoder_goes_on_behind_the_tokens_of_another_as_that_would(parts: list[str], data: st.DataObject) -> None:
+    text = "".join(parts)
+    cut = data.draw(st.integers(0, len(text)))
+    whole, first = decoder_for(Form.TEXT, ENCODING), decoder_for(Form.TEXT, ENCODING)
+    expected = [*whole.feed(Chunk(text=text)), *whole.end()]
+    said = list(first.feed(Chunk(text=text[:cut])))
+    # What the first still held was no token yet: a backend that goes on behind its tokens says it again.
+    second = decoder_for(Form.TEXT, ENCODING, said=said)
+    said += [*second.feed(Chunk(text=text[len(ENCODING.decode(said)) :])), *second.end()]
+    assert ENCODING.special_ids(said) == ENCODING.special_ids(expected)
+    assert ENCODING.decode(said) == ENCODING.decode(expected) == text
+
+
+@settings(max_examples=200, deadline=None)
 @given(st.text(max_size=60), st.lists(st.integers(0, 60), max_size=4))
 def test_arguments_arrive_byte_for_byte_through_text(value: str, cuts: list[int]) -> None:
     value = value.encode("utf-8", "replace").decode()

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import replace
+from typing import TypeAlias
 
 from unisono.core.conversation import Conversation
 from unisono.core.events import Event, Finished, Repaired
@@ -34,6 +35,10 @@ DEFAULT_CONTEXT = 131_072
 
 ROOM_WANTED = 1_024
 """Tokens that an answer without a limit of its own is to have where turns may be left out for it."""
+
+
+Generated: TypeAlias = AsyncGenerator[tuple[list[Event], FinishReason | None]]
+"""What may be shown of a step, per network read; the last comes with the reason the step ended."""
 
 
 class Engine:
@@ -179,7 +184,7 @@ class _Run:
         elif reading.step is not None:
             rendered = await self._render(reading.step.extend(conversation), capabilities)
         while True:
-            step = self._step(deployment, capabilities, reading, rendered, last=last)
+            step = await self._step(deployment, capabilities, reading, rendered, last=last)
             async with aclosing(step) as batches:
                 async for shown, reason in batches:
                     if reason is None and reading.stop_sequence is None:
@@ -198,42 +203,31 @@ class _Run:
                     yield [*shown, *reading.go_on(follows, rendered.opening)]
 
     async def _step(
-        self,
-        deployment: Deployment,
-        capabilities: Capabilities,
-        reading: Reading,
-        rendered: Rendered,
-        *,
-        last: bool,
-    ) -> AsyncGenerator[tuple[list[Event], FinishReason | None]]:
-        """The current step from where it is to its end: what may be shown per network read; the last comes with the
-        reason it ended. No backend is asked for a step that has ended, or for which there is no room."""
+        self, deployment: Deployment, capabilities: Capabilities, reading: Reading, rendered: Rendered, *, last: bool
+    ) -> Generated:
+        """The current step from where it is to its end. No backend is asked for one that has ended, or for which there
+        is no room; without room here, and not the `last` deployment, raises ContextTooLong."""
         if reading.stop_sequence is not None:
-            yield [], FinishReason.STOP
-            return
+            return _at_once([], FinishReason.STOP)
         if reading.ended:
-            yield reading.end(FinishReason.STOP), FinishReason.STOP
-            return
+            return _at_once(reading.end(FinishReason.STOP), FinishReason.STOP)
         said = reading.said
         going_on = await go_on(self._engine.encoding, rendered, said, capabilities, guessed=reading.guessed)
-        room = self._room(going_on.prompt, capabilities, reading.spent + going_on.said)
+        spent = reading.spent + going_on.said
+        room = self._room(going_on.prompt, capabilities, spent)
         if room < 1:
             limit = self._turn.max_tokens
-            if not last and (limit is None or reading.spent + going_on.said < limit):
+            if not last and (limit is None or spent < limit):
                 raise self._too_long(going_on.prompt, capabilities)
-            yield reading.end(FinishReason.LENGTH), FinishReason.LENGTH
-            return
+            return _at_once(reading.end(FinishReason.LENGTH), FinishReason.LENGTH)
         reading.came(Way.of(capabilities))
-        first = not said and reading.step is None
         job = self._job(going_on.prompt, deployment, room)
-        generated = self._generate(deployment, job, going_on.decoder, reading, first=first)
-        async with aclosing(generated) as batches:
-            async for batch in batches:
-                yield batch
+        first = not said and reading.step is None
+        return self._generate(deployment, job, going_on.decoder, reading, first=first)
 
     async def _generate(
         self, deployment: Deployment, job: Generation, decoder: Decoder, reading: Reading, *, first: bool
-    ) -> AsyncGenerator[tuple[list[Event], FinishReason | None]]:
+    ) -> Generated:
         stream = deployment.backend.complete(job)
         self._asked = True
         try:
@@ -304,6 +298,10 @@ class _Run:
     def _finished(self, reading: Reading, reason: FinishReason) -> Finished:
         finished = reading.finished(reason)
         return replace(finished, usage=self._usage + finished.usage)
+
+
+async def _at_once(shown: list[Event], reason: FinishReason) -> Generated:
+    yield shown, reason
 
 
 def _is_visible(event: Event) -> bool:

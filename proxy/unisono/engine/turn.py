@@ -99,8 +99,9 @@ class Report:
 
 class Run(Protocol):
     """A turn in progress. Iterating yields one batch of events per network read of the backend, none empty (but the
-    first behind a journal, which comes before a backend is asked); the last batch ends with Finished. Errors before the first batch are raised by the first `__anext__`, later ones in the
-    middle. `aclose` (or cancelling the iterating task) frees the backend at once."""
+    first behind a journal, for which no backend was asked); the last batch ends with Finished. Errors before the first
+    batch are raised by the first `__anext__`, later ones in the middle. `aclose` (or cancelling the iterating task)
+    frees the backend at once."""
 
     report: Report
 
