@@ -112,8 +112,8 @@ class Life:
         except StoreUnavailable as error:
             # Left as it is: when the store is back, somebody finds it.
             log.warning("response cannot be kept", extra={"response": self.run.response, "code": error.code})
-        except Exception:
-            log.exception("background response failed", extra={"response": self.run.response})
+        except Exception as error:
+            log.warning("response given up", extra={"response": self.run.response, "code": failure_of(error).code})
         finally:
             await self._engine_run.aclose()
 

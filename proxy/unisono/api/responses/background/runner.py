@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 
+from unisono.api.failures import failure_of
 from unisono.api.responses.asked import Sender, assembled, busy
 from unisono.api.responses.background.life import Ending, Life
 from unisono.api.responses.background.record import fallen, rebuilt, recorded, tries_of
@@ -167,10 +168,8 @@ class Runner:
             try:
                 for run in await self._means.store.lapsed():
                     await self._found(run)
-            except UnisonoError as error:
-                log.warning("cannot look for abandoned responses", extra={"code": error.code})
-            except Exception:
-                log.exception("looking for abandoned responses failed")
+            except Exception as error:
+                log.warning("cannot look for abandoned responses", extra={"code": failure_of(error).code})
             await asyncio.sleep(self._means.lease_s / 2)
 
     async def _found(self, run: Run) -> None:
