@@ -12,6 +12,7 @@ from unisono.api.responses.outbound.dialects import OPEN_RESPONSES, OPENAI, Dial
 from unisono.api.responses.routes.counting import counting_routes
 from unisono.api.responses.routes.create import create_routes
 from unisono.api.responses.routes.kept import kept_routes
+from unisono.api.responses.routes.websocket import websocket_routes
 from unisono.api.sse import KEEP_ALIVE_S
 
 DIALECTS: Mapping[str, Dialect] = {
@@ -31,4 +32,5 @@ def responses_router(means: Means, runner: Runner, *, keep_alive_s: float = KEEP
         create_routes(router, path, means, runner, dialect, keep_alive_s)
         counting_routes(router, path, means, dialect)
         kept_routes(router, path, means, runner, dialect, keep_alive_s)
+        websocket_routes(router, path, means, dialect)
     return router

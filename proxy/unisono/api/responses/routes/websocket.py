@@ -1,0 +1,19 @@
+"""The WebSocket on the path of the responses: one connection for many of them."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.websockets import WebSocket
+
+from unisono.api.responses.means import Means
+from unisono.api.responses.outbound.dialects import Dialect
+from unisono.api.responses.websocket.connection import Connection
+
+
+def websocket_routes(router: APIRouter, path: str, means: Means, dialect: Dialect) -> None:
+    """`path` is that of the responses."""
+
+    async def connect(socket: WebSocket) -> None:
+        await Connection(means, dialect, socket).run()
+
+    router.add_websocket_route(path, connect, name="responses_socket")

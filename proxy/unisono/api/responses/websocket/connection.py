@@ -1,0 +1,240 @@
+"""One client's socket: frames read as they come, responses made lane by lane, events written in whole frames.
+
+- Responses of one lane come one after the other; lanes go side by side, a few at a time.
+- A request that fails is an error frame. The socket and every other request go on.
+- A client that leaves, or takes nothing for too long, ends all that is made for it at once.
+- A socket has an end: after its time nothing new is begun, what runs is finished, then it is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing
+from dataclasses import replace
+from typing import assert_never
+
+from starlette.types import Message
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from unisono.api.failures import failure_of
+from unisono.api.responses.answer import answer_events
+from unisono.api.responses.asked import Asked, Sender, judged, understood
+from unisono.api.responses.keeping import keep
+from unisono.api.responses.means import Means
+from unisono.api.responses.outbound.dialects import Dialect
+from unisono.api.responses.outbound.events import Events, WireEvent
+from unisono.api.responses.websocket.frames import (
+    Create,
+    Lane,
+    Nothing,
+    Steer,
+    error_frame,
+    fields_of,
+    in_lane,
+    lane_of,
+    not_steered,
+    to_asked,
+)
+from unisono.api.responses.websocket.remembered import Continuation, Remembered
+from unisono.api.sse import STALL_S, ClientGone
+from unisono.core.events import Finished
+from unisono.core.generation import FinishReason, Usage
+from unisono.core.state import StoredResponse
+from unisono.engine.turn import Report
+from unisono.errors import BackendOverloaded, ConnectionTooOld, TooManyStreams, UnisonoError
+
+LASTS_S = 3600.0
+"""How long a socket is there for new responses, in seconds."""
+AT_ONCE = 16
+"""Responses that are made at the same time; more of them wait."""
+NAMED_LANES = 32
+MOST_WAITING = 64
+"""Responses of one socket, those that are made included."""
+MOST_WAITING_BYTES = 32 << 20
+MOST_UNTOLD = 64
+"""Frames that are refused and whose sender has not taken the refusals yet."""
+CLOSED_NORMALLY = 1000
+
+
+class Connection:
+    """Runs from before the socket is accepted to its end. Durations are in seconds."""
+
+    def __init__(
+        self,
+        means: Means,
+        dialect: Dialect,
+        socket: WebSocket,
+        *,
+        stall_s: float = STALL_S,
+        lasts_s: float = LASTS_S,
+    ) -> None:
+        self._means = means
+        self._socket = socket
+        # In a socket every error stands in an object of its own, whatever a stream of server-sent events does.
+        in_socket = replace(dialect, nested_errors=True)
+        self._sender = Sender(socket.state.caller.tenant, socket.state.request_id, in_socket)
+        self._stall_s = stall_s
+        self._lasts_s = lasts_s
+        self._old = False
+        self._remembered = Remembered()
+        self._lanes: dict[Lane, deque[Create]] = {}
+        self._working: set[asyncio.Task[None]] = set()
+        self._places = asyncio.Semaphore(AT_ONCE)
+        self._writing = asyncio.Lock()
+        self._untold = 0
+
+    async def run(self) -> None:
+        await self._socket.accept()
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._read(group))
+                group.create_task(self._grow_old())
+        except* (ClientGone, WebSocketDisconnect):
+            pass
+
+    async def _grow_old(self) -> None:
+        await asyncio.sleep(self._lasts_s)
+        self._old = True
+        if self._working:
+            await asyncio.wait(self._working)
+        await self._send([error_frame(self._too_old(), None)])
+        await self._socket.close(CLOSED_NORMALLY)
+        raise ClientGone
+
+    def _too_old(self) -> ConnectionTooOld:
+        return ConnectionTooOld(
+            f"This connection is at its end, after {self._lasts_s / 60:g} minutes; open another one to continue."
+        )
+
+    # -- reading
+
+    async def _read(self, group: asyncio.TaskGroup) -> None:
+        """Take every frame at once, whatever goes on: who does not read does not see the client leave."""
+        while True:
+            message = await self._socket.receive()
+            if message["type"] == "websocket.disconnect":
+                raise ClientGone
+            self._take(message, group)
+
+    def _take(self, message: Message, group: asyncio.TaskGroup) -> None:
+        lane: Lane = None
+        try:
+            fields, size = fields_of(message)
+            lane = lane_of(fields)
+            match to_asked(fields, size, lane):
+                case Create() as create:
+                    self._admit(create, group)
+                case Steer() as steer:
+                    self._tell(not_steered(steer), group)
+                case Nothing():
+                    pass
+                case other:
+                    assert_never(other)
+        except UnisonoError as error:
+            self._tell(error_frame(error, lane), group)
+
+    def _tell(self, frame: str, group: asyncio.TaskGroup) -> None:
+        """Write a frame without waiting for it. A client that sends much and reads nothing counts as gone."""
+        if self._untold >= MOST_UNTOLD:
+            raise ClientGone
+        self._untold += 1
+
+        async def told() -> None:
+            await self._send([frame])
+            self._untold -= 1
+
+        group.create_task(told())
+
+    def _admit(self, create: Create, group: asyncio.TaskGroup) -> None:
+        """Let a response be made as soon as its turn comes. Raises what it is refused with."""
+        if self._old:
+            raise self._too_old()
+        new = create.lane is not None and create.lane not in self._lanes
+        if new and sum(lane is not None for lane in self._lanes) >= NAMED_LANES:
+            raise TooManyStreams(
+                f"This connection has {NAMED_LANES} distinct stream ids already; use one of them again or open another "
+                "connection.",
+                param="stream_id",
+            )
+        waiting = [each for lane in self._lanes.values() for each in lane]
+        if len(waiting) >= MOST_WAITING or sum(each.size for each in waiting) + create.size > MOST_WAITING_BYTES:
+            raise BackendOverloaded("Too many responses wait on this connection; try again when some are finished.")
+        lane = self._lanes.setdefault(create.lane, deque())
+        lane.append(create)
+        if len(lane) == 1:
+            task = group.create_task(self._work(lane))
+            self._working.add(task)
+            task.add_done_callback(self._working.discard)
+
+    # -- answering
+
+    async def _work(self, lane: deque[Create]) -> None:
+        while lane:
+            async with self._places:
+                await self._answer(lane[0])
+            lane.popleft()
+
+    async def _answer(self, create: Create) -> None:
+        try:
+            await self._respond(create)
+        except ClientGone:
+            raise
+        except Exception as error:
+            await self._send([error_frame(failure_of(error), create.lane)])
+
+    async def _respond(self, create: Create) -> None:
+        wanted = await judged(create.body, create.size, answered=create.answered)
+        continuation = Continuation(self._remembered.find(wanted.previous_response_id))
+        async with understood(
+            self._means,
+            self._sender,
+            wanted,
+            response_id=self._means.new_id("resp_"),
+            size=create.size,
+            recalled=continuation.recall,
+        ) as understanding:
+            # The turns of a lane belong together, also where nothing else says so.
+            asked = continuation.settled(understanding, f"{self._sender.request_id}\0{create.lane or ''}")
+
+            def over(response: StoredResponse) -> None:
+                turned = continuation.turned(asked, response)
+                if turned is not None:
+                    self._remembered.keep(create.lane, response.id, turned)
+
+            made = self._answered(asked, over) if create.answered else prepared(self._means, asked, over)
+            async with aclosing(made) as batches:
+                async for batch in batches:
+                    await self._send(in_lane(event.data, create.lane) for event in batch)
+
+    def _answered(self, asked: Asked, over: Callable[[StoredResponse], None]) -> AsyncGenerator[list[WireEvent]]:
+        return answer_events(self._means, asked, self._means.turns.start(asked.turn.turn), over=over)
+
+    # -- writing
+
+    async def _send(self, frames: Iterable[str]) -> None:
+        """Write frames one behind the other. Raises ClientGone where there is nobody to take them."""
+        async with self._writing:
+            for frame in frames:
+                try:
+                    async with asyncio.timeout(self._stall_s):
+                        await self._socket.send({"type": "websocket.send", "text": frame})
+                except (TimeoutError, WebSocketDisconnect):
+                    raise ClientGone from None
+
+
+async def prepared(
+    means: Means, asked: Asked, over: Callable[[StoredResponse], None]
+) -> AsyncGenerator[list[WireEvent]]:
+    """The events of a response in which nothing is generated: what it says is there for the next one to continue.
+    Raises what an answer would be refused with."""
+    await means.turns.count(asked.turn.turn)
+    events = Events(asked.frame, Report(), new_id=asked.item_ids, clock=means.clock)
+    begun = events.begin()
+    events.write([Finished(FinishReason.STOP, Usage())])
+    response = events.stored
+    assert response is not None  # it is finished
+    await keep(means, asked, response)
+    over(response)
+    yield [*begun, events.last()]

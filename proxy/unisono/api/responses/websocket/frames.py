@@ -1,0 +1,148 @@
+"""Frames of a Responses socket: what a client's asks for, and what goes wrong as a frame of ours.
+
+A client's frame is one JSON object with a `type`. What `POST /responses` takes stands beside the type; `stream_id`
+names the lane its events come back in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import orjson
+
+from unisono.api.body import to_object
+from unisono.api.failures import to_body
+from unisono.errors import InvalidRequest, InvalidStreamId, UnisonoError, UnsupportedValue
+
+Lane: TypeAlias = str | None
+"""Responses of one lane come one after the other. None is the one without a name."""
+
+Fields = dict[str, Any]
+
+ENVELOPE = frozenset({"type", "stream_id", "generate", "stream"})
+"""What is said to the socket and not about the response. Whatever `stream` says, events are all there is here."""
+
+_STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}")
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """A response is wanted. `body` is what `POST /responses` would get, `size` its length in bytes; one that is not
+    `answered` only prepares the next."""
+
+    body: Mapping[str, Any]
+    size: int
+    lane: Lane = None
+    answered: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Steer:
+    """Input for a response that goes on, which nothing here can take in any more."""
+
+    previous_response_id: str
+    input: str | list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """A frame that wants nothing."""
+
+
+Asked: TypeAlias = Create | Steer | Nothing
+
+
+def fields_of(message: Mapping[str, Any]) -> tuple[Fields, int]:
+    """The JSON object in a message as the server hands it over, and its length in bytes. Raises InvalidRequest."""
+    text = message.get("text")
+    if text is None:
+        raise InvalidRequest("Frames must be text: one JSON object each.")
+    data = text.encode()
+    return to_object(data), len(data)
+
+
+def lane_of(fields: Fields) -> Lane:
+    """Raises InvalidStreamId."""
+    lane = fields.get("stream_id")
+    if lane is None:
+        return None
+    if not isinstance(lane, str) or not _STREAM_ID.fullmatch(lane):
+        raise InvalidStreamId(
+            "'stream_id' must be 1 to 256 letters, digits, underscores, hyphens and periods.", param="stream_id"
+        )
+    return lane
+
+
+def to_asked(fields: Fields, size: int, lane: Lane) -> Asked:
+    """What a frame asks for. Raises InvalidRequest."""
+    kind = fields.get("type")
+    reader = READERS.get(kind) if isinstance(kind, str) else None
+    if reader is None:
+        raise InvalidRequest(f"'type' must be one of {', '.join(READERS)}.", param="type")
+    return reader(fields, size, lane)
+
+
+def _create(fields: Fields, size: int, lane: Lane) -> Create:
+    if fields.get("background") is True:
+        raise UnsupportedValue(
+            "'background' is not supported on a WebSocket; such a response begins with a request.", param="background"
+        )
+    generate = fields.get("generate")
+    if generate not in (None, True, False):
+        raise InvalidRequest("'generate' must be true or false.", param="generate")
+    cache = fields.get("prompt_cache_options")
+    prewarm = isinstance(cache, dict) and cache.get("prewarm") is True
+    body = {name: value for name, value in fields.items() if name not in ENVELOPE}
+    return Create(body | {"stream": True}, size, lane, answered=generate is not False and not prewarm)
+
+
+def _steer(fields: Fields, _: int, __: Lane) -> Steer:
+    parent, said = fields.get("previous_response_id"), fields.get("input")
+    if not isinstance(parent, str):
+        raise InvalidRequest("'previous_response_id' must be a string.", param="previous_response_id")
+    if not isinstance(said, str | list):
+        raise InvalidRequest("'input' must be a string or a list of items.", param="input")
+    return Steer(parent, said)
+
+
+def _nothing(_: Fields, __: int, ___: Lane) -> Nothing:
+    return Nothing()
+
+
+READERS: Mapping[str, Callable[[Fields, int, Lane], Asked]] = {
+    "response.create": _create,
+    "response.steer": _steer,
+    # Codex tells that it has read an answer. An error would be taken for that of its next request.
+    "response.processed": _nothing,
+}
+"""How each kind of frame is read."""
+
+
+def in_lane(event: bytes, lane: Lane) -> str:
+    """An event's JSON as a frame of its lane."""
+    if lane is None:
+        return event.decode()
+    return f'{event[:-1].decode()},"stream_id":"{lane}"}}'
+
+
+def error_frame(error: UnisonoError, lane: Lane) -> str:
+    """What a request is refused with, and whatever else is not part of a response."""
+    return in_lane(orjson.dumps({"type": "error", "status": error.status, **to_body(error)}), lane)
+
+
+def not_steered(steer: Steer) -> str:
+    """The input goes back to its sender, who may put it into the next request."""
+    frame = {
+        "type": "response.steer.failed",
+        "sequence_number": 0,
+        "error": {
+            "type": "invalid_request_error",
+            "code": "steering_not_supported",
+            "message": "A response cannot be steered here; send the input with the next 'response.create'.",
+        },
+        "steer": {"previous_response_id": steer.previous_response_id, "input": steer.input},
+    }
+    return orjson.dumps(frame).decode()
