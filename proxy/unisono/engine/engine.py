@@ -120,7 +120,8 @@ class _Run:
                         if turn.whole or not (self._shown or any(map(_is_visible, batch))):
                             continue
                         self._shown = True
-                        self._publish(reading)
+                        if reading.journal is not self.report.journal:
+                            self._publish(reading)
                         batch, held = held, []
                         yield batch
             except (BackendError, ContextTooLong) as error:
@@ -163,10 +164,9 @@ class _Run:
     def _publish(self, reading: Reading) -> None:
         """The tokens read so far are told with the batch that is yielded next. Once nothing can be taken back the
         journal grows by itself."""
-        if reading.journal is not self.report.journal:
-            self.report.journal += reading.journal[len(self.report.journal) :]
-            if self._shown:
-                reading.journal = self.report.journal
+        self.report.journal += reading.journal[len(self.report.journal) :]
+        if self._shown:
+            reading.journal = self.report.journal
 
     def _succeeded(self, deployment: Deployment, reading: Reading) -> None:
         if self._asked:

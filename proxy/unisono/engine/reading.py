@@ -58,6 +58,8 @@ class Reading:
         """Tokens of the steps before this one."""
         self.decided: Step = Done()
         """What follows the step that ended last."""
+        self.stop_sequence: str | None = None
+        """The client's stop string, once it was met: then the answer is over."""
 
     @property
     def said(self) -> list[int]:
@@ -73,11 +75,6 @@ class Reading:
     def guessed(self) -> bool:
         """Whether any token was made from text."""
         return self._router.canonical
-
-    @property
-    def stop_sequence(self) -> str | None:
-        """The client's stop string, once it was met: then the answer is over."""
-        return None if self._stops is None else self._stops.matched
 
     def begin(self, opening: Tokens) -> None:
         """The current step's generation begins. `opening` are the tokens of the message that its prompt leaves open."""
@@ -110,7 +107,7 @@ class Reading:
         self._begun_at = len(self.journal)
         self.step, self.spent = step, self.completed
         self.begin(opening)
-        return self._noted([Repaired(step.rule, self.spent)])
+        return self._shown([Repaired(step.rule, self.spent)])
 
     def finished(self, reason: FinishReason) -> Finished:
         """The last event; its usage knows nothing of the prompt."""
@@ -145,9 +142,9 @@ class Reading:
         return self._begun_at < len(self.journal) and self.journal[-1] in STOPS
 
     def _shown(self, events: list[Event]) -> list[Event]:
-        return self._noted(events if self._stops is None else self._stops.filter(events))
-
-    def _noted(self, events: list[Event]) -> list[Event]:
+        if self._stops is not None:
+            events = self._stops.filter(events)
+            self.stop_sequence = self._stops.matched
         for event in events:
             if isinstance(event, Closed):
                 self.closed.append(event)
