@@ -19,11 +19,12 @@ from urllib.parse import urlsplit
 
 import click
 
-from unisono.app import build_pool, build_store, deployment_names, store_address
+from unisono.app import build_store, store_address
 from unisono.cli.setup import prepared
 from unisono.config import Catalogue, Config
 from unisono.core.probe import Check, Finding, Probe, Severity, unreached
 from unisono.core.state import Store
+from unisono.deployments import build_pool, deployment_names
 from unisono.errors import BackendUnfit, ConfigError, UnisonoError
 from unisono.routing.pool import PROBES_AT_ONCE, LiveDeployment
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from unisono.app import build_pool, deployment_names
 from unisono.cli.setup import configured
 from unisono.config import Catalogue
+from unisono.deployments import build_pool, deployment_names
 from unisono.errors import ConfigError
 
 HEADINGS = ("MODEL", "BACKEND", "KIND", "ITS NAME THERE")

@@ -1,0 +1,149 @@
+"""Deployments of a configuration: every backend of every group, built from its adapter and none asked anything yet.
+
+Part of the composition root: adapters are found by their entry points, by kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.metadata import EntryPoint, entry_points
+
+from unisono.config import KIND_ALIASES, KINDS, Catalogue, Config, GatewaySettings, ModelEntry
+from unisono.core.ports import Backend, BackendOptions
+from unisono.errors import ConfigError
+from unisono.routing.health import Tolerance
+from unisono.routing.pool import LiveDeployment, RoundRobinPool
+from unisono.routing.slots import SlottedBackend
+
+BACKENDS = "unisono.backends"
+"""The entry-point group adapters register themselves in, by kind."""
+
+SETTINGS = "unisono.backend"
+"""Where an entry holds what is its adapter's alone."""
+
+
+def build_pool(config: Config, catalogue: Catalogue) -> RoundRobinPool:
+    """Every deployment of every group, none of them asked anything yet. Raises ConfigError."""
+    factories = _Factories()
+    names = deployment_names(config.model_list)
+    live = {
+        id(entry): LiveDeployment(
+            name=name,
+            backend=_backend(entry, f"model_list[{index}]", factories, config.unisono),
+            timeouts=config.timeouts(entry),
+            weight=entry.litellm_params.weight,
+            context=entry.model_info.max_input_tokens,
+        )
+        for index, (entry, name) in enumerate(zip(config.model_list, names, strict=True))
+    }
+    router = config.router_settings
+    return RoundRobinPool(
+        {model.name: [live[id(entry)] for entry in model.entries] for model in catalogue.groups()},
+        Tolerance(router.allowed_fails, router.cooldown_time),
+        attempts=1 + config.num_retries,
+    )
+
+
+def deployment_names(entries: Iterable[ModelEntry]) -> list[str]:
+    """Public names: the configured id, else the kind and a number. No address, no path."""
+    counts: dict[str, int] = {}
+    names: list[str] = []
+    for index, entry in enumerate(entries):
+        counts[entry.kind] = counts.get(entry.kind, 0) + 1
+        name = entry.model_info.id or f"{entry.kind}-{counts[entry.kind]}"
+        if name in names:
+            raise ConfigError(f"model_list[{index}].model_info.id: {name!r} is the name of another entry too")
+        names.append(name)
+    return names
+
+
+def _backend(entry: ModelEntry, path: str, factories: _Factories, settings: GatewaySettings) -> Backend:
+    params = entry.litellm_params
+    factory = factories.of(entry, path)
+    extra = AdapterSettings(entry.unisono.backend)
+    options = BackendOptions(
+        kind=entry.kind,
+        model=entry.backend_model,
+        api_base=params.api_base,
+        api_key=params.api_key.get_secret_value() if params.api_key else None,
+        extra=extra,
+    )
+    try:
+        backend = factory(options)
+    except ConfigError as error:
+        raise ConfigError(f"{path}.{extra.placed(str(error))}") from error
+    if extra.unread:
+        raise ConfigError(f"{path}.{SETTINGS}.{extra.unread[0]}: the {entry.kind} adapter does not know this key")
+    if params.max_parallel_requests is None:
+        return backend
+    return SlottedBackend(
+        backend,
+        places=params.max_parallel_requests,
+        max_queue=settings.max_queue,
+        queue_timeout_s=settings.queue_timeout_s,
+    )
+
+
+class AdapterSettings(Mapping[str, object]):
+    """What `unisono: {backend: ...}` of a model says. Only its adapter knows which keys there are, so what it did not
+    look at while it was built is a key nobody knows."""
+
+    def __init__(self, settings: Mapping[str, object]) -> None:
+        self._settings = settings
+        self._read: set[str] = set()
+
+    def __getitem__(self, key: str) -> object:
+        self._read.add(key)
+        return self._settings[key]
+
+    def __iter__(self) -> Iterator[str]:
+        self._read.update(self._settings)
+        return iter(self._settings)
+
+    def __len__(self) -> int:
+        return len(self._settings)
+
+    @property
+    def unread(self) -> list[str]:
+        return [key for key in self._settings if key not in self._read]
+
+    def placed(self, message: str) -> str:
+        """An adapter's complaint with the key's path as it is in the file: the adapter cannot know it."""
+        key, colon, rest = message.removeprefix("litellm_params.").partition(":")
+        return f"{SETTINGS}.{key}{colon}{rest}" if key in self._settings else message
+
+
+class _Factories:
+    """Adapters by kind, imported when a model first needs them."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, EntryPoint] = {point.name: point for point in entry_points(group=BACKENDS)}
+
+    def of(self, entry: ModelEntry, path: str) -> Callable[[BackendOptions], Backend]:
+        """The factory for an entry that can be served. Raises ConfigError naming what can be instead."""
+        path = f"{path}.litellm_params.model"
+        kinds = ", ".join(sorted(self._found))
+        model = entry.litellm_params.model
+        if not entry.kind or not entry.backend_model:
+            raise ConfigError(f"{path}: {model!r} must be <backend kind>/<model>; kinds: {kinds}")
+        if entry.kind not in self._found:
+            why = (
+                "is a backend kind this version has no adapter for"
+                if entry.kind in KINDS
+                else "is no backend kind of Unisono, and passing requests on to other providers is not in this version"
+            )
+            hint = f"; {entry.harmony_hint}" if entry.harmony_hint else ""
+            raise ConfigError(f"{path}: {entry.kind!r} {why}; kinds: {kinds} (and {', '.join(KIND_ALIASES)}){hint}")
+        if not entry.harmony:
+            raise ConfigError(
+                f"{path}: neither {entry.model_name!r} nor {model!r} says gpt-oss, and this version serves Harmony "
+                "models only; if it is one, set `model_info: {harmony: true}`"
+            )
+        try:
+            factory: Callable[[BackendOptions], Backend] = self._found[entry.kind].load()
+        except ImportError as error:
+            raise ConfigError(
+                f"{path}: the adapter for {entry.kind!r} cannot be imported: {error}; perhaps an extra is missing "
+                f"(`pip install 'unisono[mlx]'` for mlx)"
+            ) from error
+        return factory
