@@ -18,12 +18,14 @@ def to_backend(reports: Sequence[Report]) -> str:
 
 
 def to_about(reports: Sequence[Report], notes: Sequence[str]) -> dict[str, Any]:
-    """The `unisono` object: how the answer came to be."""
+    """The `unisono` object: how the answer came to be. `left_out` counts the oldest turns that were too much."""
     about: dict[str, Any] = {
         "recoveries": to_recoveries(reports),
         "failovers": sum(report.failovers for report in reports),
         "backend": to_backend(reports),
     }
+    if left_out := max((report.left_out for report in reports), default=0):
+        about["left_out"] = left_out
     return about | {"notes": list(notes)} if notes else about
 
 

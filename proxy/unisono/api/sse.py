@@ -102,6 +102,11 @@ class EventStream(Response):
         self._begun = False
         self._last_write = 0.0
 
+    @property
+    def begun(self) -> bool:
+        """Whether the head is out, perhaps with nothing but a keep-alive behind it: too late for an HTTP error."""
+        return self._begun
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._last_write = asyncio.get_running_loop().time()
         pump = asyncio.create_task(self._pump(send))

@@ -33,10 +33,16 @@ async def answer_whole(means: Means, asked: Asked) -> tuple[StoredResponse, Repo
 
 
 async def answer_events(
-    means: Means, asked: Asked, run: Run, *, over: Callable[[StoredResponse], None] | None = None
+    means: Means,
+    asked: Asked,
+    run: Run,
+    *,
+    over: Callable[[StoredResponse], None] | None = None,
+    too_late: Callable[[], bool] = lambda: False,
 ) -> AsyncGenerator[list[WireEvent]]:
-    """The events as they come; the last is exactly one terminal event. A failure before the first is raised, later
-    ones are told in the stream. `over` gets the finished response before its end is told."""
+    """The events as they come; the last is exactly one terminal event. A failure before the first is raised, unless it
+    is `too_late` for that; later ones are told in the stream. `over` gets the finished response before its end is
+    told."""
     events = Events(asked.frame, run.report, new_id=asked.item_ids, clock=means.clock)
     begun = False
     try:
@@ -46,7 +52,7 @@ async def answer_events(
                     begun = True
                     yield made
         except Exception as error:
-            if not begun:
+            if not (begun or too_late()):
                 raise
             yield events.fail(failure_of(error))
         response = events.stored

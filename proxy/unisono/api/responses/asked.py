@@ -17,7 +17,7 @@ from unisono.api.responses.inbound import ResponsesTurn, check, to_turn
 from unisono.api.responses.means import Means, ResponsesModel, Seals
 from unisono.api.responses.outbound.dialects import OPENAI, Dialect
 from unisono.api.responses.outbound.response import Frame, to_echo
-from unisono.api.responses.past import LONGEST_ID_SHOWN, Past, Recall, recall
+from unisono.api.responses.past import LONGEST_ID_SHOWN, OUR_ID, Past, Recall, no_conversation, recall
 from unisono.api.responses.reading import Known, nothing
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.core.conversation import Item
@@ -82,6 +82,8 @@ async def understood(
     if request.conversation is None:
         yield await _understood(means, sender, request, model, response_id, size, recalled)
         return
+    if not OUR_ID.fullmatch(request.conversation.id):
+        raise no_conversation(request.conversation.id)
     async with held(means, sender.tenant, request.conversation.id, response_id) as lease:
         if lease is None:
             raise busy(request.conversation.id)

@@ -56,7 +56,7 @@ async def chain_of(store: Store, tenant: str, stored: StoredResponse) -> Past:
 
 
 async def _chain(store: Store, tenant: str, parent_id: str, kept: Mapping[str, StoredItem]) -> Past:
-    [parent] = await store.responses(tenant, [parent_id])
+    [parent] = await store.responses(tenant, [parent_id]) if OUR_ID.fullmatch(parent_id) else (None,)
     if parent is None:
         raise PreviousResponseNotFound(
             f"Previous response with id '{parent_id[:LONGEST_ID_SHOWN]}' not found.", param="previous_response_id"
@@ -97,8 +97,12 @@ async def _conversation(store: Store, tenant: str, conversation_id: str, kept: M
     head = await store.conversation(tenant, conversation_id)
     items = await store.conversation_items(tenant, conversation_id) if head is not None else None
     if head is None or items is None:
-        raise NotFound(f"Conversation with id '{conversation_id[:LONGEST_ID_SHOWN]}' not found.", param="conversation")
+        raise no_conversation(conversation_id)
     return Past(said_by(items), kept, (), head.first_day, head.revision)
+
+
+def no_conversation(conversation_id: str) -> NotFound:
+    return NotFound(f"Conversation with id '{conversation_id[:LONGEST_ID_SHOWN]}' not found.", param="conversation")
 
 
 def said_in(stored: StoredResponse) -> tuple[Item, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
 from typing import Any
 
 import orjson
@@ -12,19 +13,23 @@ from starlette.responses import Response
 
 from unisono.api.about import backend_header, recoveries_header
 from unisono.api.body import read_json
+from unisono.api.failures import failure_of
 from unisono.api.responses.answer import answer_events, answer_whole
 from unisono.api.responses.asked import Sender, judged, understood
 from unisono.api.responses.background.reader import logged_events
 from unisono.api.responses.background.runner import Runner, missing
 from unisono.api.responses.idempotency import Claim, begun, claim_of, give_back, owner_of
 from unisono.api.responses.means import Means
+from unisono.api.responses.outbound.again import events_again
 from unisono.api.responses.outbound.dialects import Dialect
-from unisono.api.responses.outbound.events import LAST, WireEvent
-from unisono.api.responses.outbound.response import failure_in, to_response
+from unisono.api.responses.outbound.events import LAST, Events, WireEvent
+from unisono.api.responses.outbound.response import Frame, failure_in, to_echo, to_response
 from unisono.api.responses.schema import ResponsesRequest
+from unisono.api.sampling import to_sampling
 from unisono.api.sse import CLIENT_CLOSED_REQUEST, DONE, ClientGone, EventStream, until_disconnect
 from unisono.core.state import Status, StoredResponse
 from unisono.engine.turn import Report
+from unisono.errors import UnisonoError
 
 
 def create_routes(
@@ -37,24 +42,22 @@ def create_routes(
         size = len(await request.body())
         wanted = await judged(body, size)
         sender = Sender(request.state.caller.tenant, request.state.request_id, dialect)
-        claim = await claim_of(request, sender.tenant, path) if wanted.stored else None
+        claim = await claim_of(request, sender.tenant) if wanted.stored else None
         posted = Posted(means, runner, sender, wanted, body, size)
         try:
             if claim is not None or wanted.background:
                 response_id = await posted.let_run(claim)
                 if wanted.stream:
-                    return EventStream(
-                        told(logged_events(means.store, sender.tenant, response_id, 0, dialect)),
-                        keep_alive_s=keep_alive_s,
-                    )
+                    return EventStream(told(posted.logged(claim, response_id)), keep_alive_s=keep_alive_s)
                 if wanted.background:
                     return shown(await posted.found(response_id), dialect)
                 response = await until_disconnect(request.receive, posted.finished(claim, response_id))
                 return shown(response, dialect)
             if wanted.stream:
                 report = Report()
-                source = told(posted.events(report))
-                return EventStream(source, headers=lambda: backend_header([report]), keep_alive_s=keep_alive_s)
+                events = posted.events(report, too_late=lambda: stream.begun)
+                stream = EventStream(told(events), headers=lambda: backend_header([report]), keep_alive_s=keep_alive_s)
+                return stream
             response, report = await until_disconnect(request.receive, posted.whole())
         except ClientGone:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
@@ -89,20 +92,48 @@ class Posted:
         ) as asked:
             return await answer_whole(self._means, asked)
 
-    async def events(self, report: Report) -> AsyncGenerator[list[WireEvent]]:
-        """The events of the answer; `report` becomes that of its run."""
+    async def events(self, report: Report, *, too_late: Callable[[], bool]) -> AsyncGenerator[list[WireEvent]]:
+        """The events of the answer; `report` becomes that of its run. A failure before the first is raised, unless it
+        is `too_late` for that."""
         response_id = self._means.new_id("resp_")
-        async with understood(
-            self._means, self._sender, self._wanted, response_id=response_id, size=self._size
-        ) as asked:
-            run = self._means.turns.start(asked.turn.turn)
-            answering = answer_events(self._means, asked, run)
-            try:
-                async for made in answering:
-                    report.backend = run.report.backend
-                    yield made
-            finally:
-                await answering.aclose()
+        begun = False
+        try:
+            async with understood(
+                self._means, self._sender, self._wanted, response_id=response_id, size=self._size
+            ) as asked:
+                run = self._means.turns.start(asked.turn.turn)
+                async with aclosing(answer_events(self._means, asked, run, too_late=too_late)) as answering:
+                    async for made in answering:
+                        report.backend = run.report.backend
+                        begun = True
+                        yield made
+        except Exception as error:
+            if begun or not too_late():
+                raise
+            yield self._never_begun(response_id, failure_of(error))
+
+    def _never_begun(self, response_id: str, error: UnisonoError) -> list[WireEvent]:
+        """The stream of a response that failed before anything of it was made, for a client that waits for a stream."""
+        means, wanted = self._means, self._wanted
+        echo = to_echo(wanted, to_sampling(wanted))
+        frame = Frame(response_id, int(means.clock()), wanted.model, echo, dialect=self._sender.dialect)
+        events = Events(frame, Report(), new_id=means.new_id, clock=means.clock)
+        return [*events.fail(error), events.last()]
+
+    async def logged(self, claim: Claim | None, response_id: str) -> AsyncGenerator[list[WireEvent]]:
+        """The events of a response that runs by itself, from the first on. The key of one that failed is free again
+        before that is told."""
+        tenant, dialect = self._sender.tenant, self._sender.dialect
+        begun = False
+        async with aclosing(logged_events(self._means.store, tenant, response_id, 0, dialect)) as events:
+            async for made in events:
+                begun = True
+                if claim is not None and made[-1].type == LAST[Status.FAILED]:
+                    await give_back(self._means, claim, response_id)
+                yield made
+        if not begun:
+            # A key outlives the log of its response.
+            yield events_again(await self.found(response_id), dialect)
 
     async def let_run(self, claim: Claim | None) -> str:
         """Begin the response, or find the one an earlier request with the same key began; its id."""
@@ -144,7 +175,8 @@ class Posted:
 
 
 async def told(events: AsyncGenerator[list[WireEvent]]) -> AsyncGenerator[bytes]:
-    """Events as a stream of bytes, a batch at a time, and its end."""
+    """Events as a stream of bytes, a batch at a time, and its end: `[DONE]` stands behind every terminal event, which
+    alone says how it went, and nowhere else."""
     try:
         last = ""
         async for made in events:

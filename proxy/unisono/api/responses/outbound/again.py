@@ -1,0 +1,68 @@
+"""A finished response as a stream again, where the events it once was are no longer there: fewer deltas, the same life
+of every item, the same end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import orjson
+
+from unisono.api.responses.items import IN_PROGRESS, Wire
+from unisono.api.responses.outbound.dialects import OPENAI, Dialect
+from unisono.api.responses.outbound.events import LAST, WireEvent
+from unisono.api.responses.outbound.lives import ARGUMENTS, INPUT, REASONING, REFUSAL, TEXT, Life
+from unisono.api.responses.outbound.response import to_response
+from unisono.core.state import Status, StoredResponse
+
+PARTS: Mapping[str, Life] = {"output_text": TEXT, "refusal": REFUSAL, "reasoning_text": REASONING}
+CALLS: Mapping[str, Life] = {"function_call": ARGUMENTS, "custom_tool_call": INPUT}
+
+
+def events_again(response: StoredResponse, dialect: Dialect = OPENAI) -> list[WireEvent]:
+    """The whole stream of a response that is over."""
+    begun = replace(response, status=Status.IN_PROGRESS, output=(), usage=None, error=None, notes={})
+    told: list[Wire] = [
+        {"type": name, "response": to_response(begun)} for name in ("response.created", "response.in_progress")
+    ]
+    for place, item in enumerate(response.output):
+        told += _life(dict(item.shown), place)
+    if response.error is not None:
+        told.append({"type": "error", "param": None, **response.error})
+    told.append({"type": LAST[response.status], "response": to_response(response)})
+    return [_numbered(event, number, dialect) for number, event in enumerate(told)]
+
+
+def _life(item: Wire, place: int) -> Iterator[Wire]:
+    where = {"output_index": place}
+    bare = {key: value for key, value in item.items() if key != "encrypted_content"} | {"status": IN_PROGRESS}
+    call = CALLS.get(item["type"])
+    if call is not None:
+        bare[call.full] = ""
+    elif "content" in item:
+        bare["content"] = []
+    yield {"type": "response.output_item.added", **where, "item": bare}
+    at = {"item_id": item["id"], **where}
+    if call is not None:
+        yield from _said(call, at, item[call.full], {name: item[name] for name in call.copied})
+    for index, part in enumerate(item.get("content") or ()):
+        life = PARTS[part["type"]]
+        assert life.part is not None
+        within = {**at, "content_index": index}
+        yield {"type": "response.content_part.added", **within, "part": life.part("")}
+        yield from _said(life, within, part[life.full], {})
+        yield {"type": "response.content_part.done", **within, "part": part}
+    yield {"type": "response.output_item.done", **where, "item": item}
+
+
+def _said(life: Life, at: Wire, text: str, copied: Wire) -> Iterator[Wire]:
+    more: Mapping[str, Any] = life.more or {}
+    if text:
+        yield {"type": f"{life.event}.delta", **at, "delta": text, **more}
+    yield {"type": f"{life.event}.done", **at, life.full: text, **more, **copied}
+
+
+def _numbered(event: Wire, number: int, dialect: Dialect) -> WireEvent:
+    translated = dialect.translated({"type": event["type"], "sequence_number": number, **event})
+    return WireEvent(number, translated["type"], orjson.dumps(translated))
