@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from unisono.api.responses.background.runner import Runner
 from unisono.api.responses.means import Means
 from unisono.api.responses.outbound.dialects import OPEN_RESPONSES, OPENAI, Dialect
+from unisono.api.responses.routes.compact import compact_routes
 from unisono.api.responses.routes.counting import counting_routes
 from unisono.api.responses.routes.create import create_routes
 from unisono.api.responses.routes.kept import kept_routes
@@ -31,6 +32,7 @@ def responses_router(means: Means, runner: Runner, *, keep_alive_s: float = KEEP
         path = f"{prefix}/responses"
         create_routes(router, path, means, runner, dialect, keep_alive_s)
         counting_routes(router, path, means, dialect)
+        compact_routes(router, path, means, dialect)
         kept_routes(router, path, means, runner, dialect, keep_alive_s)
         websocket_routes(router, path, means, dialect)
     return router

@@ -1,0 +1,179 @@
+"""A conversation made short: the model sums up what was said, and the summary takes its place.
+
+What comes of it is the client's to carry: its own newest messages as they were, and one sealed item with the rest.
+Given back as input, the seal says the summary to the model, on any replica and in any dialect. Nothing is stored, and
+nothing is lost: when the model has nothing to say, the seal holds what was said itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from unisono.api.about import to_about
+from unisono.api.notes import MAX_NOTES, without_effect
+from unisono.api.responses.asked import Asked, Sender, assembled, judged
+from unisono.api.responses.items import NewId, Wire, said_by, to_wire
+from unisono.api.responses.means import Means, Seals
+from unisono.api.responses.outbound.dialects import Dialect
+from unisono.api.responses.outbound.response import to_usage
+from unisono.api.responses.past import recall
+from unisono.api.tools import Toolbox
+from unisono.core.conversation import (
+    AssistantCall,
+    AssistantMessage,
+    AssistantReasoning,
+    DeveloperMessage,
+    Effort,
+    Item,
+    Phase,
+    UserMessage,
+)
+from unisono.core.events import Text
+from unisono.engine.collect import Result, collect_run
+from unisono.engine.turn import Report, Turn
+from unisono.errors import StoreTooLarge
+
+TAKEN = frozenset(
+    {"model", "input", "instructions", "previous_response_id", "tools", "reasoning", "prompt_cache_key", "user"}
+)
+"""Fields of a request that mean something here. Instructions and tools stand where they stood in the conversation, so
+that a backend finds the prompt it has cached."""
+
+MOST_TOKENS = 8_192
+"""Of a summary with the thoughts behind it."""
+MOST_KEPT = 64_000
+"""Characters of the user's own messages that are kept as they were."""
+
+WANTED = (
+    "Sum up our conversation up to here. From now on you will see your summary and my newest messages, and nothing "
+    "else of what is above. So put in everything you need to go on: what I asked for and the limits I set; what was "
+    "done and found out, with names, numbers, paths, identifiers and quotations exactly as they are; what was decided "
+    "and why; what failed; what is still open, and the next step. Do not go on with the work, do not call a tool and "
+    "do not address me: answer with the summary alone."
+)
+HEADING = "[Summary of the conversation before this point, as you wrote it]\n\n"
+"""Stands before a summary in what is said to the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """`kept` are messages of the user as they were, `sealed` is everything else."""
+
+    id: str
+    created_at: int
+    kept: tuple[UserMessage, ...]
+    sealed: str
+    result: Result
+    report: Report
+    notes: tuple[str, ...]
+
+
+async def compacted(means: Means, sender: Sender, body: Mapping[str, Any], size: int) -> Compacted:
+    """The conversation in `body`, of `size` bytes, made short. Raises what a response would be refused with, and
+    StoreTooLarge for one that can be neither summed up nor sealed."""
+    taken = {name: value for name, value in body.items() if name in TAKEN}
+    wanted = await judged({**taken, "reasoning": _reasoning(body.get("reasoning")), "store": False}, size)
+    model = means.resolve(wanted.model)
+    past = await recall(means.store, sender.tenant, wanted)
+    response_id, created_at = means.new_id("resp_"), int(means.clock())
+    asked = await assembled(
+        means, sender, wanted, past, model, response_id=response_id, created_at=created_at, size=size
+    )
+    # Before the model is asked: without a key its work would be lost.
+    seals = await means.seals()
+    run = means.turns.start(to_turn(asked))
+    try:
+        result = await collect_run(run)
+    finally:
+        await run.aclose()
+    said = (*past.earlier, *said_by(asked.turn.input))
+    kept, sealed = shortened(said, summary_of(result), seals, sender.tenant)
+    ignored = without_effect("", {name: value for name, value in body.items() if name not in TAKEN})
+    notes = (*asked.turn.notes, *ignored)[:MAX_NOTES]
+    return Compacted(response_id, created_at, kept, sealed, result, run.report, notes)
+
+
+def _reasoning(given: Any) -> Any:
+    """Little thought goes into a summary, unless the client says how much its conversation has: another effort is
+    another prompt from its first line on."""
+    if given is None or (isinstance(given, dict) and given.get("effort") is None):
+        return {**(given or {}), "effort": Effort.LOW.value}
+    return given
+
+
+def to_turn(asked: Asked) -> Turn:
+    """The turn in which the model sums up. A conversation that is too long already is summed up without its oldest
+    turns."""
+    turn = asked.turn.turn
+    items = (*turn.conversation.items, UserMessage(WANTED))
+    return replace(
+        turn,
+        conversation=replace(turn.conversation, items=items),
+        max_tokens=MOST_TOKENS,
+        calls_allowed=False,
+        truncate=True,
+    )
+
+
+def summary_of(result: Result) -> str:
+    """What the model wrote; empty when it only thought, or tried to call."""
+    texts = [(closed.item.phase, closed.text) for closed in result.items if isinstance(closed.item, Text)]
+    final = "\n\n".join(text for phase, text in texts if phase is Phase.FINAL).strip()
+    return final or "\n\n".join(text for _, text in texts).strip()
+
+
+def shortened(said: Sequence[Item], summary: str, seals: Seals, tenant: str) -> tuple[tuple[UserMessage, ...], str]:
+    """The messages that are kept, and what is sealed behind them. Raises StoreTooLarge."""
+    kept: tuple[UserMessage, ...] = ()
+    rest = [_without_tokens(item) for item in said]
+    if summary:
+        kept = tuple(newest_messages(said))
+        # Instructions are not for the model to put into its own words.
+        rest = [*(item for item in rest if isinstance(item, DeveloperMessage)), UserMessage(HEADING + summary)]
+    sealed = seals.seal(tenant, rest)
+    if seals.open(tenant, sealed) is None:
+        raise StoreTooLarge("What is left of the conversation is too large for a compaction.")
+    return kept, sealed
+
+
+def newest_messages(said: Sequence[Item]) -> list[UserMessage]:
+    """The user's own messages, in order, without the oldest where they are too much."""
+    kept: list[UserMessage] = []
+    room = MOST_KEPT
+    for message in reversed(said):
+        if not isinstance(message, UserMessage) or message.text.startswith(HEADING):
+            continue
+        room -= len(message.text)
+        if room < 0:
+            break
+        kept.append(message)
+    return kept[::-1]
+
+
+def _without_tokens(item: Item) -> Item:
+    """Tokens are a matter of speed, and twice as long as what they say."""
+    match item:
+        case AssistantReasoning() | AssistantMessage() | AssistantCall():
+            return replace(item, tokens=())
+        case _:
+            return item
+
+
+def to_compaction(done: Compacted, dialect: Dialect, new_id: NewId) -> Wire:
+    """What the client gets."""
+    return {
+        "id": done.id,
+        "object": "response.compaction",
+        "created_at": done.created_at,
+        "output": [dialect.item(item) for item in _output(done, new_id)],
+        "usage": to_usage(done.result.finished.usage),
+        "unisono": to_about([done.report], done.notes),
+    }
+
+
+def _output(done: Compacted, new_id: NewId) -> Iterator[Wire]:
+    for message in done.kept:
+        yield to_wire(message, new_id("msg_"), Toolbox())
+    yield {"id": new_id("cmp_"), "type": "compaction", "encrypted_content": done.sealed}

@@ -1,0 +1,34 @@
+"""`POST /responses/compact`: a conversation made short, for its client to go on with."""
+
+from __future__ import annotations
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from unisono.api.about import backend_header, recoveries_header
+from unisono.api.body import read_json
+from unisono.api.responses.asked import Sender
+from unisono.api.responses.compaction import compacted, to_compaction
+from unisono.api.responses.means import Means
+from unisono.api.responses.outbound.dialects import Dialect
+from unisono.api.sse import CLIENT_CLOSED_REQUEST, ClientGone, until_disconnect
+
+
+def compact_routes(router: APIRouter, path: str, means: Means, dialect: Dialect) -> None:
+    """`path` is that of the responses."""
+
+    async def compact(request: Request) -> Response:
+        body = await read_json(request)
+        sender = Sender(request.state.caller.tenant, request.state.request_id, dialect)
+        work = compacted(means, sender, body, len(await request.body()))
+        try:
+            done = await until_disconnect(request.receive, work)
+        except ClientGone:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        answer = orjson.dumps(to_compaction(done, dialect, means.new_id))
+        headers = {**backend_header([done.report]), **recoveries_header([done.report])}
+        return Response(answer, headers=headers, media_type="application/json")
+
+    router.add_route(f"{path}/compact", compact, methods=["POST"], name="compact")
