@@ -82,10 +82,11 @@ class Continuing:
         stop_named = isinstance(rest, list) and bool(rest) and rest[-1] in STOPS and not self.told.stop_visible
         if stop_named:
             rest = rest[:-1]
+        yield Chunk(cached_tokens=3)
         for at in range(0, len(rest), self.per_chunk):
             part = rest[at : at + self.per_chunk]
             yield Chunk(text=part) if isinstance(part, str) else Chunk(tokens=part)
-        yield Chunk(cached_tokens=3)
+        yield Chunk()
         yield Chunk(finish=self.finish)
 
     def _rest(self, job: Generation) -> str | list[int]:
