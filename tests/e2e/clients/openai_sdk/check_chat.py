@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI, OpenAI
 from openai_sdk.asking import about, asked, folded, reasoning
-from openai_sdk.conftest import Stage
+
+from conftest import Stage
 
 COUNTED = ", ".join(map(str, range(1, 31))) + "."
 

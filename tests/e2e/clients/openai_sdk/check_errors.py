@@ -10,7 +10,8 @@ import pytest
 from openai import OpenAI
 from openai.types.chat import ChatCompletionChunk
 from openai_sdk.asking import asked, scene
-from openai_sdk.conftest import Stage
+
+from conftest import Stage
 
 
 def part(**fields: Any) -> dict[str, Any]:

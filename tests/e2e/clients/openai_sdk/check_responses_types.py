@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
-from openai.types.responses import ResponseItem, ResponseStreamEvent
-from pydantic import BaseModel, TypeAdapter
+from openai.types.responses import ResponseItem
+from openai_sdk.responding import EVENT_TYPES
+from pydantic import TypeAdapter
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "responses"
 
@@ -17,9 +18,6 @@ def lines(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (GOLDEN / name).read_text().splitlines()]
 
 
-EVENT_TYPES: dict[str, type[BaseModel]] = {
-    get_args(model.model_fields["type"].annotation)[0]: model for model in get_args(get_args(ResponseStreamEvent)[0])
-}
 EVENTS = lines("events.jsonl")
 
 
