@@ -152,7 +152,8 @@ async def assembled(
             new_id=means.new_id,
             hold_calls=not model.stream_tool_arguments,
             seed=response_id,
-            dated=bool(past.first_day),
+            # Whoever takes a response over knows nothing of what this process remembers.
+            dated=bool(past.first_day or request.background),
             sticky=_sticky(sender, request, past, response_id),
         )
 
