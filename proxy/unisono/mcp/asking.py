@@ -163,7 +163,7 @@ def _refused(exchange: Exchange, error: MCPError, session: Session) -> Asked:
         return Asked(_failed(f"The tool server refused the call: HTTP {status}. {_said(error)}"))
     if status >= 500 and error.code == types.INTERNAL_ERROR:
         return Asked(_failed(f"The tool server answered with HTTP {status}.", unknown=True))
-    if problem or (error.code == types.CONNECTION_CLOSED and (exchange.ended or session.ended)):
+    if problem or (error.code == types.CONNECTION_CLOSED and (exchange.ended or session.closing)):
         return Asked(_failed(f"The tool server did not answer: {problem or 'the connection broke'}.", unknown=True))
     if status == 202 or error.message.startswith(("Failed to parse", "Unexpected content type")):
         return Asked(_failed("The tool server's answer was not understood.", unknown=True))

@@ -135,6 +135,7 @@ class McpHost(ToolHost):
         finally:
             if not lock.locked():
                 self._listing.pop(key, None)
+                self._changes.pop(key, None)
 
     async def _ask(self, server: ToolServer, key: str, until: float) -> tuple[HostedTool, ...]:
         sessions = await self._open_sessions()

@@ -10,9 +10,8 @@ import asyncio
 import contextvars
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from types import TracebackType
-from typing import Any, Final, Protocol, TypeVar
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar
 
 import anyio
 import httpx2
@@ -21,8 +20,7 @@ from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.client.subscriptions import SubscriptionLost
 from mcp.shared.exceptions import MCPError
-from mcp.shared.message import SessionMessage
-from mcp_types import Implementation, JSONRPCRequest, ToolListChangedNotification
+from mcp_types import Implementation, ToolListChangedNotification
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
@@ -34,10 +32,11 @@ from unisono.errors import (
     ToolServerUnauthorized,
     ToolServerUnavailable,
 )
-from unisono.mcp.exchange import CALL, EXCHANGE, Exchange
+from unisono.mcp.exchange import CALL, Exchange
 from unisono.mcp.headers import outgoing
 from unisono.mcp.limits import Limits
 from unisono.mcp.stdio import process
+from unisono.mcp.streams import Reading, Watched, Writing
 from unisono.mcp.wire import Outgoing, Path
 
 log = logging.getLogger(__name__)
@@ -58,16 +57,6 @@ class NoAnswer(Exception):
 
 CLIENT: Final = Implementation(name="unisono", version="1")
 MOST_RELISTENING_S: Final = 60.0
-
-
-class _Reading(Protocol):
-    async def receive(self) -> SessionMessage | Exception: ...
-    async def aclose(self) -> None: ...
-
-
-class _Writing(Protocol):
-    async def send(self, item: SessionMessage, /) -> None: ...
-    async def aclose(self) -> None: ...
 
 
 class Session:
@@ -98,6 +87,11 @@ class Session:
         return not (self._retired or self._stop.is_set() or self._ended.is_set() or stale)
 
     @property
+    def closing(self) -> bool:
+        """Whether it is over, by its own end or because it was told to."""
+        return self._stop.is_set() or self._ended.is_set()
+
+    @property
     def ended(self) -> bool:
         return self._ended.is_set()
 
@@ -123,7 +117,8 @@ class Session:
         self._running.add(task)
         task.add_done_callback(self._finished)
         loop = asyncio.get_running_loop()
-        exchange.over = lambda: loop.call_later(ANSWER_GRACE_S, _give_up, task, exchange)
+        if self._server.transport is ToolTransport.STREAMABLE_HTTP:
+            exchange.over = lambda: loop.call_later(ANSWER_GRACE_S, _give_up, task, exchange)
         try:
             done, _ = await asyncio.wait({task}, timeout=max(deadline - loop.time(), 0.0))
         except asyncio.CancelledError:
@@ -178,7 +173,7 @@ class Session:
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[Client]:
         client = Client(
-            _Watched(self._transport(), self._stop, by_wire=self._server.transport is not ToolTransport.STDIO),
+            Watched(self._transport(), self._stop, by_wire=self._server.transport is not ToolTransport.STDIO),
             # The older transport is older than the newer handshake.
             mode="legacy" if self._server.transport is ToolTransport.SSE else "auto",
             # The handshake is bounded by the connection's own time, a list by its caller's.
@@ -191,7 +186,7 @@ class Session:
             yield client
 
     @asynccontextmanager
-    async def _transport(self) -> AsyncIterator[tuple[_Reading, _Writing]]:
+    async def _transport(self) -> AsyncIterator[tuple[Reading, Writing]]:
         server, limits = self._server, self._limits
         most = limits.answer_bytes
         if server.transport is ToolTransport.STDIO:
@@ -280,99 +275,11 @@ class Session:
             return ToolServerUnavailable(f"{name} answers with HTTP {exchange.status}.")
         if failure is None:
             return ToolServerTimeout(f"{name} did not get ready in {self._server.timeouts.connect_s:g} seconds.")
+        if self._stop.is_set():
+            return ToolServerUnavailable(f"{name} hung up before it was ready.")
         if any(isinstance(error, MCPError | ValidationError | RuntimeError) for error in _leaves(failure)):
             return ToolServerProtocolError(f"{name} and this gateway have no protocol in common.")
         return ToolServerUnavailable(f"{name} cannot be reached or started.")
-
-
-class _Watched:
-    """A transport whose end is noticed, and whose messages each carry their own record to the wire."""
-
-    def __init__(
-        self, inner: AbstractAsyncContextManager[tuple[_Reading, _Writing]], ended: asyncio.Event, *, by_wire: bool
-    ) -> None:
-        self._inner = inner
-        self._ended = ended
-        self._by_wire = by_wire
-
-    async def __aenter__(self) -> tuple[_Inbox, _Outbox]:
-        reading, writing = await self._inner.__aenter__()
-        return _Inbox(reading, self._ended), _Outbox(writing, by_wire=self._by_wire)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        return await self._inner.__aexit__(kind, error, trace)
-
-
-class _Stream:
-    def __init__(self, inner: _Reading | _Writing) -> None:
-        self._stream = inner
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-    async def __aenter__(self: T) -> T:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        await self.aclose()
-        return None
-
-
-class _Inbox(_Stream):
-    """What the server says. When it has said its last, the session is over."""
-
-    def __init__(self, inner: _Reading, ended: asyncio.Event) -> None:
-        super().__init__(inner)
-        self._inner = inner
-        self._ended = ended
-
-    @property
-    def last_context(self) -> contextvars.Context | None:
-        return getattr(self._inner, "last_context", None)
-
-    async def receive(self) -> SessionMessage | Exception:
-        try:
-            return await self._inner.receive()
-        except (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
-            self._ended.set()
-            raise
-
-    def __aiter__(self) -> _Inbox:
-        return self
-
-    async def __anext__(self) -> SessionMessage | Exception:
-        try:
-            return await self.receive()
-        except anyio.EndOfStream:
-            raise StopAsyncIteration from None
-
-
-class _Outbox(_Stream):
-    """What is said to the server. A request has the record its caller watches; anything else has one of its own, and
-    is given up after a moment, because the SDK sends nothing else until the server took it."""
-
-    def __init__(self, inner: _Writing, *, by_wire: bool) -> None:
-        super().__init__(inner)
-        self._inner = inner
-        self._by_wire = by_wire
-
-    async def send(self, item: SessionMessage) -> None:
-        is_request = isinstance(item.message, JSONRPCRequest)
-        exchange = (CALL.get() if is_request else None) or Exchange(aside=not is_request)
-        token = EXCHANGE.set(exchange)
-        try:
-            # Where HTTP is between, only the wire knows; a pipe has what it was given.
-            exchange.sent = exchange.sent or not self._by_wire
-            await self._inner.send(item)
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            exchange.sent = False
-            raise
-        finally:
-            EXCHANGE.reset(token)
 
 
 async def _run(work: Callable[[Client], Awaitable[T]], client: Client) -> T:

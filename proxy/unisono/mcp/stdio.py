@@ -60,9 +60,12 @@ async def process(command: Command, label: str, line_bytes: int) -> AsyncIterato
         # Nobody may keep a process alive by being impatient; every wait in here is bounded.
         with anyio.CancelScope(shield=True):
             await _end(child)
+            # Nobody holds the other ends now, unless somebody escaped the group.
+            await asyncio.wait(pumps, timeout=GRACE_S / 2)
             for pump in pumps:
                 pump.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
+            _close_pipes(child)
             for stream in (inbox, outbox, to_session, from_session):
                 stream.close()
 
@@ -71,21 +74,31 @@ async def _read(
     child: asyncio.subprocess.Process, to_session: MemoryObjectSendStream[SessionMessage | Exception], label: str
 ) -> None:
     assert child.stdout is not None
-    with to_session, suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-        while True:
-            try:
-                line = await child.stdout.readline()
-            except ValueError:
-                log.warning("tool server wrote a line longer than is taken", extra={"tool_server": label})
-                return
-            if not line:
-                return
-            try:
-                message = jsonrpc_message_adapter.validate_json(line, by_name=False)
-            except ValueError:
-                log.warning("tool server wrote a line that is no message", extra={"tool_server": label})
-                continue
-            await to_session.send(SessionMessage(message))
+    with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+        await _messages(child.stdout, to_session, label)
+    to_session.close()
+    # A server that cannot get rid of its words does not read that it is to end.
+    while await child.stdout.read(1 << 16):
+        pass
+
+
+async def _messages(
+    stdout: asyncio.StreamReader, to_session: MemoryObjectSendStream[SessionMessage | Exception], label: str
+) -> None:
+    while True:
+        try:
+            line = await stdout.readline()
+        except ValueError:
+            log.warning("tool server wrote a line longer than is taken", extra={"tool_server": label})
+            return
+        if not line:
+            return
+        try:
+            message = jsonrpc_message_adapter.validate_json(line, by_name=False)
+        except ValueError:
+            log.warning("tool server wrote a line that is no message", extra={"tool_server": label})
+            continue
+        await to_session.send(SessionMessage(message))
 
 
 async def _write(
@@ -146,3 +159,11 @@ def _signal(child: asyncio.subprocess.Process, signum: signal.Signals) -> None:
     # The group has the number of the process that leads it, for as long as anybody is in it.
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signum)
+
+
+def _close_pipes(child: asyncio.subprocess.Process) -> None:
+    """Of a pipe that somebody else still holds asyncio never sees the end, and gives no other way to let go of it."""
+    transport = getattr(child, "_transport", None)
+    if transport is not None:
+        with suppress(ProcessLookupError, PermissionError):
+            transport.close()

@@ -1,0 +1,115 @@
+"""Between the SDK's transports and its sessions: a stream's end is noticed, and each message carries its record."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Protocol, Self
+
+import anyio
+from mcp.shared.message import SessionMessage
+from mcp_types import JSONRPCRequest
+
+from unisono.mcp.exchange import CALL, EXCHANGE, Exchange
+
+
+class Reading(Protocol):
+    async def receive(self) -> SessionMessage | Exception: ...
+    async def aclose(self) -> None: ...
+
+
+class Writing(Protocol):
+    async def send(self, item: SessionMessage, /) -> None: ...
+    async def aclose(self) -> None: ...
+
+
+class Watched:
+    """A transport whose end is noticed, and whose messages each carry their own record to the wire."""
+
+    def __init__(
+        self, inner: AbstractAsyncContextManager[tuple[Reading, Writing]], ended: asyncio.Event, *, by_wire: bool
+    ) -> None:
+        self._inner = inner
+        self._ended = ended
+        self._by_wire = by_wire
+
+    async def __aenter__(self) -> tuple[_Inbox, _Outbox]:
+        reading, writing = await self._inner.__aenter__()
+        return _Inbox(reading, self._ended), _Outbox(writing, by_wire=self._by_wire)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return await self._inner.__aexit__(kind, error, trace)
+
+
+class _Stream:
+    def __init__(self, inner: Reading | Writing) -> None:
+        self._stream = inner
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        await self.aclose()
+        return None
+
+
+class _Inbox(_Stream):
+    """What the server says. When it has said its last, the session is over."""
+
+    def __init__(self, inner: Reading, ended: asyncio.Event) -> None:
+        super().__init__(inner)
+        self._inner = inner
+        self._ended = ended
+
+    @property
+    def last_context(self) -> contextvars.Context | None:
+        return getattr(self._inner, "last_context", None)
+
+    async def receive(self) -> SessionMessage | Exception:
+        try:
+            return await self._inner.receive()
+        except (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
+            self._ended.set()
+            raise
+
+    def __aiter__(self) -> _Inbox:
+        return self
+
+    async def __anext__(self) -> SessionMessage | Exception:
+        try:
+            return await self.receive()
+        except anyio.EndOfStream:
+            raise StopAsyncIteration from None
+
+
+class _Outbox(_Stream):
+    """What is said to the server. A request has the record its caller watches; anything else has one of its own, and
+    is given up after a moment, because the SDK sends nothing else until the server took it."""
+
+    def __init__(self, inner: Writing, *, by_wire: bool) -> None:
+        super().__init__(inner)
+        self._inner = inner
+        self._by_wire = by_wire
+
+    async def send(self, item: SessionMessage) -> None:
+        is_request = isinstance(item.message, JSONRPCRequest)
+        exchange = (CALL.get() if is_request else None) or Exchange(aside=not is_request)
+        token = EXCHANGE.set(exchange)
+        try:
+            # Where HTTP is between, only the wire knows; a pipe has what it was given.
+            exchange.sent = exchange.sent or not self._by_wire
+            await self._inner.send(item)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            exchange.sent = False
+            raise
+        finally:
+            EXCHANGE.reset(token)

@@ -1,0 +1,173 @@
+"""Servers that are processes of ours: what they see, what they may say, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.mcp.conftest import Upstream
+from unisono.core.tools import Command, ToolServer, ToolTimeouts, ToolTransport
+from unisono.errors import ToolServerNotAllowed, ToolServerTimeout, ToolServerUnavailable
+from unisono.mcp import AllowedHost, Limits, McpHost, Reach
+
+HARMLESS = {"HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER"}
+
+
+def script(text: str) -> Command:
+    return Command((sys.executable, "-c", text))
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def test_a_process_sees_what_it_was_given_and_little_else(
+    host: McpHost, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UNISONO_MASTER_KEY", "canary-key")
+    seen = json.loads((await host.call(upstream.server("stdio"), "environment", {})).text)
+    # What a Python sets for itself is not inherited.
+    assert set(seen) - {"LC_CTYPE", "__CF_USER_TEXT_ENCODING"} <= HARMLESS | {"UPSTREAM_NOTES"}
+    assert "canary-key" not in json.dumps(seen)
+
+
+async def test_at_the_end_the_process_and_its_children_are_gone(upstream: Upstream) -> None:
+    host = McpHost()
+    server = upstream.server("stdio")
+    pids = [int(pid) for pid in (await host.call(server, "child", {})).text.split()]
+    assert all(alive(pid) for pid in pids)
+    await host.aclose()
+    async with asyncio.timeout(1):  # a signal takes its moment
+        while any(alive(pid) for pid in pids):
+            await asyncio.sleep(0.01)
+
+
+async def test_a_process_that_will_not_end_is_ended(tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    stubborn = f"""
+import json, os, signal, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open({str(told)!r}, "w").write(str(os.getpid()))
+signal.pause()
+"""
+    host = McpHost()
+    timeouts = ToolTimeouts(connect_s=1)
+    server = ToolServer(
+        "a", command=script(stubborn), transport=ToolTransport.STDIO, configured=True, timeouts=timeouts
+    )
+    with pytest.raises(ToolServerTimeout):
+        await host.list_tools(server)
+    await host.aclose()
+    assert not alive(int(told.read_text()))
+
+
+async def test_a_command_that_does_not_exist_is_an_unavailable_server(host: McpHost) -> None:
+    server = ToolServer("a", command=Command(("/nonexistent/x",)), transport=ToolTransport.STDIO, configured=True)
+    with pytest.raises(ToolServerUnavailable) as raised:
+        await host.list_tools(server)
+    assert "nonexistent" not in raised.value.message
+
+
+async def test_a_process_that_ends_at_once_is_noticed_at_once(host: McpHost) -> None:
+    server = ToolServer("a", command=script("pass"), transport=ToolTransport.STDIO, configured=True)
+    async with asyncio.timeout(8):
+        with pytest.raises(ToolServerUnavailable):
+            await host.list_tools(server)
+
+
+async def test_what_is_no_message_is_passed_over(host: McpHost, upstream: Upstream) -> None:
+    real = upstream.server("stdio").command
+    assert real is not None
+    chatty = f"""
+import os, sys
+print("Welcome!")
+print('{{"jsonrpc": "2.0", "id": 1, "result": NaN')
+print("[]", flush=True)
+os.execv(sys.executable, {list(real.argv)!r})
+"""
+    command = Command((sys.executable, "-c", chatty), real.environment)
+    server = ToolServer("a", command=command, transport=ToolTransport.STDIO, configured=True)
+    assert (await host.call(server, "echo", {"text": "heard"})).text == "heard"
+
+
+async def test_complaints_are_logged_in_bounds(
+    host: McpHost, upstream: Upstream, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "unisono.mcp.stdio"):
+        assert (await host.call(upstream.server("stdio"), "complain", {"lines": 400})).text == "complained"
+    said = [record for record in caplog.records if "tool server says" in record.message]
+    assert 0 < len(said) <= 200
+    assert all(len(record.message) < 600 for record in said)
+
+
+async def test_an_endless_line_ends_the_server(upstream: Upstream) -> None:
+    host = McpHost(limits=Limits(answer_bytes=100_000))
+    endless = "import sys\nwhile True: sys.stdout.write('x' * 1000)"
+    server = ToolServer("a", command=script(endless), transport=ToolTransport.STDIO, configured=True)
+    async with asyncio.timeout(8):
+        with pytest.raises(ToolServerUnavailable):
+            await host.list_tools(server)
+    await host.aclose()
+
+
+_STARTED: list[str] = []
+_LISTENING = False
+
+
+def _hook(event: str, arguments: tuple[object, ...]) -> None:
+    if _LISTENING and event in ("subprocess.Popen", "os.posix_spawn", "os.exec", "os.fork", "os.system"):
+        _STARTED.append(f"{event} {arguments}")
+
+
+@contextmanager
+def starts_nothing() -> Iterator[None]:
+    """Fails when a process is started inside."""
+    global _LISTENING
+    if _hook not in _HOOKED:
+        sys.addaudithook(_hook)
+        _HOOKED.append(_hook)
+    _STARTED.clear()
+    _LISTENING = True
+    try:
+        yield
+    finally:
+        _LISTENING = False
+    assert _STARTED == []
+
+
+_HOOKED: list[object] = []
+
+FROM_REQUESTS = {
+    "a command": ToolServer("a", command=Command(("/bin/true",)), transport=ToolTransport.STDIO),
+    "a command behind another transport": ToolServer("a", "https://b.example/", command=Command(("/bin/true",))),
+    "an address for stdio": ToolServer("a", "https://b.example/", transport=ToolTransport.STDIO),
+    "a file": ToolServer("a", "file:///bin/true"),
+    "a command as an address": ToolServer("a", "stdio:/bin/true"),
+}
+
+
+@pytest.mark.parametrize("server", FROM_REQUESTS.values(), ids=FROM_REQUESTS)
+async def test_no_request_starts_a_process(server: ToolServer) -> None:
+    host = McpHost(reach=Reach([AllowedHost("*", frozenset(), plain_http=True, private=True)]))
+    with starts_nothing():
+        with pytest.raises(ToolServerNotAllowed):
+            await host.list_tools(server)
+        with pytest.raises(ToolServerNotAllowed):
+            await host.call(server, "echo", {})
+    await host.aclose()
+
+
+def test_the_audit_would_notice() -> None:
+    with pytest.raises(AssertionError), starts_nothing():
+        subprocess.run(["/bin/true"], check=True)
