@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from typing import Any, get_args
 
 from openai import OpenAI
@@ -120,7 +121,7 @@ def _grow(items: list[dict[str, Any]], event: Event) -> None:
     kind, place = event["type"].removeprefix("response."), event["output_index"]
     if kind == "output_item.added":
         assert place == len(items)
-        items.append(event["item"])
+        items.append(deepcopy(event["item"]))
         return
     assert place == len(items) - 1
     item = items[place]
@@ -139,7 +140,7 @@ def without(item: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 def _part_added(item: dict[str, Any], event: Event) -> None:
     assert event["content_index"] == len(item["content"])
-    item["content"].append(event["part"])
+    item["content"].append(dict(event["part"]))
 
 
 def _part_done(item: dict[str, Any], event: Event) -> None:

@@ -1,0 +1,193 @@
+"""Failures of the Responses API as the SDK raises them, and clients that leave before the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+from openai_sdk.responding import to_ask, to_play, watched
+
+from conftest import Stage
+
+
+def part(**fields: Any) -> dict[str, Any]:
+    return {"input": [{"role": "user", "content": [{"type": "input_text", "text": "Look:"}, fields]}]}
+
+
+TOO_MANY_WORDS = "one two three " * 200
+
+# what is wrong: (fields, param, code)
+BAD: dict[str, tuple[dict[str, Any], str, str]] = {
+    "a value out of range": ({"temperature": 9}, "temperature", "invalid_value"),
+    "a value of the wrong type": ({"top_p": "much"}, "top_p", "invalid_value"),
+    "no tokens at all": ({"max_output_tokens": 0}, "max_output_tokens", "invalid_value"),
+    "no input": ({"input": []}, "input", "invalid_value"),
+    "an unknown role": ({"input": [{"role": "wizard", "content": "x"}]}, "input.0.role", "invalid_value"),
+    "an unknown effort": ({"reasoning": {"effort": "galactic"}}, "reasoning.effort", "invalid_value"),
+    "an image": (
+        part(type="input_image", image_url="data:image/png;base64,AAAA", detail="auto"),
+        "input.0.content.1.type",
+        "unsupported_value",
+    ),
+    "a file": (part(type="input_file", file_id="file-1"), "input.0.content.1.type", "unsupported_value"),
+    "log probabilities": ({"top_logprobs": 2}, "top_logprobs", "unsupported_value"),
+    "a template": ({"prompt": {"id": "pmpt_1"}}, "prompt", "unsupported_value"),
+    "something to include that is not there": ({"include": ["everything"]}, "include", "invalid_value"),
+    "a tool without a name": ({"tools": [{"type": "function", "parameters": {}}]}, "tools.0.name", "invalid_value"),
+    "too much to remember": ({"metadata": {str(n): "x" for n in range(17)}}, "metadata", "invalid_value"),
+    "more than the model's context": (
+        {"model": "small", "input": TOO_MANY_WORDS},
+        "input",
+        "context_length_exceeded",
+    ),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_request_names_its_field(scripted: OpenAI, name: str, stream: bool) -> None:
+    fields, param, code = BAD[name]
+    with pytest.raises(openai.BadRequestError) as raised:
+        scripted.responses.create(**{**to_play("an answer"), **fields}, stream=stream)
+    error = raised.value
+    assert (error.status_code, error.param, error.code) == (400, param, code)
+    assert error.type == "invalid_request_error"
+    assert (error.request_id or "").startswith("req_")
+
+
+def test_too_long_a_past_is_cut_where_that_is_wanted(scripted: OpenAI) -> None:
+    given = [{"role": "user", "content": TOO_MANY_WORDS}, {"role": "user", "content": "script: an answer"}]
+    response = scripted.responses.create(**to_ask(given, model="small", truncation="auto"))
+    assert response.output_text == "Here is the answer."
+    assert response.usage is not None
+    assert response.usage.input_tokens < 300
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_an_unknown_model(demo: OpenAI, stream: bool) -> None:
+    with pytest.raises(openai.NotFoundError) as raised:
+        demo.responses.create(**to_ask("Hello!", model="gpt-9"), stream=stream)
+    assert (raised.value.code, raised.value.param) == ("model_not_found", "model")
+
+
+def test_a_wrong_key(stage: Stage, connect: Callable[..., OpenAI]) -> None:
+    client = connect(f"{stage.scripted}/v1", api_key="sk-wrong")
+    for ask in (
+        lambda: client.responses.create(**to_play("an answer")),
+        lambda: client.responses.retrieve("resp_" + "0" * 32),
+        client.conversations.create,
+    ):
+        with pytest.raises(openai.AuthenticationError) as raised:
+            ask()
+        assert raised.value.code == "invalid_api_key"
+
+
+# script or model: (request, status, code, class)
+FAILING: dict[str, tuple[dict[str, Any], int, str, type[openai.APIStatusError]]] = {
+    "nobody is there": (to_play("an answer", model="down"), 503, "backend_unavailable", openai.InternalServerError),
+    "it is busy": (to_play("busy"), 503, "backend_overloaded", openai.InternalServerError),
+    "it is broken": (to_play("broken"), 502, "backend_error", openai.InternalServerError),
+    "it rejects the request": (to_play("rejected"), 400, "backend_rejected_request", openai.BadRequestError),
+    "it has less context": (to_play("too long"), 400, "context_length_exceeded", openai.BadRequestError),
+    "it says nothing": (
+        to_play("silence later", model="impatient"),
+        504,
+        "backend_timeout",
+        openai.InternalServerError,
+    ),
+    "its answer breaks off": (to_play("a reset later"), 502, "backend_protocol_error", openai.InternalServerError),
+}
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_a_failing_backend(scripted: OpenAI, name: str) -> None:
+    fields, status, code, kind = FAILING[name]
+    with pytest.raises(openai.APIStatusError) as raised:
+        scripted.responses.create(**fields)
+    error = raised.value
+    assert type(error) is kind
+    assert (error.status_code, error.code) == (status, code)
+    assert "an inner secret" not in str(error)
+    assert "127.0.0.1" not in str(error)
+    assert ("retry-after" in error.response.headers) is (status == 503)
+
+
+@pytest.mark.parametrize("name", ["nobody is there", "it is busy", "it is broken", "it has less context"])
+def test_a_stream_that_cannot_begin_fails_with_a_status(scripted: OpenAI, name: str) -> None:
+    fields, status, code, _ = FAILING[name]
+    with pytest.raises(openai.APIStatusError) as raised:
+        scripted.responses.create(**fields, stream=True)
+    assert (raised.value.status_code, raised.value.code) == (status, code)
+
+
+# what happens behind the first words: code
+BREAKING = {
+    "silence later": "backend_timeout",
+    "a reset later": "backend_protocol_error",
+    "garbage later": "backend_protocol_error",
+}
+
+
+@pytest.mark.parametrize("name", BREAKING)
+def test_a_stream_that_breaks_says_so_behind_what_it_said(scripted: OpenAI, name: str) -> None:
+    events = watched(scripted, to_play(name, model="impatient"))
+    *_, open_item, error, last = events
+    assert open_item["type"] == "response.output_item.done"
+    assert open_item["item"]["status"] == "incomplete"
+    assert (error["type"], error["code"]) == ("error", BREAKING[name])
+    assert (last["type"], last["response"]["error"]["code"]) == ("response.failed", "server_error")
+    said = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+    assert said
+    assert (" word" * 20).startswith(said)
+    kept = scripted.responses.retrieve(last["response"]["id"])
+    assert (kept.status, kept.output_text) == ("failed", said)
+
+
+def test_the_sdk_tries_again_and_a_second_try_is_answered(stage: Stage, connect: Callable[..., OpenAI]) -> None:
+    client = connect(f"{stage.scripted}/v1", api_key=stage.key, max_retries=1)
+    raw = client.responses.with_raw_response.create(**to_play(f"fails once, respond {openai.__version__}"))
+    assert raw.retries_taken == 1
+    assert raw.parse().output_text == "Here is the answer."
+
+
+SOON_S = 3.0
+"""A tenth of what the slow script takes; its backend has a place for one."""
+
+
+def slow() -> dict[str, Any]:
+    return to_play("slow", model="one-at-a-time")
+
+
+def check_place_is_free(client: OpenAI) -> None:
+    begun = time.monotonic()
+    response = client.responses.create(**to_play("an answer", model="one-at-a-time"))
+    assert response.output_text == "Here is the answer."
+    assert time.monotonic() - begun < SOON_S
+
+
+def test_closing_a_stream_frees_the_backend_and_keeps_nothing(scripted: OpenAI) -> None:
+    stream = scripted.responses.create(**slow(), stream=True)
+    first = next(iter(stream))
+    assert first.type == "response.created"
+    stream.close()
+    check_place_is_free(scripted)
+    with pytest.raises(openai.NotFoundError):
+        scripted.responses.retrieve(first.response.id)
+
+
+def test_leaving_the_stream_helper_frees_the_backend(scripted: OpenAI) -> None:
+    with scripted.responses.stream(**slow()) as stream:
+        for event in stream:
+            if event.type == "response.output_text.delta":
+                break
+    check_place_is_free(scripted)
+
+
+def test_a_client_that_is_out_of_patience_frees_the_backend(scripted: OpenAI) -> None:
+    with pytest.raises(openai.APITimeoutError):
+        scripted.with_options(timeout=0.5).responses.create(**slow())
+    check_place_is_free(scripted)

@@ -1,0 +1,139 @@
+"""The tool loop over the Responses API: continued by name, or with everything sent back, as agents do."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+from openai_sdk.responding import ECHO, RESULT, WEATHER, call_in, folded, result_of, to_ask, to_play, watched
+
+PARIS = "What is the weather in Paris?"
+ANSWER = "It is sunny in Paris with 18 degrees."
+
+
+def answered(client: OpenAI, fields: dict[str, Any], stream: bool) -> Any:
+    """The answer, which may have come as a stream."""
+    if not stream:
+        return client.responses.create(**fields)
+    return client.responses.retrieve(folded(watched(client, fields))["id"])
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_the_loop_continued_by_name(demo: OpenAI, stream: bool) -> None:
+    first = answered(demo, to_ask(PARIS, tools=[WEATHER]), stream)
+    call = call_in(first)
+    assert (call.type, call.name, call.status) == ("function_call", "get_weather", "completed")
+    assert (call.id[:3], call.call_id[:5]) == ("fc_", "call_")
+    assert json.loads(call.arguments) == {"location": "Paris"}
+    assert first.output_text == ""
+
+    second = answered(demo, to_ask([result_of(call)], previous_response_id=first.id, tools=[WEATHER]), stream)
+    assert (second.output_text, second.previous_response_id) == (ANSWER, first.id)
+    # The engine goes on from the very tokens it wrote, calls included.
+    assert second.usage.input_tokens_details.cached_tokens >= first.usage.total_tokens - 8
+
+
+@pytest.mark.parametrize("store", [True, False], ids=["kept", "not kept"])
+@pytest.mark.parametrize("include", [[], ["reasoning.encrypted_content"]], ids=["open thoughts", "sealed thoughts"])
+def test_the_loop_with_everything_sent_back(demo: OpenAI, store: bool, include: list[Any]) -> None:
+    asking: dict[str, Any] = to_ask([{"role": "user", "content": PARIS}], tools=[WEATHER], store=store, include=include)
+    first = demo.responses.create(**asking)
+    asking["input"] += [*first.output, result_of(call_in(first))]
+    second = demo.responses.create(**asking)
+    assert second.output_text == ANSWER
+    asking["input"] += [*second.output, {"role": "user", "content": "ping"}]
+    third = demo.responses.create(**asking)
+    assert third.output[-1].type == "message"
+
+
+def test_the_loop_with_plain_dictionaries(demo: OpenAI) -> None:
+    asking: dict[str, Any] = to_ask([{"role": "user", "content": PARIS}], tools=[WEATHER], store=False)
+    said = demo.responses.create(**asking).to_dict()["output"]
+    assert isinstance(said, list)
+    call: Any = next(item for item in said if item["type"] == "function_call")
+    bare = {name: call[name] for name in ("type", "call_id", "name", "arguments")}
+    asking["input"] += [bare, {"type": "function_call_output", "call_id": call["call_id"], "output": RESULT}]
+    assert demo.responses.create(**asking).output_text == ANSWER
+
+
+def test_two_calls_in_turn(demo: OpenAI) -> None:
+    response = demo.responses.create(**to_ask("Compare the weather in London and Tokyo.", tools=[WEATHER]))
+    places = []
+    for weather in (RESULT, "11 degrees, rainy"):
+        call = call_in(response)
+        places.append(json.loads(call.arguments)["location"])
+        response = demo.responses.create(
+            **to_ask([result_of(call, weather)], previous_response_id=response.id, tools=[WEATHER])
+        )
+    assert (places, response.output_text) == (["London", "Tokyo"], "I compared London and Tokyo.")
+
+
+def test_a_preamble_is_a_message_of_its_own(demo: OpenAI) -> None:
+    asking = to_ask("Make a plan first, then check the weather in Oslo.", tools=[WEATHER])
+    first = demo.responses.create(**asking)
+    _, said, call = first.output
+    assert said.type == "message"
+    assert (said.phase, first.output_text) == ("commentary", "I will check the weather in Oslo first.")
+    second = demo.responses.create(
+        **to_ask([result_of(call, "3 degrees, cloudy")], previous_response_id=first.id, tools=[WEATHER])
+    )
+    assert second.output_text == "It is cloudy in Oslo with 3 degrees."
+    assert second.output[-1].type == "message"
+    assert second.output[-1].phase == "final_answer"
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_calls_side_by_side_are_answered_together(scripted: OpenAI, stream: bool) -> None:
+    first = answered(scripted, to_play("two calls", tools=[WEATHER]), stream)
+    calls = [item for item in first.output if item.type == "function_call"]
+    assert [json.loads(call.arguments)["location"] for call in calls] == ["Paris", "Rome"]
+    assert len({call.call_id for call in calls}) == 2
+    results = [result_of(call) for call in reversed(calls)]
+    then = [*results, {"role": "user", "content": "script: an answer"}]
+    second = answered(scripted, to_ask(then, model="scripted", previous_response_id=first.id, tools=[WEATHER]), stream)
+    assert second.output_text == "Here is the answer."
+
+
+def test_a_call_that_nobody_answered_is_refused(scripted: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        scripted.responses.create(
+            **to_ask([{"type": "function_call_output", "call_id": "call_none", "output": "x"}], model="scripted")
+        )
+    assert raised.value.param == "input.0.call_id"
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_a_custom_tool_takes_plain_text(scripted: OpenAI, stream: bool) -> None:
+    first = answered(scripted, to_play("a custom call", tools=[ECHO]), stream)
+    call = call_in(first)
+    assert (call.type, call.id[:4], call.name, call.input) == ("custom_tool_call", "ctc_", "echo", 'said "so"')
+    then = [result_of(call), {"role": "user", "content": "script: an answer"}]
+    fields = {"model": "scripted", "tools": [ECHO]}
+    second = answered(scripted, to_ask(then, previous_response_id=first.id, **fields), stream)
+    assert second.output_text == "Here is the answer."
+    everything = [{"role": "user", "content": "script: a custom call"}, *first.output, *then]
+    assert scripted.responses.create(**to_ask(everything, **fields)).output_text == "Here is the answer."
+    listed = scripted.responses.input_items.list(second.id, order="asc")
+    assert [item.type for item in listed] == ["custom_tool_call_output", "message"]
+
+
+def test_no_call_is_made_where_none_is_wanted(demo: OpenAI) -> None:
+    response = demo.responses.create(**to_ask(PARIS, tools=[WEATHER], tool_choice="none"))
+    assert response.tool_choice == "none"
+    assert "function_call" not in [item.type for item in response.output]
+
+
+def test_tools_of_other_makers_are_passed_over(scripted: OpenAI) -> None:
+    response = scripted.responses.create(**to_play("an answer", tools=[WEATHER, {"type": "web_search"}]))
+    assert response.output_text == "Here is the answer."
+    assert [tool.type for tool in response.tools] == ["function", "web_search"]
+
+
+async def test_an_async_loop(async_demo: AsyncOpenAI) -> None:
+    first = await async_demo.responses.create(**to_ask(PARIS, tools=[WEATHER]))
+    then = to_ask([result_of(call_in(first))], previous_response_id=first.id, tools=[WEATHER])
+    async with async_demo.responses.stream(**then) as stream:
+        assert (await stream.get_final_response()).output_text == ANSWER
