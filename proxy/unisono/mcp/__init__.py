@@ -5,10 +5,10 @@ Importing this package is cheap: the protocol's SDK is loaded when the first ser
 
 from __future__ import annotations
 
+from unisono.core.tool_names import ToolNames
 from unisono.mcp.headers import check_headers
 from unisono.mcp.host import McpHost
 from unisono.mcp.limits import Limits
-from unisono.mcp.names import ToolNames
 from unisono.mcp.reach import AllowedHost, Reach
 
 __all__ = ["AllowedHost", "Limits", "McpHost", "Reach", "ToolNames", "check_headers"]
