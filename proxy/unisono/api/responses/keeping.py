@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from unisono.api.responses.asked import Asked
 from unisono.api.responses.means import Means
 from unisono.core.state import Status, StoredResponse
 from unisono.errors import StoreUnavailable
+
+T = TypeVar("T")
 
 PAUSES_S = (0.05, 0.2, 0.5)
 """Between tries of a write the store did not answer: the same write may be repeated, and is then done once."""
@@ -18,8 +21,9 @@ JOINS = frozenset({Status.COMPLETED, Status.INCOMPLETE})
 """What becomes part of a conversation: half an answer a client has seen, but none that failed or was called off."""
 
 
-async def insisting(act: Callable[[], Awaitable[None]], pauses_s: tuple[float, ...] = PAUSES_S) -> None:
-    """`act`, again while the store does not answer. Raises StoreUnavailable after the last try."""
+async def insisting(act: Callable[[], Awaitable[T]], pauses_s: tuple[float, ...] = PAUSES_S) -> T:
+    """What `act` gives; it is tried again while the store does not answer. Raises StoreUnavailable after the last
+    try."""
     for pause_s in pauses_s:
         try:
             return await act()

@@ -1,7 +1,8 @@
 """One background response from its first event to its last, or until it is somebody else's.
 
 Four things go on at once: the run is read, its events are logged, signs of life are given, and an order to end is
-waited for. Whatever comes first decides how it goes on.
+waited for. Whatever comes first decides how it goes on. However it ends, the response is then over, or somebody finds
+it: a life that breaks off leaves a watch behind that nobody renews.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from enum import Enum, auto
-from typing import Any
 
 from unisono.api.failures import failure_of
 from unisono.api.responses.asked import Asked
@@ -39,8 +39,7 @@ class Ending(Enum):
     CANCELLED = auto()
     LEFT = auto()
     """This process goes; another one takes over."""
-    LOST = auto()
-    """Deleted, or somebody else's by now."""
+    DELETED = auto()
 
 
 class Life:
@@ -76,6 +75,7 @@ class Life:
         )
         self._last_batch: tuple[list[WireEvent], list[int]] = ([], [])
         self._record: StoredResponse | None = None
+        self._finishing = False
         self._ending: Ending | None = None
         self._ended = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -97,38 +97,53 @@ class Life:
             self._ending = ending
             self._ended.set()
 
-    async def over(self) -> None:
-        """Return when nothing of it goes on any more."""
-        if self._task is not None:
+    async def over(self, within_s: float | None = None) -> None:
+        """Return when nothing of it goes on any more, which after `within_s` seconds is seen to."""
+        if self._task is None:
+            return
+        done, _ = await asyncio.wait({self._task}, timeout=within_s)
+        if not done:
+            self._task.cancel()
             await asyncio.wait({self._task})
 
     # -- the life
 
     async def _live(self) -> None:
+        about = {"response": self.run.response}
         try:
-            await self._work()
-        except (StoreConflict, NotFound):
-            log.info("response is somebody else's or gone", extra={"response": self.run.response})
-        except StoreUnavailable as error:
+            async with asyncio.TaskGroup() as both:
+                signs = both.create_task(self._show_life())
+                gone_on = await self._work()
+                signs.cancel()
+            await self._let_go(watched=gone_on)
+        except* (StoreConflict, NotFound):
+            log.info("response is somebody else's or gone", extra=about)
+        except* StoreUnavailable:
             # Left as it is: when the store is back, somebody finds it.
-            log.warning("response cannot be kept", extra={"response": self.run.response, "code": error.code})
-        except Exception as error:
-            log.warning("response given up", extra={"response": self.run.response, "code": failure_of(error).code})
+            log.warning("response cannot be kept for now", extra=about)
+        except* Exception as errors:
+            for error in errors.exceptions:
+                if isinstance(error, Exception):
+                    log.warning("response given up for now", extra=about | {"code": failure_of(error).code})
         finally:
             await self._engine_run.aclose()
 
-    async def _work(self) -> None:
+    async def _work(self) -> bool:
+        """From here to the end, whatever it is; whether the response goes on elsewhere. Raises the StoreError
+        family."""
         batches = aiter(self._engine_run)
         failure = await self._catch_up(batches)
         if failure is None and self._ending is None:
             failure = await self._generate(batches)
         await self._engine_run.aclose()
-        if self._events.ended or failure is not None:
+        if self._events.ended or failure is not None or self._ending is Ending.CANCELLED:
             await self._finish(failure)
-        elif self._ending is Ending.CANCELLED:
-            await self._finish(None)
         elif self._ending is Ending.LEFT:
-            await self._leave()
+            await self._log.flush()
+            return True
+        elif self._ending is None:
+            await self._finish(failure_of(RuntimeError("a run ended without its end")))
+        return False
 
     async def _catch_up(self, batches: AsyncIterator[list[Event]]) -> UnisonoError | None:
         """Bring the events to where the log ends."""
@@ -147,28 +162,25 @@ class Life:
     async def _generate(self, batches: AsyncIterator[list[Event]]) -> UnisonoError | None:
         """Read the run to its end, or until told to end; what it failed with. Raises the StoreError family."""
         reading = asyncio.create_task(self._read(batches))
-        others: tuple[asyncio.Task[Any], ...] = (
-            asyncio.create_task(self._log.keep_writing()),
-            asyncio.create_task(self._show_life()),
-            asyncio.create_task(self._ended.wait()),
-        )
+        writing = asyncio.create_task(self._log.keep_writing())
+        ended = asyncio.create_task(self._ended.wait())
+        tasks = (reading, writing, ended)
         try:
-            done, _ = await asyncio.wait((reading, *others), return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (reading, *others):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(reading, *others, return_exceptions=True)
-        for task in done.intersection(others):
-            if (error := task.exception()) is not None:
-                raise error
-        return reading.result() if reading in done else None
+            await asyncio.gather(*tasks, return_exceptions=True)
+        if writing in done:
+            await writing
+        return await reading if reading in done else None
 
     async def _read(self, batches: AsyncIterator[list[Event]]) -> UnisonoError | None:
         """Events into the log. The last batch stays out of it: it is written with the end."""
         journal = self._engine_run.report.journal
         seen = len(self._journal)
+        await self._started()
         try:
-            await self._started()
             async for batch in batches:
                 made = self._events.write(batch)
                 tokens, seen = journal[seen:], len(journal)
@@ -192,26 +204,36 @@ class Life:
             await insisting(lambda: self._means.store.update(self.run.tenant, begun, lease=self._lease), PATIENCE_S)
 
     async def _show_life(self) -> None:
-        """Renew the lease and the watch; raises StoreConflict when the lease is lost."""
-        lease_s = self._means.lease_s
+        """Raises StoreConflict when the lease is lost, NotFound when the response was deleted."""
         while True:
-            await asyncio.sleep(lease_s / RENEWALS)
+            await asyncio.sleep(self._means.lease_s / RENEWALS)
             try:
-                if not await self._means.store.renew(self._lease, lease_s):
-                    raise StoreConflict("the lease is lost")
-                await self._means.store.watch(self.run, lease_s)
+                await self._sign_of_life()
             except StoreUnavailable as error:
-                log.warning("no sign of life given", extra={"response": self.run.response, "code": error.code})
+                # Told to the operator by whoever watches the store, once and not for every response.
+                log.debug("no sign of life given", extra={"response": self.run.response, "code": error.code})
+            except StoreConflict:
+                # The end that is being written may be there already; whether it may be, its own write finds out.
+                if not self._finishing:
+                    raise
+
+    async def _sign_of_life(self) -> None:
+        store, lease_s = self._means.store, self._means.lease_s
+        if not await store.renew(self._lease, lease_s):
+            raise StoreConflict("the lease is lost")
+        await store.watch(self.run, lease_s)
+        await self._log.ask()
 
     # -- ends
 
     async def _finish(self, failure: UnisonoError | None) -> None:
         """Write the end: the last events, the record and the conversation in one act."""
         await self._log.settle()
-        if failure is not None:
-            self._log.add(self._events.fail(failure), ())
-        elif self._events.ended:
+        self._finishing = True
+        if self._events.ended:
             self._log.add(*self._last_batch)
+        elif failure is not None:
+            self._log.add(self._events.fail(failure), ())
         else:
             self._log.add(self._events.cancel(), ())
         try:
@@ -219,27 +241,36 @@ class Life:
         except StoreTooLarge as error:
             self._log.add(self._events.fail(error, keep_output=False), ())
             await self._write_end()
-        await self._means.store.unwatch(self.run)
-        await self._means.store.release(self._lease)
+        except (StoreConflict, NotFound):
+            if self._revision is None:
+                raise
+            # Either the conversation is not what it was, or the response is not ours: then this write is refused too.
+            changed = StoreConflict("The conversation was changed meanwhile: the answer could not be added to it.")
+            self._log.add(self._events.fail(changed), ())
+            await self._write_end()
+
+    @property
+    def _revision(self) -> int | None:
+        response = self._events.stored
+        return None if response is None else revision_for(self._asked, response)
 
     async def _write_end(self) -> None:
         response = self._events.stored
         assert response is not None
+        kept = as_kept(self._asked, response)
         rest = self._log.rest()
         write = replace(rest, events=(*rest.events, self._events.last().data))
+        store, revision = self._means.store, self._revision
         await insisting(
-            lambda: self._means.store.update(
-                self.run.tenant,
-                as_kept(self._asked, response),
-                lease=self._lease,
-                log=write,
-                revision=revision_for(self._asked, response),
-            ),
-            PATIENCE_S,
+            lambda: store.update(self.run.tenant, kept, lease=self._lease, log=write, revision=revision), PATIENCE_S
         )
 
-    async def _leave(self) -> None:
-        """Log what there is, and let whoever looks first take over."""
-        await self._log.flush()
-        await self._means.store.release(self._lease)
-        await self._means.store.watch(self.run, 0.0)
+    async def _let_go(self, *, watched: bool) -> None:
+        """Give back what was held; `watched` lets whoever looks first take over. What is not given back ends by
+        itself."""
+        store = self._means.store
+        try:
+            await store.release(self._lease)
+            await (store.watch(self.run, 0.0) if watched else store.unwatch(self.run))
+        except StoreUnavailable as error:
+            log.debug("response not let go of", extra={"response": self.run.response, "code": error.code})

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from unisono.api.responses.keeping import insisting
 from unisono.api.responses.means import Means
 from unisono.api.responses.outbound.events import WireEvent
-from unisono.core.state import Lease, LogWrite
+from unisono.core.state import NOTHING_LOGGED, Lease, LogWrite
 
 PATIENCE_S = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0, 4.0, 4.0, 4.0)
 """Between tries while the store does not answer. The backend waits meanwhile: what cannot be logged is not made."""
@@ -39,7 +39,7 @@ class GrowingLog:
         """One batch: its events and the tokens since the last one."""
         self._events += (event.data for event in events)
         self._tokens += tokens
-        if self._events or self._tokens:
+        if self._waits:
             self._dirty.set()
 
     def skip(self, events: int) -> None:
@@ -50,6 +50,10 @@ class GrowingLog:
     def behind(self) -> bool:
         """Whether so much waits that the run should too."""
         return len(self._events) >= MOST_PENDING
+
+    @property
+    def _waits(self) -> bool:
+        return bool(self._events or self._tokens)
 
     async def keep_writing(self) -> None:
         """Write what comes, until cancelled. Raises the StoreError family: the lease is lost, the response was
@@ -62,17 +66,13 @@ class GrowingLog:
     async def flush(self) -> None:
         """Write all there is. A write that was cut short is repeated as it was: it may have been done."""
         async with self._writing:
-            while True:
-                self._dirty.clear()
+            while self._waits:
                 self._sent = self._sent or self.rest()
                 await self._write(self._sent)
                 self._sent = None
-                if not self._dirty.is_set():
-                    return
+            self._dirty.clear()
 
     async def _write(self, write: LogWrite) -> None:
-        if not (write.events or write.tokens):
-            return
         await insisting(lambda: self._means.store.log(self._lease, self._response_id, write), PATIENCE_S)
         del self._events[: len(write.events)]
         del self._tokens[: len(write.tokens)]
@@ -87,3 +87,7 @@ class GrowingLog:
         """What is not written yet."""
         first_event, first_token = self._written
         return LogWrite(first_event, tuple(self._events), first_token, tuple(self._tokens))
+
+    async def ask(self) -> None:
+        """Return when the response is there and still this owner's to write. Raises the StoreError family."""
+        await self._means.store.log(self._lease, self._response_id, NOTHING_LOGGED)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from unisono.api.responses.asked import Asked, Sender, assembled
+from unisono.api.responses.asked import OFF_LOOP_BYTES, Asked, Sender, assembled
 from unisono.api.responses.keeping import as_kept, insisting
 from unisono.api.responses.means import Means
 from unisono.api.responses.outbound.events import Events
@@ -21,30 +22,39 @@ from unisono.errors import StoreConflict, UnisonoError
 ASKED = "asked"
 """The note that holds the request without its input; it is gone when the response is over."""
 TRIES = "tries"
-"""The note that counts how often the response was taken over."""
+"""The note that counts how often the response was taken over since a token of it was last logged, and says how many
+there were then."""
 
 
-def recorded(asked: Asked, body: Mapping[str, Json]) -> StoredResponse:
-    """The response before anything of it is generated. `body` is the request as it came."""
+def recorded(asked: Asked, body: Mapping[str, Json], size: int = 0) -> StoredResponse:
+    """The response before anything of it is generated. `body` is the request as it came, of `size` bytes."""
     without_input = {key: value for key, value in body.items() if key != "input"}
     note: dict[str, Json] = {
         "body": without_input,
         "request_id": asked.sender.request_id,
         "revision": asked.revision,
+        "size": size,
     }
-    return as_kept(asked, asked.frame.stored(Status.QUEUED, notes={ASKED: note, TRIES: 0}))
+    return as_kept(asked, asked.frame.stored(Status.QUEUED, notes={ASKED: note, TRIES: [0, 0]}))
 
 
-def tries_of(response: StoredResponse) -> int:
-    tries = response.notes.get(TRIES)
-    return tries if isinstance(tries, int) else 0
+def tried(response: StoredResponse, tokens: int) -> tuple[StoredResponse, int]:
+    """The response as it is kept while it is made another time, behind so many tokens, and how many times that is in
+    vain. Owners that come and go are no harm as long as each gets on with it."""
+    before: Any = response.notes.get(TRIES) or [0, 0]
+    tries = before[0] + 1 if tokens <= before[1] else 1
+    noted = replace(response, status=Status.IN_PROGRESS, notes={**response.notes, TRIES: [tries, tokens]})
+    return noted, tries
 
 
 async def rebuilt(means: Means, tenant: str, response: StoredResponse, lease: Lease) -> Asked:
     """The request a kept response came from, with the past it had. Raises what it would be refused with now."""
     note: Any = response.notes.get(ASKED) or {}
-    request = ResponsesRequest.model_validate(note.get("body") or {})
-    past = await chain_of(means.store, tenant, response)
+    size = int(note.get("size") or 0)
+    body = note.get("body") or {}
+    valid = ResponsesRequest.model_validate
+    request = await asyncio.to_thread(valid, body) if size > OFF_LOOP_BYTES else valid(body)
+    past = await insisting(lambda: chain_of(means.store, tenant, response))
     revision = note.get("revision")
     if past.revision != revision:
         raise StoreConflict("The conversation was changed while the response was not being made.")
@@ -58,6 +68,7 @@ async def rebuilt(means: Means, tenant: str, response: StoredResponse, lease: Le
         response_id=response.id,
         created_at=int(response.created_at),
         lease=lease,
+        size=size,
     )
     frame = replace(asked.frame, request=response.request, ancestors=response.ancestors)
     return replace(asked, turn=replace(asked.turn, input=response.input), frame=frame, revision=revision)

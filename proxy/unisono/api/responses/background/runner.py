@@ -12,31 +12,36 @@ import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from itertools import count
 
-from unisono.api.failures import failure_of
 from unisono.api.responses.asked import Sender, assembled, busy
 from unisono.api.responses.background.life import Ending, Life
-from unisono.api.responses.background.record import fallen, rebuilt, recorded, tries_of
+from unisono.api.responses.background.record import recorded
+from unisono.api.responses.background.taking import Taking
+from unisono.api.responses.holding import RENEWALS
 from unisono.api.responses.keeping import insisting
 from unisono.api.responses.means import Means
+from unisono.api.responses.outbound.dialects import OPENAI
 from unisono.api.responses.past import recall
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.core.conversation import Json
-from unisono.core.state import Lease, LogWrite, Run, Status, StoredResponse
+from unisono.core.state import Lease, LogWrite, Run, StoredResponse
 from unisono.errors import (
     BackendOverloaded,
-    InternalError,
     InvalidRequest,
     NotFound,
     StoreConflict,
     StoreError,
-    UnisonoError,
+    StoreTooLarge,
+    StoreUnavailable,
 )
 
-MOST_TAKEOVERS = 3
-"""A response whose owners keep dying may be what kills them."""
 MOST_AT_ONCE = 2048
 """Responses one process drives at the same time."""
+LEAVING_S = 3.0
+"""How long a process that ends gives its responses to log what they have, in seconds."""
+CANCEL_PAUSES_S = (0.0, 0.02, 0.1, 0.3, 0.6, 1.0)
+"""Before each try to call a response off: somebody else may be at it, or taking it over."""
 
 log = logging.getLogger("unisono.responses")
 
@@ -47,34 +52,38 @@ class Runner:
     def __init__(self, means: Means, *, process: str) -> None:
         self._means = means
         self._process = process
+        self._numbers = count()
         self._lives: dict[Run, Life] = {}
+        self._taking = Taking(means, self._lease, self._drive, self._has, self._running)
         self._reaping: asyncio.Task[None] | None = None
+        self._closing = False
 
     def start(self) -> None:
         """Begin to look for responses whose owners are gone."""
-        self._reaping = asyncio.create_task(self._reap(), name="reaper of background responses")
+        self._reaping = asyncio.create_task(self._taking.keep_looking(MOST_AT_ONCE), name="reaper of responses")
 
     async def aclose(self) -> None:
         """Leave every response where it is, for others to take over at once."""
+        self._closing = True
         if self._reaping is not None:
             self._reaping.cancel()
             with suppress(asyncio.CancelledError):
                 await self._reaping
-        lives = list(self._lives.values())
-        for life in lives:
-            life.end(Ending.LEFT)
-        await asyncio.gather(*(life.over() for life in lives), return_exceptions=True)
+        while lives := list(self._lives.values()):
+            for life in lives:
+                life.end(Ending.LEFT)
+            await asyncio.gather(*(life.over(LEAVING_S) for life in lives))
 
     async def begin(
         self, sender: Sender, request: ResponsesRequest, body: Mapping[str, Json], *, response_id: str, size: int = 0
     ) -> StoredResponse:
         """Make the response durable and let it run. Raises what the request is refused with, and the StoreError
-        family; then nothing of it is left."""
+        family; then nothing of it is left, unless the store could not even be told so."""
         if len(self._lives) >= MOST_AT_ONCE:
             raise BackendOverloaded("Too many responses run in the background; try again later.", retry_after_s=5)
         model = self._means.resolve(request.model)
         anchor = request.conversation.id if request.conversation else response_id
-        lease = await self._lease(sender.tenant, anchor, response_id)
+        lease = await insisting(lambda: self._lease(sender.tenant, anchor, response_id))
         if lease is None:
             raise busy(anchor)
         run = Run(sender.tenant, response_id)
@@ -82,7 +91,8 @@ class Runner:
             past = await recall(self._means.store, sender.tenant, request)
             asked = await assembled(
                 self._means,
-                sender,
+                # Logs are in one dialect, whoever reads them in which.
+                replace(sender, dialect=OPENAI),
                 request,
                 past,
                 model,
@@ -91,59 +101,57 @@ class Runner:
                 lease=lease,
                 size=size,
             )
-            response = recorded(asked, body)
+            response = recorded(asked, body, size)
             life = Life(self._means, run, asked, lease, running=self._running)
-            begun = life.begin(response)
-            # Watched first: what was created and then forgotten by a dead process must be found.
-            await self._means.store.watch(run, self._means.lease_s)
-            await insisting(
-                lambda: self._means.store.create(
-                    sender.tenant, response, lease=lease, log=LogWrite(0, tuple(event.data for event in begun))
-                )
-            )
+            await self._create(run, response, lease, LogWrite(0, tuple(event.data for event in life.begin(response))))
         except BaseException:
-            await self._let_go(run, lease)
+            await asyncio.shield(self._let_go(lease))
             raise
         self._drive(life)
         return response
 
     async def cancel(self, tenant: str, response_id: str) -> StoredResponse:
         """Call a response off, wherever it runs, and return it as it is then. One that is over stays as it is. Raises
-        NotFound, and InvalidRequest for one that does not run in the background."""
-        store = self._means.store
+        NotFound, InvalidRequest for one that does not run in the background, and StoreUnavailable when it goes on."""
         run = Run(tenant, response_id)
-        [response] = await store.responses(tenant, [response_id])
-        if response is None:
-            raise missing(response_id)
-        if not response.request.get("background"):
-            raise InvalidRequest("Only responses that run in the background can be cancelled.", param="response_id")
-        if response.status.terminal:
-            return response
-        life = self._lives.get(run)
-        if life is None:
-            # Another process has it: from here on it can write nothing more, and finds out.
-            life = await self._take_over(run, response, force=True)
-        if life is not None:
-            life.end(Ending.CANCELLED)
-            await life.over()
-        [response] = await store.responses(tenant, [response_id])
-        if response is None:
-            raise missing(response_id)
-        return response
+        for pause_s in CANCEL_PAUSES_S:
+            await asyncio.sleep(pause_s)
+            [response] = await self._means.store.responses(tenant, [response_id])
+            if response is None:
+                raise missing(response_id)
+            if not response.request.get("background"):
+                raise InvalidRequest("Only responses that run in the background can be cancelled.", param="response_id")
+            if response.status.terminal:
+                return response
+            life = self._lives.get(run)
+            if life is None:
+                # Another process has it: from here on it can write nothing more, and finds out.
+                with suppress(StoreConflict, NotFound):
+                    life = await self._taking.take_over(run, response, force=True)
+            if life is not None:
+                life.end(Ending.CANCELLED)
+                await life.over()
+        raise StoreUnavailable("The response could not be cancelled; try again.")
 
     def forget(self, tenant: str, response_id: str) -> None:
-        """The response was deleted: stop making it."""
+        """The response was deleted: stop making it. Another process that makes it finds out by its next sign of
+        life."""
         life = self._lives.get(Run(tenant, response_id))
         if life is not None:
-            life.end(Ending.LOST)
+            life.end(Ending.DELETED)
 
     # -- owning
 
     def _running(self) -> int:
         return len(self._lives)
 
+    def _has(self, run: Run) -> bool:
+        return run in self._lives
+
     def _drive(self, life: Life) -> None:
         self._lives[life.run] = life
+        if self._closing:
+            life.end(Ending.LEFT)
         life.start(lambda: self._over(life))
 
     def _over(self, life: Life) -> None:
@@ -151,79 +159,48 @@ class Runner:
             del self._lives[life.run]
 
     async def _lease(self, tenant: str, anchor: str, response_id: str, *, force: bool = False) -> Lease | None:
-        owner = f"{self._process}:{response_id}"
+        # An owner of its own for each life: one that broke off may have writes on their way still.
+        owner = f"{self._process}:{next(self._numbers)}:{response_id}"
         return await self._means.store.acquire(tenant, anchor, owner, self._means.lease_s, force=force)
 
-    async def _let_go(self, run: Run, lease: Lease) -> None:
+    async def _create(self, run: Run, response: StoredResponse, lease: Lease, begun: LogWrite) -> None:
+        """Keep the response with its first events."""
+        store, lease_s, now = self._means.store, self._means.lease_s, asyncio.get_running_loop().time
+        # Watched first: what was created and then forgotten by a dead process must be found.
+        await insisting(lambda: store.watch(run, lease_s))
+        watched_at = now()
         try:
-            await asyncio.shield(self._means.store.unwatch(run))
-            await asyncio.shield(self._means.store.release(lease))
-        except StoreError as error:
-            log.warning("a response that was never begun still holds its place", extra={"code": error.code})
+            await insisting(lambda: store.create(run.tenant, response, lease=lease, log=begun))
+            if now() - watched_at > lease_s / RENEWALS:
+                await insisting(lambda: store.watch(run, lease_s))
+        except (NotFound, StoreTooLarge):
+            await store.unwatch(run)
+            raise
+        except BaseException:
+            await asyncio.shield(self._undo(run, response, lease))
+            raise
 
-    # -- taking over
-
-    async def _reap(self) -> None:
-        while True:
-            try:
-                for run in await self._means.store.lapsed():
-                    await self._found(run)
-            except Exception as error:
-                log.warning("cannot look for abandoned responses", extra={"code": failure_of(error).code})
-            await asyncio.sleep(self._means.lease_s / 2)
-
-    async def _found(self, run: Run) -> None:
-        """Take over what nobody watches, or forget it where there is nothing to be done."""
-        if run in self._lives or len(self._lives) >= MOST_AT_ONCE:
-            return
-        [response] = await self._means.store.responses(run.tenant, [run.response])
-        if response is None or response.status.terminal:
-            await self._means.store.unwatch(run)
-            return
-        life = await self._take_over(run, response)
-        if life is not None:
-            log.info("response taken over", extra={"response": run.response, "tries": tries_of(response)})
-
-    async def _take_over(self, run: Run, response: StoredResponse, *, force: bool = False) -> Life | None:
-        """The response as a life of this process; None when somebody else has it or it just ended."""
+    async def _undo(self, run: Run, response: StoredResponse, lease: Lease) -> None:
+        """See to it that a response whose creation failed somehow is not there and does not come. Where that cannot
+        be done it is watched still, and goes on: then it was made and nobody was told."""
         store = self._means.store
-        lease = await self._lease(run.tenant, response.anchor, run.response, force=force)
-        if lease is None:
-            return None
-        await store.watch(run, self._means.lease_s)
-        # Read again: until now somebody else could write.
-        [response_now] = await store.responses(run.tenant, [run.response])
-        if response_now is None or response_now.status.terminal:
-            await self._let_go(run, lease)
-            return None
-        tokens = await store.tokens(run.tenant, run.response)
-        events = await self._logged(run)
-        tries = tries_of(response_now) + (not force)
         try:
-            if tries > MOST_TAKEOVERS:
-                raise InternalError("The response was given up: every process that made it came to an end.")
-            asked = await rebuilt(self._means, run.tenant, response_now, lease)
-        except UnisonoError as error:
-            await fallen(self._means, run, response_now, lease, events, error)
-            await self._let_go(run, lease)
-            return None
-        noted = replace(response_now, status=Status.IN_PROGRESS, notes={**response_now.notes, "tries": tries})
-        try:
-            await insisting(lambda: store.update(run.tenant, noted, lease=lease))
-        except (StoreConflict, NotFound):
-            return None
-        life = Life(self._means, run, asked, lease, running=self._running, journal=tokens, logged=events)
-        self._drive(life)
-        return life
+            await insisting(lambda: store.release(lease))
+            # The next owner's fence keeps out a write that is still on its way.
+            barrier = await insisting(lambda: self._lease(run.tenant, response.anchor, run.response))
+            if barrier is not None:
+                await insisting(lambda: store.delete_response(run.tenant, run.response))
+                await store.unwatch(run)
+                await store.release(barrier)
+        except StoreError as error:
+            log.warning("a response that was refused may go on", extra={"code": error.code})
 
-    async def _logged(self, run: Run) -> int:
-        """How many events are logged."""
-        count = 0
-        while True:
-            page = await self._means.store.events(run.tenant, run.response, count, limit=4096)
-            if page is None or not page.events:
-                return count
-            count += len(page.events)
+    async def _let_go(self, lease: Lease) -> None:
+        """Nothing was begun. What cannot be given back ends by itself."""
+        try:
+            await self._means.store.release(lease)
+        except StoreError as error:
+            log.debug("lease not given back", extra={"code": error.code})
 
 
 def missing(response_id: str) -> NotFound:
