@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -26,11 +26,10 @@ async def talk(request: pytest.FixtureRequest) -> AsyncIterator[Line]:
         yield here
 
 
-@pytest.fixture
-def by_ids(talk: Line) -> Line:
-    if talk.wire.name != "vllm":
-        pytest.skip("the backend takes text")
-    return talk
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def by_ids() -> AsyncIterator[Line]:
+    async with line(WIRES["vllm"]) as here:
+        yield here
 
 
 def answered(text: str) -> str:
@@ -394,7 +393,8 @@ async def by_loose_items(talk: Line, first: Json, after: Any, stream: bool) -> J
     return await talk.responds(stream=stream, input=given, tools=[TOOL], store=False)
 
 
-CARRIED = {
+Carry = Callable[[Line, Json, Any, bool], Awaitable[Json]]
+CARRIED: dict[str, tuple[Carry, Json]] = {
     "the response": (by_response, {}),
     "the conversation": (by_conversation, {"conversation": True}),
     "its items": (by_items, {}),
@@ -406,7 +406,7 @@ CARRIED = {
 
 @WAYS
 @pytest.mark.parametrize(("carry", "asked"), CARRIED.values(), ids=CARRIED)
-async def test_a_tool_turn_goes_on_behind_its_own_tokens(by_ids: Line, carry: Any, asked: Json, stream: bool) -> None:
+async def test_a_tool_turn_goes_on_behind_its_own_tokens(by_ids: Line, carry: Carry, asked: Json, stream: bool) -> None:
     talk = by_ids
     if asked.get("conversation"):
         asked = {"conversation": await talk.conversation()}

@@ -28,7 +28,7 @@ async def site(request: pytest.FixtureRequest) -> AsyncIterator[Line]:
         yield here
 
 
-@pytest.fixture(params=DIALECTS.values(), ids=DIALECTS)
+@pytest.fixture(params=DIALECTS.values(), ids=list(DIALECTS))
 def talk(site: Line, request: pytest.FixtureRequest) -> Line:
     return Line(site.wire, site.fake, site.gateway, request.param)
 
