@@ -152,7 +152,8 @@ def _listing_failed(name: str, exchange: Exchange, error: Exception) -> ToolServ
 def _refused(exchange: Exchange, error: MCPError, session: Session) -> Asked:
     """What an error means for the call: refused, failed at the tool, never sent, or nobody knows."""
     status, problem = exchange.status, exchange.problem
-    if exchange.too_large:
+    # An event is measured by the SDK, which has no number of its own for one that is too large.
+    if exchange.too_large or (error.message.startswith("SSE stream failed") and "byte limit" in error.message):
         return Asked(_failed("The tool's answer is larger than is taken."))
     if not exchange.sent:
         return Asked(_failed(f"The tool server could not be reached: {problem or 'the connection was closed'}."), True)

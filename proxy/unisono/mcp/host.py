@@ -119,6 +119,8 @@ class McpHost(ToolHost):
             raise ToolServerNotAllowed(REFUSAL)
         if stdio != (server.command is not None) or stdio == bool(server.url):
             raise InvalidRequest(f"The tool server {server.label!r} needs an address, or a command.")
+        if server.oauth is not None and server.authorization is not None:
+            raise InvalidRequest(f"The tool server {server.label!r} takes one kind of credentials.")
 
     async def _tools(self, server: ToolServer, until: float) -> tuple[HostedTool, ...]:
         loop = asyncio.get_running_loop()

@@ -1,0 +1,82 @@
+"""MCP at the wire, for what no SDK would send: a handshake, and then whatever a test has in mind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tests.fakes.wire import Seen, Step, WireServer, Write
+from unisono.core.tools import ToolServer
+
+TOOL = {"name": "act", "description": "Acts.", "inputSchema": {"type": "object"}}
+
+
+def plain(status: int, body: bytes = b"", kind: str = "application/json", *headers: str) -> Write:
+    lines = [f"HTTP/1.1 {status} Status", f"Content-Type: {kind}", f"Content-Length: {len(body)}", *headers]
+    return Write("\r\n".join([*lines, "", ""]).encode() + body)
+
+
+def message(**fields: Any) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", **fields}).encode()
+
+
+def answer(seen: Seen, result: Any, **more: Any) -> Write:
+    return plain(200, message(id=seen.json["id"], result=result, **more))
+
+
+def text(seen: Seen, words: str = "acted") -> Write:
+    return answer(seen, {"content": [{"type": "text", "text": words}]})
+
+
+EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+
+
+def event(data: bytes, **fields: str) -> Write:
+    lines = b"".join(f"{name}: {value}\n".encode() for name, value in fields.items())
+    return Write(lines + b"data: " + data + b"\n\n")
+
+
+Acting = Callable[[Seen], Iterable[Step]]
+
+
+class Hostile(WireServer):
+    """A server of an earlier revision that behaves until a tool is called, then as `act` says. `calls` are the calls
+    that came; `told` the notifications, by method; `listing` answers `tools/list`."""
+
+    def __init__(self, act: Acting, *, version: str = "2025-06-18", listing: Acting | None = None) -> None:
+        super().__init__(self._respond)
+        self._act = act
+        self._listing = listing
+        self._version = version
+        self.calls: list[Seen] = []
+        self.told: list[str] = []
+
+    def server(self, **more: Any) -> ToolServer:
+        return ToolServer("hostile", f"{self.url}/mcp", configured=True, **more)
+
+    def _respond(self, seen: Seen) -> Iterable[Step]:
+        if seen.method == "DELETE":
+            return [plain(200)]
+        if seen.method == "GET":
+            return [plain(405)]
+        asked = seen.json
+        match asked["method"]:
+            case "server/discover":
+                return [plain(400)]
+            case "initialize":
+                about = {
+                    "protocolVersion": self._version,
+                    "capabilities": {"tools": {}},
+                    "serverInfo": {"name": "hostile", "version": "1"},
+                }
+                session = f"Mcp-Session-Id: s{len(self.calls)}"
+                return [plain(200, message(id=asked["id"], result=about), "application/json", session)]
+            case "tools/list":
+                return self._listing(seen) if self._listing else [answer(seen, {"tools": [TOOL]})]
+            case "tools/call":
+                self.calls.append(seen)
+                return self._act(seen)
+            case told:
+                self.told.append(told)
+                return [plain(202)]

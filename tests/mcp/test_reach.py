@@ -1,0 +1,336 @@
+"""The guard: no spelling of a place inside is reached by a server that a request names, and what was judged is dialled.
+
+The listeners on loopback are canaries: whatever the answer was, they must have seen nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+import ssl
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from tests.fakes.wire import Seen, Step, WireServer, Write
+from tests.mcp.conftest import Upstream
+from unisono.core.tools import ToolServer, ToolTransport
+from unisono.errors import ToolServerNotAllowed, ToolServerUnavailable
+from unisono.mcp import AllowedHost, McpHost, Reach
+from unisono.mcp.reach import REFUSAL, is_public, resolve
+
+ANYWHERE = AllowedHost("*", frozenset(), plain_http=True)
+
+INSIDE = (
+    "127.0.0.1", "127.255.255.254", "0.0.0.0", "10.0.0.1", "172.16.0.1", "172.31.255.255", "192.168.1.1",
+    "169.254.169.254", "100.64.0.1", "100.100.100.200", "192.0.0.1", "192.0.0.192", "192.0.2.1", "192.88.99.1",
+    "198.18.0.1", "198.51.100.1", "203.0.113.1", "224.0.0.1", "239.255.255.255", "240.0.0.1", "255.255.255.255",
+    "168.63.129.16",
+    "::", "::1", "::127.0.0.1", "::ffff:127.0.0.1", "::ffff:8.8.8.8", "64:ff9b::7f00:1", "64:ff9b:1::1",
+    "2002:7f00:1::", "2002:a9fe:a9fe::1", "2001::1", "2001:0:4136:e378:8000:63bf:3fff:fdd2", "2001:db8::1",
+    "3fff::1", "fc00::1", "fd00:ec2::254", "fe80::1", "fe80::1%eth0", "fec0::1", "ff02::1", "5f00::1", "100::1",
+    "4000::1",
+)  # fmt: skip
+OUTSIDE = ("8.8.8.8", "1.1.1.1", "93.184.216.34", "172.32.0.1", "2606:4700:4700::1111", "2a00:1450:4001:81b::200e")
+
+
+@pytest.mark.parametrize("address", INSIDE)
+def test_an_address_inside_is_not_public(address: str) -> None:
+    assert not is_public(ip_address(address))
+
+
+@pytest.mark.parametrize("address", OUTSIDE)
+def test_an_address_outside_is_public(address: str) -> None:
+    assert is_public(ip_address(address))
+
+
+NAMES: dict[str, tuple[str, ...]] = {
+    "inside.example": ("127.0.0.1",),
+    "inside6.example": ("::1",),
+    "mapped.example": ("::ffff:127.0.0.1",),
+    "both.example": ("93.184.216.34", "127.0.0.1"),
+    "scoped.example": ("fe80::1%lo",),
+    "odd.example": ("127.1",),
+    "empty.example": (),
+    "metadata.example": ("169.254.169.254",),
+}
+
+
+async def stub(host: str, port: int) -> Sequence[str]:
+    """A resolver of a few names; everything else, and every way to write a number, is the system's."""
+    return NAMES[host] if host in NAMES else await resolve(host, port)
+
+
+SPELLINGS = (
+    # addresses, as they are and as they are not
+    "http://127.0.0.1:{port}/", "http://127.0.0.2:{port}/", "http://0.0.0.0:{port}/", "http://[::1]:{port}/",
+    "http://[::]:{port}/", "http://[::ffff:127.0.0.1]:{port}/", "http://[::ffff:7f00:1]:{port}/",
+    "http://[::127.0.0.1]:{port}/", "http://[0:0:0:0:0:0:0:1]:{port}/", "http://[64:ff9b::7f00:1]:{port}/",
+    "http://[2002:7f00:1::]:{port}/", "http://[fe80::1]:{port}/", "http://[fe80::1%25lo]:{port}/",
+    "http://[::1%lo]:{port}/", "http://169.254.169.254:{port}/latest/meta-data/",
+    # numbers that other readers take for addresses
+    "http://127.1:{port}/", "http://127.0.1:{port}/", "http://2130706433:{port}/", "http://0x7f000001:{port}/",
+    "http://0x7f.0.0.1:{port}/", "http://0x7f.1:{port}/", "http://0177.0.0.1:{port}/", "http://017700000001:{port}/",
+    "http://0:{port}/", "http://127.0.0.1.:{port}/", "http://127.0.0.01:{port}/", "http://127.000.000.001:{port}/",
+    "http://127.0.0.256:{port}/", "http://1.127.0.0.1:{port}/", "http://foo.0x7f:{port}/", "http://0x:{port}/",
+    "http://①②⑦.0.0.1:{port}/", "http://127。0。0。1:{port}/", "http://１２７.0.0.1:{port}/",
+    "http://127%2e0%2e0%2e1:{port}/", "http://%31%32%37.0.0.1:{port}/",
+    # names
+    "http://localhost:{port}/", "http://LOCALHOST:{port}/", "http://localhost.:{port}/", "http://ⓛocalhost:{port}/",
+    "http://loc\u00adalhost:{port}/", "http://localhost\u3002:{port}/", "http://inside.example:{port}/",
+    "http://INSIDE.example:{port}/", "http://inside6.example:{port}/", "http://mapped.example:{port}/",
+    "http://both.example:{port}/", "http://scoped.example:{port}/", "http://odd.example:{port}/",
+    "http://empty.example:{port}/", "http://metadata.example:{port}/", "http://nobody.invalid:{port}/",
+    # places for other readers to stumble over
+    "http://8.8.8.8@127.0.0.1:{port}/", "http://127.0.0.1:{port}@8.8.8.8/", "http://a:b@localhost:{port}/",
+    "http://8.8.8.8:80@localhost:{port}/", "http://8.8.8.8\\@localhost:{port}/", "http://8.8.8.8#@localhost:{port}/",
+    "http://localhost:{port}#.example.com/", "http:\\\\localhost:{port}\\", "http:/localhost:{port}/",
+    "http:localhost:{port}/", "http:///localhost:{port}/", "//localhost:{port}/", "localhost:{port}",
+    " http://localhost:{port}/", "http://localhost:{port}/ ", "http://local\thost:{port}/",
+    "http://localhost\n:{port}/", "http://localhost\0:{port}/", "http://8.8.8.8\r\nHost: localhost:{port}/",
+    "http://localhost:{port}\u2044", "http://localhost:+{port}/", "http://localhost:0{port}0/", "http://:{port}/",
+    "http://[127.0.0.1]:{port}/", "http://[::1:{port}/", "http://::1:{port}/", "HTTP://localhost:{port}/",
+    # other schemes
+    "file:///etc/passwd", "ftp://localhost:{port}/", "gopher://localhost:{port}/", "unix:///tmp/socket",
+    "ws://localhost:{port}/", "data:text/plain,a", "stdio:/bin/sh", "{port}",
+)  # fmt: skip
+
+
+@dataclass
+class Canaries:
+    """Listeners on one port of every loopback address there is; `seen` counts who came."""
+
+    port: int
+    seen: list[str] = field(default_factory=list)
+
+
+@asynccontextmanager
+async def canaries() -> AsyncIterator[Canaries]:
+    found = Canaries(0)
+
+    async def sing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        found.seen.append(str(writer.get_extra_info("sockname")))
+        writer.close()
+
+    first = await asyncio.start_server(sing, "0.0.0.0", 0)
+    found.port = first.sockets[0].getsockname()[1]
+    servers = [first]
+    with suppress(OSError):  # a machine without IPv6
+        servers.append(await asyncio.start_server(sing, "::1", found.port))
+    yield found
+    for server in servers:
+        server.close()
+        await server.wait_closed()
+
+
+async def test_no_spelling_of_a_place_inside_is_reached() -> None:
+    host = McpHost(reach=Reach([ANYWHERE], stub))
+    async with canaries() as birds:
+        for spelling in SPELLINGS:
+            for transport in (ToolTransport.STREAMABLE_HTTP, ToolTransport.SSE):
+                server = ToolServer("a", spelling.replace("{port}", str(birds.port)), transport=transport)
+                with pytest.raises(ToolServerNotAllowed) as refused:
+                    await host.list_tools(server)
+                assert refused.value.message == REFUSAL, spelling
+                with pytest.raises(ToolServerNotAllowed):
+                    await host.call(server, "echo", {})
+        assert birds.seen == []
+    await host.aclose()
+    assert len(SPELLINGS) > 60
+
+
+async def test_the_canaries_sing() -> None:
+    host = McpHost()
+    async with canaries() as birds:
+        with pytest.raises(ToolServerUnavailable):
+            await host.list_tools(ToolServer("a", f"http://localhost:{birds.port}/", configured=True))
+        assert birds.seen
+    await host.aclose()
+
+
+RULES: dict[str, tuple[AllowedHost, list[str], list[str]]] = {
+    "one host": (
+        AllowedHost("a.example"),
+        ["https://a.example/mcp", "https://A.example:443/", "https://a.example?x=1"],
+        ["http://a.example/", "https://a.example:8443/", "https://b.a.example/", "https://xa.example/"],
+    ),
+    "all below": (
+        AllowedHost("*.example"),
+        ["https://a.example/", "https://b.a.example/"],
+        ["https://example/", "https://aexample/", "https://a.example.org/"],
+    ),
+    "plain http and a port": (
+        AllowedHost("a.example", frozenset({80, 8080}), plain_http=True),
+        ["http://a.example/", "http://a.example:8080/", "https://a.example:8080/"],
+        ["https://a.example/", "http://a.example:8081/"],
+    ),
+    "nothing": (AllowedHost(""), [], ["https://a.example/", "https:///"]),
+}
+
+
+async def outside(host: str, port: int) -> Sequence[str]:
+    return ("93.184.216.34",)
+
+
+@pytest.mark.parametrize(("rule", "yes", "no"), RULES.values(), ids=RULES)
+async def test_only_allowed_hosts_are_resolved(rule: AllowedHost, yes: list[str], no: list[str]) -> None:
+    asked: list[str] = []
+
+    async def resolver(host: str, port: int) -> Sequence[str]:
+        asked.append(host)
+        return await outside(host, port)
+
+    reach = Reach([rule], resolver)
+    for url in no:
+        with pytest.raises(ToolServerNotAllowed):
+            await reach.route(url)
+    assert asked == []
+    for url in yes:
+        assert (await reach.route(url)).addresses == ("93.184.216.34",)
+
+
+async def test_without_a_list_nobody_is_allowed() -> None:
+    with pytest.raises(ToolServerNotAllowed):
+        await Reach(resolver=outside).route("https://a.example/")
+
+
+async def test_every_address_of_a_name_must_be_public() -> None:
+    async def mixed(host: str, port: int) -> Sequence[str]:
+        return ("93.184.216.34", "2606:4700:4700::1111", "10.0.0.1")
+
+    with pytest.raises(ToolServerNotAllowed):
+        await Reach([ANYWHERE], mixed).route("https://a.example/")
+
+
+async def test_a_name_that_changes_its_mind_is_dialled_where_it_was_judged(upstream: Upstream) -> None:
+    """The name is asked for once per connection: the second answer, which would lead elsewhere, is never used."""
+    port = upstream.urls["modern"].split(":")[2].split("/")[0]
+    answers = [["127.0.0.1"]]
+
+    async def fickle(host: str, port: int) -> Sequence[str]:
+        return answers.pop(0)
+
+    allowed = AllowedHost("rebind.example", frozenset(), plain_http=True, private=True)
+    host = McpHost(reach=Reach([allowed], fickle))
+    server = ToolServer("a", f"http://rebind.example:{port}/mcp")
+    # The SDK's server judges the host it is asked for, and would refuse this one: its answer shows that the original
+    # name was sent.
+    with pytest.raises(ToolServerUnavailable, match="421"):
+        await host.list_tools(server)
+    assert answers == []
+    await host.aclose()
+
+
+@asynccontextmanager
+async def with_tls(tmp_path: Path, name: str) -> AsyncIterator[tuple[int, ssl.SSLContext, list[str | None], list[str]]]:
+    """A TLS listener with a certificate for `name`: its port, a context that trusts it, the server names that were
+    asked for, and the host headers."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem = tmp_path / "server.pem"
+    pem.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        + certificate.public_bytes(serialization.Encoding.PEM)
+    )
+    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    serving.load_cert_chain(pem)
+    names: list[str | None] = []
+    hosts: list[str] = []
+    serving.sni_callback = lambda socket, asked, context: names.append(asked)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        hosts.extend(line[6:] for line in head.split("\r\n") if line.lower().startswith("host: "))
+        writer.write(b"HTTP/1.1 503 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=serving)
+    trusting = ssl.create_default_context(cadata=certificate.public_bytes(serialization.Encoding.PEM).decode())
+    yield server.sockets[0].getsockname()[1], trusting, names, hosts
+    server.close()
+    await server.wait_closed()
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+async def test_tls_is_verified_for_the_name_while_the_judged_address_is_dialled(tmp_path: Path, trusted: bool) -> None:
+    async def inside(host: str, port: int) -> Sequence[str]:
+        return ("127.0.0.1",)
+
+    name = "tools.example" if trusted else "other.example"
+    async with with_tls(tmp_path, "tools.example") as (port, trusting, names, hosts):
+        reach = Reach([AllowedHost("*.example", frozenset(), private=True)], inside)
+        host = McpHost(reach=reach, tls=trusting)
+        with pytest.raises(ToolServerUnavailable) as raised:
+            await host.list_tools(ToolServer("a", f"https://{name}:{port}/mcp"))
+        await host.aclose()
+    assert set(names) == {name}
+    assert set(hosts) == ({f"{name}:{port}"} if trusted else set())
+    assert ("HTTP 503" in raised.value.message) is trusted
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("configured", [True, False])
+async def test_no_redirect_leads_anywhere_else(status: int, configured: bool) -> None:
+    async with canaries() as birds:
+
+        def elsewhere(seen: Seen) -> list[Step]:
+            target = f"http://127.0.0.1:{birds.port}/"
+            return [Write(f"HTTP/1.1 {status} Go\r\nLocation: {target}\r\nContent-Length: 0\r\n\r\n".encode())]
+
+        async with WireServer(elsewhere) as server:
+            allowed = AllowedHost("127.0.0.1", frozenset(), plain_http=True, private=True)
+            host = McpHost(reach=Reach([allowed]))
+            with pytest.raises(ToolServerUnavailable):
+                await host.list_tools(ToolServer("a", f"{server.url}/mcp", configured=configured))
+            await host.aclose()
+            assert server.requests
+        assert birds.seen == []
+
+
+@pytest.mark.parametrize(("configured", "followed"), [(True, True), (False, False)])
+async def test_a_redirect_within_the_origin_is_for_the_operators_servers_only(configured: bool, followed: bool) -> None:
+    def slash(seen: Seen) -> list[Step]:
+        if seen.path == "/mcp":
+            return [Write(b"HTTP/1.1 307 Go\r\nLocation: /mcp/\r\nContent-Length: 0\r\n\r\n")]
+        return [Write(b"HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n")]
+
+    async with WireServer(slash) as server:
+        allowed = AllowedHost("127.0.0.1", frozenset(), plain_http=True, private=True)
+        host = McpHost(reach=Reach([allowed]))
+        with pytest.raises(ToolServerUnavailable):
+            await host.list_tools(ToolServer("a", f"{server.url}/mcp", configured=configured))
+        await host.aclose()
+        assert ("/mcp/" in [seen.path for seen in server.requests]) is followed
+
+
+async def test_a_guarded_server_that_was_allowed_works(upstream: Upstream) -> None:
+    allowed = AllowedHost("127.0.0.1", frozenset(), plain_http=True, private=True)
+    host = McpHost(reach=Reach([allowed]))
+    for way in ("modern", "legacy", "sse"):
+        transport = ToolTransport.SSE if way == "sse" else ToolTransport.STREAMABLE_HTTP
+        server = ToolServer(way, upstream.urls[way], transport=transport)
+        assert (await host.call(server, "echo", {"text": "hi"})).text == "hi"
+    assert "host" in json.loads((await host.call(ToolServer("b", upstream.urls["modern"]), "headers", {})).text)
+    await host.aclose()
