@@ -1,0 +1,181 @@
+"""Responses over a WebSocket, from a client's socket through the whole gateway to a backend's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosedError, InvalidStatus
+
+from tests.api.responses.folding import TERMINAL, fold
+from tests.e2e.gateway import Gateway, config_of, gateway
+from tests.e2e.wires import WIRES, Fake, Script, Wire, deployment
+from tests.fakes import FakeVllm, VllmScript, stall_at
+from unisono.harmony.encoding import load_encoding
+
+ENCODING = load_encoding()
+AT_ONCE_S = 1.0
+"""250 ms is the promise, and what an idle machine needs is a few; the rest is for a busy one."""
+ANSWER = "<|channel|>final<|message|>Sunny.<|return|>"
+THINKING = "<|channel|>analysis<|message|>" + "hm, " * 400
+ANSWERING = "<|channel|>final<|message|>" + "la " * 400
+CALLING = '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"at":"' + "sky " * 400
+TOOLS = [{"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}]
+KEY = "sk-right"
+
+
+class Client:
+    def __init__(self, socket: ClientConnection) -> None:
+        self.socket = socket
+
+    async def send(self, **fields: Any) -> None:
+        await self.socket.send(json.dumps({"type": "response.create", "model": "gpt-oss", "input": "Hi", **fields}))
+
+    async def event(self) -> Any:
+        frame = await asyncio.wait_for(self.socket.recv(), 10.0)
+        assert isinstance(frame, str)
+        return json.loads(frame)
+
+    async def answer(self) -> Any:
+        """The finished response, every event of it checked."""
+        events = [await self.event()]
+        while events[-1]["type"] not in TERMINAL:
+            assert "status" not in events[-1], events[-1]
+            events.append(await self.event())
+        return fold(events).response
+
+    async def close(self) -> None:
+        await self.socket.close()
+
+    async def crash(self) -> None:
+        self.socket.transport.abort()
+
+
+@asynccontextmanager
+async def connected(running: Gateway, path: str = "/v1/responses", **headers: str) -> AsyncIterator[Client]:
+    async with connect(running.url.replace("http", "ws", 1) + path, additional_headers=headers) as socket:
+        yield Client(socket)
+
+
+@pytest.mark.parametrize("store", [True, False])
+@pytest.mark.parametrize("path", ["/v1/responses", "/responses", "/open-responses/v1/responses"])
+async def test_a_continued_prompt_begins_with_the_very_tokens_of_the_one_before(path: str, store: bool) -> None:
+    # Not the canonical form: ids no tokenizer would choose for this text.
+    split = [ENCODING.encode_text(letter)[0] for letter in '{"at":"Paris"}']
+    head = ENCODING.encode_marked("<|channel|>commentary to=functions.look <|constrain|>json<|message|>")
+    made = [*head, *split, *ENCODING.encode_marked("<|call|>")]
+    answers = [made, ENCODING.encode_marked(ANSWER)]
+    async with (
+        FakeVllm(script=lambda asked: VllmScript(tokens=answers.pop(0))) as fake,
+        gateway(config_of(f"vllm@{fake.url}")) as running,
+        connected(running, path) as client,
+    ):
+        await client.send(input="Weather in Paris?", tools=TOOLS, store=store)
+        first = await client.answer()
+        [call] = first["output"]
+        output = {"type": "function_call_output", "call_id": call["call_id"], "output": "18 degrees"}
+        await client.send(input=[output], tools=TOOLS, store=store, previous_response_id=first["id"])
+        second = await client.answer()
+        assert second["output"][0]["content"][0]["text"] == "Sunny."
+        prompts = [request.json["prompt"] for request in fake.requests if request.path == "/v1/completions"]
+        assert prompts[1][: len(prompts[0]) + len(made)] == prompts[0] + made
+
+
+PHASES: dict[str, Callable[[Wire], Script]] = {
+    "before the backend answers": lambda wire: wire.silent(),
+    "before the first token": lambda wire: wire.script(ANSWER, faults=(stall_at(0),)),
+    "amid the reasoning": lambda wire: wire.script(THINKING, delay_s=0.01),
+    "amid the answer": lambda wire: wire.script(ANSWERING, delay_s=0.01),
+    "while the backend is silent": lambda wire: wire.script(ANSWERING, faults=(stall_at(9),)),
+    "while a call is held": lambda wire: wire.script(CALLING, delay_s=0.01),
+}
+
+
+@pytest.mark.parametrize("go", [Client.close, Client.crash])
+@pytest.mark.parametrize("wire", WIRES.values(), ids=WIRES)
+@pytest.mark.parametrize("phase", PHASES.values(), ids=PHASES)
+async def test_leaving_frees_the_backends_at_once(
+    phase: Callable[[Wire], Script], wire: Wire, go: Callable[[Client], Awaitable[None]]
+) -> None:
+    async with wire.fake() as fake, gateway({"model_list": [deployment("gpt-oss", wire, fake)]}) as running:
+        behave(fake, phase(wire))
+        async with connected(running) as client:
+            for lane in ("a", "b"):
+                await client.send(stream_id=lane, tools=TOOLS)
+            await fake.asked(2)
+            await asyncio.sleep(0.08)
+            left_at = asyncio.get_running_loop().time()
+            await go(client)
+            for index in range(2):
+                assert await fake.gone(index) - left_at < AT_ONCE_S
+
+
+def behave(fake: Fake, script: Script) -> None:
+    fake.script = lambda asked: script  # type: ignore[assignment]
+    fake.requests.clear()
+
+
+async def test_a_connection_survives_everything_a_client_does_wrong() -> None:
+    async with (
+        FakeVllm(tokens=ENCODING.encode_marked(ANSWER)) as fake,
+        gateway(config_of(f"vllm@{fake.url}")) as running,
+        connected(running) as client,
+    ):
+        for frame in ("nonsense", "[]", '{"type":"response.append"}', "[" * 500):
+            await client.socket.send(frame)
+            assert (await client.event())["status"] == 400
+        await client.socket.send(b'{"type":"response.create"}')
+        assert (await client.event())["status"] == 400
+        await client.send(model="nobody")
+        assert (await client.event())["error"]["code"] == "model_not_found"
+        await client.send(generate=False, input=[])
+        warm = await client.answer()
+        await client.send(previous_response_id=warm["id"])
+        assert (await client.answer())["status"] == "completed"
+
+
+async def test_a_frame_larger_than_a_body_may_be_closes_the_connection() -> None:
+    async with (
+        FakeVllm(tokens=ENCODING.encode_marked(ANSWER)) as fake,
+        gateway(config_of(f"vllm@{fake.url}", unisono={"max_body_bytes": 10_000})) as running,
+        connected(running) as client,
+    ):
+        await client.send(input="x" * 9_000)
+        assert (await client.answer())["status"] == "completed"
+        await client.send(input="x" * 11_000)
+        with pytest.raises(ConnectionClosedError) as closed:
+            await client.event()
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1009
+
+
+async def test_a_backend_that_is_away_ends_no_connection() -> None:
+    async with FakeVllm(tokens=ENCODING.encode_marked(ANSWER)) as fake:
+        url = fake.url
+    async with gateway(config_of(f"vllm@{url}", router_settings={"num_retries": 0})) as running:
+        async with connected(running) as client:
+            for _ in range(2):
+                await client.send()
+                error = await client.event()
+                assert (error["status"], error["error"]["type"]) == (503, "server_error")
+
+
+async def test_nobody_connects_without_a_key() -> None:
+    settings = {"general_settings": {"master_key": KEY}}
+    async with (
+        FakeVllm(tokens=ENCODING.encode_marked(ANSWER)) as fake,
+        gateway(config_of(f"vllm@{fake.url}", **settings)) as running,
+    ):
+        for headers in ({}, {"authorization": "Bearer sk-wrong"}):
+            with pytest.raises(InvalidStatus) as refused:
+                async with connected(running, **headers):
+                    pass
+            assert refused.value.response.status_code == 401
+        async with connected(running, authorization=f"Bearer {KEY}") as client:
+            await client.send()
+            assert (await client.answer())["status"] == "completed"
