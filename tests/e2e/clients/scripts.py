@@ -1,4 +1,5 @@
-"""What the scripted backend writes, by the name a request's last user message gives: `script: slow`.
+"""What the scripted backend writes, by the name a request's last user message gives: `script: slow`. With two names,
+`script: two calls, then: an answer`, the second is for when tools have answered.
 
 Names that are not here are those of the malformed outputs in `tests.harmony.recoveries`.
 """
@@ -21,6 +22,12 @@ LONG = THOUGHT + "<|channel|>final<|message|>" + " word" * 1500 + "<|return|>"
 CALL = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
 TWO_CALLS = THOUGHT + CALL + '{"location":"Paris"}<|call|><|start|>assistant' + CALL + '{"location":"Rome"}<|call|>'
 CUT_CALL = THOUGHT + CALL + '{"location":"Par'
+HANDOFF = THOUGHT + "<|channel|>commentary to=functions.transfer_to_poet <|constrain|>json<|message|>{}<|call|>"
+RESULT = (
+    THOUGHT
+    + "<|channel|>commentary to=functions.final_result <|constrain|>json<|message|>"
+    + '{"city":"Paris","degrees":18}<|call|>'
+)
 ECHO = THOUGHT + "<|channel|>commentary to=functions.echo<|message|>" + '{"input":"said \\"so\\""}<|call|>'
 BROKEN_AT = 24
 """Which event of an answer is the fault: its thought and a few words are through by then."""
@@ -41,6 +48,8 @@ SCRIPTS: dict[str, VllmScript | Refusal] = {
     "two calls, slowly": playing(TWO_CALLS, delay_s=0.01),
     "a cut call": playing(CUT_CALL, finish="length"),
     "a custom call": playing(ECHO),
+    "a handoff": playing(HANDOFF),
+    "a result": playing(RESULT),
     "slow": playing(LONG, delay_s=0.02),
     "silence at first": playing(ANSWER, faults=(stall_at(0),)),
     "silence later": playing(LONG, faults=(stall_at(BROKEN_AT),)),
@@ -63,7 +72,8 @@ def script_of() -> Callable[[dict[str, Any]], VllmScript | Refusal]:
         _, named, rest = ENCODING.decode(asked["prompt"]).rpartition("script: ")
         if not named:
             return SCRIPTS["an answer"]  # the gateway looks whether anybody is there
-        name = rest.partition("<|")[0]
+        first, _, then = rest.partition("<|")[0].partition(", then: ")
+        name = then if then and "<|start|>functions." in rest else first
         asked_before[name] += 1
         if name.startswith("fails once"):
             return SCRIPTS["an answer"] if asked_before[name] > 1 else refusing(503, "starting")
