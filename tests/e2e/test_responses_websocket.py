@@ -157,19 +157,17 @@ async def test_a_frame_larger_than_a_body_may_be_closes_the_connection() -> None
 async def test_a_backend_that_is_away_ends_no_connection() -> None:
     async with FakeVllm(tokens=ENCODING.encode_marked(ANSWER)) as fake:
         url = fake.url
-    async with gateway(config_of(f"vllm@{url}", router_settings={"num_retries": 0})) as running:
-        async with connected(running) as client:
-            for _ in range(2):
-                await client.send()
-                error = await client.event()
-                assert (error["status"], error["error"]["type"]) == (503, "server_error")
+    async with gateway(config_of(f"vllm@{url}")) as running, connected(running) as client:
+        for _ in range(2):
+            await client.send()
+            error = await client.event()
+            assert (error["status"], error["error"]["type"]) == (503, "server_error")
 
 
 async def test_nobody_connects_without_a_key() -> None:
-    settings = {"general_settings": {"master_key": KEY}}
     async with (
         FakeVllm(tokens=ENCODING.encode_marked(ANSWER)) as fake,
-        gateway(config_of(f"vllm@{fake.url}", **settings)) as running,
+        gateway(config_of(f"vllm@{fake.url}", general_settings={"master_key": KEY})) as running,
     ):
         for headers in ({}, {"authorization": "Bearer sk-wrong"}):
             with pytest.raises(InvalidStatus) as refused:
