@@ -42,14 +42,28 @@ class HostedTool:
 
 @dataclass(frozen=True, slots=True)
 class ToolFilter:
-    """Some of a server's tools: by name, by what the server says of them, or both; None leaves that open."""
+    """Some of a server's tools: by name, by what the server says of them, or both; None leaves that open. Without the
+    `excluded` ones, and with `unasked` only those that it lets run without approval."""
 
     names: frozenset[str] | None = None
     read_only: bool | None = None
+    excluded: frozenset[str] = frozenset()
+    unasked: Approval | None = None
 
     def matches(self, tool: HostedTool) -> bool:
-        named = self.names is None or tool.name in self.names
-        return named and (self.read_only is None or tool.read_only is self.read_only)
+        named = (self.names is None or tool.name in self.names) and tool.name not in self.excluded
+        told = self.read_only is None or tool.read_only is self.read_only
+        return named and told and (self.unasked is None or not self.unasked.needed(tool))
+
+    def __and__(self, other: ToolFilter) -> ToolFilter:
+        """The tools that both match; at most one of them may have `unasked`."""
+        assert self.unasked is None or other.unasked is None
+        named = [names for names in (self.names, other.names) if names is not None]
+        told = {value for value in (self.read_only, other.read_only) if value is not None}
+        # What is to be read-only and not read-only is nothing.
+        names = frozenset() if len(told) > 1 else frozenset.intersection(*named) if named else None
+        excluded = self.excluded | other.excluded
+        return ToolFilter(names, told.pop() if told else None, excluded, self.unasked or other.unasked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +74,12 @@ class Approval:
     always: ToolFilter | None = None
     never: ToolFilter | None = None
     otherwise: bool = True
+    besides: Approval | None = None
+    """Somebody else's word: what it wants approved needs approval, whatever this one says."""
 
     def needed(self, tool: HostedTool) -> bool:
+        if self.besides is not None and self.besides.needed(tool):
+            return True
         if self.always is not None and self.always.matches(tool):
             return True
         if self.never is not None and self.never.matches(tool):
