@@ -84,8 +84,9 @@ def conversations_router(
 
     async def retrieve_item(request: Request) -> Response:
         to_query(request.query_params, ItemQuery)
-        conversation, item = conversation_of(request), item_of(request)
-        found = await store.conversation_item(tenant_of(request), conversation, item)
+        conversation, item = request.path_params["conversation"], item_of(request)
+        # Whether it is the item or the conversation that is not there is told to nobody.
+        found = await store.conversation_item(tenant_of(request), conversation, item) if possible(conversation) else None
         if found is None:
             raise no_item(item)
         return answer(found.shown)

@@ -1,0 +1,88 @@
+"""The Responses API as the gateway mounts it, in process and for several callers: a bearer key is its tenant's name."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlencode
+
+from fastapi import FastAPI
+
+from tests.api.asgi import Exchange
+from unisono.access.keys import Caller
+from unisono.api.door import doors
+from unisono.api.failures import register
+from unisono.api.responses.background.runner import Runner
+from unisono.api.responses.conversations.routes import conversations_router
+from unisono.api.responses.routes import responses_router
+from unisono.app import Gateway, build, build_engine, responses_means
+from unisono.config import parse
+from unisono.core.state import Store
+
+
+class Mounted:
+    def __init__(self, app: FastAPI, store: Store) -> None:
+        self.app = app
+        self.store = store
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        json: Any = None,
+        *,
+        as_: str = "ann",
+        headers: Mapping[str, str] | None = None,
+        **query: Any,
+    ) -> Exchange:
+        return await self.exchange(method, path, json, as_=as_, headers=headers, **query).run()
+
+    def exchange(
+        self,
+        method: str,
+        path: str,
+        json: Any = None,
+        *,
+        as_: str = "ann",
+        headers: Mapping[str, str] | None = None,
+        **query: Any,
+    ) -> Exchange:
+        sent = [("authorization", f"Bearer {as_}"), *(headers or {}).items()]
+        asked = Exchange(self.app, method, path, json=json, headers=sent)
+        asked.scope["query_string"] = urlencode(query, doseq=True).encode()
+        return asked
+
+    async def respond(self, *, as_: str = "ann", **fields: Any) -> dict[str, Any]:
+        """A response, made."""
+        answer = await self.ask("POST", "/v1/responses", {"model": "gpt-oss", "input": "Hi", **fields}, as_=as_)
+        assert answer.status == 200, answer.body
+        return dict(answer.json())
+
+
+@asynccontextmanager
+async def mounted(config: Mapping[str, Any], *, keep_alive_s: float = 10.0) -> AsyncIterator[Mounted]:
+    """What a gateway of this configuration serves, under another door."""
+    gateway: Gateway = build(parse({"store": {"url": "memory://"}, **config}, {}).config).state.gateway
+    means = responses_means(gateway, build_engine(gateway.pool))
+    runner = Runner(means, process="0")
+    app = FastAPI(
+        docs_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+        middleware=doors(authenticate=lambda key: Caller(key or ""), keyless=False, new_id=lambda: "0"),
+    )
+    register(app)
+    app.include_router(
+        conversations_router(store=means.store, today=means.today, new_id=means.new_id, clock=means.clock)
+    )
+    app.include_router(responses_router(means, runner, keep_alive_s=keep_alive_s))
+    gateway.pool.start()
+    await gateway.upkeep.start()
+    runner.start()
+    try:
+        yield Mounted(app, means.store)
+    finally:
+        await runner.aclose()
+        await gateway.pool.aclose()
+        await gateway.upkeep.aclose()
