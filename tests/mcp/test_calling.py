@@ -38,7 +38,7 @@ async def test_a_call_comes_back_as_text(host: McpHost, upstream: Upstream, way:
 async def test_what_a_tool_does_wrong_is_an_outcome(host: McpHost, upstream: Upstream, way: str) -> None:
     server = upstream.server(way)
     for tool, arguments in (("broken", {}), ("nobody", {}), ("echo", {"text": 5}), ("echo", {})):
-        outcome = await host.call(server, tool, arguments)  # type: ignore[arg-type]
+        outcome = await host.call(server, tool, arguments)
         assert outcome.is_error
         assert not outcome.outcome_unknown
         assert outcome.text

@@ -331,7 +331,7 @@ async def test_a_listener_that_is_always_hung_up_on_does_not_call_back_at_once(h
 
 async def test_no_secret_and_no_content_reaches_the_log(host: McpHost, caplog: pytest.LogCaptureFixture) -> None:
     canaries = ("canary-token", "canary-header", "canary-argument", "canary-result", "canary-query", "canary-error")
-    acts = [
+    acts: list[Acting] = [
         lambda seen: [text(seen, "canary-result")],
         lambda seen: [plain(200, b"canary-result {")],
         lambda seen: [Write(EVENTS), event(b"canary-error"), Close()],

@@ -138,9 +138,10 @@ class Guarded(Hostile):
     def _respond(self, seen: Seen) -> Iterable[Step]:
         issuer = self.issuer or self.url
         if seen.path.startswith("/.well-known/oauth-protected-resource"):
-            return [plain(200, json.dumps({"resource": f"{self.url}/mcp", "authorization_servers": [issuer]}).encode())]
+            about = {"resource": f"{self.url}/mcp", "authorization_servers": [issuer], "scopes_supported": ["tools"]}
+            return [plain(200, json.dumps(about).encode())]
         if seen.path.startswith("/.well-known/oauth-authorization-server"):
-            about = {
+            itself = {
                 "issuer": issuer,
                 "authorization_endpoint": f"{self.url}/authorize",
                 "token_endpoint": f"{self.url}/token",
@@ -148,7 +149,7 @@ class Guarded(Hostile):
                 "grant_types_supported": ["client_credentials"],
                 "token_endpoint_auth_methods_supported": ["client_secret_basic"],
             }
-            return [plain(200, json.dumps(about).encode())]
+            return [plain(200, json.dumps(itself).encode())]
         if seen.path == "/token":
             self.given.append(seen)
             token = {"access_token": f"t{len(self.given)}", "token_type": "Bearer", "expires_in": self.expires_s}
@@ -161,7 +162,7 @@ class Guarded(Hostile):
 
 async def test_client_credentials_get_one_token_for_many_connections(host: McpHost) -> None:
     async with Guarded() as guarded:
-        oauth = ClientCredentials("gateway", guarded.url, "canary-secret", "tools")
+        oauth = ClientCredentials("gateway", guarded.url, "canary-secret")
         server = guarded.server(oauth=oauth, timeouts=ToolTimeouts(idle_s=0.2))
         assert (await host.call(server, "act", {})).text == "acted"
         assert (await host.call(server, "act", {})).text == "acted"

@@ -99,12 +99,11 @@ class Command:
 @dataclass(frozen=True, slots=True)
 class ClientCredentials:
     """OAuth client credentials. They are shown to the authorization server `issuer` only, wherever a tool server
-    points."""
+    points; what they are to allow is what the tool server asks for."""
 
     client_id: str
     issuer: str
     client_secret: str = field(default="", repr=False)
-    scope: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ def key_of(server: ToolServer) -> str:
         server.owner, server.configured, server.transport, server.url, sorted(server.headers.items()),
         server.authorization,
         command and (command.argv, sorted(command.environment.items()), command.directory),
-        oauth and (oauth.client_id, oauth.issuer, oauth.client_secret, oauth.scope),
+        oauth and (oauth.client_id, oauth.issuer, oauth.client_secret),
     )  # fmt: skip
     return sha256(json.dumps(facts).encode()).hexdigest()
 

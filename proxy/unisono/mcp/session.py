@@ -47,7 +47,7 @@ for _talkative in ("mcp", "httpx2", "httpcore2"):
 
 T = TypeVar("T")
 
-ANSWER_GRACE_S: Final = 1.0
+ANSWER_GRACE_S: Final = 0.5
 """After the end of an answer, until it is clear that it answers something else."""
 
 

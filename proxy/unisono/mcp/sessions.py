@@ -121,7 +121,6 @@ class Sessions:
             storage=self._tokens.setdefault(key, _Tokens()),
             client_id=oauth.client_id,
             client_secret=oauth.client_secret,
-            scope=oauth.scope,
             issuer=oauth.issuer,
         )
 

@@ -25,7 +25,7 @@ from unisono.core.tools import Command
 
 log = logging.getLogger(__name__)
 
-GRACE_S: Final = 2.0
+GRACE_S: Final = 1.0
 """Between closing its input, asking it to end, and ending it."""
 LOGGED_LINES: Final = 200
 LOGGED_CHARACTERS: Final = 500

@@ -23,7 +23,8 @@ from unisono.mcp.reach import Route
 
 STAND_IN: Final = 502
 """Status of the answer the SDK sees in place of a failure."""
-MOST_REDIRECTS: Final = 2
+MOST_REDIRECTS: Final = 10
+"""Within the origin. The HTTP library counts the requests for a token among them."""
 
 _UNSENT: Final = (
     httpx2.ConnectError,
