@@ -10,7 +10,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from unisono.config import Catalogue, Config, Loaded, ModelEntry, data_folder, load, parse
+from unisono.config import Catalogue, Config, Loaded, McpServerSettings, ModelEntry, data_folder, load, parse
 from unisono.config.sections import AliasTarget
 from unisono.core.generation import Timeouts
 from unisono.errors import ConfigError, UnknownModel
@@ -20,6 +20,8 @@ EXAMPLE_ENVIRON = {
     "VLLM_KEY": "vllm-secret",
     "UNISONO_MASTER_KEY": "sk-master",
     "UNISONO_SALT_KEY": "salt-of-this-gateway",
+    "DOCS_TOKEN": "docs-secret",
+    "CRM_SECRET": "crm-secret",
 }
 
 
@@ -57,6 +59,8 @@ def test_the_example_shows_every_option() -> None:
     aliases = raw["router_settings"]["model_group_alias"].values()
     assert fields_missing(Config, raw, "") == []
     assert fields_missing(ModelEntry, raw["model_list"][0], "model_list[0]") == []
+    servers = raw["mcp_servers"].values()
+    assert set().union(*servers) == set(McpServerSettings.model_fields)
     assert any(not isinstance(alias, str) and not fields_missing(AliasTarget, alias, "") for alias in aliases)
 
 
@@ -258,7 +262,10 @@ UNUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"model_list": [entry(model_info={"input_cost_per_token": 0.1})]},
         "model_list[0].model_info.input_cost_per_token: LiteLLM's; it has no effect here",
     ),
-    "MCP servers": ({"mcp_servers": {"docs": {"url": "http://x"}}}, "mcp_servers: not used by this version"),
+    "a tool server's": (
+        {"mcp_servers": {"docs": {"url": "http://x", "extra_headers": ["Authorization"]}}},
+        "mcp_servers.docs.extra_headers: LiteLLM's; it has no effect here",
+    ),
     "proxies": (
         {"unisono": {"trust_proxy_headers": True}},
         "unisono.trust_proxy_headers: not used by this version",
@@ -374,6 +381,10 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "default that is not there": (
         {"model_list": [entry("a")], "general_settings": {"completion_model": "y"}},
         "general_settings.completion_model: there is no model_name 'y' in model_list",
+    ),
+    "a tool server that is not there": (
+        {"model_list": [entry("a", unisono={"mcp_servers": ["docs"]})]},
+        "model_list[0].unisono.mcp_servers[0]: there is no 'docs' in mcp_servers",
     ),
     "one name, two behaviours": (
         {"model_list": [entry("a"), entry("b"), entry("a", unisono={"reasoning_field": "none"})]},

@@ -20,10 +20,12 @@ from unisono.config.sections import (
     RouterSettings,
     StoreSettings,
 )
+from unisono.config.tools import AllowedHostSettings, McpServerSettings
 
 __all__ = [
     "KINDS",
     "KIND_ALIASES",
+    "AllowedHostSettings",
     "Catalogue",
     "Config",
     "GatewaySettings",
@@ -31,6 +33,7 @@ __all__ = [
     "LitellmParams",
     "LitellmSettings",
     "Loaded",
+    "McpServerSettings",
     "ModelEntry",
     "ModelInfo",
     "ModelSettings",

@@ -9,6 +9,9 @@ from fnmatch import fnmatchcase
 from unisono.config.sections import AliasTarget, Config, ModelEntry, ModelSettings
 from unisono.errors import ConfigError, UnknownModel
 
+SHOWN = ("reasoning_field", "stream_tool_arguments", "mcp_servers", "run_tools")
+"""Settings that clients see: equal for all entries of one name."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
@@ -29,6 +32,11 @@ class Catalogue:
 
     def __init__(self, config: Config) -> None:
         self._groups = {model.name: model for model in _groups(config.model_list)}
+        for index, entry in enumerate(config.model_list):
+            for position, label in enumerate(entry.unisono.mcp_servers or ()):
+                if label not in config.mcp_servers:
+                    path = f"model_list[{index}].unisono.mcp_servers[{position}]"
+                    raise ConfigError(f"{path}: there is no {label!r} in mcp_servers")
         self._aliases: dict[str, str] = {}
         self._hidden: set[str] = set()
         for alias, target in config.router_settings.model_group_alias.items():
@@ -87,7 +95,7 @@ def _groups(entries: tuple[ModelEntry, ...]) -> Iterator[ServedModel]:
         indexed = [(index, entry) for index, entry in enumerate(entries) if entry.model_name == name]
         settings = indexed[0][1].unisono
         for index, entry in indexed[1:]:
-            for field in ("reasoning_field", "stream_tool_arguments"):
+            for field in SHOWN:
                 if getattr(entry.unisono, field) != getattr(settings, field):
                     raise ConfigError(
                         f"model_list[{index}].unisono.{field}: differs from model_list[{indexed[0][0]}], which has the "

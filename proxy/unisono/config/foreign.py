@@ -73,14 +73,24 @@ _ROUTER = (
     "fallback_* stream_* num_retries_per_request"
 )
 
+_MCP_SERVERS = (
+    "server_id server_name alias spec_path spec_version protocol_version instructions mcp_info extra_headers env_vars "
+    "auth_value scopes allowed_params pinned_tools tool_name_to_* access_groups mcp_access_groups allow_* "
+    "available_on_public_internet "
+    "delegate_auth_to_upstream oauth* token_* authorization_url registration_url dcr_* per_server_oauth_discovery "
+    "client_id_metadata_* client_private_key* client_assertion_* id_jag_* audience subject_token_type upstream_* "
+    "aws_* is_byok byok_* rpm source_url"
+)
+
 FOREIGN: dict[str, Mapping[str, str]] = {
-    "": {LITELLM: _TOP, LATER: "mcp_servers"},
+    "": {LITELLM: _TOP},
     "model_list[]": {LITELLM: "model_group blocked tpm rpm", LATER: "fallbacks"},
     "model_list[].litellm_params": {LITELLM: _PARAMS, LATER: "rpm tpm"},
     "model_list[].model_info": {LITELLM: _INFO},
-    "model_list[].unisono": {LATER: "reasoning_budget failover run_tools price recoveries"},
+    "model_list[].unisono": {LATER: "reasoning_budget failover price recoveries"},
     "litellm_settings": {LITELLM: _LITELLM_SETTINGS},
     "general_settings": {LITELLM: _GENERAL},
+    "mcp_servers[]": {LITELLM: _MCP_SERVERS},
     "router_settings": {LITELLM: _ROUTER},
     "unisono": {LATER: "trust_proxy_headers"},
 }

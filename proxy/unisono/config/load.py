@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from unisono.config.foreign import why_unused
 from unisono.config.sections import Config, ModelEntry
+from unisono.config.tools import McpServerSettings
 from unisono.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "os.environ/"
@@ -130,6 +131,10 @@ class _Reading:
             if not isinstance(value, Sequence) or isinstance(value, str):
                 raise ConfigError(f"{path}: {_described(value)}, not a list of models")
             return [self.section(entry, ModelEntry, f"{path}[{index}]") for index, entry in enumerate(value)]
+        if (model, key) == (Config, "mcp_servers"):
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"{path}: {_described(value)}, not a mapping of labels to servers")
+            return {label: self.section(entry, McpServerSettings, f"{path}.{label}") for label, entry in value.items()}
         return self._resolved(value, path)
 
     def _resolved(self, value: object, path: str) -> object:
@@ -158,7 +163,9 @@ class _Reading:
 
 
 def _general(path: str) -> str:
-    """A path with its indices taken out: `model_list[3].unisono` is `model_list[].unisono`."""
+    """A path without indices and names: `model_list[3].unisono` is `model_list[].unisono`."""
+    if path.startswith("mcp_servers."):
+        return "mcp_servers[]"
     head, bracket, rest = path.partition("[")
     return f"{head}[]{rest.partition(']')[2]}" if bracket else path
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 from datetime import date
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, SecretStr, model_validator
+from pydantic import Field, JsonValue, SecretStr, model_validator
 
+from unisono.config.parts import Count, Name, Seconds, Section
+from unisono.config.tools import AllowedHostEntry, McpServerSettings, ServerLabel
 from unisono.core.generation import Timeouts
 
 KINDS = ("vllm", "sglang", "llamacpp", "ollama", "mlx_server", "mlx", "replay")
@@ -18,18 +20,6 @@ KINDS = ("vllm", "sglang", "llamacpp", "ollama", "mlx_server", "mlx", "replay")
 
 KIND_ALIASES = {"hosted_vllm": "vllm", "ollama_chat": "ollama"}
 """LiteLLM's names for the same servers."""
-
-Seconds = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(gt=0)]
-Name = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
-
-
-class Section(BaseModel):
-    """A part of the configuration. Frozen, closed, and quiet about its values when one of them is wrong."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, hide_input_in_errors=True, protected_namespaces=()
-    )
 
 
 class LitellmParams(Section):
@@ -74,6 +64,10 @@ class ModelSettings(Section):
     """Until a connection to the backend stands, in seconds."""
     first_token_timeout_s: Seconds = 300.0
     """Until the first token, in seconds; covers the backend's own queue and a long prompt."""
+    mcp_servers: tuple[ServerLabel, ...] | None = None
+    """Tool servers of `mcp_servers` that requests for this model may use; by default all."""
+    run_tools: bool = False
+    """True runs those of them that need no approval in Chat Completions too, unless a request says otherwise."""
     backend: dict[str, JsonValue] = Field(default_factory=dict)
     """Settings of the backend's adapter, as its documentation lists them."""
 
@@ -213,6 +207,8 @@ class GatewaySettings(Section):
     """Requests that may wait for a place at one backend."""
     queue_timeout_s: Seconds = 60.0
     """How long a request waits for a place, in seconds."""
+    mcp_allowed_hosts: tuple[AllowedHostEntry, ...] = ()
+    """Hosts whose tool servers requests may name by address; by default none."""
     shutdown_grace_s: Count = 30
     """How long running answers may go on after SIGTERM, in whole seconds."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -236,6 +232,8 @@ class Config(Section):
     litellm_settings: LitellmSettings = Field(default_factory=LitellmSettings)
     router_settings: RouterSettings = Field(default_factory=RouterSettings)
     store: StoreSettings = Field(default_factory=StoreSettings)
+    mcp_servers: dict[ServerLabel, McpServerSettings] = Field(default_factory=dict)
+    """Tool servers by the label that requests know them by."""
     unisono: GatewaySettings = Field(default_factory=GatewaySettings)
 
     @property
