@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from unisono import __version__
+from unisono.cli.mcp import mcp
 
 HELP = "The configuration, YAML or JSON; config.example.yaml shows every option."
 CONFIG = click.option("--config", "config_path", type=click.Path(path_type=Path), help=HELP)
@@ -54,3 +55,6 @@ def models(config_path: Path) -> None:
     from unisono.cli.models import show
 
     show(config_path)
+
+
+main.add_command(mcp)

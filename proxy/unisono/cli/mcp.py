@@ -1,0 +1,177 @@
+"""`unisono mcp`: tool servers. `serve` starts one of the two that come along."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from unisono.errors import ConfigError
+
+if TYPE_CHECKING:
+    from unisono.toolservers.serving import ToolServer
+
+BROWSER_PORT = 8001
+PYTHON_PORT = 8002
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+@click.group()
+def mcp() -> None:
+    """Tool servers, by the Model Context Protocol."""
+
+
+@mcp.group()
+def serve() -> None:
+    """Start a tool server: `browser` or `python`, in the form gpt-oss was trained on."""
+
+
+def listening(port: int) -> Callable[[Command], Command]:
+    """The options every server has."""
+
+    def decorated(command: Command) -> Command:
+        for option in (
+            click.option("--key-variable", help="Environment variable with a key every client has to show."),
+            click.option("--stdio", is_flag=True, help="Speak on standard input and output instead."),
+            click.option(
+                "--port", default=port, show_default=True, type=click.IntRange(0, 65535), help="0: a free one."
+            ),
+            click.option("--host", default="127.0.0.1", show_default=True, help="Others than loopback need a key."),
+        ):
+            command = option(command)
+        return command
+
+    return decorated
+
+
+@serve.command()
+@click.option("--searxng", metavar="URL", help="Search with this SearXNG instance, and open pages of the web.")
+@click.option("--folder", type=click.Path(path_type=Path), help="Search and open the text files of this folder.")
+@click.option("--web", is_flag=True, help="With --folder: open pages of the web, too.")
+@click.option("--allow-private", is_flag=True, help="Open pages of this machine and of private networks, too.")
+@click.option(
+    "--view-tokens", default=1024, show_default=True, type=click.IntRange(64, 32768), help="Size of a view, about."
+)
+@listening(BROWSER_PORT)
+def browser(
+    searxng: str | None,
+    folder: Path | None,
+    web: bool,
+    allow_private: bool,
+    view_tokens: int,
+    **where: Any,
+) -> None:
+    """Search, open and find: pages of the web, or of a folder."""
+    from unisono.toolservers.browser.acting import Browser
+    from unisono.toolservers.browser.folder import Folder
+    from unisono.toolservers.browser.searxng import SearxNG
+    from unisono.toolservers.browser.server import browser_server
+    from unisono.toolservers.browser.sources import Reading, Searching
+    from unisono.toolservers.browser.web import Web
+
+    if (searxng is None) == (folder is None):
+        raise click.UsageError("one of --searxng and --folder is needed")
+    searching: Searching
+    readings: list[Reading] = []
+    if folder is not None:
+        documents = _checked(partial(Folder, folder))
+        searching = documents
+        readings.append(documents)
+    else:
+        assert searxng is not None
+        if not searxng.startswith(("http://", "https://")):
+            raise click.UsageError("--searxng: an http or https URL")
+        searching = SearxNG(searxng)
+    opens_web = searxng is not None or web
+    if opens_web:
+        readings.append(Web(private=allow_private))
+    reach = "private addresses, too" if allow_private else "public addresses only"
+    remark = f"Pages: {folder or searxng}{f'; the web, {reach}' if opens_web else ''}."
+    _serve(browser_server(Browser(searching, readings, view_tokens)), [remark], remembers=True, **where)
+
+
+@serve.command()
+@click.option("--python", "interpreter", metavar="PATH", help="The interpreter that runs the code.")
+@click.option("--seconds", default=30.0, show_default=True, type=click.FloatRange(0.1, 3600), help="For a whole run.")
+@click.option("--cpu-seconds", default=30, show_default=True, type=click.IntRange(1, 3600), help="Of CPU, per process.")
+@click.option("--memory-mib", default=1024, show_default=True, type=click.IntRange(32), help="Per process.")
+@click.option("--processes", default=32, show_default=True, type=click.IntRange(2, 4096), help="Threads included.")
+@click.option("--at-once", default=4, show_default=True, type=click.IntRange(1, 256), help="Runs at the same time.")
+@click.option("--as-root", is_flag=True, help="As root, keep being root for the code. Only where all may be lost.")
+@listening(PYTHON_PORT)
+def python(
+    interpreter: str | None,
+    seconds: float,
+    cpu_seconds: int,
+    memory_mib: int,
+    processes: int,
+    at_once: int,
+    as_root: bool,
+    **where: Any,
+) -> None:
+    """Run Python code in processes of their own. No boundary against whoever means harm: use a container for that."""
+    from unisono.toolservers.python.running import MIB, Limits, Runner
+    from unisono.toolservers.python.server import python_server
+    from unisono.toolservers.python.ways import find_way
+
+    way = _checked(partial(find_way, interpreter, as_root=as_root))
+    limits = Limits(seconds=seconds, cpu_s=cpu_seconds, memory=memory_mib * MIB, processes=processes)
+    remarks = [
+        f"Code runs with {way.described}; {seconds:g} s, {memory_mib} MiB per process, {processes} processes.",
+        "It can read what that user can read. This is no security boundary: run it in a container or virtual machine.",
+    ]
+    _serve(python_server(Runner(way, limits, at_once)), remarks, remembers=False, **where)
+
+
+Made = TypeVar("Made")
+
+
+def _checked(make: Callable[[], Made]) -> Made:
+    """What `make` makes; what is wrong ends the command with its sentence."""
+    try:
+        return make()
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _serve(
+    server: ToolServer,
+    remarks: list[str],
+    *,
+    remembers: bool,
+    host: str,
+    port: int,
+    stdio: bool,
+    key_variable: str | None,
+) -> None:
+    """Serve until it is ended. On standard output nothing but the protocol is written when that is where it is
+    spoken."""
+    from unisono.toolservers.serving import application, serve_http, serve_stdio
+
+    say = partial(click.echo, err=stdio)
+    if stdio:
+        for remark in remarks:
+            say(remark)
+        asyncio.run(serve_stdio(server))
+        return
+    key = None
+    if key_variable is not None:
+        key = os.environ.get(key_variable)
+        if not key:
+            raise click.ClickException(f"{key_variable}: this environment variable is not set")
+
+    def started(url: str) -> None:
+        for remark in (*remarks, f"Serving {server.name} at {url}"):
+            say(remark)
+
+    app = _checked(partial(application, server, host, key=key, remembers=remembers))
+    try:
+        asyncio.run(serve_http(app, host, port, started))
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from error

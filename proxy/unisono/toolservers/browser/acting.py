@@ -1,0 +1,214 @@
+"""The three actions of the browser: `search`, `open` and `find`.
+
+Each takes what the model wrote and gives a `View`: the text as the model was trained to read it, and the same facts as
+data for whoever turns cursors into citations. What cannot be done is a `BrowsingError`, whose sentence the model reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import quote, unquote, urlsplit
+
+from unisono.toolservers.browser.markup import domain_of, read_html
+from unisono.toolservers.browser.pages import BrowsingError, Kind, Page, Session, Target, lines_of
+from unisono.toolservers.browser.sources import Document, Reading, Result, Searching
+from unisono.toolservers.browser.text import cleaned, display, link, numbered, one_line, window, without_links
+
+VIEW_TOKENS: Final = 1024
+MOST_RESULTS: Final = 20
+MOST_FOUND: Final = 50
+FOUND_LINES: Final = 4
+LINES_BEFORE: Final = 4
+LONGEST_QUERY: Final = 2000
+LONGEST_URL: Final = 4096
+SHOWN_URL: Final = 1024
+SNIPPET: Final = 1000
+VIEW_SOURCE: Final = "view-source:"
+WIDEST: Final = 8
+"""A view whose number of lines was asked for is bounded too, by so many usual ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """`text` is for the model; `facts` is JSON: action, cursor, url, title, the lines shown, and by action the query
+    with its results or the pattern with its matches."""
+
+    text: str
+    facts: dict[str, Any]
+
+
+class Browser:
+    """What all sessions share. `view_tokens` bounds a view of usual size."""
+
+    def __init__(self, searching: Searching, readings: Sequence[Reading], view_tokens: int = VIEW_TOKENS) -> None:
+        self.searching = searching
+        self._readings = tuple(readings)
+        self._view_tokens = view_tokens
+
+    async def search(self, session: Session, query: str, topn: int = 10) -> View:
+        """Search, and show the results as a page."""
+        asked = one_line(query, LONGEST_QUERY)
+        if not asked:
+            raise BrowsingError("`query` is empty")
+        try:
+            results = await self.searching.search(asked, max(1, min(topn, MOST_RESULTS)))
+        except BrowsingError as error:
+            raise BrowsingError(f"Error during search for `{one_line(asked)}`: {error}") from error
+        page = results_page(asked, results)
+        return self._view(session, page, "search", 0)
+
+    async def open(
+        self,
+        session: Session,
+        id: int | str = -1,
+        cursor: int = -1,
+        loc: int = -1,
+        num_lines: int = -1,
+        view_source: bool = False,
+    ) -> View:
+        """Open a link of a page by its number, an address, or another place of a page that is open."""
+        line: int | None = None
+        if isinstance(id, str):
+            page = await self._read(address(id), view_source)
+        else:
+            page = session.get(cursor)
+            if id >= 0:
+                if id >= len(page.targets):
+                    raise BrowsingError(f"Invalid link id `{id}`.")
+                line, url = page.targets[id].line, page.targets[id].url
+                known = None if view_source else session.known(url)
+                page = known or await self._read(url, view_source)
+            elif view_source and page.kind is Kind.PAGE:
+                page = await self._read(page.url, view_source)
+        if loc < 0:
+            loc = 0 if line is None else line - LINES_BEFORE if line > LINES_BEFORE else line
+        return self._view(session, page, "open", loc, num_lines)
+
+    async def find(self, session: Session, pattern: str, cursor: int = -1) -> View:
+        """Show where a page holds `pattern`, in upper or lower case."""
+        page = session.get(cursor)
+        if page.kind is not Kind.PAGE:
+            raise BrowsingError("Cannot run `find` on search results page or find results page")
+        if not pattern.strip() or len(pattern) > LONGEST_QUERY:
+            raise BrowsingError(f"`pattern` must have 1 to {LONGEST_QUERY} characters")
+        found = await asyncio.to_thread(found_page, page, cleaned(pattern).lower())
+        return self._view(session, found, "find", 0)
+
+    async def aclose(self) -> None:
+        await self.searching.aclose()
+        for reading in self._readings:
+            await reading.aclose()
+
+    async def _read(self, url: str, source: bool) -> Page:
+        source = source or url.startswith(VIEW_SOURCE)
+        url = url.removeprefix(VIEW_SOURCE)
+        shown = one_line(url, SHOWN_URL)
+        reading = next((reading for reading in self._readings if reading.reads(url)), None)
+        if reading is None:
+            raise BrowsingError(f"Error fetching URL `{shown}`: addresses of this kind cannot be opened")
+        try:
+            document = await reading.read(url)
+        except BrowsingError as error:
+            raise BrowsingError(f"Error fetching URL `{shown}`: {error}") from error
+        return await asyncio.to_thread(document_page, document, source)
+
+    def _view(self, session: Session, page: Page, action: str, loc: int, num_lines: int = -1) -> View:
+        last = len(page.lines) - 1
+        if loc > last:
+            raise BrowsingError(f"Invalid location parameter: `{loc}`. Cannot exceed page maximum of {last}.")
+        asked = num_lines > 0
+        tokens = self._view_tokens * (WIDEST if asked else 1)
+        end = window(page.lines, loc, tokens, num_lines if asked else None)
+        cursor = session.add(page)
+        shown = (loc, end - 1, last)
+        body = numbered(page.lines[loc:end], loc)
+        text = display(cursor, page.title, one_line(unquote(page.shown_url), SHOWN_URL), body, shown)
+        return View(text, facts(action, cursor, page, shown))
+
+
+def address(id: str) -> str:
+    """What the model gave as an address. Raises `BrowsingError`."""
+    url = id.strip()
+    if not url or len(url) > LONGEST_URL or any(character.isspace() for character in url):
+        raise BrowsingError(f"`{one_line(url)}` is no address that can be opened")
+    scheme, colon, _ = url.removeprefix(VIEW_SOURCE).partition(":")
+    # `example.com/path` and `example.com:8080` are written without a scheme, and mean the usual one.
+    bare = not colon or "." in scheme or "/" in scheme
+    return f"https://{url}" if bare else url
+
+
+def results_page(query: str, results: Sequence[Result]) -> Page:
+    """Search results as a page, numbered as its links are."""
+    items: list[str] = []
+    targets: list[Target] = []
+    for result in results:
+        title = one_line(result.title) or one_line(result.url)
+        snippet = one_line(result.snippet, SNIPPET)
+        shown = link(len(targets), title, cleaned(domain_of(result.url)))
+        items.append(f"  * {shown} {snippet}".rstrip())
+        targets.append(Target(result.url, None, title, snippet))
+    text = "\nURL: \n# Search Results\n\n" + ("\n".join(items) or "No results.")
+    return Page(Kind.SEARCH, "", "", one_line(query), lines_of(text), tuple(targets), query)
+
+
+def document_page(document: Document, source: bool = False) -> Page:
+    """A document as a page, or with `source` as it was written. Takes time for a large one."""
+    shown_url = VIEW_SOURCE + document.url if source else document.url
+    title, links = document.title, tuple[str, ...]()
+    if document.is_html and not source:
+        read = read_html(document.text, document.url)
+        title, text, links = read.title or title, read.text, read.links
+    else:
+        text = cleaned(document.text)
+    title = one_line(title) or one_line(domain_of(document.url)) or one_line(unquote(urlsplit(document.url).path))
+    targets = tuple(map(Target, links))
+    lines = lines_of(f"\nURL: {one_line(shown_url, SHOWN_URL)}\n{text}")
+    return Page(Kind.PAGE, document.url, shown_url, title, lines, targets)
+
+
+def found_page(page: Page, pattern: str) -> Page:
+    """The places of `page` that hold `pattern` (lower case), each with the lines behind it, numbered as links to it."""
+    lines = without_links(page.lines)
+    parts: list[str] = []
+    targets: list[Target] = []
+    at = 0
+    while at < len(lines) and len(targets) < MOST_FOUND:
+        if pattern not in lines[at].lower():
+            at += 1
+            continue
+        snippet = "\n".join(lines[at : at + FOUND_LINES])
+        parts.append(f"# {link(len(targets), f'match at L{at}')}\n{snippet}")
+        targets.append(Target(page.shown_url, at, page.title, snippet))
+        at += FOUND_LINES
+    shown = one_line(pattern)
+    text = "\n\n".join(parts) or f"No `find` results for pattern: `{shown}`"
+    url = f"{page.shown_url}/find?pattern={quote(pattern)}"
+    title = f"Find results for text: `{shown}` in `{page.title}`"
+    return Page(Kind.FOUND, page.url, url, title, lines_of(text), tuple(targets), pattern)
+
+
+def facts(action: str, cursor: int, page: Page, shown: tuple[int, int, int]) -> dict[str, Any]:
+    """What a gateway needs to cite a view and to tell what was done."""
+    first, last, total = shown
+    told: dict[str, Any] = {
+        "action": action,
+        "cursor": cursor,
+        "url": page.url,
+        "title": page.title,
+        "lines": {"first": first, "last": last, "total": total},
+    }
+    if page.kind is Kind.SEARCH:
+        told["query"] = page.asked
+        told["results"] = [
+            {"id": number, "url": target.url, "title": target.title, "snippet": target.snippet}
+            for number, target in enumerate(page.targets)
+        ]
+    elif page.kind is Kind.FOUND:
+        told["pattern"] = page.asked
+        told["matches"] = [
+            {"id": number, "line": target.line, "text": target.snippet} for number, target in enumerate(page.targets)
+        ]
+    return told

@@ -1,0 +1,198 @@
+"""A folder of files as search engine and as web: for private documents, and where there is no web.
+
+Addresses are `file:///` and the path below the folder. They are looked up among the files that were found, never taken
+for paths, so nothing outside can be named: no `..`, no link that leads out, no hidden file. Ranked by BM25, words in
+titles counting more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import re
+import stat
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote, unquote
+
+from unisono.errors import ConfigError
+from unisono.toolservers.browser.markup import read_html
+from unisono.toolservers.browser.pages import BrowsingError
+from unisono.toolservers.browser.sources import Document, Result
+from unisono.toolservers.browser.text import one_line, without_links
+
+MOST_FILES: Final = 20_000
+FILE_BYTES: Final = 2 * 1024 * 1024
+SNIPPET: Final = 300
+PREFIX: Final = "file:///"
+
+HTML: Final = frozenset({".html", ".htm", ".xhtml"})
+_TEXT_NAMES = """
+    .txt .md .markdown .rst .adoc .org .tex .csv .tsv .json .jsonl .yaml .yml .toml .ini .cfg .conf .xml .log
+    .sql .py .pyi .js .ts .tsx .jsx .css .c .h .cc .cpp .hpp .rs .go .java .kt .swift .rb .php .sh .r .lua .pl
+"""
+TEXT: Final = HTML | frozenset(_TEXT_NAMES.split())
+
+_WORD = re.compile(r"\w+")
+_HEADING = re.compile(r"^\s{0,3}#{1,6}\s+(.+)$", re.MULTILINE)
+_K1, _B = 1.2, 0.75
+_TITLE_WEIGHT = 4
+LONGEST_WORD = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file as it was when it was read. `stamp` tells whether it still is."""
+
+    url: str
+    path: Path
+    stamp: tuple[int, int]
+    title: str
+    text: str
+    words: Counter[str]
+    length: int
+
+
+def words_of(text: str) -> list[str]:
+    return [word[:LONGEST_WORD] for word in _WORD.findall(text.casefold())]
+
+
+class Folder:
+    """Searches and reads the text files below `root`. What changed there is seen by the next search. Raises
+    `ConfigError` when there is no such folder."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root.resolve()
+        if not self._root.is_dir():
+            raise ConfigError(f"{root}: there is no such folder")
+        self.name = "folder"
+        self._entries: dict[str, Entry] = {}
+        self._refreshing = asyncio.Lock()
+
+    async def search(self, query: str, most: int) -> list[Result]:
+        asked = set(words_of(query)[:64])
+        await self._refreshed()
+        return await asyncio.to_thread(self._ranked, asked, most)
+
+    def reads(self, url: str) -> bool:
+        return url[:5].lower() == "file:"
+
+    async def read(self, url: str) -> Document:
+        if not self._entries:
+            await self._refreshed()
+        entry = self._entries.get(_spelled(url))
+        if entry is None:
+            raise BrowsingError("there is no such document")
+        try:
+            source = await asyncio.to_thread(_contents, self._root, entry.path)
+        except OSError:
+            raise BrowsingError("the document cannot be read") from None
+        return Document(entry.url, source, entry.path.suffix.lower() in HTML, entry.title)
+
+    async def aclose(self) -> None:
+        """Nothing is held open."""
+
+    async def _refreshed(self) -> None:
+        async with self._refreshing:
+            self._entries = await asyncio.to_thread(self._scan)
+
+    def _scan(self) -> dict[str, Entry]:
+        entries = {}
+        for path, stamp in _files(self._root):
+            url = PREFIX + quote(path.relative_to(self._root).as_posix())
+            known = self._entries.get(url)
+            if known is not None and known.stamp == stamp:
+                entries[url] = known
+                continue
+            try:
+                entries[url] = _entry(url, path, stamp, _contents(self._root, path))
+            except OSError:
+                continue  # gone, or not for us, since it was listed
+        return entries
+
+    def _ranked(self, asked: set[str], most: int) -> list[Result]:
+        entries = list(self._entries.values())
+        if not entries:
+            return []
+        mean = sum(entry.length for entry in entries) / len(entries) or 1.0
+        weights = {}
+        for word in asked:
+            having = sum(1 for entry in entries if word in entry.words)
+            if having:
+                weights[word] = math.log(1 + (len(entries) - having + 0.5) / (having + 0.5))
+        scored = []
+        for entry in entries:
+            score = 0.0
+            for word, weight in weights.items():
+                times = entry.words[word]
+                score += weight * times * (_K1 + 1) / (times + _K1 * (1 - _B + _B * entry.length / mean))
+            if score > 0:
+                scored.append((-score, entry.url, entry))
+        scored.sort(key=lambda row: row[:2])
+        return [Result(entry.url, entry.title, _snippet(entry.text, asked)) for _, _, entry in scored[:most]]
+
+
+def _files(root: Path) -> Iterator[tuple[Path, tuple[int, int]]]:
+    """Text files below `root` that are its own: no links, nothing hidden, in a fixed order."""
+    found = 0
+    for folder, folders, names in os.walk(root, followlinks=False):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            path = Path(folder, name)
+            if name.startswith(".") or path.suffix.lower() not in TEXT:
+                continue
+            try:
+                status = path.lstat()
+            except OSError:
+                continue
+            if not stat.S_ISREG(status.st_mode) or status.st_size > FILE_BYTES:
+                continue
+            yield path, (status.st_mtime_ns, status.st_size)
+            found += 1
+            if found >= MOST_FILES:
+                return
+
+
+def _contents(root: Path, path: Path) -> str:
+    """A file's text. Raises OSError where it is a link by now, or leads out of the folder."""
+    if not path.resolve().is_relative_to(root):
+        raise PermissionError(path)
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+        return file.read(FILE_BYTES).decode("utf-8", "replace")
+
+
+def _entry(url: str, path: Path, stamp: tuple[int, int], source: str) -> Entry:
+    title = ""
+    if path.suffix.lower() in HTML:
+        read = read_html(source, url)
+        title, source = read.title, "\n".join(without_links(read.text.split("\n")))
+    elif (heading := _HEADING.search(source)) is not None:
+        title = one_line(heading[1])
+    title = title or path.stem
+    words = words_of(source)
+    counted = Counter(words)
+    for word in words_of(f"{title} {path.stem}"):
+        counted[word] += _TITLE_WEIGHT
+    return Entry(url, path, stamp, title, source, counted, len(words))
+
+
+def _snippet(text: str, asked: set[str]) -> str:
+    """The line that holds most of what was asked, and what follows it."""
+    best, most = 0, 0
+    at = 0
+    for line in text.splitlines(keepends=True):
+        held = len(asked.intersection(words_of(line[: 4 * SNIPPET])))
+        if held > most:
+            best, most = at, held
+        at += len(line)
+    return one_line(text[best : best + 2 * SNIPPET], SNIPPET)
+
+
+def _spelled(url: str) -> str:
+    """An address in the one spelling that is looked up: `file:/a b.md` and `file:///a%20b.md` are the same."""
+    path = url[5:].lstrip("/").split("#")[0].split("?")[0]
+    return PREFIX + quote(unquote(path))

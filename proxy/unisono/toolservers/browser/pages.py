@@ -1,0 +1,126 @@
+"""What one session has seen: its pages, by the cursor each was shown under.
+
+A cursor never means another page than the one the model saw there, even when the same address was read again. Old pages
+are let go, so that a session holds no more than it may; so are sessions nobody has used for longest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from unisono.toolservers.browser.text import wrapped
+
+MOST_PAGES: Final = 64
+MOST_CHARACTERS: Final = 4_000_000
+MOST_SESSIONS: Final = 128
+PAGE_CHARACTERS: Final = 1_000_000
+
+
+class BrowsingError(Exception):
+    """What cannot be done, as a sentence for the model."""
+
+
+class Kind(StrEnum):
+    """How a page came to be."""
+
+    SEARCH = "search"
+    PAGE = "page"
+    FOUND = "found"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a link leads; `line` where it means a place on that page. The rest is what was said about it."""
+
+    url: str
+    line: int | None = None
+    title: str = ""
+    snippet: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """`shown_url` stands in the header; `url` is where the text came from, for citations. `asked` is the query or the
+    pattern it answers."""
+
+    kind: Kind
+    url: str
+    shown_url: str
+    title: str
+    lines: tuple[str, ...]
+    targets: tuple[Target, ...] = ()
+    asked: str = ""
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.lines)) + sum(len(target.url) + len(target.snippet) for target in self.targets)
+
+
+def lines_of(text: str) -> tuple[str, ...]:
+    """A page's lines, of so much of its text as is kept."""
+    if len(text) > PAGE_CHARACTERS:
+        left_out = len(text) - PAGE_CHARACTERS
+        text = f"{text[:PAGE_CHARACTERS]}\n\n[The page goes on; {left_out} characters are left out.]"
+    return wrapped(text)
+
+
+@dataclass(slots=True)
+class Session:
+    """The pages of one client. Calls of one session take their turns: `turn` is held while one runs."""
+
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _pages: OrderedDict[int, Page] = field(default_factory=OrderedDict)
+    _next: int = 0
+    _size: int = 0
+
+    def add(self, page: Page) -> int:
+        """Keep a page under the next cursor."""
+        cursor = self._next
+        self._next += 1
+        self._pages[cursor] = page
+        self._size += page.size
+        while len(self._pages) > 1 and (len(self._pages) > MOST_PAGES or self._size > MOST_CHARACTERS):
+            _, oldest = self._pages.popitem(last=False)
+            self._size -= oldest.size
+        return cursor
+
+    def get(self, cursor: int = -1) -> Page:
+        """The page of a cursor, -1 for the latest. Raises `BrowsingError`."""
+        if not self._pages:
+            raise BrowsingError("No pages to access!")
+        page = self._pages.get(self._next - 1 if cursor == -1 else cursor)
+        if page is None:
+            oldest = next(iter(self._pages))
+            raise BrowsingError(
+                f"Cursor `{cursor}` is out of range. Available cursor indices: [{oldest} - {self._next - 1}]."
+            )
+        return page
+
+    def known(self, url: str) -> Page | None:
+        """The latest page read at an address, if it is still kept."""
+        for page in reversed(self._pages.values()):
+            if page.kind is Kind.PAGE and page.shown_url == url:
+                return page
+        return None
+
+
+class Sessions:
+    """Sessions by their key; the one unused for longest goes when there are too many."""
+
+    def __init__(self, most: int = MOST_SESSIONS) -> None:
+        self._most = most
+        self._kept: OrderedDict[str, Session] = OrderedDict()
+
+    def get(self, key: str) -> Session:
+        session = self._kept.setdefault(key, Session())
+        self._kept.move_to_end(key)
+        while len(self._kept) > self._most:
+            self._kept.popitem(last=False)
+        return session
+
+    def __len__(self) -> int:
+        return len(self._kept)

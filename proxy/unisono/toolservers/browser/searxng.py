@@ -1,0 +1,74 @@
+"""Search results from a SearXNG instance, by its JSON interface."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, Final
+
+import aiohttp
+
+from unisono.toolservers.browser.pages import BrowsingError
+from unisono.toolservers.browser.sources import Result
+
+ANSWER_BYTES: Final = 4 * 1024 * 1024
+ANSWER_S: Final = 20.0
+LONGEST: Final = 4096
+
+
+class SearxNG:
+    """`base` is the operator's own: it is asked wherever it is, and no redirect away from it is followed."""
+
+    name = "web"
+
+    def __init__(self, base: str) -> None:
+        self._url = base.rstrip("/") + "/search"
+        self._session: aiohttp.ClientSession | None = None
+
+    async def search(self, query: str, most: int) -> list[Result]:
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                found = await self._ask(query)
+        except TimeoutError:
+            raise BrowsingError(f"the search engine took longer than {ANSWER_S:g} s") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise BrowsingError(f"the search engine cannot be reached: {str(error)[:300]}") from None
+        results = [result for entry in found if (result := _result(entry)) is not None]
+        return results[:most]
+
+    async def aclose(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def _ask(self, query: str) -> list[Any]:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
+        asked = {"q": query, "format": "json"}
+        async with self._session.get(self._url, params=asked, allow_redirects=False) as answer:
+            if answer.status == 403:
+                raise BrowsingError("the search engine refuses; SearXNG needs `json` among its search.formats")
+            if answer.status != 200:
+                raise BrowsingError(f"the search engine answers with HTTP status {answer.status}")
+            body = bytearray()
+            async for chunk in answer.content.iter_any():
+                body += chunk
+                if len(body) > ANSWER_BYTES:
+                    raise BrowsingError("the search engine's answer is too large")
+        try:
+            found = json.loads(body)
+        except (ValueError, RecursionError):
+            raise BrowsingError("the search engine's answer is not JSON") from None
+        results = found.get("results") if isinstance(found, dict) else None
+        if not isinstance(results, list):
+            raise BrowsingError("the search engine's answer holds no results")
+        return results
+
+
+def _result(entry: Any) -> Result | None:
+    """One of its results, or None for what is not one."""
+    if not isinstance(entry, dict):
+        return None
+    url, title, content = entry.get("url"), entry.get("title"), entry.get("content")
+    if not isinstance(url, str) or not url.startswith(("http://", "https://")) or len(url) > LONGEST:
+        return None
+    return Result(url, title if isinstance(title, str) else "", content if isinstance(content, str) else "")

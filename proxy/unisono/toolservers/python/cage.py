@@ -1,0 +1,127 @@
+"""The first process of a run: starts the code within its limits, waits for it, and ends everything it left behind.
+
+Runs as a script with the standard library alone: `cage.py STATUS SETTINGS`, where STATUS is the number of an open file
+and SETTINGS is JSON with `argv`, `directory`, `environment`, `limits` (resource name to number), `user` (a number, or
+null to stay) and `seconds`. At the end one line of JSON goes to STATUS: `exit` or `signal`, and whether time was up.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from contextlib import suppress
+from typing import Any
+
+SET_PARENT_DEATH_SIGNAL = 1
+SET_CHILD_SUBREAPER = 36
+SET_NO_NEW_PRIVILEGES = 38
+PAUSE_S = 0.005
+ENDING_S = 2.0
+CANNOT_START = 127
+
+
+def prctl(option: int, value: int) -> None:
+    """Tell the Linux kernel something about this process; elsewhere nothing happens."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def become(user: int | None) -> None:
+    if user is not None:
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+
+
+def limit(limits: dict[str, int]) -> None:
+    for name, most in limits.items():
+        kind = getattr(resource, f"RLIMIT_{name}", None)
+        if kind is None:
+            continue
+        _, hard = resource.getrlimit(kind)
+        bound = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        # macOS knows a limit for memory and takes none.
+        with suppress(ValueError, OSError):
+            resource.setrlimit(kind, (bound, bound))
+
+
+def start(settings: dict[str, Any]) -> int:
+    """Fork, and run the code in the child. Returns the child's number."""
+    child = os.fork()
+    if child:
+        return child
+    try:
+        os.umask(0o077)
+        # Counted for the user the code runs as, so set first: whoever is over it cannot start anything.
+        limit(settings["limits"])
+        become(settings["user"])
+        os.chdir(settings["directory"])
+        prctl(SET_NO_NEW_PRIVILEGES, 1)
+        prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        os.execve(settings["argv"][0], settings["argv"], settings["environment"])  # noqa: S606
+    except OSError as error:
+        os.write(2, f"the code cannot be started: {error}\n".encode())
+    os._exit(CANNOT_START)
+
+
+def left_behind() -> list[int]:
+    """Processes of ours that are still there, those of ended parents included."""
+    found: list[int] = []
+    with suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as file:  # noqa: PTH123
+        found = [int(number) for number in file.read().split()]
+    return found
+
+
+def wait(child: int, seconds: float) -> dict[str, Any]:
+    """How the child ended; it is ended when its time is up. Reaps whatever else ends meanwhile."""
+    deadline = time.monotonic() + seconds
+    timed_out = False
+    while True:
+        try:
+            ended, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return {"exit": CANNOT_START, "timed_out": timed_out}
+        if ended == child:
+            code = os.waitstatus_to_exitcode(status)
+            how = {"signal": -code} if code < 0 else {"exit": code}
+            return {**how, "timed_out": timed_out}
+        if ended:
+            continue
+        if not timed_out and time.monotonic() >= deadline:
+            timed_out = True
+            os.kill(child, signal.SIGKILL)
+        time.sleep(PAUSE_S)
+
+
+def clear() -> None:
+    """End what is left, and what that leaves in turn, for a bounded time."""
+    until = time.monotonic() + ENDING_S
+    while (others := left_behind()) and time.monotonic() < until:
+        for other in others:
+            with suppress(OSError):
+                os.kill(other, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                continue
+        time.sleep(PAUSE_S)
+
+
+def main() -> None:
+    status, settings = int(sys.argv[1]), json.loads(sys.argv[2])
+    os.set_inheritable(status, False)
+    prctl(SET_CHILD_SUBREAPER, 1)
+    prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    outcome = wait(start(settings), settings["seconds"])
+    clear()
+    os.write(status, json.dumps(outcome).encode())
+
+
+if __name__ == "__main__":
+    main()

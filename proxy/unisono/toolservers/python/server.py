@@ -1,0 +1,108 @@
+"""Python as an MCP server: one tool, code in, what it printed out."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Final
+
+from mcp.server import Server, ServerRequestContext
+from mcp_types import (
+    CallToolRequestParams,
+    CallToolResult,
+    ListToolsResult,
+    PaginatedRequestParams,
+    TextContent,
+    Tool,
+    ToolAnnotations,
+)
+
+from unisono.toolservers.python.running import Busy, Outcome, Runner
+from unisono.toolservers.serving import ToolServer
+
+LONGEST_CODE: Final = 200_000
+NAMES: Final = ("code", "input", "script", "source")
+"""What models call the only argument there is."""
+
+DESCRIPTION: Final = (
+    "Use this tool to execute Python code in your chain of thought. The code will not be shown to the user. This tool "
+    "should be used for internal reasoning, but not for code that is intended to be visible to the user (e.g. when "
+    "creating plots, tables, or files).\n"
+    "When you send a message containing python code to python, it will be executed in a stateless environment, and the "
+    "stdout of that process will be returned to you. You have to use print statements to access the output. It is "
+    "ended after {seconds:g} seconds. Internet access for this session is {network}."
+)
+
+_FENCED = re.compile(r"\s*```(?:python|py)?[ \t]*\n(.*?)\n?```\s*", re.DOTALL)
+
+
+def code_of(arguments: dict[str, Any]) -> str | None:
+    """The code of a call, however it was wrapped: as the argument, as JSON in the argument, in a fence. None where
+    there is none."""
+    given = next((arguments[name] for name in NAMES if isinstance(arguments.get(name), str)), None)
+    if given is None:
+        return None
+    if given.lstrip().startswith("{"):
+        try:
+            inner = json.loads(given)
+        except (ValueError, RecursionError):
+            inner = None
+        if isinstance(inner, dict) and len(inner) == 1 and isinstance(inner.get("code"), str):
+            given = inner["code"]
+    fenced = _FENCED.fullmatch(given)
+    return fenced[1] if fenced else given
+
+
+def python_server(runner: Runner) -> ToolServer:
+    """An MCP server around `runner`."""
+    description = DESCRIPTION.format(
+        seconds=runner.limits.seconds, network="disabled" if runner.way.seclusion.network else "UNKNOWN"
+    )
+    tool = Tool(
+        name="python",
+        description=description,
+        input_schema={
+            "type": "object",
+            "properties": {"code": {"type": "string", "description": "Python code, as it is to be run."}},
+            "required": ["code"],
+        },
+        annotations=ToolAnnotations(destructive_hint=False, idempotent_hint=True, open_world_hint=False),
+    )
+
+    async def list_tools(_: ServerRequestContext[Any, Any], __: PaginatedRequestParams | None) -> ListToolsResult:
+        return ListToolsResult(tools=[tool])
+
+    async def call_tool(_: ServerRequestContext[Any, Any], params: CallToolRequestParams) -> CallToolResult:
+        if params.name != "python":
+            return _failed(f"Unknown function: {params.name}")
+        code = code_of(params.arguments or {})
+        if code is None:
+            return _failed("Invalid function arguments: `code`")
+        if len(code) > LONGEST_CODE:
+            return _failed(f"`code` must have at most {LONGEST_CODE} characters")
+        try:
+            return _told(await runner.run(code))
+        except Busy:
+            return _failed("Too many programs are running; try again later.")
+        except OSError as error:
+            return _failed(f"The program could not be started: {error.strerror or 'no resources'}")
+
+    return Server("python", version="1", instructions=description, on_list_tools=list_tools, on_call_tool=call_tool)
+
+
+def _told(outcome: Outcome) -> CallToolResult:
+    """What the program printed is the answer; that it failed is in there, and no fault of the tool."""
+    text = outcome.logs
+    if outcome.remark:
+        text += ("" if not text or text.endswith("\n") else "\n") + outcome.remark
+    facts = {
+        "logs": outcome.logs,
+        "exit_code": outcome.exit_code,
+        "timed_out": outcome.timed_out,
+        "left_out_bytes": outcome.left_out,
+    }
+    return CallToolResult(content=[TextContent(text=text)], structured_content=facts)
+
+
+def _failed(sentence: str) -> CallToolResult:
+    return CallToolResult(content=[TextContent(text=sentence)], is_error=True)

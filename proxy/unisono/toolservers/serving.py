@@ -1,0 +1,139 @@
+"""Puts a tool server where its clients are: behind a loopback address, or on standard input and output.
+
+Nobody is let in from elsewhere without a key: behind another address than a loopback one every request has to carry it.
+Web pages are kept out of the loopback address by their Host and Origin headers.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import json
+import socket
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+import uvicorn
+from mcp.server import Server
+from mcp.server.stdio import stdio_server
+from mcp_types import UNSUPPORTED_PROTOCOL_VERSION
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from unisono.errors import ConfigError
+
+ToolServer: TypeAlias = Server[Any]
+"""An MCP server of this package."""
+
+PATH: Final = "/mcp"
+REQUEST_BYTES: Final = 1024 * 1024
+SESSIONS: Final = 256
+SESSION_IDLE_S: Final = 1800.0
+CONNECTIONS: Final = 512
+CLOSING_S: Final = 3
+
+
+class Keyed:
+    """In front of a server: lets those in who show the key as `Authorization: Bearer`."""
+
+    def __init__(self, app: ASGIApp, key: str) -> None:
+        self._app = app
+        self._expected = b"Bearer " + key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            shown = dict(scope["headers"]).get(b"authorization", b"")
+            if not hmac.compare_digest(shown, self._expected):
+                await _answer(send, 401, b"", ((b"www-authenticate", b"Bearer"),))
+                return
+        await self._app(scope, receive, send)
+
+
+class Sessions:
+    """In front of a server that remembers: newer revisions of the protocol have no sessions, so they are refused, and
+    clients that speak several fall back to one that has."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            version = dict(scope["headers"]).get(b"mcp-protocol-version", b"").decode("latin-1")
+            if version in MODERN_PROTOCOL_VERSIONS:
+                await _answer(send, 400, _refusal(version), ((b"content-type", b"application/json"),))
+                return
+        await self._app(scope, receive, send)
+
+
+def _refusal(version: str) -> bytes:
+    error = {
+        "code": UNSUPPORTED_PROTOCOL_VERSION,
+        "message": "This server keeps state and needs a revision with sessions.",
+        "data": {"supported": list(HANDSHAKE_PROTOCOL_VERSIONS), "requested": version},
+    }
+    return json.dumps({"jsonrpc": "2.0", "id": None, "error": error}).encode()
+
+
+async def _answer(send: Send, status: int, body: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> None:
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
+    await send({"type": "http.response.body", "body": body})
+
+
+def is_loopback(host: str) -> bool:
+    """Whether nobody but this machine can reach that address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def application(server: ToolServer, host: str, *, key: str | None = None, remembers: bool = False) -> ASGIApp:
+    """The server as an ASGI application with one path, `/mcp`. Raises `ConfigError` for an address that others reach
+    when there is no key."""
+    if key is None and not is_loopback(host):
+        raise ConfigError(f"{host}: others can reach this address, so a key is needed (see --key-variable)")
+    app: ASGIApp = server.streamable_http_app(
+        streamable_http_path=PATH,
+        max_request_body_size=REQUEST_BYTES,
+        max_sessions=SESSIONS,
+        session_idle_timeout=SESSION_IDLE_S,
+        # The SDK lets these names through to a loopback address and no others.
+        host="127.0.0.1" if is_loopback(host) else host,
+    )
+    if remembers:
+        app = Sessions(app)
+    return app if key is None else Keyed(app, key)
+
+
+async def serve_http(app: ASGIApp, host: str, port: int, started: Callable[[str], None]) -> None:
+    """Listen until a signal ends it; `started` is told the URL. Port 0 picks a free one. Raises `ConfigError` for an
+    address that cannot be listened at."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    with listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            raise ConfigError(f"{host}:{port}: {error.strerror or error}") from error
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            ws="none",
+            limit_concurrency=CONNECTIONS,
+            timeout_graceful_shutdown=CLOSING_S,
+        )
+        shown = f"[{host}]" if ":" in host else host
+        started(f"http://{shown}:{listener.getsockname()[1]}{PATH}")
+        await uvicorn.Server(config).serve(sockets=[listener])
+
+
+async def serve_stdio(server: ToolServer) -> None:
+    """Speak on standard input and output until the input ends."""
+    async with stdio_server() as (inbox, outbox):
+        await server.run(inbox, outbox, server.create_initialization_options())
