@@ -236,7 +236,13 @@ async def test_a_bad_body_is_refused_by_the_name_of_its_field(
 
 async def test_fields_that_mean_nothing_here_are_noted() -> None:
     async with site(SUMMED_UP) as there:
-        fields = {"service_tier": "flex", "temperature": 9, "stream": True, "store": True, "tool_choice": "required"}
+        fields: dict[str, Any] = {
+            "service_tier": "flex",
+            "temperature": 9,
+            "stream": True,
+            "store": True,
+            "tool_choice": "required",
+        }
         body = (await compact(there, **fields, background=False)).json()
         assert body["unisono"]["notes"] == [f"{name}: no effect" for name in fields]
 
