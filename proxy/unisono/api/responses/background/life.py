@@ -116,8 +116,11 @@ class Life:
                 gone_on = await self._work()
                 signs.cancel()
             await self._let_go(watched=gone_on)
-        except* (StoreConflict, NotFound):
-            log.info("response is somebody else's or gone", extra=about)
+        except* NotFound:
+            log.info("response was deleted", extra=about)
+            await self._let_go(watched=False)
+        except* StoreConflict:
+            log.info("response is somebody else's", extra=about)
         except* StoreUnavailable:
             # Left as it is: when the store is back, somebody finds it.
             log.warning("response cannot be kept for now", extra=about)
