@@ -21,6 +21,7 @@ from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, OutOfMemoryError, ReadOnlyError, RedisClusterException, RedisError
 from redis.exceptions import TimeoutError as LateAnswer
+from redis.maint_notifications import MaintNotificationsConfig
 
 from unisono.errors import ConfigError, StoreUnavailable
 from unisono.store.redis.scripts import Script
@@ -62,6 +63,8 @@ class Link:
             "socket_connect_timeout": self._deadline_s * 0.8,
             "retry": Retry(NoBackoff(), 0),
             "protocol": 3,
+            # With them the library takes a connection the server has closed meanwhile for one that it may write to.
+            "maint_notifications_config": MaintNotificationsConfig(enabled=False),
         }
         scheme, _, rest = url.replace("valkey", "redis", 1).partition("://")
         if scheme in ("redis", "rediss", "unix"):
