@@ -262,6 +262,6 @@ async def test_leaving_ends_the_work() -> None:
         while not there.turns.runs or not there.turns.runs[0].taken:
             await asyncio.sleep(0.005)
         asking.leave()
-        await asking.ended(0.25)
+        await asking.ended(1.0)
         assert there.turns.runs[0].cancelled
         assert there.turns.runs[0].closed
