@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import subprocess
 import sys
@@ -46,6 +47,12 @@ class Upstream:
         async with asyncio.timeout(within):
             while line not in self.noted(line):
                 await asyncio.sleep(0.01)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _loaded() -> None:
+    """The SDK takes its time, which is no test's own."""
+    importlib.import_module("unisono.mcp.asking")
 
 
 @pytest.fixture(scope="session")

@@ -89,7 +89,7 @@ async def test_arguments_are_bounded(host: McpHost, upstream: Upstream) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_call_has_a_time_of_its_own_and_the_server_is_told(host: McpHost, upstream: Upstream, way: str) -> None:
-    server = upstream.server(way, timeouts=ToolTimeouts(call_s=0.5, connect_s=20))
+    server = upstream.server(way, timeouts=ToolTimeouts(call_s=0.3, connect_s=20))
     await host.list_tools(server)
     begun = time.monotonic()
     outcome = await host.call(server, "slow", {"seconds": 30, "name": f"timeout {way}"})
@@ -116,7 +116,7 @@ async def test_who_leaves_is_free_at_once_and_the_server_is_told(host: McpHost, 
         asyncio.create_task(host.call(server, "slow", {"seconds": 30, "name": f"left {way} {index}"}))
         for index in range(3)
     ]
-    stays = asyncio.create_task(host.call(server, "slow", {"seconds": 1, "name": f"stays {way}"}))
+    stays = asyncio.create_task(host.call(server, "slow", {"seconds": 0.6, "name": f"stays {way}"}))
     for index in range(3):
         await upstream.until_noted(f"slow begins left {way} {index}")
     await upstream.until_noted(f"slow begins stays {way}")

@@ -24,7 +24,7 @@ from unisono.errors import (
 )
 from unisono.mcp import Limits, McpHost
 
-SHORT = ToolTimeouts(connect_s=5, list_s=2, call_s=2)
+SHORT = ToolTimeouts(connect_s=5, list_s=1.5, call_s=1.5)
 
 
 def result(seen: Seen) -> bytes:
@@ -118,7 +118,7 @@ KNOWN: dict[str, tuple[Acting, str]] = {
 async def test_a_refusal_is_an_error_the_model_can_read(act: Acting, words: str) -> None:
     host = McpHost(limits=Limits(answer_bytes=1 << 20))
     async with Hostile(act) as hostile:
-        outcome = await host.call(hostile.server(timeouts=SHORT), "act", {})
+        outcome = await host.call(hostile.server(), "act", {})
         assert outcome.is_error
         assert words in outcome.text
         assert not outcome.outcome_unknown
