@@ -59,7 +59,7 @@ UNKNOWN: dict[str, Acting] = {
     "events that end and cannot be had again": lambda seen: [Write(EVENTS), event(b"", id="1", retry="1"), Close()],
     "no end": lambda seen: [Stall()],
     "a head without end": lambda seen: [Write(b"HTTP/1.1 200 OK\r\n"), *[Write(b"X: y\r\n")] * 10, Stall()],
-    "packed": lambda seen: [plain(200, gzip.compress(b"0" * 100_000), "application/json", "Content-Encoding: gzip")],
+    "packed": lambda seen: [plain(200, gzip.compress(result(seen)), "application/json", "Content-Encoding: gzip")],
 }  # fmt: skip
 
 
