@@ -8,7 +8,14 @@ from collections.abc import Callable, Mapping
 import pytest
 import uvloop
 
-ON_UVLOOP = ("test_engines.py", "test_faults.py", "test_hostile.py", "test_injection.py", "test_leaving.py")
+ON_UVLOOP = (
+    "test_engines.py",
+    "test_engines_responses.py",
+    "test_faults.py",
+    "test_hostile.py",
+    "test_injection.py",
+    "test_leaving.py",
+)
 
 
 def pytest_asyncio_loop_factories(

@@ -132,6 +132,8 @@ class Engine:
     """Whether a prefix cached for one tenant is never used for another."""
     block: int = 1
     """Tokens a cached prefix is a multiple of."""
+    caches_generated: bool = True
+    """Whether a prompt may begin with cached tokens that were generated, not only with those of earlier prompts."""
     gauge: tuple[str, str] | None = None
     """Path and pattern of a page that counts what it works on."""
 
@@ -189,6 +191,8 @@ ENGINES = {
         needs=(VLLM_READY, BF16),
         version=version_of_vllm,
         block=128,
+        # Its hybrid cache for layers with a sliding window finds no block again that was filled while generating.
+        caches_generated=False,
         gauge=("metrics", r"^vllm:num_requests_(?:running|waiting)\{.*\} (\S+)$"),
     ),
     "llamacpp": Engine(

@@ -21,6 +21,12 @@ ANSWER = THOUGHT + "<|channel|>final<|message|>Here is the answer.<|return|>"
 LONG = THOUGHT + "<|channel|>final<|message|>" + " word" * 1500 + "<|return|>"
 CALL = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
 TWO_CALLS = THOUGHT + CALL + '{"location":"Paris"}<|call|><|start|>assistant' + CALL + '{"location":"Rome"}<|call|>'
+PREAMBLE = (
+    THOUGHT
+    + "<|channel|>commentary<|message|>I will look.<|end|><|start|>assistant"
+    + CALL
+    + '{"location":"Paris"}<|call|>'
+)
 CUT_CALL = THOUGHT + CALL + '{"location":"Par'
 HANDOFF = THOUGHT + "<|channel|>commentary to=functions.transfer_to_poet <|constrain|>json<|message|>{}<|call|>"
 RESULT = (
@@ -46,6 +52,7 @@ SCRIPTS: dict[str, VllmScript | Refusal] = {
     "an answer": playing(ANSWER),
     "two calls": playing(TWO_CALLS),
     "two calls, slowly": playing(TWO_CALLS, delay_s=0.01),
+    "a preamble": playing(PREAMBLE),
     "a cut call": playing(CUT_CALL, finish="length"),
     "a custom call": playing(ECHO),
     "a handoff": playing(HANDOFF),

@@ -33,18 +33,18 @@ def polled(client: OpenAI, response_id: str) -> list[Any]:
 
 
 def test_it_is_polled_to_its_end(scripted: OpenAI) -> None:
-    made = scripted.responses.create(**to_let_run(50))
+    made = scripted.responses.create(**to_let_run(40))
     assert (made.status, made.background, made.output) == ("queued", True, [])
     seen = polled(scripted, made.id)
     assert {response.status for response in seen} >= {"in_progress", "incomplete"}
     last = seen[-1]
     assert last.incomplete_details.reason == "max_output_tokens"
     assert last.output_text.startswith(" word word")
-    assert last.usage.output_tokens == 50
+    assert last.usage.output_tokens == 40
 
 
 def test_it_is_listened_to_while_it_runs(scripted: OpenAI) -> None:
-    events = watched(scripted, to_let_run(50))
+    events = watched(scripted, to_let_run(40))
     assert [event["type"] for event in events[:3]] == ["response.created", "response.queued", "response.in_progress"]
     assert events[0]["response"]["status"] == "queued"
     response = folded(events)
@@ -52,10 +52,10 @@ def test_it_is_listened_to_while_it_runs(scripted: OpenAI) -> None:
     assert watched_again(scripted, response["id"]) == events
 
 
-@pytest.mark.parametrize("left_at", [0, 1, 7])
+@pytest.mark.parametrize("left_at", [0, 7])
 def test_a_listener_that_left_goes_on_where_it_was(scripted: OpenAI, left_at: int) -> None:
     heard = []
-    with scripted.responses.create(**to_let_run(60), stream=True) as stream:
+    with scripted.responses.create(**to_let_run(40), stream=True) as stream:
         for event in stream:
             heard.append(event.to_dict())
             if event.sequence_number == left_at:
@@ -65,7 +65,7 @@ def test_a_listener_that_left_goes_on_where_it_was(scripted: OpenAI, left_at: in
     assert rest[0]["sequence_number"] == left_at + 1
     response = folded([*heard, *rest])
     assert response["status"] == "incomplete"
-    assert response["usage"]["output_tokens"] == 60
+    assert response["usage"]["output_tokens"] == 40
     assert watched_again(scripted, response_id) == [*heard, *rest]
 
 
@@ -121,11 +121,14 @@ def test_one_that_is_over_cannot_be_called_off_any_more(scripted: OpenAI) -> Non
 
 def test_one_that_is_deleted_while_it_runs_is_gone(scripted: OpenAI) -> None:
     begun = time.monotonic()
+    heard: list[Any] = []
     with scripted.responses.create(**to_let_run(model="one-at-a-time"), stream=True) as stream:
         first = next(iter(stream))
         assert first.type == "response.created"
         scripted.responses.delete(first.response.id)
-        assert not [event for event in stream if event.type in ENDINGS]
+        with pytest.raises(openai.APIError, match="deleted"):
+            heard.extend(stream)
+    assert not [event for event in heard if event.type in ENDINGS]
     with pytest.raises(openai.NotFoundError):
         scripted.responses.retrieve(first.response.id)
     # The backend, which has a place for one, is not kept busy by it.

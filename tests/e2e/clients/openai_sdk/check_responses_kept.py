@@ -122,7 +122,7 @@ def test_a_chain_of_answers(demo: OpenAI) -> None:
     # Only its own input is listed: what came before is told by what it continues.
     (item,) = demo.responses.input_items.list(second.id)
     assert item.type == "message"
-    third = folded(watched(demo, to_ask("ping", previous_response_id=second.id)))
+    third = folded(watched(demo, to_ask("ping", previous_response_id=second.id, max_output_tokens=8)))
     assert third["previous_response_id"] == second.id
     # Two answers may continue the same one.
     fork = demo.responses.create(**to_ask("Hello!", previous_response_id=first.id))

@@ -36,17 +36,25 @@ def test_the_loop_continued_by_name(demo: OpenAI, stream: bool) -> None:
     assert second.usage.input_tokens_details.cached_tokens >= first.usage.total_tokens - 8
 
 
-@pytest.mark.parametrize("store", [True, False], ids=["kept", "not kept"])
-@pytest.mark.parametrize("include", [[], ["reasoning.encrypted_content"]], ids=["open thoughts", "sealed thoughts"])
-def test_the_loop_with_everything_sent_back(demo: OpenAI, store: bool, include: list[Any]) -> None:
+# what is sent back: (kept, to include)
+SENT_BACK: dict[str, tuple[bool, list[Any]]] = {
+    "kept, open thoughts": (True, []),
+    "not kept, open thoughts": (False, []),
+    "not kept, sealed thoughts": (False, ["reasoning.encrypted_content"]),
+}
+
+
+@pytest.mark.parametrize("how", SENT_BACK)
+def test_the_loop_with_everything_sent_back(demo: OpenAI, how: str) -> None:
+    store, include = SENT_BACK[how]
     asking: dict[str, Any] = to_ask([{"role": "user", "content": PARIS}], tools=[WEATHER], store=store, include=include)
     first = demo.responses.create(**asking)
     asking["input"] += [*first.output, result_of(call_in(first))]
     second = demo.responses.create(**asking)
     assert second.output_text == ANSWER
     asking["input"] += [*second.output, {"role": "user", "content": "ping"}]
-    third = demo.responses.create(**asking)
-    assert third.output[-1].type == "message"
+    third = demo.responses.create(**{**asking, "max_output_tokens": 8})
+    assert third.output[0].type == "reasoning"
 
 
 def test_the_loop_with_plain_dictionaries(demo: OpenAI) -> None:
@@ -121,7 +129,7 @@ def test_a_custom_tool_takes_plain_text(scripted: OpenAI, stream: bool) -> None:
 
 
 def test_no_call_is_made_where_none_is_wanted(demo: OpenAI) -> None:
-    response = demo.responses.create(**to_ask(PARIS, tools=[WEATHER], tool_choice="none"))
+    response = demo.responses.create(**to_ask(PARIS, tools=[WEATHER], tool_choice="none", max_output_tokens=60))
     assert response.tool_choice == "none"
     assert "function_call" not in [item.type for item in response.output]
 
@@ -132,8 +140,9 @@ def test_tools_of_other_makers_are_passed_over(scripted: OpenAI) -> None:
     assert [tool.type for tool in response.tools] == ["function", "web_search"]
 
 
-async def test_an_async_loop(async_demo: AsyncOpenAI) -> None:
-    first = await async_demo.responses.create(**to_ask(PARIS, tools=[WEATHER]))
-    then = to_ask([result_of(call_in(first))], previous_response_id=first.id, tools=[WEATHER])
-    async with async_demo.responses.stream(**then) as stream:
-        assert (await stream.get_final_response()).output_text == ANSWER
+async def test_an_async_loop(async_scripted: AsyncOpenAI) -> None:
+    first = await async_scripted.responses.create(**to_play("a preamble", tools=[WEATHER]))
+    then = [result_of(call_in(first)), {"role": "user", "content": "script: an answer"}]
+    fields = to_ask(then, model="scripted", previous_response_id=first.id, tools=[WEATHER])
+    async with async_scripted.responses.stream(**fields) as stream:
+        assert (await stream.get_final_response()).output_text == "Here is the answer."
