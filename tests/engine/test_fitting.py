@@ -23,6 +23,7 @@ from unisono.core.events import Closed, ToolCall
 from unisono.core.generation import Capabilities, FinishReason
 from unisono.core.ids import DerivedIds
 from unisono.core.ports import Deployment
+from unisono.engine.engine import Engine
 from unisono.engine.memory import TurnMemory
 from unisono.engine.turn import Report, Turn
 from unisono.errors import ContextTooLong, InvalidRequest
@@ -198,9 +199,15 @@ class Noting(Line):
 
 
 async def test_a_turn_is_chosen_for_by_what_it_belongs_to(encoding: Encoding) -> None:
-    runner = Runner(encoding)
-    runner.engine.pool = pool = Noting([Scripted(encoding, [Step(ANSWER)])])
-    async for _ in runner.engine.start(Turn("m", ASKED, sticky="conv_1")):
+    pool = Noting([Scripted(encoding, [Step(ANSWER)])])
+    engine = Engine(
+        encoding=encoding,
+        renderer=Renderer(encoding),
+        pool=pool,
+        memory=TurnMemory(),
+        new_call_id=lambda: "call_1",
+    )
+    async for _ in engine.start(Turn("m", ASKED, sticky="conv_1")):
         pass
     assert pool.asked == ("m", "conv_1")
 

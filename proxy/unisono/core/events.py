@@ -43,9 +43,11 @@ class ToolCall:
 @dataclass(frozen=True, slots=True)
 class HostedCall:
     """A call of a tool that the gateway runs itself; `server` and `tool` are their own names, `name` the one the model
-    knows. With `needs_approval` it is not run: the turn ends behind it, and a later one may say that it is. `approval`
-    is the id of such a request where this is the call that was agreed to: its message stands in the conversation
-    already, so its Closed has no tokens."""
+    knows. Where the model made a name up, `server` may be empty: nothing is run then, and the model is told.
+
+    With `needs_approval` it is not run: the turn ends behind it, and a later one may say that it is. `approval` is the
+    id of such a request where this is the call that was agreed to: its message stands in the conversation already, so
+    its Closed has no tokens."""
 
     index: int
     call_id: str

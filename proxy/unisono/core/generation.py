@@ -119,13 +119,16 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens, counted by the gateway from ids. `reasoning_tokens` are the bodies of reasoning items; control tokens
-    count in `completion_tokens` only."""
+    """Tokens, counted by the gateway from ids. `prompt_tokens` are those of an answer's first prompt,
+    `completion_tokens` what was generated in all of its steps; `reasoning_tokens` are the bodies of reasoning items;
+    control tokens count in `completion_tokens` only. `tool_output_tokens` are results of hosted tools that later
+    prompts of the answer held."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     reasoning_tokens: int = 0
     cached_tokens: int = 0
+    tool_output_tokens: int = 0
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(
@@ -133,4 +136,5 @@ class Usage:
             self.completion_tokens + other.completion_tokens,
             self.reasoning_tokens + other.reasoning_tokens,
             self.cached_tokens + other.cached_tokens,
+            self.tool_output_tokens + other.tool_output_tokens,
         )

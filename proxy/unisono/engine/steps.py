@@ -1,59 +1,120 @@
 """Continuation: what one generation left behind decides whether another follows, and from which tokens.
 
-`next_step` is pure. A step never rewrites anything: it extends the conversation by what was generated and opens the
-message that is to follow.
+`next_step` is pure. A step never rewrites anything: it extends the conversation by what was generated, and by what the
+gateway's own tools came to, and opens the message that is to follow where the model is not to choose it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import TypeAlias, assert_never
 
-from unisono.core.conversation import AssistantReasoning, Conversation
-from unisono.core.events import Closed, Reasoning
+from unisono.core.conversation import (
+    AssistantCall,
+    AssistantMessage,
+    AssistantReasoning,
+    Item,
+    Phase,
+    Tokens,
+)
+from unisono.core.events import Closed, HostedCall, Listing, Reasoning, Text, ToolCall
 from unisono.core.generation import FinishReason
 
 
 @dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a hosted tool as the model made it; `arguments` are its own text. `approval` is the id under which it
+    was agreed to, for one that stands in the conversation already: then it has no tokens."""
+
+    call_id: str
+    name: str
+    arguments: str
+    tokens: Tokens = ()
+    approval: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
-    """What is known of an answer after its last step."""
+    """What is known of an answer when a step of it has ended, or when what it called was run."""
 
-    steps: int = 0
     reason: FinishReason = FinishReason.STOP
-    thoughts: tuple[Closed, ...] = ()
     shown: bool = False
-    """Whether anything but reasoning came."""
+    """Whether anything but reasoning came in the step."""
+    answered: bool = False
+    """Whether text on `final` did."""
     cut_call: bool = False
-
-    def after(self, reason: FinishReason, closed: Sequence[Closed], *, cut_call: bool) -> Answer:
-        """The answer after one more step; `closed` are the items of all steps."""
-        thoughts = tuple(item for item in closed if isinstance(item.item, Reasoning))
-        return Answer(self.steps + 1, reason, thoughts, len(thoughts) < len(closed), self.cut_call or cut_call)
+    opened: bool = False
+    """Whether the gateway opened the step's message: what comes of that stands."""
+    calls: tuple[Call, ...] = ()
+    """Calls of hosted tools in the step, complete ones."""
+    ran: bool = False
+    """Whether those were run: then it is over with the step."""
+    handed: bool = False
+    """Whether somebody else has something to do: calls of the client, or requests for approval, are open."""
+    exhausted: bool = False
+    """Whether no more tools are run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    pass
+    """The answer is over, or what is left is the client's to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """The model goes on by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenFinal:
-    """The model thought and stopped: open the answer it owes and let it continue."""
+    """Open the answer that the model owes and let it continue."""
 
-    thoughts: tuple[Closed, ...]
     rule: str = "analysis-only"
 
-    def extend(self, conversation: Conversation) -> Conversation:
-        said = tuple(AssistantReasoning(item.text, item.tokens) for item in self.thoughts)
-        return replace(conversation, items=(*conversation.items, *said), prefill="")
+
+@dataclass(frozen=True, slots=True)
+class RunTools:
+    """Run these, one after the other, and decide again."""
+
+    calls: tuple[Call, ...]
 
 
-Step: TypeAlias = Done | OpenFinal
+Step: TypeAlias = Done | Generate | OpenFinal | RunTools
 
 
 def next_step(answer: Answer) -> Step:
-    """An answer that is only thoughts is opened once; everything else is as it is."""
-    if answer.steps == 1 and answer.reason is FinishReason.STOP and not answer.shown and not answer.cut_call:
-        return OpenFinal(answer.thoughts)
-    return Done()
+    """Calls are run as long as there may be any. An answer that is only thoughts is opened once, and so is one that may
+    not call any more; everything else is as it is."""
+    if answer.ran:
+        return _behind_results(answer)
+    if answer.reason is not FinishReason.STOP:
+        return Done()
+    if answer.calls and not answer.exhausted:
+        return RunTools(answer.calls)
+    if answer.shown or answer.cut_call or answer.opened:
+        return Done()
+    return OpenFinal("tools-ended") if answer.calls else OpenFinal()
+
+
+def _behind_results(answer: Answer) -> Step:
+    if answer.handed:
+        return Done()
+    if answer.exhausted:
+        return Done() if answer.answered else OpenFinal("tools-ended")
+    return Generate()
+
+
+def to_said(closed: Closed) -> Item | None:
+    """A finished item as it stands in the answer's next prompt. Text is a preamble there, whatever its channel: behind
+    an answer the renderer leaves thoughts out, and this turn still goes on. Its tokens are the ones it has."""
+    match closed.item:
+        case Reasoning():
+            return AssistantReasoning(closed.text, closed.tokens)
+        case Text():
+            return AssistantMessage(closed.text, Phase.COMMENTARY, closed.tokens)
+        case ToolCall(call_id=call_id, name=name) | HostedCall(call_id=call_id, name=name):
+            return AssistantCall(call_id, name, closed.text, closed.tokens)
+        case Listing():
+            return None
+        case _:
+            assert_never(closed.item)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from unisono.core.conversation import Conversation, Tokens
-from unisono.core.events import Event
+from unisono.core.events import Closed, Event, HostedCall
 from unisono.core.generation import Sampling
 from unisono.core.tools import ToolServer
 
@@ -21,6 +21,11 @@ class Decision:
     approval: str
     approved: bool
     reason: str = ""
+
+    @property
+    def denial(self) -> str:
+        """What the model reads where a result would stand, when it was not approved."""
+        return f"The user did not approve this call. {self.reason}".strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,15 @@ STEP_ENDED = 0xFFFF_FFFF
 """Stands in a journal behind the last token of a step that another one followed; no token has this id."""
 
 
+def must_be_kept(batch: Sequence[Event]) -> bool:
+    """Whether a batch's journal is to be kept before the next batch is asked for, by whoever keeps it: a call of a
+    hosted tool is made then, and a run that goes on behind an older journal would make it again."""
+    return any(
+        isinstance(event, Closed) and isinstance(event.item, HostedCall) and not event.item.needs_approval
+        for event in batch
+    )
+
+
 @dataclass(slots=True)
 class Report:
     """What is known of a run besides its events; grows while it runs."""
@@ -90,9 +104,9 @@ class Report:
     recoveries: list[str] = field(default_factory=list)
     """Rule names in order of first occurrence, each once."""
     journal: list[int] = field(default_factory=list)
-    """Every token the model generated, with `STEP_ENDED` between steps and a mark where text is read for tokens (see
-    `journal.py`). Whenever a batch was yielded, all events of the tokens in it have been yielded too: kept together
-    they let another run go on behind both. It only grows."""
+    """Every token the model generated, with `STEP_ENDED` between steps, a mark where text is read for tokens, and notes
+    of what the gateway did itself (see `journal.py`). Whenever a batch was yielded, all events of what is in it have
+    been yielded too: kept together they let another run go on behind both. It only grows."""
     left_out: int = 0
     """Oldest turns left out of the conversation because it was too long."""
 

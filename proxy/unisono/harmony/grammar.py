@@ -153,7 +153,11 @@ STEPS: dict[tuple[State, Mark], tuple[Step, str | None]] = {
 
 RULES: dict[str, str] = {
     "analysis-only": "The model thought and stopped without an answer; the answer was opened and the model continued.",
+    "approval-void": "A call was approved that belongs to no tool that may be run any more; the model was told.",
     "bad-token": "An id that is no token was dropped.",
+    "bad-tool-arguments": "A hosted tool was called with arguments that are no JSON object; the model was told.",
+    "call-limit": "The turn's calls of hosted tools were used up; a further one was not made and the model was told.",
+    "call-not-repeated": "It is not known whether a call of a hosted tool was carried out; it was not made again.",
     "channel-repeated": "A header named its channel more than once; the last one counts.",
     "channel-spelling": "A misspelt channel was read as the known one it stands for.",
     "constrain-empty": "A content type marker without a content type was ignored.",
@@ -170,6 +174,7 @@ RULES: dict[str, str] = {
     "glued-role": "The role ran into the next word of the header; both were read.",
     "header-order": "The content type stood before the recipient; both were read.",
     "header-without-message": "A message ended inside its header; what follows the header's words is its body.",
+    "late-call": "A hosted tool was called when there was nothing more to be called; nothing of it is run or shown.",
     "marker-in-recipient": "A marker leaked into a recipient; the name was cleaned.",
     "markerless": "The backend strips markers; messages were split at channel words.",
     "missing-channel": "A message without a channel; its text is shown.",
@@ -179,13 +184,18 @@ RULES: dict[str, str] = {
     "not-a-tool": "A recipient that is no tool; the body is text on its channel.",
     "recipient-repeated": "A header named several recipients; the first that is a tool counts.",
     "recipient-spelling": "A misspelt recipient was read as the one declared tool it can stand for.",
+    "repeated-call": "A hosted tool was called again and again with the same arguments; the model was told.",
     "restored-stop": "The backend hides the token it stopped at; the terminator was put back.",
     "stray-header-words": "Words in a header that mean nothing were ignored.",
     "stray-special": "A special token that has no business there was dropped.",
+    "tool-deadline": "The turn's time for hosted tools was over; the model was told.",
+    "tool-left-out": "A hosted tool has a description that cannot be declared to the model; the turn went without it.",
+    "tools-ended": "No more hosted tools were run; the answer was opened and the model continued.",
     "trailing-stop": "A second terminator after a finished message was dropped.",
     "type-as-recipient": "A content type stood where a recipient stands; it was read as a content type.",
     "undecodable-header": "A header held bytes that are not UTF-8; they were replaced.",
     "unfinished-call": "A tool call without its terminator is no call; nothing of it is run or shown.",
     "unknown-channel": "A channel that does not exist; the text is shown.",
+    "unknown-tool": "A hosted tool was called that there is not; the model was told what there is.",
 }
 """Every repair by its stable name, with the sentence shown to people."""

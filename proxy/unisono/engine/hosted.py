@@ -1,0 +1,170 @@
+"""The hosted tools of one turn: what their servers offer, under names the model knows, and what a name stands for.
+
+What was offered when the turn began holds until its end, whatever a server says later; it can be noted in a journal
+and read from there. No I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from unisono.core.conversation import AssistantCall, Conversation, FunctionTool, Item, Json, ToolResult
+from unisono.core.tool_names import SEPARATOR, ToolNames
+from unisono.core.tools import HostedTool, ToolServer
+from unisono.engine.journal import Note, parts_of
+from unisono.engine.steps import Call
+from unisono.engine.turn import Hosting
+from unisono.errors import InvalidRequest
+from unisono.harmony.tools import ToolSet, plan_tools
+
+LISTED: Final = "listed"
+NAMED: Final = 64
+"""So many names the model is told of at most when it made one up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A server's tools, or with `error` why there are none."""
+
+    server: str
+    tools: tuple[HostedTool, ...] = ()
+    error: str | None = None
+
+
+class HostedTools:
+    """`client` are the names of the client's own tools, which no hosted one gets."""
+
+    def __init__(self, hosting: Hosting, offers: Sequence[Offer], client: Collection[str]) -> None:
+        self.hosting = hosting
+        self.offers = tuple(offers)
+        self._client = frozenset(client)
+        self._servers = {server.label: server for server in hosting.servers}
+        tools = [tool for offer in offers for tool in offer.tools]
+        self._names = ToolNames(((tool.server, tool.name) for tool in tools), taken=self._client)
+        self._tools = {self._names.add(tool.server, tool.name): tool for tool in tools}
+
+    def __contains__(self, name: str) -> bool:
+        """Whether a call of that name is the gateway's affair: where servers are hosted that is every name which is
+        not the client's."""
+        return bool(self._servers) and name not in self._client
+
+    def tool(self, name: str) -> HostedTool | None:
+        """None for a name that the model made up."""
+        return self._tools.get(name)
+
+    def server(self, tool: HostedTool) -> ToolServer:
+        return self._servers[tool.server]
+
+    def place(self, call: Call) -> tuple[str, str]:
+        """The label of the server and its tool that a call seems to be for; the label is empty where it is for none."""
+        if (tool := self._tools.get(call.name)) is not None:
+            return tool.server, tool.name
+        label, separator, name = call.name.partition(SEPARATOR)
+        return (label, name) if separator and (label in self._servers or call.approval) else ("", call.name)
+
+    def names_near(self, call: Call) -> list[str]:
+        """Names to choose from instead: those of the same server where there is one, else all."""
+        label, _ = self.place(call)
+        near = [name for name, tool in self._tools.items() if tool.server == label]
+        return (near or list(self._tools))[:NAMED]
+
+    def plan(self, client: Sequence[FunctionTool], at: str) -> tuple[ToolSet, bool]:
+        """All tools as they are declared, the client's first, and whether all hosted ones are among them: one that
+        cannot be declared is left out, and then there is no such tool. Raises InvalidRequest for the client's own;
+        `at` as for `plan_tools`."""
+        planned = plan_tools(client, at=at)
+        if not self._tools:
+            return planned, True
+        try:
+            return plan_tools((*client, *self._declared()), at=at), True
+        except InvalidRequest:
+            self._tools = {name: tool for name, tool in self._tools.items() if _can_be_declared(name, tool)}
+        while self._tools:
+            try:
+                return plan_tools((*client, *self._declared()), at=at), False
+            except InvalidRequest:
+                # Each is fine and all of them are too much: what the last servers offer goes first.
+                self._tools = dict(list(self._tools.items())[: len(self._tools) // 2])
+        return planned, False
+
+    def _declared(self) -> list[FunctionTool]:
+        return [_declared(name, tool) for name, tool in self._tools.items()]
+
+    def note(self) -> Note:
+        """What was offered, for a journal."""
+        offers: list[Json] = []
+        for offer in self.offers:
+            tools: list[Json] = [
+                [tool.name, tool.description, dict(tool.schema), dict(tool.annotations)] for tool in offer.tools
+            ]
+            offers.append([offer.server, offer.error, tools])
+        return Note({LISTED: offers})
+
+
+def offers_in(journal: Sequence[int]) -> tuple[Offer, ...] | None:
+    """What was offered when the journal was begun; None where it does not say. Raises StoreUnreadable."""
+    first = next(parts_of(journal), None)
+    if not isinstance(first, Note) or not isinstance(listed := first.value.get(LISTED), list):
+        return None
+    return tuple(_offer(*entry) for entry in listed if isinstance(entry, list))
+
+
+def _offer(label: Json, error: Json, tools: Json) -> Offer:
+    label = str(label)
+    read = tuple(_tool(label, *tool) for tool in tools if isinstance(tool, list)) if isinstance(tools, list) else ()
+    return Offer(label, read, None if error is None else str(error))
+
+
+def _tool(label: str, name: Json, description: Json, schema: Json, annotations: Json) -> HostedTool:
+    return HostedTool(
+        label,
+        str(name),
+        str(description),
+        schema if isinstance(schema, dict) else {},
+        annotations if isinstance(annotations, dict) else {},
+    )
+
+
+def _declared(name: str, tool: HostedTool) -> FunctionTool:
+    return FunctionTool(name, tool.description, tool.schema or None)
+
+
+def _can_be_declared(name: str, tool: HostedTool) -> bool:
+    try:
+        plan_tools([_declared(name, tool)])
+    except InvalidRequest:
+        return False
+    return True
+
+
+def decided_calls(conversation: Conversation, hosting: Hosting) -> tuple[list[Call], list[ToolResult]]:
+    """The calls that were approved, in the order of the decisions, and the results of those that were not. A decision
+    about a call that is not there, or has its result already, is about nothing."""
+    waiting = {item.call_id: item for item in conversation.items if isinstance(item, AssistantCall)}
+    for item in conversation.items:
+        if isinstance(item, ToolResult):
+            waiting.pop(item.call_id, None)
+    approved: list[Call] = []
+    denied: list[ToolResult] = []
+    for decision in hosting.decisions:
+        call = waiting.pop(decision.call_id, None)
+        if call is None:
+            continue
+        if decision.approved:
+            approved.append(Call(call.call_id, call.name, call.arguments, approval=decision.approval))
+        else:
+            denied.append(ToolResult(call.call_id, call.name, decision.denial))
+    return approved, denied
+
+
+def with_results(conversation: Conversation, results: Sequence[ToolResult]) -> Conversation:
+    """The conversation with each result right behind its call."""
+    by_call = {result.call_id: result for result in results}
+    items: list[Item] = []
+    for item in conversation.items:
+        items.append(item)
+        if isinstance(item, AssistantCall) and (result := by_call.pop(item.call_id, None)) is not None:
+            items.append(result)
+    return Conversation(conversation.preamble, tuple(items), conversation.prefill)

@@ -1,0 +1,143 @@
+"""What is done about a call of a hosted tool: it is made, somebody is asked first, or the model is told why not.
+
+Pure, and bounded for anything a model may write: calls that lead nowhere, and calls made over and over, come to an end.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Final
+
+from unisono.core.conversation import Json
+from unisono.engine.hosted import HostedTools
+from unisono.engine.steps import Call
+
+MAKE: Final = "make"
+ASK: Final = "ask"
+UNKNOWN_TOOL: Final = "unknown-tool"
+BAD_ARGUMENTS: Final = "bad-tool-arguments"
+REPEATED: Final = "repeated-call"
+NO_CALLS_LEFT: Final = "call-limit"
+NO_TIME_LEFT: Final = "tool-deadline"
+VOID: Final = "approval-void"
+ENDED: Final = "tools-ended"
+NOT_REPEATED: Final = "call-not-repeated"
+LATE: Final = "late-call"
+LEFT_OUT: Final = "tool-left-out"
+"""Verdicts, and names of rules (see `harmony.grammar.RULES`)."""
+
+FAULTS: Final = 3
+"""So many faults of the model in a row end its calling."""
+MOST_ALIKE: Final = 2
+"""So often in a row the same call is made."""
+MOST_CALLS: Final = 512
+"""For turns that set no limit of their own."""
+
+OUTCOME_UNKNOWN: Final = "It is not known whether the call was carried out; it was not repeated."
+
+THE_MODELS_FAULT: Final = frozenset({UNKNOWN_TOOL, BAD_ARGUMENTS})
+THE_END: Final = frozenset({NO_CALLS_LEFT, NO_TIME_LEFT})
+"""What ends the calling at once."""
+
+
+def _unknown(call: Call, tools: HostedTools) -> str:
+    near = ", ".join(tools.names_near(call))
+    return f"There is no tool {call.name!r}. " + (f"There is: {near}." if near else "There are no tools.")
+
+
+TOLD: Final[Mapping[str, Callable[[Call, HostedTools], str]]] = {
+    UNKNOWN_TOOL: _unknown,
+    BAD_ARGUMENTS: lambda call, _: f"The arguments are no JSON object: {_problem(call)}. Give one that fits the tool.",
+    REPEATED: lambda *_: "The same call was made before, with the same arguments. It was not made again.",
+    NO_CALLS_LEFT: lambda *_: "No calls are left. The call was not made. Answer with what is known.",
+    NO_TIME_LEFT: lambda *_: "No time is left for calls. The call was not made. Answer with what is known.",
+    VOID: lambda *_: "The call was approved, but the tool is not available any more. The call was not made.",
+    ENDED: lambda *_: "No more calls are made. Answer with what is known.",
+}
+"""What the model reads instead of a result, by rule."""
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The calls of a turn so far. `limit` is how many may be made."""
+
+    tools: HostedTools
+    limit: int
+    exhausted: bool = False
+    """Whether no more calls are made."""
+    _made: int = 0
+    _faults: int = 0
+    _alike: int = 0
+    _last: str = ""
+
+    def judge(self, call: Call, *, late: bool = False) -> str:
+        """`MAKE`, `ASK` or the rule by which the model is told something instead. `late`: the turn's time is over."""
+        tool = self.tools.tool(call.name)
+        if self.exhausted:
+            return ENDED
+        if late:
+            return NO_TIME_LEFT
+        if self._made >= self.limit:
+            return NO_CALLS_LEFT
+        if tool is None:
+            return VOID if call.approval else UNKNOWN_TOOL
+        if arguments_of(call) is None:
+            return BAD_ARGUMENTS
+        if self._alike >= MOST_ALIKE and digest_of(call) == self._last:
+            return REPEATED
+        if not call.approval and self.tools.server(tool).approval.needed(tool):
+            return ASK
+        return MAKE
+
+    def enter(self, call: Call, verdict: str) -> None:
+        """`call` was judged so."""
+        digest = digest_of(call)
+        self._alike = self._alike + 1 if digest == self._last else 1
+        self._last = digest
+        self._made += verdict == MAKE
+        self._faults = self._faults + 1 if verdict in THE_MODELS_FAULT else 0
+        once_more = verdict == REPEATED and self._alike > MOST_ALIKE + 1
+        self.exhausted = self.exhausted or verdict in THE_END or self._faults >= FAULTS or once_more
+
+
+def arguments_of(call: Call) -> dict[str, Json] | None:
+    """The arguments; none at all where the model wrote nothing. None for what is no JSON object."""
+    try:
+        return _read(call.arguments)
+    except ValueError:
+        return None
+
+
+def digest_of(call: Call) -> str:
+    """Equal for calls of one tool with equal arguments, however they are spelled."""
+    arguments = arguments_of(call)
+    said = call.arguments if arguments is None else _canonical(arguments)
+    return sha256(f"{call.name}\0{said}".encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _read(text: str) -> dict[str, Json]:
+    """Raises ValueError."""
+    try:
+        value = json.loads(text) if text.strip() else {}
+        if not isinstance(value, dict):
+            raise ValueError("it is something else")  # noqa: TRY004 - the text is wrong
+        # Neither infinity nor half a character can be sent to anybody.
+        _canonical(value).encode()
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    return value
+
+
+def _canonical(arguments: Mapping[str, Json]) -> str:
+    return json.dumps(arguments, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def _problem(call: Call) -> str:
+    try:
+        _read(call.arguments)
+    except ValueError as problem:
+        return str(problem)
+    return ""

@@ -1,0 +1,63 @@
+"""What every run works with, and what it makes of a turn before anything is rendered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from unisono.core.conversation import Conversation
+from unisono.core.ports import Pool
+from unisono.core.tools import ToolHost
+from unisono.engine.hosted import HostedTools, Offer
+from unisono.engine.loop import ToolLoop
+from unisono.engine.memory import TurnMemory
+from unisono.engine.turn import Hosting, Turn
+from unisono.errors import UnsupportedValue
+from unisono.harmony.encoding import Encoding
+from unisono.harmony.render import Renderer
+from unisono.harmony.tools import ToolSet, plan_tools
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A turn's conversation as it is rendered, and its tools, named and checked. `left_out`: some hosted ones could not
+    be declared."""
+
+    conversation: Conversation
+    tools: ToolSet
+    left_out: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    encoding: Encoding
+    renderer: Renderer
+    pool: Pool
+    memory: TurnMemory
+    new_call_id: Callable[[], str]
+    tools: ToolHost | None = None
+
+    async def prepared(self, turn: Turn, hosted: HostedTools | None) -> Prepared:
+        conversation = self.memory.recall(turn.tenant, turn.conversation, dated=turn.dated)
+        client, at = turn.conversation.preamble.tools, turn.tools_at
+        # A schema may take half a second to read; other streams go on meanwhile.
+        if hosted is not None:
+            tools, whole = await asyncio.to_thread(hosted.plan, client, at)
+            return Prepared(conversation, tools, left_out=not whole)
+        if not client:
+            return Prepared(conversation, plan_tools(()))
+        return Prepared(conversation, await asyncio.to_thread(plan_tools, client, at=at))
+
+    def loop(self, turn: Turn) -> ToolLoop | None:
+        """Runs the tools of a turn that hosts any. Raises UnsupportedValue where nobody can."""
+        hosting = turn.hosting
+        if hosting is None or not (hosting.servers or hosting.decisions):
+            return None
+        if self.tools is None:
+            raise UnsupportedValue("This gateway runs no tools itself.", param="tools")
+        return ToolLoop(self.tools, hosting)
+
+    def hosted(self, turn: Turn, offers: Sequence[Offer]) -> HostedTools:
+        """The hosted tools of a turn, by what their servers offer."""
+        return HostedTools(turn.hosting or Hosting(), offers, [tool.name for tool in turn.conversation.preamble.tools])

@@ -1,0 +1,139 @@
+"""Calls of hosted tools, one after the other: each is shown, settled and noted before it is made, and what came of it
+is noted behind it.
+
+A note of a call says what was settled, so that whoever reads it knows whether the call may have been made. No I/O.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from unisono.core.conversation import Conversation, Json, ToolResult
+from unisono.core.events import Closed, Delta, Event, HostedCall, Listed, Listing, Opened, Ran, Repaired
+from unisono.core.tools import ToolOutcome
+from unisono.engine.hosted import HostedTools, decided_calls
+from unisono.engine.journal import Note
+from unisono.engine.judging import ASK, MOST_CALLS, NO_TIME_LEFT, TOLD, Ledger, digest_of
+from unisono.engine.steps import Call
+
+CALL, OF, VERDICT = "call", "of", "verdict"
+RAN, TEXT, ERROR, STRUCTURED, UNKNOWN, SAID, RULE = "ran", "text", "error", "structured", "unknown", "said", "rule"
+
+
+@dataclass(frozen=True, slots=True)
+class Calling:
+    """A call that was shown and has no outcome yet."""
+
+    item: HostedCall
+    call: Call
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What came of a call: its outcome, what the model reads, and the rule by which that is something else."""
+
+    outcome: ToolOutcome
+    said: str
+    rule: str = ""
+
+    @classmethod
+    def instead(cls, said: str, rule: str) -> Told:
+        """Of a call that was not made."""
+        return cls(ToolOutcome(said, is_error=True), said, rule)
+
+
+class Round:
+    """The hosted tools of a turn and the calls of one of its steps; to begin with, those that were approved."""
+
+    def __init__(self, tools: HostedTools, conversation: Conversation) -> None:
+        limit = tools.hosting.max_calls
+        calls, denied = decided_calls(conversation, tools.hosting)
+        self.tools = tools
+        self.ledger = Ledger(tools, MOST_CALLS if limit is None else limit)
+        self.calls = deque(calls)
+        """Those that are to come."""
+        self.calling: Calling | None = None
+        self.asked = False
+        """Whether somebody is asked about a call of this round."""
+        self.decided: list[ToolResult] = denied
+        """Results of calls that stand in the conversation already."""
+
+    @property
+    def over(self) -> bool:
+        return not self.calls and self.calling is None
+
+    def begin(self, calls: Sequence[Call]) -> None:
+        self.calls.extend(calls)
+        self.asked = False
+
+    def listed(self) -> list[Event]:
+        """What the servers offer, those the client does not know yet."""
+        events: list[Event] = []
+        new = [offer for offer in self.tools.offers if offer.server not in self.tools.hosting.announced]
+        for index, offer in enumerate(new):
+            listing = Listing(index, offer.server)
+            events += (Opened(listing), Listed(listing, offer.tools, offer.error))
+        return events
+
+    def call(self, index: int, *, late: bool) -> tuple[Note, list[Event]]:
+        """The next call, as the item `index`."""
+        call = self.calls.popleft()
+        return self._call(call, index, self.ledger.judge(call, late=late))
+
+    def call_again(self, note: Mapping[str, Json], index: int) -> tuple[Note, list[Event]]:
+        """The next call as it was noted. Raises ValueError when the note is of another one."""
+        call = self.calls.popleft() if self.calls else None
+        if call is None or note.get(OF) != digest_of(call):
+            raise ValueError("a note of another call")
+        return self._call(call, index, str(note.get(VERDICT)))
+
+    def _call(self, call: Call, index: int, verdict: str) -> tuple[Note, list[Event]]:
+        server, tool = self.tools.place(call)
+        item = HostedCall(index, call.call_id, call.name, server, tool, verdict == ASK, call.approval)
+        self.ledger.enter(call, verdict)
+        if verdict == ASK:
+            self.asked = True
+        else:
+            self.calling = Calling(item, call, verdict)
+        deltas = [Delta(item, call.arguments)] if call.arguments else []
+        note = Note({CALL: call.call_id, OF: digest_of(call), VERDICT: verdict})
+        return note, [Opened(item), *deltas, Closed(item, call.arguments, call.tokens)]
+
+    def told(self, calling: Calling) -> Told | None:
+        """What the model is told instead of a result; None for a call that is to be made."""
+        says = TOLD.get(calling.verdict)
+        return None if says is None else Told.instead(says(calling.call, self.tools), calling.verdict)
+
+    def ran(self, told: Told, position: int) -> tuple[Note, list[Event], ToolResult | None]:
+        """What came of the call, and its result where that stands behind what this answer said. `position` as in
+        `Repaired`."""
+        calling = self.calling
+        assert calling is not None
+        self.calling = None
+        call, outcome = calling.call, told.outcome
+        self.ledger.exhausted = self.ledger.exhausted or told.rule == NO_TIME_LEFT
+        note: dict[str, Json] = {RAN: call.call_id, TEXT: outcome.text}
+        note |= {ERROR: True} if outcome.is_error else {}
+        note |= {STRUCTURED: outcome.structured} if outcome.structured is not None else {}
+        note |= {UNKNOWN: True} if outcome.outcome_unknown else {}
+        note |= {SAID: told.said} if told.said != outcome.text else {}
+        note |= {RULE: told.rule} if told.rule else {}
+        events: list[Event] = [Ran(calling.item, outcome, told.said)]
+        if told.rule:
+            events.append(Repaired(told.rule, position))
+        result = ToolResult(call.call_id, call.name, told.said)
+        if not call.approval:
+            return Note(note), events, result
+        self.decided.append(result)
+        return Note(note), events, None
+
+    def told_again(self, note: Mapping[str, Json]) -> Told:
+        """What came of the call as it was noted. Raises ValueError when the note is of another one."""
+        if self.calling is None or note.get(RAN) != self.calling.call.call_id:
+            raise ValueError("a note of another call")
+        text = str(note.get(TEXT, ""))
+        outcome = ToolOutcome(text, ERROR in note, note.get(STRUCTURED), UNKNOWN in note)
+        return Told(outcome, str(note.get(SAID, text)), str(note.get(RULE, "")))

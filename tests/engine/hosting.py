@@ -1,0 +1,202 @@
+"""Hosted tools for engines on scripted backends: a double at the port, and turns that use it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from tests.engine.scripted import ASKED, IDS, Line
+from tests.engine.test_resuming import Continuing, tokens_of
+from unisono.core.conversation import Json
+from unisono.core.events import Closed, Delta, Event, Finished, HostedCall, Item, Listed, Listing, Opened, Ran, ToolCall
+from unisono.core.generation import Capabilities, Generation
+from unisono.core.tools import Approval, HostedTool, Progress, ToolHost, ToolList, ToolOutcome, ToolServer
+from unisono.engine.engine import Engine
+from unisono.engine.memory import TurnMemory
+from unisono.engine.turn import Hosting, Report, Turn
+from unisono.errors import UnisonoError
+from unisono.harmony.encoding import load_encoding
+from unisono.harmony.render import Renderer
+
+ENCODING = load_encoding()
+RENDERER = Renderer(ENCODING)
+
+FREE = Approval(otherwise=False)
+SCHEMA: dict[str, Json] = {"type": "object", "properties": {"q": {"type": "string"}}}
+
+
+def tool(server: str, name: str) -> HostedTool:
+    return HostedTool(server, name, f"The tool {name}.", SCHEMA)
+
+
+DOCS = ToolServer("docs", "http://127.0.0.1:9/mcp", approval=FREE, idempotent=frozenset({"fetch"}))
+FILES = ToolServer("files", "http://127.0.0.1:9/mcp")
+"""Every tool of it needs approval."""
+OFFERED: Mapping[str, Sequence[HostedTool] | UnisonoError] = {
+    "docs": (tool("docs", "search"), tool("docs", "fetch")),
+    "files": (tool("files", "delete"),),
+}
+
+
+def said(text: str) -> ToolOutcome:
+    return ToolOutcome(text)
+
+
+@dataclass
+class Servers(ToolHost):
+    """Tool servers that answer as they are told, and remember each call that was begun."""
+
+    offered: Mapping[str, Sequence[HostedTool] | UnisonoError] = field(default_factory=lambda: OFFERED)
+    answer: Callable[[str, Mapping[str, Json]], ToolOutcome] = lambda name, arguments: said(
+        f"{name} of {arguments.get('q', '')}"
+    )
+    takes_s: float = 0.0
+    made: list[tuple[str, str, Mapping[str, Json]]] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    """Calls that were cancelled."""
+
+    async def list_tools(self, server: ToolServer, *, deadline: float | None = None) -> ToolList:
+        self.asked.append(server.label)
+        offered = self.offered[server.label]
+        if isinstance(offered, UnisonoError):
+            raise offered
+        return ToolList(tuple(offered), "digest")
+
+    async def call(
+        self,
+        server: ToolServer,
+        tool: str,
+        arguments: Mapping[str, Json],
+        *,
+        deadline: float | None = None,
+        progress: Progress | None = None,
+    ) -> ToolOutcome:
+        self.made.append((server.label, tool, arguments))
+        try:
+            await asyncio.sleep(self.takes_s)
+        except asyncio.CancelledError:
+            self.left.append(tool)
+            raise
+        return self.answer(tool, arguments)
+
+    async def aclose(self) -> None:
+        pass
+
+
+def call(name: str, arguments: str = "{}", *, thought: str = "") -> str:
+    """A step that ends with a call."""
+    thoughts = f"<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant" if thought else ""
+    header = f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
+    return f"{thoughts}{header}{arguments}<|call|>"
+
+
+SEARCH = call("docs__search", '{"q":"one"}', thought="I look.")
+ANSWER = "<|channel|>analysis<|message|>Now.<|end|><|start|>assistant<|channel|>final<|message|>It is so.<|return|>"
+HOSTING = Hosting((DOCS,))
+
+
+@dataclass
+class Talk:
+    """One turn with hosted tools that is asked again and again, each time of an engine that knows nothing of the time
+    before."""
+
+    outputs: Sequence[str]
+    host: Servers = field(default_factory=Servers)
+    told: Capabilities = IDS
+    per_chunk: int = 4
+    turn: Turn = field(default_factory=lambda: Turn("m", ASKED, seed="a seed", tenant="team", hosting=HOSTING))
+    bases: list[Generation] = field(default_factory=list)
+
+    def backend(self, **differing: object) -> Continuing:
+        outputs = [tokens_of(output) for output in self.outputs]
+        known = Continuing(outputs, told=self.told, per_chunk=self.per_chunk, bases=self.bases)
+        return replace(known, **differing)  # type: ignore[arg-type]
+
+    def engine(self, *backends: Continuing) -> Engine:
+        return Engine(
+            encoding=ENCODING,
+            renderer=RENDERER,
+            pool=Line(backends or [self.backend()]),
+            memory=TurnMemory(),
+            new_call_id=lambda: "call_random",
+            tools=self.host,
+        )
+
+    async def batches(
+        self, journal: Sequence[int] = (), *, cut: int | None = None, backends: Sequence[Continuing] = ()
+    ) -> tuple[list[list[Event]], Report]:
+        """The batches up to the `cut`, and the report as it was then. The batch at the cut is the last that is asked
+        for."""
+        run = self.engine(*backends).start(replace(self.turn, journal=tuple(journal)))
+        batches: list[list[Event]] = []
+        async for batch in run:
+            batches.append(batch)
+            if len(batches) == cut:
+                break
+        await run.aclose()
+        return batches, run.report
+
+    async def events(self) -> tuple[list[Event], Report]:
+        batches, report = await self.batches()
+        assert all(batches)
+        events = [event for batch in batches for event in batch]
+        check_lives(events)
+        assert isinstance(events[-1], Finished)
+        return events, report
+
+
+def check_lives(events: Sequence[Event]) -> None:
+    """One item at a time; indexes of items, of calls and of listings count up; a result stands behind its call."""
+    open_item: Item | None = None
+    counts = {"item": 0, "call": 0, "listing": 0}
+    texts: list[str] = []
+    waiting: HostedCall | None = None
+    for event in events:
+        match event:
+            case Opened(Listing() as listing) | Listed(listing):
+                assert open_item is None
+                assert listing.index == counts["listing"]
+                counts["listing"] += isinstance(event, Listed)
+            case Opened(item):
+                assert open_item is None
+                assert waiting is None
+                assert not isinstance(item, Listing)
+                assert item.index == counts["item"]
+                if isinstance(item, ToolCall):
+                    assert item.call_index == counts["call"]
+                    counts["call"] += 1
+                open_item, texts = item, []
+                counts["item"] += 1
+            case Delta(item, text):
+                assert item == open_item
+                assert text
+                texts.append(text)
+            case Closed(item, text):
+                assert item == open_item
+                assert "".join(texts) == text
+                open_item = None
+                waiting = item if isinstance(item, HostedCall) and not item.needs_approval else None
+            case Ran(item):
+                assert item == waiting
+                waiting = None
+            case _:
+                pass
+    assert open_item is None
+    assert waiting is None
+
+
+def calls_of(events: Sequence[Event]) -> list[tuple[str, str, str]]:
+    """Hosted calls: the server, the tool, and what the model read; "?" for a request for approval."""
+    found = []
+    for event in events:
+        if isinstance(event, Ran):
+            found.append((event.item.server, event.item.tool, event.said))
+        elif isinstance(event, Closed) and isinstance(event.item, HostedCall) and event.item.needs_approval:
+            found.append((event.item.server, event.item.tool, "?"))
+    return found
+
+
+async def each(batches: AsyncIterator[list[Event]]) -> list[list[Event]]:
+    return [batch async for batch in batches]
