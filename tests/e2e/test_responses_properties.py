@@ -1,0 +1,226 @@
+"""What holds for any request and any output at all: no fault of the gateway, and streams that end as they are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.api.asgi import Exchange
+from tests.api.responses.folding import fold
+from tests.api.responses.mounted import Mounted, mounted
+from tests.e2e.responses import ANSWER, TOOL, Json
+from tests.e2e.wires import ENCODING, WIRES, Fake, deployment
+from tests.fakes import FakeVllm, MlxScript, VllmScript
+from tests.harmony.test_properties import streams
+from unisono.api.responses.given import KINDS
+from unisono.core.generation import VOCABULARY
+
+T = TypeVar("T")
+
+
+@dataclass
+class Place:
+    """The surface in process over a scripted wire, driven from outside of any loop."""
+
+    runner: asyncio.Runner
+    desk: Mounted
+    fake: Fake
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(work)
+
+    def says(self, tokens: list[int], finish: str) -> None:
+        """What the model generates: as ids, or spelled, as the wire wants it."""
+        if isinstance(self.fake, FakeVllm):
+            vllm = VllmScript(tokens=tokens, finish=finish, per_chunk=3)
+            self.fake.script = lambda asked: vllm
+        else:
+            mlx = MlxScript(text=ENCODING.decode(tokens), finish=finish, per_chunk=3, keepalives=0)
+            self.fake.script = lambda asked: mlx
+
+    def post(self, body: Any, path: str = "/v1/responses") -> Exchange:
+        return self.run(self.desk.ask("POST", path, body))
+
+
+@pytest.fixture(scope="module", params=WIRES.values(), ids=list(WIRES))
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    wire = request.param
+    fake = wire.fake()
+
+    async def opened(stack: AsyncExitStack) -> Mounted:
+        await stack.enter_async_context(fake)
+        config = {"model_list": [deployment("gpt-oss", wire, fake)], "router_settings": {"allowed_fails": 1_000_000}}
+        return await stack.enter_async_context(mounted(config))
+
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        desk = runner.run(opened(stack))
+        try:
+            yield Place(runner, desk, fake)
+        finally:
+            runner.run(stack.aclose())
+
+
+def sound(answer: Exchange) -> Json | None:
+    """The response of an answer; None for a refusal that is the client's own fault."""
+    if answer.status != 200:
+        assert 400 <= answer.status < 500, answer.body
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+        return None
+    if not answer.headers["content-type"].startswith("text/event-stream"):
+        return dict(answer.json())
+    *frames, rest = answer.body.decode().split("\n\n")
+    assert rest == ""
+    assert frames.pop() == "data: [DONE]"
+    return fold([json.loads(frame.split("\ndata: ")[1]) for frame in frames]).response
+
+
+# -- any output
+
+
+generated = streams.map(lambda tokens: [token for token in tokens if 0 <= token < VOCABULARY])
+
+
+@settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@given(generated, st.sampled_from(["stop", "length"]), st.booleans(), st.sampled_from([None, 3, 9]))
+def test_any_output_is_an_answer_that_is_kept_as_it_was_told_and_can_be_continued(
+    place: Place, tokens: list[int], finish: str, stream: bool, limit: int | None
+) -> None:
+    place.says(tokens, finish)
+    body = {"model": "gpt-oss", "input": "Hi", "stream": stream, "tools": [TOOL, {"type": "custom", "name": "f"}]}
+    response = sound(place.post({**body, "max_output_tokens": limit}))
+    assert response is not None
+    assert response["status"] in ("completed", "incomplete")
+    kept = place.run(place.desk.ask("GET", f"/v1/responses/{response['id']}"))
+    assert json.dumps(kept.json()) == json.dumps(response)
+    place.says(ENCODING.encode_marked(ANSWER), "stop")
+    later = {**body, "stream": not stream, "input": "u", "store": False}
+    assert sound(place.post({**later, "previous_response_id": response["id"]})) is not None
+    replayed = [{"role": "user", "content": "Hi"}, *response["output"], {"role": "user", "content": "u"}]
+    assert sound(place.post({**later, "input": replayed})) is not None
+
+
+# -- any request
+
+
+odd = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 2**70),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
+    st.sampled_from(["", "auto", "none", "user", "text", "<|end|>", "resp_" + "0" * 32, "call_1", "look", "{}", "\0"]),
+)
+WORDS = (
+    *("type", "role", "content", "text", "id", "call_id", "name", "arguments", "output", "input", "summary", "tools"),
+    *("encrypted_content", "namespace", "phase", "status", "error", "code", "outputs", "server_label", "parameters"),
+    *("effort", "format", "verbosity", "description", "strict", "function", "custom", "refusal", "include_obfuscation"),
+)
+
+
+def objects(values: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.dictionaries(st.sampled_from(WORDS), values, max_size=5)
+
+
+nested = st.recursive(odd, lambda inner: st.one_of(st.lists(inner, max_size=3), objects(inner)), max_leaves=8)
+
+parts = st.fixed_dictionaries(
+    {"type": st.sampled_from(["input_text", "output_text", "text", "refusal", "reasoning_text", "input_image", "x"])},
+    optional={"text": st.one_of(st.just("t"), odd), "refusal": odd},
+)
+items = st.one_of(
+    st.fixed_dictionaries(
+        {"type": st.sampled_from([*KINDS, "unisono:custom_tool_call", "hologram"])},
+        optional={
+            "role": st.sampled_from(["user", "assistant", "system", "developer", "tool"]),
+            "content": st.one_of(st.just("c"), st.lists(parts, max_size=3), nested),
+            "call_id": st.one_of(st.just("call_1"), odd),
+            "name": st.one_of(st.just("look"), odd),
+            "arguments": st.one_of(st.just("{}"), nested),
+            "input": odd,
+            "output": st.one_of(st.just("o"), st.lists(parts, max_size=2), nested),
+            "id": odd,
+            "summary": nested,
+            "encrypted_content": odd,
+            "namespace": odd,
+        },
+    ),
+    nested,
+)
+tools = st.one_of(
+    st.fixed_dictionaries(
+        {"type": st.sampled_from(["function", "custom", "namespace", "web_search", "mcp"])},
+        optional={"name": st.sampled_from(["look", "hear", "a b", ""]), "parameters": nested, "tools": nested},
+    ),
+    nested,
+)
+FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    "input": st.one_of(st.lists(items, max_size=4), nested),
+    "tools": st.one_of(st.lists(tools, max_size=3), nested),
+    "include": st.one_of(st.just(["reasoning.encrypted_content"]), nested),
+    "conversation": st.one_of(st.just({"id": "conv_" + "0" * 32}), nested),
+    "previous_response_id": odd,
+    "stream": st.one_of(st.booleans(), odd),
+    "store": st.one_of(st.booleans(), odd),
+    "metadata": st.one_of(st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=2), nested),
+    **dict.fromkeys(("reasoning", "text", "stream_options", "prompt", "modalities", "audio", "logit_bias"), nested),
+    **dict.fromkeys(("tool_choice", "truncation", "instructions", "user", "safety_identifier", "service_tier"), odd),
+    **dict.fromkeys(("max_output_tokens", "max_tool_calls", "temperature", "top_p", "top_k", "min_p", "seed"), odd),
+    **dict.fromkeys(("parallel_tool_calls", "prompt_cache_key", "top_logprobs", "presence_penalty", "colour"), odd),
+}
+requests = st.fixed_dictionaries(
+    {"model": st.sampled_from(["gpt-oss"] * 9 + ["nobody"])},
+    optional=FIELDS,
+)
+sane = st.fixed_dictionaries(
+    {"model": st.just("gpt-oss"), "input": st.just("Hi")},
+    optional={
+        key: FIELDS[key] for key in ("stream", "tools", "include", "text", "reasoning", "metadata", "truncation")
+    },
+)
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@given(st.one_of(requests, sane), st.sampled_from(["/v1/responses", "/open-responses/v1/responses", "/input_tokens"]))
+def test_any_request_is_answered_or_refused_as_the_clients_own_fault(place: Place, body: Json, path: str) -> None:
+    place.says(ENCODING.encode_marked(ANSWER), "stop")
+    path = "/v1/responses/input_tokens" if path == "/input_tokens" else path
+    raw = json.dumps(body).encode()
+    sent = Exchange(
+        place.desk.app,
+        "POST",
+        path,
+        body=raw,
+        headers=[
+            *(("authorization", "Bearer ann"), ("content-type", "application/json")),
+            ("content-length", str(len(raw))),
+        ],
+    )
+    response = sound(place.run(sent.run()))
+    if response is not None and not path.endswith("input_tokens"):
+        kept = place.run(place.desk.ask("GET", f"{path}/{response['id']}"))
+        assert kept.status == (200 if response["store"] else 404)
+        if response["store"]:
+            assert json.dumps(kept.json()) == json.dumps(response)
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@given(st.fixed_dictionaries({}, optional={"items": st.lists(items, max_size=4), "metadata": FIELDS["metadata"]}))
+def test_any_conversation_is_made_and_read_or_refused(place: Place, body: Json) -> None:
+    raw = json.dumps(body).encode()
+    headers = [("authorization", "Bearer ann"), ("content-type", "application/json"), ("content-length", str(len(raw)))]
+    made = sound(place.run(Exchange(place.desk.app, "POST", "/v1/conversations", body=raw, headers=headers).run()))
+    if made is not None:
+        assert place.run(place.desk.ask("GET", f"/v1/conversations/{made['id']}")).json() == made
+        listed = place.run(place.desk.ask("GET", f"/v1/conversations/{made['id']}/items", order="asc")).json()
+        assert len(listed["data"]) == len(body.get("items") or ())
+        response = sound(place.post({"model": "gpt-oss", "input": "Hi", "conversation": made["id"]}))
+        assert response is not None
