@@ -132,17 +132,19 @@ LEAST: dict[str, dict[str, Any]] = {
     "custom_tool_call": {"call_id": "c", "name": "f"},
     "function_call_output": {"call_id": "earlier", "output": "1"},
     "custom_tool_call_output": {"call_id": "earlier", "output": "1"},
+    "mcp_approval_response": {"approval_request_id": "asked", "approve": True},
 }
+ASKED = {"type": "mcp_approval_request", "id": "asked", "server_label": "docs", "name": "search", "arguments": "{}"}
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"item_reference"}))
 async def test_every_kind_of_item_can_be_added(desk: Desk, kind: str) -> None:
-    conversation = await desk.made(CALL | {"call_id": "earlier"})
+    conversation = await desk.made(CALL | {"call_id": "earlier"}, ASKED)
     answer = await add(desk, conversation, {**LEAST.get(kind, {}), "type": kind})
     assert answer.status == 200, answer.body
     [item] = answer.json()["data"]
     assert item["type"] == kind
-    assert (await desk.items(conversation))[1:] == [item]
+    assert (await desk.items(conversation))[2:] == [item]
 
 
 async def test_items_are_added_in_order_behind_the_others(desk: Desk) -> None:

@@ -29,6 +29,7 @@ from unisono.core.conversation import (
     UserMessage,
 )
 from unisono.core.state import StoredItem
+from unisono.core.tool_names import ToolNames
 
 CALL = {"type": "function_call", "id": "fc_1", "call_id": "c", "name": "f", "arguments": '{"a":1}'}
 CALLED = AssistantCall("c", "f", '{"a":1}')
@@ -37,6 +38,8 @@ CALLED = AssistantCall("c", "f", '{"a":1}')
 def items_of(given: Any, known: Known | None = None) -> list[Item]:
     return list(turn_of(known, input=given).turn.conversation.items)
 
+
+FIND = ToolNames().add("my docs", "find")
 
 READ: dict[str, tuple[Any, list[Item]]] = {
     # a form of input: (what is sent, what it says)
@@ -138,7 +141,7 @@ READ: dict[str, tuple[Any, list[Item]]] = {
                 "output": "x",
             }
         ],
-        [AssistantCall("mcp_1", "my_docs__find", "{}"), ToolResult("mcp_1", "my_docs__find", "x")],
+        [AssistantCall("mcp_1", FIND, "{}"), ToolResult("mcp_1", FIND, "x")],
     ),
     "a call a server failed": (
         [{"type": "mcp_call", "id": "mcp_1", "server_label": "d", "name": "find", "arguments": "{}", "error": "gone"}],

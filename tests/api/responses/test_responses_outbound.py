@@ -15,13 +15,11 @@ from tests.api.scripted import call, commentary, final, finished, reasoning
 from unisono.api.responses.outbound.dialects import OPEN_RESPONSES, OPENAI, Dialect
 from unisono.api.responses.outbound.events import Events
 from unisono.api.responses.outbound.response import Frame, to_response
-from unisono.api.responses.outbound.whole import to_stored_response
 from unisono.core import events as made
 from unisono.core.conversation import AssistantCall, AssistantMessage, AssistantReasoning, Item, Phase
 from unisono.core.events import Closed, Delta, Opened, Reasoning, Repaired, Text, ToolCall
 from unisono.core.generation import FinishReason
 from unisono.core.state import Status
-from unisono.engine.collect import collect
 from unisono.engine.turn import Report
 from unisono.errors import BackendOverloaded, BackendUnavailable, ContextTooLong, UnisonoError
 
@@ -101,7 +99,10 @@ def test_the_whole_answer_is_what_the_stream_adds_up_to(said: list[made.Event], 
 def same(said: list[made.Event], shown: Frame) -> None:
     report = Report("vllm-1", 1, ["missing-end"])
     events, kept = streamed([[event] for event in said], shown, report)
-    whole = to_stored_response(shown, collect(said), report, new_id=ids(), now=NOW)
+    quiet = Events(shown, report, new_id=ids(), clock=lambda: NOW, told=False)
+    assert quiet.write(said) == []
+    whole = quiet.stored
+    assert whole is not None
     assert kept == whole
     assert fold(events).response == to_response(whole, shown.dialect)
 

@@ -13,21 +13,28 @@ from unisono.api.responses.asked import Asked
 from unisono.api.responses.keeping import keep
 from unisono.api.responses.means import Means
 from unisono.api.responses.outbound.events import Events, WireEvent
-from unisono.api.responses.outbound.whole import to_stored_response
 from unisono.core.state import StoredResponse
-from unisono.engine.collect import collect_run
 from unisono.engine.turn import Report, Run
 from unisono.errors import UnisonoError
 
 
 async def answer_whole(means: Means, asked: Asked) -> tuple[StoredResponse, Report]:
-    """The finished response, kept. Raises what the run raises and, when it cannot be kept, the StoreError family."""
+    """The finished response, kept. Raises what the run raises, unless tools were run by then, and the StoreError family
+    when it cannot be kept."""
     run = means.turns.start(asked.turn.turn)
+    events = Events(asked.frame, run.report, new_id=asked.item_ids, clock=means.clock, told=False)
     try:
-        result = await collect_run(run)
+        async for batch in run:
+            events.write(batch)
+    except Exception as error:
+        # A client tries again what failed: then what tools have done would be done twice.
+        if not events.acted:
+            raise
+        events.fail(failure_of(error))
     finally:
         await run.aclose()
-    response = to_stored_response(asked.frame, result, run.report, new_id=asked.item_ids, now=means.clock())
+    response = events.stored
+    assert response is not None  # a run ends with Finished or raises
     await keep(means, asked, response)
     return response, run.report
 

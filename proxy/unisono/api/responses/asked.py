@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from unisono.api.responses.holding import held
-from unisono.api.responses.inbound import ResponsesTurn, check, to_turn
+from unisono.api.responses.hosting.servers import to_servers
+from unisono.api.responses.inbound import ResponsesTurn, check, mcp_specs, to_turn
 from unisono.api.responses.means import Means, ResponsesModel, Seals
 from unisono.api.responses.outbound.dialects import OPENAI, Dialect
 from unisono.api.responses.outbound.response import Frame, to_echo
@@ -138,7 +139,8 @@ async def assembled(
 ) -> Asked:
     """The request with its past, as turn and frame."""
     seals = await means.seals() if _needs_seals(request) else None
-    known = Known(past.earlier, (past.kept or {}).get, _opener(seals, sender.tenant))
+    known = Known(past.earlier, (past.kept or {}).get, _opener(seals, sender.tenant), past.hosted, past.now)
+    servers = to_servers(mcp_specs(request), means.servers.for_model(model.tool_servers), sender.tenant)
     today = past.first_day or means.today()
 
     def turned() -> ResponsesTurn:
@@ -155,6 +157,7 @@ async def assembled(
             # Whoever takes a response over knows nothing of what this process remembers.
             dated=bool(past.first_day or request.background),
             sticky=_sticky(sender, request, past, response_id),
+            servers=servers,
         )
 
     turn = await asyncio.to_thread(turned) if size > OFF_LOOP_BYTES else turned()

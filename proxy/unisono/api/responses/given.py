@@ -123,6 +123,28 @@ class GivenMcpCall(Given):
     arguments: Arguments = ""
     output: Output = Field(default_factory=list)
     error: Any = None
+    approval_request_id: Word = None
+
+
+class GivenMcpList(Given):
+    """Tools of a server that were told: they need not be told again."""
+
+    server_label: Word = None
+    error: Any = None
+
+
+class GivenApprovalRequest(Given):
+    """A call that was not run: somebody was asked first."""
+
+    server_label: Word = None
+    name: Word = None
+    arguments: Arguments = ""
+
+
+class GivenApprovalResponse(Given):
+    approval_request_id: Id
+    approve: bool
+    reason: Text | None = None
 
 
 class GivenCodeCall(Given):
@@ -141,7 +163,6 @@ class GivenSilent(Given):
 
 
 SILENT_KINDS = (
-    *("mcp_list_tools", "mcp_approval_request", "mcp_approval_response"),
     *("web_search_call", "file_search_call", "image_generation_call", "tool_search_call", "tool_search_output"),
     *("computer_call", "computer_call_output", "local_shell_call", "local_shell_call_output"),
     *("shell_call", "shell_call_output", "apply_patch_call", "apply_patch_call_output"),
@@ -158,6 +179,9 @@ KINDS: Mapping[str, type[Given]] = {
     "custom_tool_call_output": GivenOutput,
     "item_reference": GivenReference,
     "mcp_call": GivenMcpCall,
+    "mcp_list_tools": GivenMcpList,
+    "mcp_approval_request": GivenApprovalRequest,
+    "mcp_approval_response": GivenApprovalResponse,
     "code_interpreter_call": GivenCodeCall,
     "compaction": GivenSealed,
     "compaction_summary": GivenSealed,

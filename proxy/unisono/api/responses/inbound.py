@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from unisono.api.fields import MAX_MESSAGES, Open
 from unisono.api.notes import MAX_NOTES, without_effect
 from unisono.api.parts import join
-from unisono.api.responses.given import Given, GivenReasoning, GivenReference
+from unisono.api.responses.given import Given, GivenApprovalRequest, GivenReasoning, GivenReference
+from unisono.api.responses.hosting.decisions import CLIENTS_ID, Hosted, hosted_in, settled
+from unisono.api.responses.hosting.servers import notes_on
+from unisono.api.responses.hosting.spec import MCP, McpSpec
 from unisono.api.responses.items import COMPLETED, NewId, Wire, prefix_of
 from unisono.api.responses.reading import Known, Reading
 from unisono.api.responses.schema import INCLUDABLE, ResponsesRequest, Tool
@@ -21,7 +24,9 @@ from unisono.api.sampling import to_sampling
 from unisono.api.tools import CallForm, Declared, Toolbox, to_toolbox
 from unisono.core.conversation import Conversation, DeveloperMessage, Effort, Item, Preamble
 from unisono.core.state import StoredItem
-from unisono.engine.turn import Turn
+from unisono.core.tool_names import ToolNames
+from unisono.core.tools import ToolServer
+from unisono.engine.turn import Hosting, Turn
 from unisono.errors import InvalidRequest
 
 
@@ -74,17 +79,20 @@ def to_turn(
     seed: str = "",
     dated: bool = False,
     sticky: str = "",
+    servers: tuple[ToolServer, ...] = (),
 ) -> ResponsesTurn:
     """`model` is the group's name, `today` the conversation's first day as YYYY-MM-DD, `new_id` makes the ids of the
-    input's items; `seed`, `dated` and `sticky` are the turn's. Raises InvalidRequest where fields contradict each
-    other and NotFound for a reference to nothing."""
+    input's items; `seed`, `dated`, `sticky` and `servers` are the turn's. Raises InvalidRequest where fields contradict
+    each other and NotFound for a reference to nothing."""
     toolbox = to_toolbox(declared(request.tools or (), "tools"))
-    reading = Reading(known)
+    reading = Reading(known, names=ToolNames(taken=(tool.name for tool in toolbox.tools)))
     reading.add(known.earlier)
     entries = to_entries(request.input, reading, new_id)
+    now = known.now + hosted_in(entries, known.hosted)
     effort = request.reasoning.effort if request.reasoning else None
     conversation = to_conversation(
-        tuple(reading.history), Preamble(request.instructions or "", toolbox.tools, effort or Effort.MEDIUM, today)
+        settled(tuple(reading.history), known.hosted, now),
+        Preamble(request.instructions or "", toolbox.tools, effort or Effort.MEDIUM, today),
     )
     turn = Turn(
         model=model,
@@ -101,11 +109,28 @@ def to_turn(
         truncate=request.truncation == "auto",
         dated=dated,
         sticky=sticky,
+        hosting=to_hosting(request, known, now, servers),
         tools_at="tools.{index}",
         history_at="input",
     )
-    notes = (*notes_on_fields(request), *toolbox.notes, *reading.notes)
+    notes = (*notes_on_fields(request), *notes_on(mcp_specs(request)), *toolbox.notes, *reading.notes)
     return ResponsesTurn(turn, entries, toolbox, notes[:MAX_NOTES])
+
+
+def to_hosting(request: ResponsesRequest, known: Known, now: Hosted, servers: tuple[ToolServer, ...]) -> Hosting | None:
+    """The tools the gateway runs itself; None where there is nothing of the kind. Where no tool is to be called there
+    is none, and what was approved is not run either."""
+    servers = () if request.tool_choice == "none" else servers
+    if not servers and not now.decisions:
+        return None
+    announced = known.hosted.announced | now.announced
+    return Hosting(servers, announced, now.decisions, max_calls=request.max_tool_calls)
+
+
+def mcp_specs(request: ResponsesRequest) -> list[tuple[str, McpSpec]]:
+    """The tool servers of a request, each with the field it stands in."""
+    tools = enumerate(request.tools or ())
+    return [(f"tools.{index}", tool.spec) for index, tool in tools if isinstance(tool.spec, McpSpec)]
 
 
 def to_conversation(items: Sequence[Item], preamble: Preamble) -> Conversation:
@@ -130,6 +155,8 @@ def to_entries(given: Sequence[Given], reading: Reading, new_id: NewId, param: s
         said = reading.read(item, f"{param}.{position}")
         shown = _shown(item, reading)
         item_id = new_id(prefix_of(str(shown["type"])))
+        if isinstance(item, GivenApprovalRequest) and item.id:
+            shown[CLIENTS_ID] = item.id
         entries.append(StoredItem(item_id, said, {**shown, "id": item_id}))
     return tuple(entries)
 
@@ -170,9 +197,12 @@ def _part(part: Wire, role: str) -> Wire:
 def declared(tools: Sequence[Tool], path: str) -> Iterator[Declared]:
     for position, tool in enumerate(tools):
         at = f"{path}.{position}"
+        if tool.type == MCP and path == "tools":
+            continue
         form = CallForm.CUSTOM if tool.type == "custom" else CallForm.FUNCTION
+        spec = None if isinstance(tool.spec, McpSpec) else tool.spec
         inner = tuple(declared(tool.tools or (), f"{at}.tools"))
-        yield Declared(tool.type, at, at, tool.spec, tool.name or "", inner, form)
+        yield Declared(tool.type, at, at, spec, tool.name or "", inner, form)
 
 
 def notes_on_fields(request: ResponsesRequest) -> Iterator[str]:

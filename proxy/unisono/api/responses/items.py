@@ -52,7 +52,7 @@ PHASES = {Phase.COMMENTARY: "commentary", Phase.FINAL: "final_answer"}
 SPOKEN = {"commentary": Phase.COMMENTARY}
 """Phases clients send back; anything else is an answer."""
 
-COMPLETED, INCOMPLETE, IN_PROGRESS = "completed", "incomplete", "in_progress"
+COMPLETED, INCOMPLETE, IN_PROGRESS, FAILED = "completed", "incomplete", "in_progress", "failed"
 
 
 def prefix_of(kind: str) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from unisono.api.responses.hosting.servers import ServerRules
 from unisono.api.responses.items import NewId
 from unisono.core.conversation import Item
 from unisono.core.state import Store
@@ -14,11 +15,13 @@ from unisono.engine.turn import Turns
 
 @dataclass(frozen=True, slots=True)
 class ResponsesModel:
-    """What this surface knows of a model: the group that serves it and how its answers are shown."""
+    """What this surface knows of a model: the group that serves it, how its answers are shown, and which of the
+    operator's tool servers it may use, None for all."""
 
     group: str
     show_reasoning: bool = True
     stream_tool_arguments: bool = False
+    tool_servers: frozenset[str] | None = None
 
 
 class Seals(Protocol):
@@ -45,6 +48,7 @@ class Means:
     new_id: NewId
     clock: Callable[[], float]
     lease_s: float = 10.0
+    servers: ServerRules = field(default_factory=ServerRules)
 
 
 class SealsSource(Protocol):

@@ -7,6 +7,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from unisono.api.responses.hosting.decisions import NOTHING_HOSTED, Hosted, hosted_in
 from unisono.api.responses.inbound import references, wanted_ids
 from unisono.api.responses.items import said_by
 from unisono.api.responses.schema import ResponsesRequest
@@ -22,13 +23,16 @@ LONGEST_ID_SHOWN = 128
 @dataclass(frozen=True, slots=True)
 class Past:
     """What was before a request. `first_day` is the conversation's date, empty where nothing is continued; `revision`
-    that of the conversation, None without one."""
+    that of the conversation, None without one. `hosted` is what was said before about hosted tools, `now` what is said
+    about them in an input that is among `earlier` already."""
 
     earlier: tuple[Item, ...] = ()
     kept: Mapping[str, StoredItem] | None = None
     ancestors: tuple[str, ...] = ()
     first_day: str = ""
     revision: int | None = None
+    hosted: Hosted = NOTHING_HOSTED
+    now: Hosted = NOTHING_HOSTED
 
 
 Recall = Callable[[Store, str, ResponsesRequest], Awaitable[Past]]
@@ -76,11 +80,11 @@ async def _chain(store: Store, tenant: str, parent_id: str, kept: Mapping[str, S
     chain.append(parent)
     # A chain may leave a conversation: then it begins with what that held by then.
     before = await _conversation_before(store, tenant, chain[0]) if chain[0].conversation is not None else ()
-    earlier = (*before, *(said for response in chain for said in said_in(response)))
-    return Past(earlier, kept, (*parent.ancestors, parent.id), parent.first_day)
+    items = (*before, *(item for response in chain for item in (*response.input, *response.output)))
+    return Past(said_by(items), kept, (*parent.ancestors, parent.id), parent.first_day, hosted=hosted_in(items))
 
 
-async def _conversation_before(store: Store, tenant: str, response: StoredResponse) -> Sequence[Item]:
+async def _conversation_before(store: Store, tenant: str, response: StoredResponse) -> Sequence[StoredItem]:
     """What a conversation held before a response of it. Nothing when the conversation is gone."""
     assert response.conversation is not None
     items = await store.conversation_items(tenant, response.conversation)
@@ -90,7 +94,7 @@ async def _conversation_before(store: Store, tenant: str, response: StoredRespon
         if item.id in own:
             break
         before.append(item)
-    return said_by(before)
+    return before
 
 
 async def _conversation(store: Store, tenant: str, conversation_id: str, kept: Mapping[str, StoredItem]) -> Past:
@@ -98,7 +102,7 @@ async def _conversation(store: Store, tenant: str, conversation_id: str, kept: M
     items = await store.conversation_items(tenant, conversation_id) if head is not None else None
     if head is None or items is None:
         raise no_conversation(conversation_id)
-    return Past(said_by(items), kept, (), head.first_day, head.revision)
+    return Past(said_by(items), kept, (), head.first_day, head.revision, hosted_in(items))
 
 
 def no_conversation(conversation_id: str) -> NotFound:

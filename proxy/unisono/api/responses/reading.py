@@ -16,10 +16,13 @@ from unisono.api.history import History, split_markers
 from unisono.api.parts import join, text_of
 from unisono.api.responses.given import (
     Given,
+    GivenApprovalRequest,
+    GivenApprovalResponse,
     GivenCall,
     GivenCodeCall,
     GivenCustomCall,
     GivenMcpCall,
+    GivenMcpList,
     GivenMessage,
     GivenOutput,
     GivenReasoning,
@@ -27,6 +30,7 @@ from unisono.api.responses.given import (
     GivenSealed,
     GivenSilent,
 )
+from unisono.api.responses.hosting.decisions import NOTHING_HOSTED, Hosted
 from unisono.api.responses.items import SPOKEN
 from unisono.api.tools import MAX_NAME, in_namespace, wrap_input
 from unisono.core.conversation import (
@@ -40,6 +44,7 @@ from unisono.core.conversation import (
     UserMessage,
 )
 from unisono.core.state import StoredItem
+from unisono.core.tool_names import ToolNames
 from unisono.errors import InvalidRequest, NotFound
 
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
@@ -52,11 +57,14 @@ def nothing(_: str) -> None:
 @dataclass(frozen=True, slots=True)
 class Known:
     """State a request leans on, read before. `earlier` is what was said before its input; `kept` finds an item by its
-    id, `opened` what a sealed text holds."""
+    id, `opened` what a sealed text holds. `hosted` is what was said before about hosted tools, `now` what was said
+    about them in an input that is among `earlier`."""
 
     earlier: Sequence[Item] = ()
     kept: Callable[[str], StoredItem | None] = nothing
     opened: Callable[[str], Sequence[Item] | None] = nothing
+    hosted: Hosted = NOTHING_HOSTED
+    now: Hosted = NOTHING_HOSTED
 
 
 @dataclass(slots=True)
@@ -66,6 +74,16 @@ class Reading:
     known: Known
     history: History = field(default_factory=History)
     notes: list[str] = field(default_factory=list)
+    names: ToolNames = field(default_factory=ToolNames)
+    """What the model knows hosted tools by."""
+    requests: dict[str, AssistantCall] = field(default_factory=dict)
+    """Calls that approval was asked for, by the ids of the requests."""
+    answered: set[str] = field(default_factory=set)
+    """The ids of those of them that were answered."""
+
+    def __post_init__(self) -> None:
+        self.requests |= self.known.hosted.requests
+        self.answered |= {decision.call_id for decision in self.known.hosted.decisions}
 
     def add(self, items: Sequence[Item]) -> None:
         """Items that are known by what they say; results find their calls."""
@@ -87,6 +105,15 @@ class Reading:
     def unnamed(self, param: str) -> str:
         """An id for a call that came without one, which no call before it has."""
         return f"{param}.{len(self.history)}"
+
+    def hosted_name(self, label: str | None, tool: str) -> str:
+        """What the model knows a hosted tool by."""
+        return self.names.add(label, tool) if label else _ILLEGAL.sub("_", tool)[:MAX_NAME]
+
+    def stands(self, said: Sequence[Item]) -> bool:
+        """Whether every result in it has its call, in it or before."""
+        calls = {item.call_id for item in (*said, *self.requests.values()) if isinstance(item, AssistantCall)}
+        return all(item.call_id in calls for item in said if isinstance(item, ToolResult))
 
     def exact(self, item: Item, item_id: str | None) -> Sequence[Item]:
         """The item with the tokens the model generated, where it was kept under that id and says the same."""
@@ -172,13 +199,67 @@ def _reference(reading: Reading, given: Given, param: str) -> Sequence[Item]:
 
 
 def _mcp_call(reading: Reading, given: Given, param: str) -> Sequence[Item]:
-    """A call that a server made and answered by itself."""
+    """A call that a server made and answered by itself. One that was approved stands where approval was asked for."""
     assert isinstance(given, GivenMcpCall)
-    name = _ILLEGAL.sub("_", in_namespace(given.server_label, given.name or "mcp"))[:MAX_NAME]
-    error = given.error if isinstance(given.error, str) else orjson.dumps(given.error).decode()
-    output = text_of(given.output, param=f"{param}.output") or (error if given.error else "")
+    output = text_of(given.output, param=f"{param}.output") or _told_error(given.error)
+    kept = reading.known.kept(given.id) if given.id else None
+    if kept is not None and _says(kept, given.arguments, output) and reading.stands(kept.said):
+        return kept.said
+    request = reading.requests.get(given.approval_request_id or "")
+    if request is not None:
+        return (ToolResult(request.call_id, request.name, output),)
+    name = reading.hosted_name(given.server_label, given.name or "mcp")
     call_id = given.id or reading.unnamed(param)
     return (AssistantCall(call_id, name, given.arguments), ToolResult(call_id, name, output))
+
+
+def _says(kept: StoredItem, arguments: str, output: str) -> bool:
+    """Whether a kept call is the one that came back."""
+    results = [item.output for item in kept.said if isinstance(item, ToolResult)]
+    return kept.shown.get("arguments") == arguments and results == [output]
+
+
+def _told_error(error: object) -> str:
+    """What went wrong, in the words it was told in."""
+    match error:
+        case None | "" | {} | []:
+            return ""
+        case str():
+            return error
+        case {"content": [{"text": str(text)}]} | {"message": str(text)}:
+            return text
+        case _:
+            return orjson.dumps(error).decode()
+
+
+def _mcp_list(reading: Reading, given: Given, param: str) -> Sequence[Item]:
+    """The tools of a server are declared anew for every answer."""
+    assert isinstance(given, GivenMcpList)
+    return ()
+
+
+def _approval_request(reading: Reading, given: Given, param: str) -> Sequence[Item]:
+    assert isinstance(given, GivenApprovalRequest)
+    request_id = given.id or reading.unnamed(param)
+    name = reading.hosted_name(given.server_label, given.name or "mcp")
+    said: Sequence[Item] = (AssistantCall(request_id, name, given.arguments),)
+    kept = reading.known.kept(request_id)
+    if kept is not None and kept.shown.get("arguments") == given.arguments and kept.shown.get("name") == given.name:
+        said = kept.said
+    reading.requests[request_id] = next(item for item in reversed(said) if isinstance(item, AssistantCall))
+    return said
+
+
+def _approval_response(reading: Reading, given: Given, param: str) -> Sequence[Item]:
+    assert isinstance(given, GivenApprovalResponse)
+    call = reading.requests.get(given.approval_request_id)
+    at = f"{param}.approval_request_id"
+    if call is None:
+        raise NotFound(f"'{at}': there is no request for approval '{given.approval_request_id[:128]}'.", param=at)
+    if call.call_id in reading.answered:
+        raise InvalidRequest(f"'{at}': '{given.approval_request_id[:128]}' was answered before.", param=at)
+    reading.answered.add(call.call_id)
+    return ()
 
 
 def _code_call(reading: Reading, given: Given, param: str) -> Sequence[Item]:
@@ -215,6 +296,9 @@ READERS: Mapping[type[Given], Callable[[Reading, Given, str], Sequence[Item]]] =
     GivenOutput: _output,
     GivenReference: _reference,
     GivenMcpCall: _mcp_call,
+    GivenMcpList: _mcp_list,
+    GivenApprovalRequest: _approval_request,
+    GivenApprovalResponse: _approval_response,
     GivenCodeCall: _code_call,
     GivenSealed: _sealed,
     GivenSilent: _silent,

@@ -32,6 +32,7 @@ from unisono.api.fields import (
     wrong,
 )
 from unisono.api.responses.given import GivenItem
+from unisono.api.responses.hosting.spec import MCP, McpSpec
 from unisono.api.tools import CustomSpec, FunctionSpec
 
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
@@ -58,7 +59,7 @@ class Tool(Open):
 
     type: Annotated[str, Field(min_length=1, max_length=64)]
     name: Text | None = None
-    spec: FunctionSpec | CustomSpec | None = None
+    spec: FunctionSpec | CustomSpec | McpSpec | None = None
     tools: list[Tool] | None = None
 
     @model_validator(mode="before")
@@ -86,7 +87,11 @@ class Tool(Open):
         return tool.model_copy(update={"spec": spec.model_validate(given)})
 
 
-SPECS: dict[str, type[FunctionSpec | CustomSpec]] = {"function": FunctionSpec, "custom": CustomSpec}
+SPECS: dict[str, type[FunctionSpec | CustomSpec | McpSpec]] = {
+    "function": FunctionSpec,
+    "custom": CustomSpec,
+    MCP: McpSpec,
+}
 
 
 class ReasoningOptions(Open):

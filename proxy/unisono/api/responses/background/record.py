@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from unisono.api.responses.asked import OFF_LOOP_BYTES, Asked, Sender, assembled
+from unisono.api.responses.hosting.decisions import hosted_in
+from unisono.api.responses.items import said_by
 from unisono.api.responses.keeping import as_kept, insisting
 from unisono.api.responses.means import Means
 from unisono.api.responses.outbound.events import Events
@@ -58,7 +60,11 @@ async def rebuilt(means: Means, tenant: str, response: StoredResponse, lease: Le
     revision = note.get("revision")
     if past.revision != revision:
         raise StoreConflict("The conversation was changed while the response was not being made.")
-    past = replace(past, earlier=(*past.earlier, *(said for item in response.input for said in item.said)))
+    past = replace(
+        past,
+        earlier=(*past.earlier, *said_by(response.input)),
+        now=hosted_in(response.input, past.hosted),
+    )
     asked = await assembled(
         means,
         Sender(tenant, str(note.get("request_id") or "")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from unisono.api.responses.given import Given, GivenOutput
+from unisono.api.responses.given import Given, GivenApprovalResponse, GivenOutput
 from unisono.api.responses.inbound import to_entries
 from unisono.api.responses.items import NewId
 from unisono.api.responses.reading import Known, Reading
@@ -26,7 +26,7 @@ def wanted_ids(items: Sequence[Given]) -> tuple[str, ...]:
 
 def leans_on_earlier(items: Sequence[Given]) -> bool:
     """Whether what the conversation holds already decides if these items may follow it."""
-    return any(isinstance(item, GivenOutput) for item in items)
+    return any(isinstance(item, GivenOutput | GivenApprovalResponse) for item in items)
 
 
 def to_added(items: Sequence[Given], known: Known, new_id: NewId) -> tuple[StoredItem, ...]:

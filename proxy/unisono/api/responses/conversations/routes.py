@@ -25,6 +25,7 @@ from unisono.api.responses.conversations.schema import (
     NewConversation,
 )
 from unisono.api.responses.given import Given
+from unisono.api.responses.hosting.decisions import hosted_in
 from unisono.api.responses.items import NewId, said_by, to_listing
 from unisono.api.responses.queries import ItemQuery, PageQuery, to_query
 from unisono.api.responses.reading import Known
@@ -86,7 +87,9 @@ def conversations_router(
         to_query(request.query_params, ItemQuery)
         conversation, item = request.path_params["conversation"], item_of(request)
         # Whether it is the item or the conversation that is not there is told to nobody.
-        found = await store.conversation_item(tenant_of(request), conversation, item) if possible(conversation) else None
+        found = (
+            await store.conversation_item(tenant_of(request), conversation, item) if possible(conversation) else None
+        )
         if found is None:
             raise no_item(item)
         return answer(found.shown)
@@ -153,7 +156,7 @@ async def known_to(store: Store, tenant: str, items: Sequence[Given], earlier: S
     """What new items may lean on, read before they are."""
     wanted = wanted_ids(items)
     kept = dict(zip(wanted, await asyncio.gather(*(store.item(tenant, name) for name in wanted)), strict=True))
-    return Known(said_by(earlier), kept.get)
+    return Known(said_by(earlier), kept.get, hosted=hosted_in(earlier))
 
 
 async def page_of(store: Store, request: Request, asked: PageQuery) -> tuple[StoredItem, ...]:

@@ -9,15 +9,22 @@ from typing import Any
 
 import orjson
 
-from unisono.api.responses.items import IN_PROGRESS, Wire
+from unisono.api.responses.items import IN_PROGRESS, INCOMPLETE, Wire
 from unisono.api.responses.outbound.dialects import OPENAI, Dialect
 from unisono.api.responses.outbound.events import LAST, WireEvent
-from unisono.api.responses.outbound.lives import ARGUMENTS, INPUT, REASONING, REFUSAL, TEXT, Life
+from unisono.api.responses.outbound.lives import ARGUMENTS, HOSTED_ARGUMENTS, INPUT, REASONING, REFUSAL, TEXT, Life
 from unisono.api.responses.outbound.response import to_response
 from unisono.core.state import Status, StoredResponse
 
 PARTS: Mapping[str, Life] = {"output_text": TEXT, "refusal": REFUSAL, "reasoning_text": REASONING}
-CALLS: Mapping[str, Life] = {"function_call": ARGUMENTS, "custom_tool_call": INPUT}
+CALLS: Mapping[str, Life] = {"function_call": ARGUMENTS, "custom_tool_call": INPUT, "mcp_call": HOSTED_ARGUMENTS}
+EMPTY: Mapping[str, Wire] = {
+    "mcp_call": {"output": None, "error": None},
+    "mcp_list_tools": {"tools": [], "error": None},
+}
+"""What items of hosted tools do not have from the start."""
+STATELESS = frozenset({"mcp_list_tools", "mcp_approval_request"})
+"""Items without a status."""
 
 
 def events_again(response: StoredResponse, dialect: Dialect = OPENAI) -> list[WireEvent]:
@@ -36,7 +43,10 @@ def events_again(response: StoredResponse, dialect: Dialect = OPENAI) -> list[Wi
 
 def _life(item: Wire, place: int) -> Iterator[Wire]:
     where = {"output_index": place}
-    bare = {key: value for key, value in item.items() if key != "encrypted_content"} | {"status": IN_PROGRESS}
+    bare = {key: value for key, value in item.items() if key != "encrypted_content"}
+    if item["type"] not in STATELESS:
+        bare["status"] = IN_PROGRESS
+    bare |= EMPTY.get(item["type"], {})
     call = CALLS.get(item["type"])
     if call is not None:
         bare[call.full] = ""
@@ -44,6 +54,9 @@ def _life(item: Wire, place: int) -> Iterator[Wire]:
         bare["content"] = []
     yield {"type": "response.output_item.added", **where, "item": bare}
     at = {"item_id": item["id"], **where}
+    hosted = f"response.{item['type']}" if item["type"] in EMPTY else ""
+    if hosted:
+        yield {"type": f"{hosted}.in_progress", **at}
     if call is not None:
         yield from _said(call, at, item[call.full], {name: item[name] for name in call.copied})
     for index, part in enumerate(item.get("content") or ()):
@@ -53,6 +66,9 @@ def _life(item: Wire, place: int) -> Iterator[Wire]:
         yield {"type": "response.content_part.added", **within, "part": life.part("")}
         yield from _said(life, within, part[life.full], {})
         yield {"type": "response.content_part.done", **within, "part": part}
+    if hosted:
+        well = item["error"] is None and item.get("status") != INCOMPLETE
+        yield {"type": f"{hosted}.{'completed' if well else 'failed'}", **at}
     yield {"type": "response.output_item.done", **where, "item": item}
 
 

@@ -23,16 +23,20 @@ CLIENT_CODES = _codes(InvalidRequest)
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """`events` are names that differ; `types` the item types there are, None for any: others stand behind our own
-    prefix. `nested_errors` puts an error into an object of its own in a stream."""
+    """`events` are names that differ, and names that begin with one of `own` get our own prefix. `types` are the item
+    types there are, None for any: others stand behind our own prefix. `nested_errors` puts an error into an object of
+    its own in a stream."""
 
     name: str
     events: Mapping[str, str] = field(default_factory=dict)
+    own: tuple[str, ...] = ()
     types: frozenset[str] | None = None
     tools: frozenset[str] | None = None
     nested_errors: bool = False
 
     def event(self, name: str) -> str:
+        if name.startswith(self.own):
+            return PREFIX + name.removeprefix("response.")
         return self.events.get(name, name)
 
     def item(self, shown: Mapping[str, Any]) -> Wire:
@@ -83,9 +87,8 @@ OPEN_RESPONSES = Dialect(
     events={
         "response.reasoning_text.delta": "response.reasoning.delta",
         "response.reasoning_text.done": "response.reasoning.done",
-        "response.custom_tool_call_input.delta": f"{PREFIX}custom_tool_call_input.delta",
-        "response.custom_tool_call_input.done": f"{PREFIX}custom_tool_call_input.done",
     },
+    own=("response.custom_tool_call_input.", "response.mcp_"),
     types=frozenset({"message", "function_call", "function_call_output", "reasoning", "compaction"}),
     tools=frozenset({"function"}),
     nested_errors=True,

@@ -4,23 +4,31 @@ Rules that hold for every stream:
 - `created`, `in_progress`, items one after the other, then exactly one last event; nothing follows it;
 - an item has its whole life, also when nothing was said in it, and keeps its id and place in every event;
 - a call is shown only when it is complete, unless it is to be shown while it is written;
+- a call that the gateway runs is shown from its arguments to its result, with nothing in between;
 - the last event waits until `last` is called: what it says is in `stored` before, so that it can be kept first.
-
-A delta's bytes are a template made once per item around its number and the JSON of its text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, assert_never
-
-import orjson
+from typing import assert_never
 
 from unisono.api.about import to_about
 from unisono.api.responses.items import COMPLETED, IN_PROGRESS, INCOMPLETE, NewId, Wire, message, refusal_part
-from unisono.api.responses.outbound.lives import ARGUMENTS, INPUT, REASONING, REFUSAL, TEXT, Life
+from unisono.api.responses.outbound import hosted
+from unisono.api.responses.outbound.lives import (
+    ARGUMENTS,
+    HOSTED_ARGUMENTS,
+    INPUT,
+    REASONING,
+    REFUSAL,
+    TEXT,
+    Life,
+)
 from unisono.api.responses.outbound.response import Frame, is_shown, silent, to_error, to_notes, to_response, to_status
+from unisono.api.responses.outbound.telling import DeltaForm, Telling
+from unisono.api.responses.outbound.telling import WireEvent as WireEvent
 from unisono.api.tools import CallForm, unwrap_input
 from unisono.core.conversation import AssistantMessage, Item, Phase
 from unisono.core.events import (
@@ -52,53 +60,49 @@ LAST = {
 """The last event of a stream. OpenAI has none of its own for a cancelled response."""
 
 
-class WireEvent(NamedTuple):
-    """One event. `data` is its JSON; a WebSocket takes it as it is."""
-
-    number: int
-    type: str
-    data: bytes
-
-    def sse(self) -> bytes:
-        """The event as server-sent, to be written at once."""
-        return b"event: " + self.type.encode() + b"\ndata: " + self.data + b"\n\n"
-
-
 @dataclass(slots=True)
 class _Shown:
-    """An item whose life has begun. `before`, `middle` and `after` are the bytes of a `delta` event around its number
-    and its text; one that is `hidden` has none. `unseen` is what the model said before it without showing anything."""
+    """An item whose life has begun; one that is `hidden` has no deltas. `unseen` is what the model said before it
+    without showing anything."""
 
     made: Made
     id: str
     place: int
     life: Life
     hidden: bool
-    delta: str
-    before: bytes
-    middle: bytes
-    after: bytes
+    delta: DeltaForm
     unseen: Sequence[Item] = ()
     texts: list[str] = field(default_factory=list)
     closed: Closed | None = None
+    told: bool = False
+    """Whether its whole text was."""
 
 
 class Events:
     """The events of one response. `new_id` makes the ids of its items, `clock` gives seconds since the epoch."""
 
-    def __init__(self, frame: Frame, report: Report, *, new_id: NewId, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, frame: Frame, report: Report, *, new_id: NewId, clock: Callable[[], float], told: bool = True
+    ) -> None:
+        """Events that are not `told` are counted and not made: only what is kept of them is wanted."""
+        self._telling = Telling(frame.dialect, aloud=told)
+        self._put = self._telling.put
         self.stored: StoredResponse | None = None
         self._frame = frame
         self._report = report
         self._new_id = new_id
         self._clock = clock
-        self._number = 0
-        self._out: list[WireEvent] = []
         self._output: list[StoredItem] = []
         self._unseen: list[Item] = []
         self._shown: _Shown | None = None
         self._calls = 0
         self._cut_in_sight = False
+
+    @property
+    def acted(self) -> bool:
+        """Whether a call of a hosted tool was begun: what was done is not to be done again."""
+        items = [item.shown.get("type") for item in self._output]
+        return "mcp_call" in items or (self._shown is not None and isinstance(self._shown.made, HostedCall))
 
     @property
     def ended(self) -> bool:
@@ -109,11 +113,11 @@ class Events:
         """The events every stream begins with; not asked for, they come before whatever is first. `queued` is for a
         response that waits for its turn."""
         self._begin(queued=queued)
-        return self._take()
+        return self._telling.take()
 
     def write(self, batch: Sequence[Event]) -> list[WireEvent]:
         """The events of one batch. Deltas of one item that stand side by side become one event."""
-        if not self._number:
+        if not self._telling.number:
             self._begin()
         item: Made | None = None
         texts: list[str] = []
@@ -131,13 +135,13 @@ class Events:
             self._other(entry)
         if texts:
             self._delta(item, "".join(texts))
-        return self._take()
+        return self._telling.take()
 
     def resume(self, batch: Sequence[Event], number: int) -> None:
         """Go on behind `number` events that somebody else made of `batch`: how the deltas were cut does not matter."""
         self.write(batch)
-        self._take()
-        self._number = number
+        self._telling.take()
+        self._telling.number = number
 
     def refuse(self, text: str) -> list[WireEvent]:
         """A message that is a refusal, for an answer that cannot be had. The end still has to come."""
@@ -148,7 +152,7 @@ class Events:
         self._say(shown, text)
         item = message(item_id, Phase.FINAL, [refusal_part(text)], COMPLETED)
         self._end_item(shown, text, StoredItem(item_id, (AssistantMessage(text),), item))
-        return self._take()
+        return self._telling.take()
 
     def fail(self, error: UnisonoError, *, keep_output: bool = True) -> list[WireEvent]:
         """What is open is closed as it stands, and the error is told; `last` is `response.failed`. Without
@@ -159,21 +163,21 @@ class Events:
             self._output.clear()
         self._put("error", {key: value for key, value in self._frame.dialect.error(error).items() if key != "type"})
         self._end(Status.FAILED, error=to_error(error))
-        return self._take()
+        return self._telling.take()
 
     def cancel(self) -> list[WireEvent]:
         """What is open is closed as it stands; `last` says that the response was cancelled."""
         self._begin()
         self._settle(INCOMPLETE)
         self._end(Status.CANCELLED)
-        return self._take()
+        return self._telling.take()
 
     def last(self) -> WireEvent:
         """The one event that ends the stream, when `ended`. Where it is not sent after all, `fail` may follow."""
         assert self.stored is not None
         self._response(LAST[self.stored.status], self.stored)
-        [event] = self._take()
-        self._number = event.number
+        [event] = self._telling.take()
+        self._telling.number = event.number
         return event
 
     # -- events of the engine
@@ -189,7 +193,7 @@ class Events:
                 self._settle(INCOMPLETE if status is Status.INCOMPLETE else COMPLETED)
                 self._end(status, finished=entry)
             case Ran() | Listed():
-                pass
+                self._came_of(entry)
             case Repaired():
                 pass  # told in the last event
             case _:
@@ -204,8 +208,11 @@ class Events:
             case ToolCall():
                 if not self._frame.hold_calls and self._life(item) is ARGUMENTS:
                     self._show(item)
-            case HostedCall() | Listing():
-                pass
+            case HostedCall():
+                if not item.needs_approval:
+                    self._step(self._show(item), "response.mcp_call.in_progress")
+            case Listing():
+                self._step(self._show(item), "response.mcp_list_tools.in_progress")
             case _:
                 assert_never(item)
 
@@ -221,6 +228,9 @@ class Events:
 
     def _closed(self, closed: Closed) -> None:
         shown = self._shown
+        if isinstance(closed.item, HostedCall) and closed.item.needs_approval:
+            self._request(closed)
+            return
         if shown is None or shown.made != closed.item or shown.closed is not None:
             if not is_shown(closed):
                 self._unseen += silent(closed)
@@ -230,13 +240,49 @@ class Events:
         said = "".join(shown.texts)
         self._say(shown, text[len(said) :])
         shown.closed = closed
-        if isinstance(closed.item, ToolCall):
+        if isinstance(closed.item, HostedCall):
+            self._tell(shown, text)
+        elif isinstance(closed.item, ToolCall):
             self._calls += closed.complete
             self._cut_in_sight = self._cut_in_sight or not closed.complete
             self._settle(COMPLETED if closed.complete else INCOMPLETE)
         elif closed.complete:
             self._settle(COMPLETED)
         # What was cut waits: when the model goes on, it was mended, and only the last item can be incomplete.
+
+    # -- tools the gateway runs
+
+    def _request(self, closed: Closed) -> None:
+        """Somebody is asked: there is nothing to be told in between."""
+        self._settle(COMPLETED)
+        place = {"output_index": len(self._output)}
+        item_id = self._frame.item_id(closed.item, self._new_id)
+        item = hosted.to_stored_request(closed, item_id, self._unseen)
+        self._unseen = []
+        shown = self._frame.dialect.item(item.shown)
+        self._put("response.output_item.added", {**place, "item": shown})
+        self._output.append(item)
+        self._put("response.output_item.done", {**place, "item": shown})
+
+    def _came_of(self, entry: Ran | Listed) -> None:
+        """What a call or a list came to, which was shown to be begun just before."""
+        shown = self._shown
+        assert shown is not None
+        if isinstance(entry, Listed):
+            item = hosted.to_stored_listing(entry.item, shown.id, entry)
+            self._end_hosted(shown, item, failed=entry.error is not None)
+        else:
+            assert shown.closed is not None
+            item = hosted.to_stored_call(shown.closed, shown.id, entry, shown.unseen)
+            self._end_hosted(shown, item, failed=entry.outcome.is_error)
+
+    def _end_hosted(self, shown: _Shown, item: StoredItem, *, failed: bool) -> None:
+        kind = "mcp_list_tools" if isinstance(shown.made, Listing) else "mcp_call"
+        self._step(shown, f"response.{kind}.{'failed' if failed else 'completed'}")
+        self._done(shown, item)
+
+    def _step(self, shown: _Shown, name: str) -> None:
+        self._put(name, {"item_id": shown.id, "output_index": shown.place})
 
     # -- lives of items
 
@@ -249,7 +295,7 @@ class Events:
             case ToolCall():
                 return INPUT if self._frame.toolbox.form_of(item.name) is CallForm.CUSTOM else ARGUMENTS
             case HostedCall() | Listing():
-                return ARGUMENTS
+                return HOSTED_ARGUMENTS
             case _:
                 assert_never(item)
 
@@ -262,32 +308,36 @@ class Events:
         where: Wire = {"item_id": item_id, "output_index": place}
         if life.part is not None:
             where["content_index"] = 0
-        name = self._frame.dialect.event(f"{life.event}.delta")
-        before = orjson.dumps({"type": name})[:-1] + b',"sequence_number":'
-        middle = b"," + orjson.dumps(where)[1:-1] + b',"delta":'
-        after = (b"," + orjson.dumps(life.more)[1:-1] if life.more else b"") + b"}"
         hidden = life is REASONING and not self._frame.show_reasoning
-        shown = _Shown(item, item_id, place, life, hidden, name, before, middle, after, self._unseen)
+        form = self._telling.form(f"{life.event}.delta", where, life.more)
+        shown = _Shown(item, item_id, place, life, hidden, form, self._unseen)
         self._shown = shown
         self._unseen = []
-        empty = self._frame.output(Closed(item, ""), item_id, IN_PROGRESS, ()).shown
-        added = {**empty, "content": []} if "content" in empty else dict(empty)
-        added.pop("encrypted_content", None)
+        added = self._added(item, item_id)
         self._put("response.output_item.added", {"output_index": place, "item": self._frame.dialect.item(added)})
         if life.part is not None and not shown.hidden:
             self._put("response.content_part.added", {**where, "part": life.part("")})
         return shown
 
+    def _added(self, item: Made, item_id: str) -> Wire:
+        """An item of which nothing is known yet."""
+        match item:
+            case HostedCall():
+                return hosted.call(item, item_id, "")
+            case Listing():
+                return hosted.listing(item, item_id)
+            case _:
+                empty = self._frame.output(Closed(item, ""), item_id, IN_PROGRESS, ()).shown
+                added = {**empty, "content": []} if "content" in empty else dict(empty)
+                added.pop("encrypted_content", None)
+                return added
+
     def _say(self, shown: _Shown, text: str) -> None:
         if not text:
             return
         shown.texts.append(text)
-        if shown.hidden:
-            return
-        number = self._number
-        self._number += 1
-        data = b"%b%d%b%b%b" % (shown.before, number, shown.middle, orjson.dumps(text), shown.after)
-        self._out.append(WireEvent(number, shown.delta, data))
+        if not shown.hidden:
+            self._telling.delta(shown.delta, text)
 
     def _settle(self, status: str) -> None:
         """End the life of the item that is open, if one is. One that is over and was not cut is complete."""
@@ -297,18 +347,32 @@ class Events:
         text = "".join(shown.texts)
         closed = shown.closed or Closed(shown.made, text, complete=False)
         item = self._frame.output(closed, shown.id, status, shown.unseen)
+        if isinstance(shown.made, HostedCall | Listing):
+            # Broken off: nobody knows what came of it.
+            if isinstance(shown.made, HostedCall):
+                self._tell(shown, text)
+            self._end_hosted(shown, item, failed=True)
+            return
         self._end_item(shown, text, item)
 
     def _end_item(self, shown: _Shown, text: str, item: StoredItem) -> None:
-        where: Wire = {"item_id": shown.id, "output_index": shown.place}
+        self._tell(shown, text, {name: item.shown[name] for name in shown.life.copied})
+        self._done(shown, item)
+
+    def _tell(self, shown: _Shown, text: str, copied: Wire | None = None) -> None:
+        """The whole of what an item's deltas said, once."""
+        if shown.hidden or shown.told:
+            return
+        shown.told = True
         life = shown.life
+        where: Wire = {"item_id": shown.id, "output_index": shown.place}
         if life.part is not None:
             where["content_index"] = 0
-        if not shown.hidden:
-            copied = {name: item.shown[name] for name in life.copied}
-            self._put(f"{life.event}.done", {**where, life.full: text, **(life.more or {}), **copied})
-            if life.part is not None:
-                self._put("response.content_part.done", {**where, "part": life.part(text)})
+        self._put(f"{life.event}.done", {**where, life.full: text, **(life.more or {}), **(copied or {})})
+        if life.part is not None:
+            self._put("response.content_part.done", {**where, "part": life.part(text)})
+
+    def _done(self, shown: _Shown, item: StoredItem) -> None:
         self._output.append(item)
         done = {"output_index": shown.place, "item": self._frame.dialect.item(item.shown)}
         self._put("response.output_item.done", done)
@@ -318,7 +382,7 @@ class Events:
 
     def _begin(self, *, queued: bool = False) -> None:
         """The first events, unless they were made before."""
-        if self._number:
+        if self._telling.number:
             return
         status = Status.QUEUED if queued else Status.IN_PROGRESS
         self._response("response.created", self._frame.stored(status))
@@ -332,14 +396,4 @@ class Events:
         self.stored = self._frame.stored(status, output=tuple(self._output), usage=usage, error=error, notes=notes)
 
     def _response(self, name: str, stored: StoredResponse) -> None:
-        self._put(name, {"response": to_response(stored, self._frame.dialect)})
-
-    def _put(self, name: str, body: dict[str, Any]) -> None:
-        name = self._frame.dialect.event(name)
-        data = orjson.dumps({"type": name, "sequence_number": self._number, **body})
-        self._out.append(WireEvent(self._number, name, data))
-        self._number += 1
-
-    def _take(self) -> list[WireEvent]:
-        taken, self._out = self._out, []
-        return taken
+        self._put(name, {"response": to_response(stored, self._frame.dialect)} if self._telling.aloud else {})

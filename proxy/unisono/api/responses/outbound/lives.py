@@ -26,4 +26,5 @@ REFUSAL = Life("response.refusal", "refusal", refusal_part)
 REASONING = Life("response.reasoning_text", "text", reasoning_part)
 ARGUMENTS = Life("response.function_call_arguments", "arguments", copied=("name",))
 """openai-python 2.x cannot do without the name, although the API's own description lists none."""
+HOSTED_ARGUMENTS = Life("response.mcp_call_arguments", "arguments")
 INPUT = Life("response.custom_tool_call_input", "input")

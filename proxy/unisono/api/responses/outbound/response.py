@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, assert_never, cast
 
+from unisono.api.responses.hosting.spec import McpSpec
+from unisono.api.responses.hosting.spec import to_echo as to_mcp_echo
 from unisono.api.responses.items import (
     NewId,
     Wire,
@@ -18,6 +20,7 @@ from unisono.api.responses.items import (
     to_said,
 )
 from unisono.api.responses.outbound.dialects import OPENAI, Dialect
+from unisono.api.responses.outbound.hosted import to_stored_call, to_stored_listing
 from unisono.api.responses.schema import ResponsesRequest, Tool
 from unisono.api.tools import CallForm, CustomSpec, FunctionSpec, Toolbox
 from unisono.core.conversation import Effort, Item
@@ -94,8 +97,10 @@ class Frame:
                 shown = message(item_id, item.phase, [text_part(closed.text)], status)
             case ToolCall():
                 shown = call(item_id, item.call_id, item.name, closed.text, self.toolbox, status)
-            case HostedCall() | Listing():
-                shown = {}
+            case HostedCall():
+                return to_stored_call(closed, item_id, None, before)
+            case Listing():
+                return to_stored_listing(item, item_id, None)
             case _:
                 assert_never(item)
         return StoredItem(item_id, all_said, shown)
@@ -110,7 +115,7 @@ class Frame:
                 custom = self.toolbox.form_of(item.name) is CallForm.CUSTOM
                 return new_id(prefix_of("custom_tool_call" if custom else "function_call"))
             case HostedCall():
-                return new_id(prefix_of("mcp_call"))
+                return new_id(prefix_of("mcp_approval_request" if item.needs_approval else "mcp_call"))
             case Listing():
                 return new_id(prefix_of("mcp_list_tools"))
             case _:
@@ -169,6 +174,8 @@ def _tool(tool: Tool) -> Wire:
                     "description": spec.description or "",
                 }
             )
+        case McpSpec() as spec:
+            return to_mcp_echo(spec, more)
         case None:
             named = {} if tool.name is None else {"name": tool.name}
             inner = {} if tool.tools is None else {"tools": [_tool(each) for each in tool.tools]}
@@ -178,11 +185,12 @@ def _tool(tool: Tool) -> Wire:
 
 
 def to_usage(usage: Usage) -> Wire:
+    ran = {"tool_output_tokens": usage.tool_output_tokens} if usage.tool_output_tokens else {}
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens} | ran,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from unisono.api.responses.asked import Asked
+from unisono.api.responses.hosting.decisions import hosted_in
 from unisono.api.responses.inbound import wanted_ids
 from unisono.api.responses.items import said_by
 from unisono.api.responses.keeping import JOINS
@@ -92,5 +93,6 @@ class Continuation:
             earlier=(*self._past.earlier, *said_by(new)),
             ancestors=self._past.ancestors,
             first_day=asked.frame.first_day,
+            hosted=self._past.hosted + hosted_in(new, self._past.hosted),
         )
         return Turned(past, (*(self._found.loose if self._found else ()), *new))
