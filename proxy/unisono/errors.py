@@ -24,6 +24,7 @@
         BackendTimeout              504 backend_timeout
         BackendProtocolError        502 backend_protocol_error
         BackendRejected             400 backend_rejected_request
+          ConstraintRefused         400 constraint_refused
       StoreError                    500 store_error
         StoreUnavailable            503 store_unavailable
         StoreConflict               409 state_conflict
@@ -178,6 +179,12 @@ class BackendRejected(BackendError):
 
     status, type, code = 400, "invalid_request_error", "backend_rejected_request"
     retry_elsewhere = False
+
+
+class ConstraintRefused(BackendRejected):
+    """The backend would not generate under the constraint it was given; without one the same request may be fine."""
+
+    code = "constraint_refused"
 
 
 class StoreError(UnisonoError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import ClassVar, TypeAlias
 
 RETURN = 200002
 CONSTRAIN = 200003
@@ -50,7 +51,7 @@ class Capabilities:
     context: int | None = None
     logit_bias: bool = False
     constrain: frozenset[str] = frozenset()
-    """Kinds of guided decoding: a subset of {"json", "regex", "choice", "grammar"}."""
+    """The kinds of `Constraint` it keeps to, by their names: a subset of CONSTRAINT_KINDS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +89,41 @@ class Timeouts:
 
 
 @dataclass(frozen=True, slots=True)
+class JsonSchema:
+    """JSON that the schema allows. It is sent as it is, so it should be one that `unisono.schemas` has checked."""
+
+    schema: Mapping[str, object]
+    kind: ClassVar[str] = "json_schema"
+
+
+@dataclass(frozen=True, slots=True)
+class AnyJson:
+    """A JSON object, whatever it holds."""
+
+    kind: ClassVar[str] = "json_object"
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """One of these texts, to the letter; none of them empty, and at least one."""
+
+    texts: tuple[str, ...]
+    kind: ClassVar[str] = "choice"
+
+
+Constraint: TypeAlias = JsonSchema | AnyJson | OneOf
+"""What the whole generation has to be, from its first token to the stop token behind it: the prompt ends where a
+message's body begins, and no marker can be written but the one that ends the turn."""
+
+CONSTRAINT_KINDS = (JsonSchema.kind, AnyJson.kind, OneOf.kind)
+
+
+@dataclass(frozen=True, slots=True)
 class Generation:
-    """A job for a backend. Stop tokens are STOP_TOKENS, always; client stop strings never reach a backend."""
+    """A job for a backend. Stop tokens are STOP_TOKENS, always; client stop strings never reach a backend.
+
+    `constraint` is for a backend whose capabilities hold its kind; any other refuses the job.
+    """
 
     prompt: Prompt
     max_tokens: int
@@ -98,6 +132,7 @@ class Generation:
     request_id: str = ""
     cache_salt: str = ""
     """Separates tenants in a backend's prefix cache; empty for none."""
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True)
