@@ -83,10 +83,12 @@ def blocks_of(tokens: int, block: int) -> int:
     return tokens - SLACK if block == 1 else (tokens - 1) // block * block
 
 
-async def three_turns(gateway: Gateway, *, stream: bool, block: int = 1, caches_generated: bool = True) -> None:
+async def three_turns(
+    gateway: Gateway, *, stream: bool, block: int = 1, caches_generated: bool = True, shows_stop: bool = True
+) -> None:
     """A call, its answer, and another question. Each turn goes on from the very tokens of the one before, as far as
     Harmony keeps them: thoughts of a finished answer are dropped. `block` is how many tokens the engine caches at a
-    time, `caches_generated` says whether also those it wrote."""
+    time, `caches_generated` says whether also those it wrote; a stop that it does not show is not in its counts."""
     talk = Talk(gateway, stream)
     first = await talk.say("What is the weather in Paris?")
     thought, call = first["output"]
@@ -99,7 +101,7 @@ async def three_turns(gateway: Gateway, *, stream: bool, block: int = 1, caches_
     second = await talk.say([result])
     assert text_of(second, "reasoning") == "We have the weather."
     assert text_of(second) == "It is sunny in Paris with 18 degrees."
-    assert second["usage"]["input_tokens"] == generated_to + RENDERED_RESULT
+    assert second["usage"]["input_tokens"] == generated_to + (not shows_stop) + RENDERED_RESULT
     assert cached_in(second) >= blocks_of(generated_to if caches_generated else prompt, block) > 0
 
     third = await talk.say("ping")

@@ -26,7 +26,13 @@ async def test_a_conversation_goes_on_from_the_tokens_the_engine_has(
     engine: Running, site: Gateway, stream: bool
 ) -> None:
     about = engine.engine
-    await three_turns(site, stream=stream, block=about.block, caches_generated=about.caches_generated)
+    await three_turns(
+        site,
+        stream=stream,
+        block=about.block,
+        caches_generated=about.caches_generated,
+        shows_stop=about.shows_stop,
+    )
 
 
 async def test_a_listener_leaves_and_comes_back(site: Gateway) -> None:
