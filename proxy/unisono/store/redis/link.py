@@ -91,11 +91,17 @@ class Link:
 
     @asynccontextmanager
     async def _bounded(self) -> AsyncIterator[None]:
+        task = asyncio.current_task()
+        cancelled = task.cancelling() if task else 0
         try:
             async with asyncio.timeout(self._deadline_s), self._places:
                 yield
         except (RedisError, RedisClusterException, OSError) as error:
             raise StoreUnavailable(next(words for kind, words in TROUBLE if isinstance(error, kind))) from error
+        finally:
+            # The library may swallow a cancellation that comes while an answer does.
+            if task and task.cancelling() > cancelled:
+                raise asyncio.CancelledError
 
     async def act(self, script: Script, keys: Sequence[str], args: Sequence[str | bytes | int]) -> Any:
         """Run a script and return its value. Raises what it refuses with, or `StoreUnavailable`."""
