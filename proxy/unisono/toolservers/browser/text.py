@@ -73,7 +73,7 @@ def numbered(lines: Sequence[str], first: int) -> str:
 
 def window(lines: Sequence[str], first: int, tokens: int, most: int | None = None) -> int:
     """One past the last line of a view that begins at `first`: as many as fit into `tokens`, the line at the border
-    included, and `most` at the most. Never empty."""
+    included, and `most` at the most."""
     left = tokens * BYTES_PER_TOKEN
     end = first
     until = len(lines) if most is None else min(len(lines), first + most)

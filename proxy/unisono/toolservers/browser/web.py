@@ -11,6 +11,7 @@ import asyncio
 import codecs
 import re
 import socket
+from collections.abc import Callable
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from typing import Any, Final
 from urllib.parse import urljoin, urlsplit
@@ -62,18 +63,22 @@ def is_public(address: IPv4Address | IPv6Address) -> bool:
     return address.is_global and address.scope_id is None
 
 
-def _public_socket(info: tuple[Any, Any, int, str, tuple[Any, ...]]) -> socket.socket:
-    family, kind, protocol, _, where = info
-    if family not in (socket.AF_INET, socket.AF_INET6) or not is_public(ip_address(where[0])):
-        raise NotDialled("it is not on the public Internet")
-    return socket.socket(family, kind, protocol)
+def is_any(_: IPv4Address | IPv6Address) -> bool:
+    """For a browser on an intranet."""
+    return True
 
 
 class Web:
-    """Reads http and https addresses. `private` opens the addresses of an intranet too. Limits in bytes and seconds."""
+    """Reads http and https addresses, of hosts at addresses that `may_dial`. Limits in bytes and seconds."""
 
-    def __init__(self, *, private: bool = False, page_bytes: int = PAGE_BYTES, page_s: float = PAGE_S) -> None:
-        self._private = private
+    def __init__(
+        self,
+        may_dial: Callable[[IPv4Address | IPv6Address], bool] = is_public,
+        *,
+        page_bytes: int = PAGE_BYTES,
+        page_s: float = PAGE_S,
+    ) -> None:
+        self._may_dial = may_dial
         self._page_bytes = page_bytes
         self._page_s = page_s
         self._session: aiohttp.ClientSession | None = None
@@ -123,9 +128,8 @@ class Web:
                 connector=aiohttp.TCPConnector(
                     limit=AT_ONCE,
                     use_dns_cache=False,
-                    # A connection that is kept was judged when it was made, for whoever resolves to it later too.
                     force_close=True,
-                    socket_factory=None if self._private else _public_socket,
+                    socket_factory=self._socket,
                 ),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -133,6 +137,12 @@ class Web:
                 auto_decompress=True,
             )
         return self._session
+
+    def _socket(self, info: tuple[Any, Any, int, str, tuple[Any, ...]]) -> socket.socket:
+        family, kind, protocol, _, where = info
+        if family not in (socket.AF_INET, socket.AF_INET6) or not self._may_dial(ip_address(where[0])):
+            raise NotDialled("it is not on the public Internet")
+        return socket.socket(family, kind, protocol)
 
     async def _document(self, url: str, answer: aiohttp.ClientResponse) -> Document:
         if answer.status >= 400:

@@ -71,12 +71,11 @@ def start(settings: dict[str, Any]) -> int:
     os._exit(CANNOT_START)
 
 
-def left_behind() -> list[int]:
-    """Processes of ours that are still there, those of ended parents included."""
-    found: list[int] = []
-    with suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as file:  # noqa: PTH123
-        found = [int(number) for number in file.read().split()]
-    return found
+def children(process: int) -> list[int]:
+    """Its children, those of its children that lost their own parents included."""
+    with suppress(OSError), open(f"/proc/{process}/task/{process}/children") as file:  # noqa: PTH123
+        return [int(number) for number in file.read().split()]
+    return []
 
 
 def wait(child: int, seconds: float) -> dict[str, Any]:
@@ -100,13 +99,32 @@ def wait(child: int, seconds: float) -> dict[str, Any]:
         time.sleep(PAUSE_S)
 
 
-def clear() -> None:
-    """End what is left, and what that leaves in turn, for a bounded time."""
+def end_all_of(user: int) -> None:
+    """End every process of a user, at one moment: none gets away by starting another. Nobody else is that user."""
+    child = os.fork()
+    if not child:
+        with suppress(OSError):
+            become(user)
+            os.kill(-1, signal.SIGKILL)
+        os._exit(0)
+    with suppress(ChildProcessError):
+        os.waitpid(child, 0)
+
+
+def clear(user: int | None) -> None:
+    """End what is left, wherever it went. Bounded in time: what starts others faster than they are found is left to
+    the limits, and to whoever ends the process group."""
     until = time.monotonic() + ENDING_S
-    while (others := left_behind()) and time.monotonic() < until:
-        for other in others:
+    while time.monotonic() < until:
+        if user is not None:
+            end_all_of(user)
+        left = children(os.getpid())
+        if not left:
+            return
+        for process in left:
+            left += children(process)
             with suppress(OSError):
-                os.kill(other, signal.SIGKILL)
+                os.kill(process, signal.SIGKILL)
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 continue
@@ -119,8 +137,12 @@ def main() -> None:
     prctl(SET_CHILD_SUBREAPER, 1)
     prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     outcome = wait(start(settings), settings["seconds"])
-    clear()
     os.write(status, json.dumps(outcome).encode())
+    if os.getpid() != 1:
+        # The first process of a process space takes all others with it when it ends.
+        clear(settings["user"])
+        if os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":

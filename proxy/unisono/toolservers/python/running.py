@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pwd
+import secrets
 import shutil
 import signal
 import tempfile
@@ -19,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from unisono.toolservers.python.ways import Way, command
+from unisono.toolservers.python.ways import NOBODIES, Place, Way, command, prepare
 
 MIB: Final = 1024 * 1024
 FLOOD_BYTES: Final = 32 * MIB
@@ -123,6 +125,7 @@ class Runner:
         self._places = asyncio.Semaphore(at_once)
         self._most_waiting = 4 * at_once
         self._waiting = 0
+        self._nobodies: set[int | None] = set()
 
     async def run(self, code: str) -> Outcome:
         """What came of `code`. Raises `Busy`, and OSError when there is no room for another process."""
@@ -140,76 +143,105 @@ class Runner:
 
     async def _in_folder(self, code: str) -> Outcome:
         folder = Path(tempfile.mkdtemp(prefix="unisono-python-"))
+        user = self._nobody() if self.way.drops else None
         try:
-            script, directory = folder / "script.py", folder / "work"
-            script.write_bytes(code.encode("utf-8", "replace"))
-            directory.mkdir()
-            if self.way.user is not None:
-                for path in (folder, script, directory):
-                    os.chown(path, self.way.user, self.way.user)
-            return await self._watched(script, directory)
+            place = prepare(folder, code.encode("utf-8", "replace"), user)
+            return await self._watched(place)
         finally:
             # A run may leave much behind, and may have made it hard to delete.
+            self._nobodies.discard(user)
             await asyncio.shield(asyncio.to_thread(_delete, folder))
 
-    async def _watched(self, script: Path, directory: Path) -> Outcome:
+    def _nobody(self) -> int:
+        """A user number no other run has now. Taken by chance: another server may be taking some, too."""
+        known = {entry.pw_uid for entry in pwd.getpwall()}
+        free = [number for number in NOBODIES if number not in self._nobodies and number not in known]
+        number = secrets.choice(free)
+        self._nobodies.add(number)
+        return number
+
+    async def _watched(self, place: Place) -> Outcome:
         limits = self.limits
-        end, status = os.pipe()
-        process: asyncio.subprocess.Process | None = None
         output = Output(limits.output)
         overdue = False
-        try:
+        with Pipe() as printed, Pipe() as status:
             process = await asyncio.create_subprocess_exec(
-                *command(self.way, status, script, directory, limits.resources, limits.seconds),
+                *command(self.way, status.write, place, limits.resources, limits.seconds),
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                pass_fds=(status,),
+                stdout=printed.write,
+                stderr=printed.write,
+                pass_fds=(status.write,),
                 env={},
                 cwd="/",
                 start_new_session=True,
             )
-            os.close(status)
-            status = -1
+            printed.close_write()
+            status.close_write()
             try:
                 async with asyncio.timeout(limits.seconds + LATE_S):
-                    await _collect(process, output)
-                    await process.wait()
+                    await _collect(printed.read, process, output)
             except TimeoutError:
                 overdue = True
-            _end(process)
-            return _outcome(_said(end), output, overdue)
-        finally:
-            os.close(end)
-            if status >= 0:
-                os.close(status)
-            if process is not None:
+            finally:
                 _end(process)
                 await asyncio.shield(process.wait())
+            return _outcome(_said(status.read), output, overdue)
 
 
-async def _collect(process: asyncio.subprocess.Process, output: Output) -> None:
-    """Read until the output ends, or is too much. Whoever was left behind with the output open does not count."""
-    assert process.stdout is not None
-    ended = asyncio.ensure_future(process.wait())
+class Pipe:
+    """Two open files: what is written to one is read from the other."""
+
+    def __enter__(self) -> Pipe:
+        self.read, self.write = os.pipe()
+        self._writing = True
+        return self
+
+    def close_write(self) -> None:
+        if self._writing:
+            self._writing = False
+            os.close(self.write)
+
+    def __exit__(self, *_: object) -> None:
+        self.close_write()
+        os.close(self.read)
+
+
+async def _collect(end: int, process: asyncio.subprocess.Process, output: Output) -> None:
+    """Read from `end` until the process is no more, or its output is too much. Whoever was left behind with the output
+    open does not count."""
+    loop = asyncio.get_running_loop()
+    enough = asyncio.Event()
+
+    def readable() -> None:
+        if not _read(end, output):
+            loop.remove_reader(end)
+            enough.set()
+
+    os.set_blocking(end, False)
+    loop.add_reader(end, readable)
+    waits = {asyncio.ensure_future(process.wait()), asyncio.ensure_future(enough.wait())}
     try:
-        while output.total < FLOOD_BYTES:
-            reading = asyncio.ensure_future(process.stdout.read(65536))
-            try:
-                await asyncio.wait({reading, ended}, return_when=asyncio.FIRST_COMPLETED)
-                if not reading.done():
-                    # What was written before the end is there at once.
-                    await asyncio.wait({reading}, timeout=0.1)
-            finally:
-                if not reading.done():
-                    reading.cancel()
-            chunk = b"" if reading.cancelled() or not reading.done() else reading.result()
-            if not chunk:
-                return
-            output.add(chunk)
-        _end(process)
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if output.total >= FLOOD_BYTES:
+            _end(process)
+        await process.wait()
     finally:
-        ended.cancel()
+        loop.remove_reader(end)
+        for wait in waits:
+            wait.cancel()
+    # What was written before the end is there by now.
+    while _read(end, output):
+        continue
+
+
+def _read(end: int, output: Output) -> bool:
+    """Take what is there. Whether there was something, and more is wanted."""
+    try:
+        chunk = os.read(end, 65536)
+    except BlockingIOError:
+        return False
+    output.add(chunk)
+    return bool(chunk) and output.total < FLOOD_BYTES
 
 
 def _end(process: asyncio.subprocess.Process) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
 import shutil
 import subprocess
 import sys
@@ -16,8 +15,9 @@ from typing import Final
 from unisono.errors import ConfigError
 
 CAGE: Final = Path(__file__).with_name("cage.py")
-NOBODY: Final = 65534
-"""Where the system does not say who that is."""
+NOBODIES: Final = range(60706, 61184)
+"""User numbers that systems leave to nobody. Each run of root's is another one, so that runs at the same time cannot
+touch each other, nor use up each other's processes."""
 TRIAL_S: Final = 10.0
 SYSTEM_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
 
@@ -36,10 +36,10 @@ class Seclusion:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How code is run here. `user` is who it becomes, None for whoever runs the server."""
+    """How code is run here. `drops` says that it becomes nobody; otherwise it stays whoever runs the server."""
 
     interpreter: str
-    user: int | None
+    drops: bool
     seclusion: Seclusion
 
     @property
@@ -47,7 +47,7 @@ class Way:
         """For the line that is shown at the start."""
         network = "no network" if self.seclusion.network else "NETWORK OPEN (namespaces are not permitted here)"
         processes = "own process space" if self.seclusion.processes else "shared process space"
-        user = "nobody" if self.user is not None else f"user {os.geteuid()}" + ("" if os.geteuid() else " (ROOT)")
+        user = "nobody" if self.drops else f"user {os.geteuid()}" + ("" if os.geteuid() else " (ROOT)")
         return f"{network}, {processes}, as {user}, {self.interpreter}"
 
 
@@ -65,14 +65,34 @@ def candidates(root: bool) -> tuple[Seclusion, ...]:
     )
 
 
-def command(way: Way, status: int, code: Path, directory: Path, limits: dict[str, int], seconds: float) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a run takes place: its `script`, its working `directory`, and whose both are; None for the server's own."""
+
+    script: Path
+    directory: Path
+    user: int | None
+
+
+def prepare(folder: Path, code: bytes, user: int | None) -> Place:
+    """Put `code` into `folder`, and give that to `user`."""
+    place = Place(folder / "script.py", folder / "work", user)
+    place.script.write_bytes(code)
+    place.directory.mkdir()
+    if user is not None:
+        for path in (folder, place.script, place.directory):
+            os.chown(path, user, user)
+    return place
+
+
+def command(way: Way, status: int, place: Place, limits: dict[str, int], seconds: float) -> list[str]:
     """The whole command line of a run; `status` is the open file its outcome is written to."""
     settings = {
-        "argv": [way.interpreter, "-I", "-u", "-B", "-X", "utf8", str(code)],
-        "directory": str(directory),
-        "environment": environment(directory),
+        "argv": [way.interpreter, "-I", "-u", "-B", "-X", "utf8", str(place.script)],
+        "directory": str(place.directory),
+        "environment": environment(place.directory),
         "limits": limits,
-        "user": way.user,
+        "user": place.user,
         "seconds": seconds,
     }
     return [*way.seclusion.prefix, sys.executable, "-I", "-S", str(CAGE), str(status), json.dumps(settings)]
@@ -86,19 +106,16 @@ def environment(directory: Path) -> dict[str, str]:
 def works(way: Way) -> bool:
     """Whether a program runs like this and its output arrives."""
     with tempfile.TemporaryDirectory(prefix="unisono-python-") as folder:
-        code = Path(folder, "script.py")
-        code.write_text("print('it works')")
-        if way.user is not None:
-            os.chown(folder, way.user, way.user)
-            os.chown(code, way.user, way.user)
+        place = prepare(Path(folder), b"print('it works')", NOBODIES[-1] if way.drops else None)
         end, status = os.pipe()
         try:
             tried = subprocess.run(  # noqa: S603
-                command(way, status, code, Path(folder), {}, TRIAL_S),
+                command(way, status, place, {}, TRIAL_S),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 pass_fds=(status,),
                 env={},
+                start_new_session=True,
                 timeout=2 * TRIAL_S,
                 check=False,
             )
@@ -110,26 +127,18 @@ def works(way: Way) -> bool:
     return tried.stdout.strip() == b"it works"
 
 
-def nobody() -> int:
-    """Who may do least."""
-    try:
-        return pwd.getpwnam("nobody").pw_uid
-    except KeyError:
-        return NOBODY
-
-
 def find_way(interpreter: str | None = None, *, as_root: bool = False) -> Way:
     """The most secluded way that works. Root's code runs as nobody unless `as_root`. Without an interpreter, the one
     of this process, or the system's where that one cannot be reached by whom the code runs as. Raises `ConfigError`
     where nothing works."""
     root = os.geteuid() == 0
-    user = nobody() if root and not as_root else None
+    drops = root and not as_root
     system = shutil.which("python3", path=SYSTEM_PATH)
     interpreters = [interpreter] if interpreter else [sys.executable, *([system] if system else [])]
     for tried in interpreters:
         for seclusion in candidates(root):
-            way = Way(tried, user, seclusion)
+            way = Way(tried, drops, seclusion)
             if works(way):
                 return way
-    whom = "as nobody (--as-root keeps root, which is dangerous)" if user is not None else "here"
+    whom = "as nobody (--as-root keeps root, which is dangerous)" if drops else "here"
     raise ConfigError(f"{' and '.join(interpreters)}: cannot be run {whom}; --python names another interpreter")

@@ -1,0 +1,142 @@
+"""Tool servers on real sockets, asked by the SDK's own client; and a web of scripted pages with a search engine."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import uvicorn
+from aiohttp import web
+from mcp.client.client import Client
+from mcp_types import CallToolResult, TextContent
+
+from unisono.toolservers.serving import ToolServer, application
+
+Answer = Callable[[web.Request], Any]
+
+
+@asynccontextmanager
+async def served(server: ToolServer, *, remembers: bool = False, key: str | None = None) -> AsyncIterator[str]:
+    """The URL of a server that runs for the time being."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.bind(("127.0.0.1", 0))
+    app = application(server, "127.0.0.1", key=key, remembers=remembers)
+    running = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none", timeout_graceful_shutdown=1))
+    running.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+    task = asyncio.create_task(running.serve(sockets=[listener]))
+    while not running.started:
+        await asyncio.sleep(0.005)
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
+    finally:
+        running.should_exit = True
+        await task
+        listener.close()
+
+
+async def called(client: Client, tool: str, **arguments: Any) -> CallToolResult:
+    result = await client.call_tool(tool, arguments)
+    assert isinstance(result, CallToolResult)
+    return result
+
+
+def text_of(result: CallToolResult) -> str:
+    (block,) = result.content
+    assert isinstance(block, TextContent)
+    return block.text
+
+
+def page(body: str, content_type: str = "text/html; charset=utf-8", **headers: str) -> Answer:
+    return lambda _: web.Response(body=body.encode(), headers={"content-type": content_type, **headers})
+
+
+def moved(target: str) -> Answer:
+    return lambda _: web.Response(status=302, headers={"location": target})
+
+
+async def endless(request: web.Request) -> web.StreamResponse:
+    """Sends words as long as somebody listens."""
+    response = web.StreamResponse(headers={"content-type": "text/plain"})
+    await response.prepare(request)
+    with suppress(ConnectionError):
+        while True:
+            await response.write(b"more and more " * 1000)
+    return response
+
+
+async def silent(request: web.Request) -> web.StreamResponse:
+    """Begins to answer and never goes on."""
+    response = web.StreamResponse(headers={"content-type": "text/plain"})
+    await response.prepare(request)
+    await asyncio.sleep(60)
+    return response
+
+
+def bomb(_: web.Request) -> web.Response:
+    """A few kilobytes that are hundreds of megabytes."""
+    body = gzip.compress(b"a" * (64 * 1024 * 1024))
+    return web.Response(body=body, headers={"content-type": "text/plain", "content-encoding": "gzip"})
+
+
+@asynccontextmanager
+async def website(pages: dict[str, Answer], found: Any = None) -> AsyncIterator[str]:
+    """A web server with these pages and, under `/search`, a search engine that always finds the same."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if request.path == "/search" and found is not None:
+            assert request.query["format"] == "json"
+            return web.Response(text=found if isinstance(found, str) else json.dumps(found))
+        script = pages.get(request.path)
+        if script is None:
+            return web.Response(status=404)
+        said = script(request)
+        return await said if asyncio.iscoroutine(said) else said
+
+    app = web.Application()
+    app.router.add_route("*", "/{rest:.*}", answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+UNISONO = (sys.executable, "-m", "tests.toolservers.running")
+"""The command line, started from the root of the project."""
+
+
+@asynccontextmanager
+async def command(*arguments: str, **environment: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, list[str]]]:
+    """`unisono` with these arguments, and the lines it printed until it was serving."""
+    process = await asyncio.create_subprocess_exec(
+        *UNISONO, *arguments, stdout=asyncio.subprocess.PIPE, env={**os.environ, **environment}
+    )
+    try:
+        assert process.stdout is not None
+        lines: list[str] = []
+        while not lines or " at http://" not in lines[-1]:
+            line = await asyncio.wait_for(process.stdout.readline(), 30)
+            assert line, lines
+            lines.append(line.decode().strip())
+        yield process, lines
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+        await asyncio.wait_for(process.wait(), 30)
+
+
+if __name__ == "__main__":
+    from unisono.cli import main
+
+    main()

@@ -1,0 +1,67 @@
+"""What a session keeps: bounded, and never another page under a cursor."""
+
+from __future__ import annotations
+
+import pytest
+
+from unisono.toolservers.browser.pages import (
+    MOST_CHARACTERS,
+    MOST_PAGES,
+    PAGE_CHARACTERS,
+    BrowsingError,
+    Kind,
+    Page,
+    Session,
+    Sessions,
+    lines_of,
+)
+
+
+def a_page(name: str, size: int = 10) -> Page:
+    return Page(Kind.PAGE, name, name, name, ("x" * size,))
+
+
+def test_old_pages_go_and_their_cursors_with_them() -> None:
+    session = Session()
+    cursors = [session.add(a_page(f"https://a/{number}")) for number in range(MOST_PAGES + 3)]
+    assert cursors == list(range(MOST_PAGES + 3))
+    assert session.get().url == f"https://a/{MOST_PAGES + 2}"
+    assert session.get(3).url == "https://a/3"
+    with pytest.raises(BrowsingError, match=rf"Cursor `2` is out of range.*\[3 - {MOST_PAGES + 2}\]"):
+        session.get(2)
+
+
+def test_large_pages_go_sooner_and_the_latest_stays() -> None:
+    session = Session()
+    for number in range(5):
+        session.add(a_page(str(number), MOST_CHARACTERS // 2))
+    with pytest.raises(BrowsingError):
+        session.get(2)
+    assert session.get(3).url == "3"
+    assert session.get(session.add(a_page("huge", 2 * MOST_CHARACTERS))).url == "huge"
+
+
+def test_the_latest_reading_of_an_address_is_the_known_one() -> None:
+    session = Session()
+    session.add(a_page("https://a/"))
+    latest = a_page("https://a/", 20)
+    session.add(latest)
+    session.add(Page(Kind.FOUND, "https://b/", "https://b/", "", ("x",)))
+    assert session.known("https://a/") is latest
+    assert session.known("https://b/") is None
+
+
+def test_the_session_unused_for_longest_goes() -> None:
+    sessions = Sessions(2)
+    first = sessions.get("first")
+    sessions.get("second")
+    assert sessions.get("first") is first
+    sessions.get("third")
+    assert sessions.get("first") is first
+    assert len(sessions) == 2
+
+
+def test_a_page_is_cut_and_says_so() -> None:
+    lines = lines_of("a" * (PAGE_CHARACTERS + 5))
+    assert lines[-1] == "[The page goes on; 5 characters are left out.]"
+    assert sum(map(len, lines)) < PAGE_CHARACTERS + 100

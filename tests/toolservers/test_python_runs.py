@@ -1,0 +1,356 @@
+"""Code in its cage: what it prints comes back, what it must not do it cannot, and nothing of it stays.
+
+All with real processes. What needs namespaces is tested where the system permits them, which the ways say themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from unisono.errors import ConfigError
+from unisono.toolservers.python import running
+from unisono.toolservers.python.running import MIB, Busy, Limits, Outcome, Output, Runner
+from unisono.toolservers.python.ways import NOBODIES, Seclusion, Way, candidates, find_way, works
+
+SHORT = Limits(seconds=2.0, cpu_s=10, memory=256 * MIB, file=MIB, files=32, processes=16)
+
+
+@pytest.fixture(scope="session")
+def way() -> Way:
+    return find_way()
+
+
+@pytest.fixture(params=range(3), ids=["most secluded", "no network", "no namespaces"])
+def any_way(request: pytest.FixtureRequest, way: Way) -> Way:
+    """Every way this system permits."""
+    possible = candidates(os.geteuid() == 0)
+    if request.param >= len(possible):
+        pytest.skip("no namespaces on this system")
+    tried = Way(way.interpreter, way.drops, possible[request.param])
+    if not works(tried):
+        pytest.skip("not permitted on this system")
+    return tried
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays() -> Iterator[None]:
+    """No folder of any run is left."""
+    before = folders()
+    yield
+    assert folders() - before == set()
+
+
+def folders() -> set[str]:
+    return {path.name for path in Path("/tmp").glob("unisono-python-*")}
+
+
+def processes(mark: str) -> int:
+    """How many processes with this in their command lines are there."""
+    count = 0
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            count += mark.encode() in path.read_bytes()
+    return count
+
+
+async def gone(mark: str) -> None:
+    """Killed processes are there until they were taken off the processor; nothing that lives is waited for."""
+    for _ in range(100):
+        if not processes(mark):
+            return
+        await asyncio.sleep(0.02)
+    pytest.fail(f"{processes(mark)} processes are still there")
+
+
+async def run(code: str, way: Way, limits: Limits = SHORT) -> Outcome:
+    return await Runner(way, limits).run(code)
+
+
+RUNS = {
+    "prints": ("print('Grüße')", "Grüße\n", 0, ""),
+    "errors come in their order": (
+        "import sys\nprint(1)\nprint(2, file=sys.stderr)\nprint(3)",
+        "1\n2\n3\n",
+        0,
+        "",
+    ),
+    "nothing printed": ("1 + 1", "", 0, "[No output. Use print() to see values.]"),
+    "an exit": ("import sys; sys.exit(3)", "", 3, "[The program ended with exit code 3.]"),
+    "an empty folder": ("import os; print(os.listdir('.'))", "[]\n", 0, ""),
+    "an own folder": ("open('a', 'w').write('b'); print(open('a').read())", "b\n", 0, ""),
+    "nothing to read": ("import sys; print(repr(sys.stdin.read()))", "''\n", 0, ""),
+    "nobody's packages": ("import sys; print(sys.flags.isolated)", "1\n", 0, ""),
+    "few variables": ("import os; print(sorted(os.environ))", "['HOME', 'LANG', 'PATH', 'TMPDIR']\n", 0, ""),
+    "no open files": (
+        "import os\nprint([n for n in map(int, os.listdir('/dev/fd')) if n > 2 and os.path.exists(f'/dev/fd/{n}')])",
+        "[]\n",
+        0,
+        "",
+    ),
+    "markers are text": ("print('<|end|>')", "<|end|>\n", 0, ""),
+}
+
+
+@pytest.mark.parametrize(("code", "logs", "exit_code", "remark"), RUNS.values(), ids=RUNS)
+async def test_what_is_printed_comes_back(way: Way, code: str, logs: str, exit_code: int, remark: str) -> None:
+    outcome = await run(code, way)
+    assert (outcome.logs, outcome.exit_code, outcome.timed_out) == (logs, exit_code, False)
+    assert outcome.remark == remark
+
+
+async def test_an_error_shows_its_line(way: Way) -> None:
+    outcome = await run("x = 1\nprint(x / 0)", way)
+    assert 'script.py", line 2' in outcome.logs
+    assert outcome.logs.endswith("ZeroDivisionError: division by zero\n")
+    assert (outcome.exit_code, outcome.remark) == (1, "")
+
+
+async def test_nothing_is_kept_from_one_run_to_the_next(way: Way) -> None:
+    await run("x = 1; open('kept', 'w').write('x')", way)
+    assert "NameError" in (await run("print(x)", way)).logs
+    assert (await run("import os; print(os.path.exists('kept'))", way)).logs == "False\n"
+
+
+async def test_no_key_of_the_server_is_seen(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNISONO_MASTER_KEY", "sk-very-secret")
+    code = "import os, glob\nfor p in ['/proc/self/environ', f'/proc/{os.getppid()}/environ']:\n"
+    code += "  try: print(open(p).read())\n  except OSError as e: print('refused')\nprint(dict(os.environ))"
+    assert "sk-very-secret" not in (await run(code, way)).logs
+
+
+FOREVER = {
+    "waiting": "import time; time.sleep(60)",
+    "computing": "while True: pass",
+    "deaf": "import signal, time\nfor n in (2, 15): signal.signal(n, signal.SIG_IGN)\ntime.sleep(60)",
+    "silent": "import os, time\nos.close(1); os.close(2); time.sleep(60)",
+}
+
+
+@pytest.mark.parametrize("code", FOREVER.values(), ids=FOREVER)
+async def test_a_run_is_over_when_its_time_is(any_way: Way, code: str) -> None:
+    began = time.monotonic()
+    outcome = await run("print('began', flush=True)\n" + code, any_way, Limits(seconds=0.7))
+    assert 0.7 <= time.monotonic() - began < 4
+    assert (outcome.timed_out, outcome.logs) == (True, "began\n")
+    assert outcome.remark == "[The time limit was reached; the program was ended.]"
+
+
+async def test_cpu_time_is_bounded_on_its_own(way: Way) -> None:
+    began = time.monotonic()
+    outcome = await run("while True: pass", way, Limits(seconds=20.0, cpu_s=1))
+    assert time.monotonic() - began < 10
+    assert (outcome.exit_code or 0) < 0
+    assert not outcome.timed_out
+
+
+LIMITED = {
+    "memory at once": ("x = bytearray(10**9)", "MemoryError"),
+    "memory bit by bit": ("x = []\nwhile True: x.append(bytearray(10**6))", "MemoryError"),
+    "a large file": ("f = open('a', 'wb')\nwhile True: f.write(b'x' * 10**6)", ""),
+    "many files": ("x = [open('/dev/null') for _ in range(1000)]", "Too many open files"),
+    "many threads": (
+        "from threading import *\nfor _ in range(100): Thread(target=Event().wait, args=(9,), daemon=True).start()",
+        "can't start new thread",
+    ),
+}
+
+
+@pytest.mark.parametrize(("code", "said"), LIMITED.values(), ids=LIMITED)
+async def test_a_limit_ends_the_program_and_nothing_else(way: Way, code: str, said: str) -> None:
+    outcome = await run(code, way)
+    assert outcome.exit_code not in (0, None)
+    assert said in outcome.logs
+    assert not outcome.timed_out
+
+
+async def test_a_fork_bomb_stays_small_and_is_gone_afterwards(any_way: Way) -> None:
+    code = "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass"
+    began = time.monotonic()
+    bombing = asyncio.create_task(run(code, any_way, Limits(seconds=1.0, processes=16)))
+    await asyncio.sleep(0.7)
+    count = int(
+        subprocess.run(["pgrep", "-fc", "unisono-python-.*/script.py"], capture_output=True, check=False).stdout
+    )
+    outcome = await bombing
+    assert 1 < count < 40
+    assert outcome.timed_out
+    assert time.monotonic() - began < 8
+    await gone("unisono-python-")
+
+
+LEFT_BEHIND = {
+    "a child": "subprocess.Popen(['sleep', MARK])",
+    "one of a session of its own": "subprocess.Popen(['sleep', MARK], start_new_session=True)",
+    "an orphan of a session of its own": (
+        "subprocess.Popen([sys.executable, '-c', 'import os, sys\\nif os.fork() == 0:\\n os.setsid()\\n"
+        ' if os.fork() == 0: os.execvp("sleep", ["sleep", sys.argv[1]])\', MARK]).wait()'
+    ),
+}
+
+
+@pytest.mark.parametrize("code", LEFT_BEHIND.values(), ids=LEFT_BEHIND)
+async def test_nothing_outlives_its_run(any_way: Way, code: str) -> None:
+    mark = f"6{time.monotonic_ns() % 10**9}"
+    began = time.monotonic()
+    outcome = await run(
+        f"import subprocess, sys, time\nMARK = '{mark}'\n{code}\ntime.sleep(0.1); print('left')", any_way
+    )
+    assert (outcome.logs, outcome.exit_code) == ("left\n", 0)
+    assert time.monotonic() - began < 5
+    await gone(mark)
+
+
+async def test_endless_output_is_ended_and_both_ends_are_kept(way: Way) -> None:
+    began = time.monotonic()
+    outcome = await run("print('first')\nwhile True: print('x' * 10000)", way, Limits(seconds=20.0, output=10_000))
+    assert time.monotonic() - began < 15
+    assert outcome.logs.startswith("first\nxxx")
+    assert len(outcome.logs) < 10_200
+    assert outcome.left_out > running.FLOOD_BYTES - 20_000
+
+
+async def test_long_output_keeps_its_error(way: Way) -> None:
+    outcome = await run("for n in range(20000): print(n)\n1 / 0", way, Limits(output=4000))
+    assert outcome.logs.startswith("0\n1\n2\n")
+    assert outcome.logs.endswith("ZeroDivisionError: division by zero\n")
+    assert f"[... {outcome.left_out} bytes are left out ...]" in outcome.logs
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has something to give up")
+async def test_roots_code_is_nobodys(way: Way) -> None:
+    outcome = await run("import os; print(os.getuid(), os.getgid(), os.getgroups())", way)
+    user, group, others = outcome.logs.split()
+    assert (int(user) in NOBODIES, group, others) == (True, user, "[]")
+    assert "PermissionError" in (await run("open('/etc/shadow').read()", way)).logs
+    assert "PermissionError" in (await run("import os; os.listdir('/root')", way)).logs
+    assert "PermissionError" in (await run("import os; os.setuid(0)", way)).logs
+
+
+NETWORKS = {
+    "this machine": "socket.create_connection(('127.0.0.1', PORT), 2)",
+    "names": "socket.getaddrinfo('example.com', 80)",
+    "elsewhere": "socket.create_connection(('192.0.2.1', 80), 2)",
+    "datagrams": "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('192.0.2.1', 53))",
+}
+
+
+@pytest.mark.parametrize("code", NETWORKS.values(), ids=NETWORKS)
+async def test_there_is_no_network_where_namespaces_are_permitted(way: Way, code: str) -> None:
+    if not way.seclusion.network:
+        pytest.skip("no namespaces on this system")
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server:
+        outcome = await run(f"import socket\nPORT = {port}\n{code}\nprint('reached')", way, Limits(seconds=8.0))
+    assert "reached" not in outcome.logs
+    assert "Error" in outcome.logs or "gaierror" in outcome.logs
+
+
+async def test_no_other_process_is_seen_where_namespaces_are_permitted(way: Way) -> None:
+    if not way.seclusion.processes:
+        pytest.skip("no namespaces on this system")
+    outcome = await run("import os; print(sorted(int(n) for n in os.listdir('/proc') if n.isdigit()))", way)
+    assert outcome.logs == "[1, 2]\n"
+
+
+async def test_a_call_that_is_cancelled_ends_its_run(any_way: Way) -> None:
+    mark = f"7{time.monotonic_ns() % 10**9}"
+    task = asyncio.create_task(run(f"import subprocess; subprocess.run(['sleep', '{mark}'])", any_way, Limits()))
+    for _ in range(300):
+        if processes(f"sleep\x00{mark}"):
+            break
+        await asyncio.sleep(0.02)
+    else:
+        pytest.fail("the program did not begin")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await gone(mark)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="without root all runs are one user")
+async def test_runs_at_the_same_time_cannot_touch_each_other(way: Way) -> None:
+    runner = Runner(way, Limits(seconds=5.0))
+    code = "import glob, time\ntime.sleep(0.3)\nprint([p for p in glob.glob('/tmp/unisono-python-*/script.py')])"
+    first, second = await asyncio.gather(runner.run(code), runner.run(code))
+    assert [len(outcome.logs.split(",")) for outcome in (first, second)] == [1, 1]
+    assert first.logs != second.logs
+
+
+async def test_what_a_run_locked_is_deleted_too(way: Way) -> None:
+    outcome = await run("import os\nos.makedirs('a/b'); open('a/b/c', 'w'); os.chmod('a/b', 0); os.chmod('a', 0)", way)
+    assert outcome.exit_code == 0
+
+
+async def test_runs_wait_for_a_place_and_too_many_are_refused(way: Way) -> None:
+    runner = Runner(way, Limits(seconds=5.0), at_once=1)
+    first = [asyncio.create_task(runner.run("import time; time.sleep(0.2); print(1)")) for _ in range(5)]
+    await asyncio.sleep(0.05)
+    with pytest.raises(Busy):
+        await runner.run("print(1)")
+    assert [outcome.logs for outcome in await asyncio.gather(*first)] == ["1\n"] * 5
+
+
+async def test_what_the_code_says_of_its_end_is_not_believed_blindly(way: Way) -> None:
+    outcome = await run(
+        'import os\nfor n in range(3, 30):\n  try: os.write(n, b\'{"exit": "0"\')\n  except OSError: pass', way
+    )
+    assert outcome.exit_code == 0
+
+
+def test_an_interpreter_that_is_none_is_a_mistake(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--python names another interpreter"):
+        find_way(str(tmp_path / "python"))
+
+
+def test_what_is_open_is_said() -> None:
+    assert "NETWORK OPEN" in Way(sys.executable, False, Seclusion()).described
+    assert "no network, own process space" in Way(sys.executable, False, Seclusion((), True, True)).described
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
+def test_without_root_a_user_namespace_does_the_same(way: Way) -> None:
+    root = Path(__file__).parents[2] / "proxy"
+    program = (
+        f"import asyncio, sys; sys.path.insert(0, {str(root)!r})\n"
+        "from unisono.toolservers.python.running import Runner\n"
+        "from unisono.toolservers.python.ways import find_way\n"
+        "code = 'import os, socket; print(os.getuid()); socket.create_connection((\"127.0.0.1\", 9))'\n"
+        "way = find_way()\nprint(way.described)\nprint(asyncio.run(Runner(way).run(code)).logs)"
+    )
+    said = subprocess.run(
+        [way.interpreter, "-c", program],
+        user=NOBODIES[0],
+        group=NOBODIES[0],
+        extra_groups=[],
+        capture_output=True,
+        text=True,
+        cwd="/",
+        check=False,
+    )
+    if "ModuleNotFoundError" in said.stderr or "Permission denied" in said.stderr:
+        pytest.skip("nobody cannot reach the checkout")
+    if "no network" not in said.stdout:
+        pytest.skip("no user namespaces on this system")
+    assert f"\n{NOBODIES[0]}\n" in said.stdout
+    assert "Network is unreachable" in said.stdout
+
+
+def test_output_keeps_its_ends() -> None:
+    output = Output(10)
+    for chunk in (b"abc", b"defgh", b"ijklmnop", b"q"):
+        output.add(chunk)
+    assert output.text() == ("abcde\n[... 7 bytes are left out ...]\nmnopq", 7)
+    whole = Output(10)
+    for character in b"0123456789":
+        whole.add(bytes([character]))
+    assert whole.text() == ("0123456789", 0)

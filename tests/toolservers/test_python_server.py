@@ -1,0 +1,87 @@
+"""Python over a real socket, asked by the SDK's client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from mcp.client.client import Client
+
+from tests.toolservers.running import called, served, text_of
+from unisono.toolservers.python.running import Limits, Runner
+from unisono.toolservers.python.server import LONGEST_CODE, code_of, python_server
+from unisono.toolservers.python.ways import Way, find_way
+
+
+@pytest.fixture(scope="session")
+def way() -> Way:
+    return find_way()
+
+
+@asynccontextmanager
+async def python(way: Way, limits: Limits | None = None) -> AsyncIterator[Client]:
+    async with served(python_server(Runner(way, limits))) as url, Client(url) as client:
+        yield client
+
+
+async def test_code_goes_in_and_what_it_printed_comes_out(way: Way) -> None:
+    async with python(way) as client:
+        (tool,) = (await client.list_tools()).tools
+        assert (tool.name, tool.input_schema["required"]) == ("python", ["code"])
+        assert tool.description is not None
+        assert "You have to use print statements to access the output." in tool.description
+        assert ("disabled" in tool.description) is way.seclusion.network
+        result = await called(client, "python", code="print(6 * 7)")
+        assert (text_of(result), result.is_error) == ("42\n", False)
+        facts = {"logs": "42\n", "exit_code": 0, "timed_out": False, "left_out_bytes": 0}
+        assert result.structured_content == facts
+
+
+async def test_a_program_that_fails_is_an_answer(way: Way) -> None:
+    async with python(way, Limits(seconds=0.5)) as client:
+        result = await called(client, "python", code="print(1)\nwhile True: pass")
+        assert text_of(result) == "1\n[The time limit was reached; the program was ended.]"
+        assert (result.is_error, result.structured_content["timed_out"]) == (False, True)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no code": ({}, "Invalid function arguments: `code`"),
+    "no text": ({"code": 3}, "Invalid function arguments: `code`"),
+    "too much": ({"code": "#" * (LONGEST_CODE + 1)}, f"`code` must have at most {LONGEST_CODE} characters"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), REFUSED.values(), ids=REFUSED)
+async def test_what_cannot_be_run_is_explained(way: Way, arguments: dict[str, Any], sentence: str) -> None:
+    async with python(way) as client:
+        result = await called(client, "python", **arguments)
+        assert (text_of(result), result.is_error) == (sentence, True)
+
+
+WRAPPED: dict[str, tuple[dict[str, Any], str | None]] = {
+    "as it is": ({"code": "print(1)"}, "print(1)"),
+    "under another name": ({"input": "print(1)"}, "print(1)"),
+    "as JSON in the argument": ({"code": json.dumps({"code": "print(1)"})}, "print(1)"),
+    "in a fence": ({"code": "```python\nprint(1)\nprint(2)\n```"}, "print(1)\nprint(2)"),
+    "a dictionary is code": ({"code": '{"code": 1}'}, '{"code": 1}'),
+    "a set is code": ({"code": "{1, 2}"}, "{1, 2}"),
+    "nested without end": ({"code": "{" * 100_000}, "{" * 100_000),
+    "a fence inside": ({"code": "x = '''```\n```'''"}, "x = '''```\n```'''"),
+    "nothing": ({"language": "python"}, None),
+}
+
+
+@pytest.mark.parametrize(("arguments", "code"), WRAPPED.values(), ids=WRAPPED)
+def test_code_is_found_however_it_is_wrapped(arguments: dict[str, Any], code: str | None) -> None:
+    assert code_of(arguments) == code
+
+
+async def test_several_programs_run_at_the_same_time(way: Way) -> None:
+    async with python(way) as client:
+        code = "import time; time.sleep(0.3); print({})"
+        results = await asyncio.gather(*(called(client, "python", code=code.format(number)) for number in range(4)))
+        assert [text_of(result) for result in results] == ["0\n", "1\n", "2\n", "3\n"]
