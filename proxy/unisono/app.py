@@ -27,6 +27,7 @@ from unisono.api.models import models_router
 from unisono.api.reasoning import ReasoningField
 from unisono.api.responses.background.runner import Runner
 from unisono.api.responses.conversations.routes import conversations_router
+from unisono.api.responses.hosting.servers import ServerRules
 from unisono.api.responses.means import Means, ResponsesModel
 from unisono.api.responses.routes import responses_router
 from unisono.config import (
@@ -37,12 +38,14 @@ from unisono.config import (
     data_folder,
 )
 from unisono.core.state import Retention, Store
+from unisono.core.tools import ToolHost
 from unisono.deployments import build_pool
 from unisono.engine.engine import Engine
 from unisono.engine.memory import TurnMemory
 from unisono.errors import ConfigError
 from unisono.harmony.encoding import load_encoding
 from unisono.harmony.render import Renderer
+from unisono.hosting import build_hosting
 from unisono.routing.pool import RoundRobinPool
 from unisono.store import open_store
 from unisono.store.upkeep import Upkeep
@@ -89,8 +92,9 @@ def build(config: Config) -> FastAPI:
     pool = build_pool(config, catalogue)
     store = build_store(config.store)
     gateway = Gateway(config, catalogue, pool, store, Upkeep(store))
-    engine = build_engine(pool)
-    means = responses_means(gateway, engine)
+    hosting = build_hosting(config)
+    engine = build_engine(pool, hosting.host)
+    means = responses_means(gateway, engine, hosting.rules)
     runner = Runner(means, process=token_hex(8))
 
     @asynccontextmanager
@@ -102,6 +106,7 @@ def build(config: Config) -> FastAPI:
             yield
         finally:
             await runner.aclose()
+            await hosting.host.aclose()
             await pool.aclose()
             await gateway.upkeep.aclose()
 
@@ -146,7 +151,7 @@ def build(config: Config) -> FastAPI:
     return app
 
 
-def responses_means(gateway: Gateway, engine: Engine) -> Means:
+def responses_means(gateway: Gateway, engine: Engine, servers: ServerRules | None = None) -> Means:
     """What the Responses API works with."""
     return Means(
         turns=engine,
@@ -157,6 +162,7 @@ def responses_means(gateway: Gateway, engine: Engine) -> Means:
         new_id=lambda prefix: prefix + token_hex(16),
         clock=time.time,
         lease_s=gateway.config.store.lease_s,
+        servers=servers or ServerRules(),
     )
 
 
@@ -167,6 +173,7 @@ def responses_model(catalogue: Catalogue, name: str) -> ResponsesModel:
         group=model.name,
         show_reasoning=model.settings.reasoning_field != "none",
         stream_tool_arguments=model.settings.stream_tool_arguments,
+        tool_servers=None if model.settings.mcp_servers is None else frozenset(model.settings.mcp_servers),
     )
 
 
@@ -200,8 +207,8 @@ def current_date(settings: GatewaySettings) -> str:
             return day.isoformat()
 
 
-def build_engine(pool: RoundRobinPool) -> Engine:
-    """The engine over a pool; reads the vocabulary that comes with the package."""
+def build_engine(pool: RoundRobinPool, tools: ToolHost | None = None) -> Engine:
+    """The engine over a pool and whoever runs tools; reads the vocabulary that comes with the package."""
     encoding = load_encoding()
     return Engine(
         encoding=encoding,
@@ -209,6 +216,7 @@ def build_engine(pool: RoundRobinPool) -> Engine:
         pool=pool,
         memory=TurnMemory(),
         new_call_id=lambda: f"call_{token_hex(12)}",
+        tools=tools,
     )
 
 

@@ -102,7 +102,7 @@ class Reach:
         if parts is None:
             raise ToolServerNotAllowed(REFUSAL)
         scheme, host, port, rest = parts
-        rules = [rule for rule in self._allowed if rule.covers(scheme, host, port)]
+        rules = self._rules(scheme, host, port)
         if not rules:
             raise ToolServerNotAllowed(REFUSAL)
         addresses = await self._addresses(host, port)
@@ -112,6 +112,14 @@ class Reach:
             raise ToolServerNotAllowed(REFUSAL)
         shown = f"[{host}]" if ":" in host else host
         return Route(f"{scheme}://{shown}:{port}{rest}", scheme, host, port, tuple(str(entry) for entry in judged))
+
+    def may_name(self, url: str) -> bool:
+        """Whether `url` is on a host of the list; where its name leads is judged when it is gone to."""
+        parts = _read(url)
+        return parts is not None and bool(self._rules(*parts[:3]))
+
+    def _rules(self, scheme: str, host: str, port: int) -> list[AllowedHost]:
+        return [rule for rule in self._allowed if rule.covers(scheme, host, port)]
 
     async def _addresses(self, host: str, port: int) -> Sequence[str]:
         if _parsed(host) is not None:

@@ -90,6 +90,7 @@ def to_turn(
     entries = to_entries(request.input, reading, new_id)
     now = known.now + hosted_in(entries, known.hosted)
     effort = request.reasoning.effort if request.reasoning else None
+    hosting = to_hosting(request, known, now, servers)
     conversation = to_conversation(
         settled(tuple(reading.history), known.hosted, now),
         Preamble(request.instructions or "", toolbox.tools, effort or Effort.MEDIUM, today),
@@ -102,14 +103,15 @@ def to_turn(
         calls_allowed=request.tool_choice != "none",
         parallel_calls=request.parallel_tool_calls is not False,
         hold_calls=hold_calls or not request.stream,
-        whole=not request.stream,
+        # A whole answer could begin anew, but what tools have done is done.
+        whole=not request.stream and hosting is None,
         tenant=tenant,
         request_id=request_id,
         seed=seed,
         truncate=request.truncation == "auto",
         dated=dated,
         sticky=sticky,
-        hosting=to_hosting(request, known, now, servers),
+        hosting=hosting,
         tools_at="tools.{index}",
         history_at="input",
     )

@@ -67,7 +67,7 @@ class Tool(Open):
     def _flat(cls, value: Any) -> Any:
         if isinstance(value, dict):
             kind = value.get("type")
-            if kind in SPECS and isinstance(value.get(kind), dict) and "name" not in value:
+            if isinstance(kind, str) and kind in SPECS and isinstance(value.get(kind), dict) and "name" not in value:
                 return {"type": kind, **value[kind]}
         return value
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from enum import Enum, auto
+from typing import Any
 
 from unisono.api.failures import failure_of
 from unisono.api.responses.asked import Asked
@@ -40,6 +42,12 @@ class Ending(Enum):
     LEFT = auto()
     """This process goes; another one takes over."""
     DELETED = auto()
+
+
+async def _called_off(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Life:
@@ -78,6 +86,7 @@ class Life:
         self._finishing = False
         self._ending: Ending | None = None
         self._ended = asyncio.Event()
+        self._over = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, record: StoredResponse) -> list[WireEvent]:
@@ -112,9 +121,9 @@ class Life:
         about = {"response": self.run.response}
         try:
             async with asyncio.TaskGroup() as both:
-                signs = both.create_task(self._show_life())
+                both.create_task(self._show_life())
                 gone_on = await self._work()
-                signs.cancel()
+                self._over.set()
             await self._let_go(watched=gone_on)
         except* NotFound:
             log.info("response was deleted", extra=about)
@@ -165,17 +174,18 @@ class Life:
     async def _generate(self, batches: AsyncIterator[list[Event]]) -> UnisonoError | None:
         """Read the run to its end, or until told to end; what it failed with. Raises the StoreError family."""
         reading = asyncio.create_task(self._read(batches))
-        writing = asyncio.create_task(self._log.keep_writing())
         ended = asyncio.create_task(self._ended.wait())
-        tasks = (reading, writing, ended)
+        writing = asyncio.create_task(self._log.keep_writing())
+        tasks = (reading, ended, writing)
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            # The backend is freed before a write that is on its way is waited for.
+            await _called_off(reading, ended)
+            self._log.close()
+            await asyncio.wait({writing})
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        if writing in done:
-            await writing
+            await _called_off(*tasks)
+        await writing
         return await reading if reading in done else None
 
     async def _read(self, batches: AsyncIterator[list[Event]]) -> UnisonoError | None:
@@ -209,7 +219,10 @@ class Life:
     async def _show_life(self) -> None:
         """Raises StoreConflict when the lease is lost, NotFound when the response was deleted."""
         while True:
-            await asyncio.sleep(self._means.lease_s / RENEWALS)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._means.lease_s / RENEWALS):
+                    await self._over.wait()
+                    return
             try:
                 await self._sign_of_life()
             except StoreUnavailable as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from unisono.api.responses.keeping import insisting
 from unisono.api.responses.means import Means
@@ -33,6 +34,7 @@ class GrowingLog:
         self._tokens: list[int] = []
         self._sent: LogWrite | None = None
         self._dirty = asyncio.Event()
+        self._closed = asyncio.Event()
         self._writing = asyncio.Lock()
 
     def add(self, events: Sequence[WireEvent], tokens: Sequence[int]) -> None:
@@ -56,12 +58,20 @@ class GrowingLog:
         return bool(self._events or self._tokens)
 
     async def keep_writing(self) -> None:
-        """Write what comes, until cancelled. Raises the StoreError family: the lease is lost, the response was
-        deleted, or the store did not answer for too long."""
-        while True:
+        """Write what comes, until closed. Raises the StoreError family: the lease is lost, the response was deleted,
+        or the store did not answer for too long."""
+        while not self._closed.is_set():
             await self._dirty.wait()
-            await asyncio.sleep(self._pause_s())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._pause_s()):
+                    await self._closed.wait()
+                    return
             await self.flush()
+
+    def close(self) -> None:
+        """Begin no further write. One that is on its way is not cut short, which would cost its connection."""
+        self._closed.set()
+        self._dirty.set()
 
     async def flush(self) -> None:
         """Write all there is. A write that was cut short is repeated as it was: it may have been done."""

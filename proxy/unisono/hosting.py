@@ -1,0 +1,65 @@
+"""Tool servers of a configuration: the host that runs their tools, and what requests may ask of it.
+
+Part of the composition root. A gateway that has no tool servers loads nothing of what it takes to talk to one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from unisono.api.responses.hosting.servers import ServerRules
+from unisono.config import Config
+from unisono.core.conversation import Json
+from unisono.core.tools import Progress, ToolHost, ToolList, ToolOutcome, ToolServer
+from unisono.errors import ConfigError, InvalidRequest, ToolServerNotAllowed
+
+
+@dataclass(frozen=True, slots=True)
+class Hosting:
+    """`configured` are the operator's servers by label."""
+
+    host: ToolHost
+    rules: ServerRules = field(default_factory=ServerRules)
+
+    @property
+    def configured(self) -> Mapping[str, ToolServer]:
+        return self.rules.configured
+
+
+class NoTools(ToolHost):
+    """The host of a gateway without tool servers."""
+
+    async def list_tools(self, server: ToolServer, *, deadline: float | None = None) -> ToolList:
+        raise ToolServerNotAllowed("There are no tool servers here.")
+
+    async def call(
+        self,
+        server: ToolServer,
+        tool: str,
+        arguments: Mapping[str, Json],
+        *,
+        deadline: float | None = None,
+        progress: Progress | None = None,
+    ) -> ToolOutcome:
+        raise ToolServerNotAllowed("There are no tool servers here.")
+
+    async def aclose(self) -> None:
+        """Nothing was opened."""
+
+
+def build_hosting(config: Config) -> Hosting:
+    """The host and the rules of a configuration; nobody is asked anything yet. Raises ConfigError."""
+    allowed = config.unisono.mcp_allowed_hosts
+    if not config.mcp_servers and not allowed:
+        return Hosting(NoTools())
+    from unisono.mcp import AllowedHost, McpHost, Reach, check_headers
+
+    servers = {label: settings.server(label) for label, settings in config.mcp_servers.items()}
+    for label, server in servers.items():
+        try:
+            check_headers(server.headers, server.authorization)
+        except InvalidRequest as error:
+            raise ConfigError(f"mcp_servers.{label}: {error.message}") from None
+    reach = Reach([AllowedHost(host.host, frozenset(host.ports), host.plain_http, host.private) for host in allowed])
+    return Hosting(McpHost(reach), ServerRules(servers, reach.may_name, check_headers))
