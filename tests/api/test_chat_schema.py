@@ -88,6 +88,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "tools.0.function.parameters",
         "invalid_value",
     ),
+    "tool of a kind that is no word": ({"tools": [{"type": []}]}, "tools.0.type", "invalid_value"),
     "tool twice": ({"tools": [FUNCTION, FUNCTION]}, "tools.1.function.name", "invalid_value"),
     "too many tools": (
         {"tools": [{"type": "function", "function": {"name": f"f{n}"}} for n in range(513)]},

@@ -119,6 +119,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str | None, str]] = {
     "conversation a number": ({"conversation": 5}, "conversation", "invalid_value"),
     "conversation without id": ({"conversation": {}}, "conversation.id", "invalid_value"),
     "background without store": ({"background": True, "store": False}, "store", "invalid_value"),
+    "tool of a kind that is no word": ({"tools": [{"type": []}]}, "tools.0.type", "invalid_value"),
     "tool without name": (tool(), "tools.0.name", "invalid_value"),
     "tool with a hostile name": (tool(name="f\n"), "tools.0.name", "invalid_value"),
     "tool parameters a list": (tool(name="f", parameters=[]), "tools.0.parameters", "invalid_value"),

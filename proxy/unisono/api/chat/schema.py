@@ -150,7 +150,7 @@ class ToolSpec(Open):
     def _from_flat(cls, value: Any) -> Any:
         if isinstance(value, dict):
             kind = value.get("type")
-            if kind in {"function", "custom"} and value.get(kind) is None and "name" in value:
+            if kind in ("function", "custom") and value.get(kind) is None and "name" in value:
                 return {"type": kind, kind: {key: inner for key, inner in value.items() if key != "type"}}
         return value
 
