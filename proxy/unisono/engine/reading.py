@@ -68,6 +68,7 @@ class Reading:
         self._cut = False
         self._answer = Answer()
         self._trail: list[Item] = []
+        self._prompted = 0
         self.round = round_
         """The calls of hosted tools that are to be run behind the step that ended last."""
         self.journal: list[int] = []
@@ -101,6 +102,7 @@ class Reading:
     def begin(self, opening: Tokens) -> None:
         """The current step's generation begins. `opening` are the tokens of the message that its prompt leaves open."""
         self.begun = True
+        self._prompted = len(self._trail)
         if opening or self.steps:
             self._router.resume(Header(verbatim=True) if opening else None, opening)
 
@@ -189,8 +191,8 @@ class Reading:
 
     @property
     def results(self) -> list[ToolResult]:
-        """Of the calls of this answer."""
-        return [item for item in self._trail if isinstance(item, ToolResult)]
+        """Results of hosted tools that the current step's prompt holds behind the first one's."""
+        return [item for item in self._trail[: self._prompted] if isinstance(item, ToolResult)]
 
     @property
     def over(self) -> bool:
