@@ -123,14 +123,14 @@ class Client:
         assert status == 200, answer
         return answer
 
-    async def over(self, response_id: str, within_s: float = 30.0) -> Json:
+    async def over(self, response_id: str, within_s: float = 30.0, every_s: float = 0.05) -> Json:
         """The response once it is over."""
         async with asyncio.timeout(within_s):
             while True:
                 response: Json = await self.get(f"/v1/responses/{response_id}")
                 if response["status"] not in ("queued", "in_progress"):
                     return response
-                await asyncio.sleep(0.03)
+                await asyncio.sleep(every_s)
 
     async def listens(self, told: Told, path: str, body: Json | None = None, *, until: int | None = None) -> Told:
         """Read a stream into `told`, to its end or to the event with number `until`; a connection that breaks is an

@@ -25,8 +25,18 @@ from unisono.core.conversation import Tokens
 from unisono.core.state import Retention
 from unisono.store.redis import RedisStore, scripts
 
-OTHERS = (b"HELLO", b"CLIENT", b"PING", b"EXISTS", b"SUBSCRIBE", b"UNSUBSCRIBE", scripts.LAPSED.sha.encode())
-"""Commands that have to do with no response."""
+OTHERS = (
+    b"GET",
+    b"XRANGE",
+    b"HELLO",
+    b"CLIENT",
+    b"PING",
+    b"EXISTS",
+    b"SUBSCRIBE",
+    b"UNSUBSCRIBE",
+    scripts.LAPSED.sha.encode(),
+)
+"""Commands that have to do with no response, or read its log for a client."""
 QUESTION = "Count for me, please."
 ITEM_TYPES = ["message", "reasoning", "message"]
 
@@ -85,7 +95,7 @@ async def scene(folder: Path, server: Server, point: Point | None = None, **mode
 
         def command(unit: bytes) -> bool:
             nonlocal waiting
-            if not here or not here[0].armed or any(other in unit[:80] for other in OTHERS):
+            if not here or not here[0].armed or any(b"\n%b\r" % other in unit[:80] for other in OTHERS):
                 return True
             here[0].commands += 1
             if point is not None and point.what == "command" and here[0].commands == point.number:
@@ -191,9 +201,11 @@ async def check_conversation(scene: Scene, conversation: str, *, promised: bool)
 def check_prompts(scene: Scene, tokens: Tokens) -> None:
     """The next owner went on behind what was kept, and not from the beginning."""
     prompts = [prompt for prompt in prompts_about(scene.fake, QUESTION) if not prompts_about_again(prompt)]
-    if len(prompts) > 1:
-        first, second = prompts
-        assert second == [*first, *tokens]
+    for prompt in prompts[1:]:
+        assert prompt[: len(prompts[0])] == prompts[0]
+    # On a machine that is very busy it may have lost its lease before it died.
+    if len(prompts) > 1 and "somebody else's" not in scene.first.log:
+        assert prompts[1] == [*prompts[0], *tokens]
         assert list(tokens) == scene.model.answer[: len(tokens)]
 
 
@@ -202,8 +214,8 @@ def prompts_about_again(prompt: list[int]) -> bool:
 
 
 SAMPLE = (
-    *(Point("command", number, after) for number, after in ((3, True), (4, True), (6, False), (9, True))),
-    *(Point("chunk", number, after) for number, after in ((1, False), (9, True), (19, True))),
+    *(Point("command", number, after) for number, after in ((6, True), (9, True), (14, False))),
+    *(Point("chunk", number, after) for number, after in ((1, False), (9, True), (20, True))),
 )
 AT_ONCE = 4
 
@@ -219,7 +231,6 @@ async def at(point: Point, folder: Path, server: Server, places: asyncio.Semapho
 
 async def test_another_process_finishes_it(tmp_path: Path, redis_server: Server) -> None:
     took = await together(SAMPLE, tmp_path, redis_server)
-    print(took)
     assert all(took), "a process that did not die"
 
 
@@ -241,6 +252,33 @@ async def every(what: str, after: bool, folder: Path, server: Server) -> list[fl
     raise AssertionError("there is no end")
 
 
+async def test_the_only_process_goes_on_when_it_is_back(tmp_path: Path) -> None:
+    """On a file of its own: nobody takes over, but it starts again."""
+    model = Model(delay_s=0.03)
+    async with FakeVllm(script=model.script) as fake, aiohttp.ClientSession() as session:
+        store = {"url": f"sqlite:///{str(tmp_path).removeprefix('/')}/state.db", "lease_s": LEASE_S}
+        config = config_of(f"vllm@{fake.url}", store=store, unisono={"current_date": "2026-11-20"})
+        told = Told()
+        async with replica(tmp_path, config) as first:
+            client = Client(first.url, session)
+            talk = (await client.post("/v1/conversations"))["id"]
+            body: Json = {"model": "gpt-oss", "input": QUESTION, "background": True, "conversation": talk}
+            await client.listens(told, "/v1/responses", {**body, "stream": True}, until=25)
+            first.kill()
+            await first.ended()
+        async with replica(tmp_path, config) as second:
+            client = Client(second.url, session)
+            await client.resumes(told, told.id)
+            kept = await client.get(f"/v1/responses/{told.id}")
+            assert fold(told.events).response == kept
+            assert kept["output"][-1]["content"][0]["text"] == model.text
+            items = (await client.get(f"/v1/conversations/{talk}/items?order=asc"))["data"]
+            assert [item["type"] for item in items] == ITEM_TYPES
+            before, after = prompts_about(fake, QUESTION)
+            assert after[: len(before)] == before
+            assert len(after) - len(before) >= 20
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
@@ -249,5 +287,6 @@ async def test_another_process_finishes_it_wherever_the_first_died(
     tmp_path: Path, redis_server: Server, what: str, after: bool
 ) -> None:
     took = await every(what, after, tmp_path, redis_server)
-    print(len(took), max(took), took)
-    assert len([each for each in took if each]) > 15
+    died = [each for each in took if each]
+    assert len(died) > 15
+    assert max(died) < 30

@@ -27,7 +27,7 @@ from unisono.store.redis import RedisStore
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-QUICKLY_S = 0.25
+QUICKLY_S = 0.5
 """For what happens in the process that makes a response."""
 SOON_S = 2.0
 """For what another process has to find out, with a lease of a second."""
