@@ -55,7 +55,8 @@ def agent_of(model: OpenAIResponsesModel, *tools: Any, **fields: Any) -> Agent[A
 
 async def heard(running: RunResultStreaming) -> tuple[list[Any], list[str]]:
     """The wire's events and the names of the items, as a stream tells them."""
-    wire, items = [], []
+    wire: list[Any] = []
+    items: list[str] = []
     async for event in running.stream_events():
         if event.type == "raw_response_event":
             wire.append(event.data)

@@ -158,7 +158,7 @@ def test_the_stream_helper(demo: OpenAI) -> None:
     assert snapshots[-1] == final.output_text == HELLO
     assert all(HELLO.startswith(snapshot) for snapshot in snapshots)
     kept = demo.responses.retrieve(final.id)
-    assert [item.id for item in final.output] == [item.id for item in kept.output]
+    assert [item.to_dict()["id"] for item in final.output] == [item.to_dict()["id"] for item in kept.output]
     assert (final.usage, final.output_text, final.status) == (kept.usage, kept.output_text, kept.status)
 
 

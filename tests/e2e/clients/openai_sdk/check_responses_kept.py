@@ -57,7 +57,7 @@ def test_input_is_listed_in_pages(scripted: OpenAI) -> None:
     made = scripted.responses.create(**to_ask([*given, *to_said("an answer")], model="scripted"))
 
     def texts(order: Any) -> list[Any]:
-        pages = scripted.responses.input_items.list(made.id, limit=3, order=order)
+        pages: Any = scripted.responses.input_items.list(made.id, limit=3, order=order)
         assert [len(page.data) for page in pages.iter_pages()] == [3, 3, 2]
         return [item.content[0].text for item in pages if item.type == "message"]
 
@@ -77,7 +77,7 @@ def to_said(name: str) -> list[dict[str, Any]]:
 def test_every_kind_of_item_is_listed_as_the_sdk_knows_it(scripted: OpenAI) -> None:
     call = {"type": "function_call", "call_id": "call_1", "name": "get_weather", "arguments": "{}"}
     custom = {"type": "custom_tool_call", "call_id": "call_2", "name": "echo", "input": "x"}
-    given = [
+    given: list[dict[str, Any]] = [
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
         {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},

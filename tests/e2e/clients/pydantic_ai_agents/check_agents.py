@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 from pydantic import BaseModel
-from pydantic_ai import Agent, ModelHTTPError, ModelSettings, Tool, ToolOutput
+from pydantic_ai import Agent, ModelHTTPError, Tool, ToolOutput
 from pydantic_ai.messages import (
     ModelMessagesTypeAdapter,
     ModelResponse,
@@ -46,7 +46,7 @@ class Weather:
 
 
 def agent_of(model: OpenAIResponsesModel, *tools: Tool[Any], **fields: Any) -> Agent[Any, Any]:
-    settings = ModelSettings(temperature=0, **fields.pop("settings", {}))
+    settings: Any = {"temperature": 0, **fields.pop("settings", {})}
     return Agent(model, tools=tools, model_settings=settings, **fields)
 
 
@@ -90,7 +90,7 @@ async def test_every_event_of_a_run(demo: OpenAIResponsesModel) -> None:
 
 
 # how turns of one run hang together
-WAYS: dict[str, dict[str, Any]] = {
+WAYS: dict[str, OpenAIResponsesModelSettings] = {
     "everything is sent back": {},
     "without the names of items": {"openai_send_reasoning_ids": False},
     "each answer names the one before": {"openai_previous_response_id": "auto"},
@@ -101,7 +101,7 @@ WAYS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_tool_loop(demo: OpenAIResponsesModel, demo_client: AsyncOpenAI, way: str) -> None:
     weather = Weather()
-    settings = OpenAIResponsesModelSettings(**WAYS[way])
+    settings = WAYS[way]
     result = await agent_of(demo, weather.tool, settings=settings).run(PARIS)
     assert (weather.asked, result.output) == (["Paris"], ANSWER)
     first, second = responses_in(result.all_messages())
