@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from tests.e2e.gateway import gateway
 from tests.e2e.responses import ANSWER, CALL, OK, THOUGHT, TOOL, Json, Line, kinds, line, refusal, text_of
-from tests.e2e.wires import ENCODING, WIRES
+from tests.e2e.wires import ENCODING, WIRES, deployment
 from tests.fakes import VllmScript, close_at
+from unisono.core.generation import END
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -27,9 +29,15 @@ async def talk(request: pytest.FixtureRequest) -> AsyncIterator[Line]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def by_ids() -> AsyncIterator[Line]:
-    async with line(WIRES["vllm"]) as here:
-        yield here
+async def replicas(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Line, Line]]:
+    """Two gateways with nothing but a store and a backend that takes ids in common: what one remembers for itself is
+    of no use to the other."""
+    wire = WIRES["vllm"]
+    async with wire.fake() as fake:
+        url = f"sqlite://{tmp_path_factory.mktemp('state')}/state.db"
+        config = {"model_list": [deployment("gpt-oss", wire, fake)], "store": {"url": url}}
+        async with gateway(config) as one, gateway(config) as two:
+            yield Line(wire, fake, one), Line(wire, fake, two)
 
 
 def answered(text: str) -> str:
@@ -339,6 +347,26 @@ async def test_a_continued_conversation_keeps_its_first_day(days: int, monkeypat
         assert "Current date: 2031-01-01" in talk.prompts[-1]
 
 
+async def test_what_has_expired_is_not_there() -> None:
+    async with line(WIRES["vllm"], store={"url": "memory://", "ttl_s": 0.6}) as talk:
+        conversation = await talk.conversation()
+        response = await talk.whole(conversation=conversation)
+        item = response["output"][-1]["id"]
+        leaning: tuple[tuple[Json, str], ...] = (
+            ({"previous_response_id": response["id"]}, "previous_response_id"),
+            ({"conversation": conversation}, "conversation"),
+            ({"input": [{"type": "item_reference", "id": item}]}, "input.0.id"),
+        )
+        for fields, _ in leaning:
+            assert (await talk.post(store=False, **fields)).status == 200
+        await asyncio.sleep(0.8)
+        talk.fake.requests.clear()
+        for fields, param in leaning:
+            refusal(await talk.post(store=False, **fields), 404, param)
+        refusal(await talk.get(f"/responses/{response['id']}"), 404, "response_id")
+        assert talk.prompts == []
+
+
 # -- exact tokens
 
 
@@ -399,54 +427,70 @@ CARRIED: dict[str, tuple[Carry, Json]] = {
     "the conversation": (by_conversation, {"conversation": True}),
     "its items": (by_items, {}),
     "references": (by_references, {}),
+}
+REMEMBERED: dict[str, tuple[Carry, Json]] = {
     "sealed items": (by_sealed_items, {"store": False, "include": ["reasoning.encrypted_content"]}),
     "items without ids": (by_loose_items, {"store": False}),
 }
+"""What is not kept is found again by the gateway that made it."""
+
+
+async def where(talk: Line, asked: Json) -> Json:
+    return {"conversation": await talk.conversation()} if asked.get("conversation") else asked
 
 
 @WAYS
-@pytest.mark.parametrize(("carry", "asked"), CARRIED.values(), ids=CARRIED)
-async def test_a_tool_turn_goes_on_behind_its_own_tokens(by_ids: Line, carry: Carry, asked: Json, stream: bool) -> None:
-    talk = by_ids
-    if asked.get("conversation"):
-        asked = {"conversation": await talk.conversation()}
-    talk.say(*(VllmScript(tokens=tokens) for tokens in (ODD_CALL, ODD_ANSWER)))
-    first = await talk.responds(stream=stream, tools=[TOOL], **asked)
+@pytest.mark.parametrize("carried", [*CARRIED, *REMEMBERED])
+async def test_a_tool_turn_goes_on_behind_its_own_tokens(
+    replicas: tuple[Line, Line], carried: str, stream: bool
+) -> None:
+    talk, other = replicas
+    carry, asked = (CARRIED | REMEMBERED)[carried]
+    talk.say(VllmScript(tokens=ODD_CALL), VllmScript(tokens=ODD_ANSWER))
+    first = await talk.responds(stream=stream, tools=[TOOL], **await where(talk, asked))
     call = first["output"][-1]
     assert call["arguments"] == '{"location":"Paris"}'
     after = [{"type": "function_call_output", "call_id": call["call_id"], "output": "18 degrees"}]
-    second = await carry(talk, first, after, stream)
+    second = await carry(talk if carried in REMEMBERED else other, first, after, stream)
     assert text_of(second) == "Sunny."
     begun, gone_on = talk.tokens
     assert gone_on[: len(begun) + len(ODD_CALL)] == begun + ODD_CALL
 
 
-@pytest.mark.parametrize("carried", ["the response", "the conversation", "its items"])
-async def test_an_answer_stands_in_later_prompts_as_it_was_generated(by_ids: Line, carried: str) -> None:
-    talk = by_ids
-    carry, asked = CARRIED[carried]
-    if asked.get("conversation"):
-        asked = {"conversation": await talk.conversation()}
-    talk.say(VllmScript(tokens=ODD_ANSWER))
+async def test_sealed_reasoning_keeps_its_tokens_on_another_replica(replicas: tuple[Line, Line]) -> None:
+    talk, other = replicas
+    carry, asked = REMEMBERED["sealed items"]
+    talk.say(VllmScript(tokens=ODD_CALL), VllmScript(tokens=ODD_ANSWER))
     first = await talk.whole(tools=[TOOL], **asked)
-    await carry(talk, first, [{"role": "user", "content": "Thanks"}], False)
+    after = [{"type": "function_call_output", "call_id": first["output"][-1]["call_id"], "output": "18 degrees"}]
+    await carry(other, first, after, False)
+    begun, gone_on = talk.tokens
+    thought = ODD_CALL[: ODD_CALL.index(END) + 1]
+    assert gone_on[: len(begun) + len(thought)] == begun + thought
+
+
+@pytest.mark.parametrize("carried", CARRIED)
+async def test_an_answer_stands_in_later_prompts_as_it_was_generated(replicas: tuple[Line, Line], carried: str) -> None:
+    talk, other = replicas
+    carry, asked = CARRIED[carried]
+    talk.say(VllmScript(tokens=ODD_ANSWER))
+    first = await talk.whole(tools=[TOOL], **await where(talk, asked))
+    await carry(other, first, [{"role": "user", "content": "Thanks"}], False)
     begun, gone_on = talk.tokens
     # The turn is over, so its thoughts are gone; what was said aloud follows the same `<|start|>assistant`.
     aloud = ODD_ANSWER[len(ENCODING.encode_marked(THOUGHT)) : -1]
     assert gone_on == begun + aloud + ENCODING.encode_marked("<|end|>" + user("Thanks") + "<|start|>assistant")
 
 
-@pytest.mark.parametrize("carried", ["the response", "the conversation", "its items", "references"])
-async def test_what_was_mended_stands_mended_in_later_prompts(by_ids: Line, carried: str) -> None:
-    talk = by_ids
+@pytest.mark.parametrize("carried", CARRIED)
+async def test_what_was_mended_stands_mended_in_later_prompts(replicas: tuple[Line, Line], carried: str) -> None:
+    talk, other = replicas
     carry, asked = CARRIED[carried]
-    if asked.get("conversation"):
-        asked = {"conversation": await talk.conversation()}
     talk.say(BROKEN_CALL)
-    first = await talk.whole(tools=[TOOL], **asked)
+    first = await talk.whole(tools=[TOOL], **await where(talk, asked))
     assert first["unisono"]["recoveries"] == ["missing-end"]
     begun = talk.prompts[-1]
     talk.say(ANSWER)
     after = [{"type": "function_call_output", "call_id": first["output"][-1]["call_id"], "output": "o"}]
-    await carry(talk, first, after, False)
+    await carry(other, first, after, False)
     assert talk.prompts[-1].startswith(begun + CALL)
