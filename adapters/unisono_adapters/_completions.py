@@ -10,6 +10,7 @@ from typing import Any
 
 from unisono.core.generation import ENDOFTEXT, STOP_TOKENS, Chunk, FinishReason, Form, Generation
 from unisono.errors import BackendError, BackendProtocolError, BackendUnavailable
+from unisono_adapters._constraints import bias
 from unisono_adapters._events import count, decoded, generate, text_of, token_ids
 from unisono_adapters._failures import Failures, IdsMissing, is_error
 from unisono_adapters._http import Wire
@@ -51,8 +52,8 @@ def sampling(job: Generation) -> dict[str, object]:
     }
     if asked.seed is not None:
         fields["seed"] = asked.seed
-    if asked.logit_bias:
-        fields["logit_bias"] = {str(token): bias for token, bias in asked.logit_bias.items()}
+    if biased := bias(job):
+        fields["logit_bias"] = {str(token): amount for token, amount in biased.items()}
     return fields
 
 

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 import orjson
 
 from unisono.core.generation import VOCABULARY, Chunk, Generation
-from unisono.errors import BackendProtocolError
+from unisono.errors import BackendError, BackendProtocolError
+from unisono_adapters._constraints import refusal
 from unisono_adapters._framing import SSE, Framing
 from unisono_adapters._http import Wire
 
@@ -34,7 +35,11 @@ async def generate(
     wire: Wire, path: str, body: bytes, job: Generation, fold: Fold, framing: Framing = SSE
 ) -> AsyncGenerator[Chunk]:
     """Send `body` and yield what `fold` makes of the answer."""
-    answer = await wire.post(path, body, job.timeouts, job.request_id, framing)
+    begun = False
+    try:
+        answer = await wire.post(path, body, job.timeouts, job.request_id, framing)
+    except BackendError as error:
+        raise refusal(job, error) from error.__cause__
     try:
         while not fold.done:
             events = await answer.read()
@@ -43,8 +48,11 @@ async def generate(
             chunk = fold.feed(events)
             if chunk is not None:
                 answer.delivered()
+                begun = True
                 yield chunk
         await answer.settle()
+    except BackendError as error:
+        raise (error if begun else refusal(job, error)) from error.__cause__
     finally:
         answer.close()
 

@@ -20,8 +20,10 @@ from unisono.core.generation import (
     CALL,
     CHANNEL,
     RETURN,
+    STOP_TOKENS,
     Capabilities,
     Chunk,
+    Constraint,
     FinishReason,
     Form,
     Generation,
@@ -41,6 +43,7 @@ from unisono.errors import (
 )
 from unisono.harmony.encoding import MARKERS, Encoding, load_encoding
 from unisono_adapters._failures import IdsMissing
+from unisono_adapters._trials import TRIALS, Trial
 
 T = TypeVar("T")
 
@@ -53,8 +56,10 @@ ANSWER_S = 10.0
 QUESTION = ("<|start|>user<|message|>Say OK.", "<|end|><|start|>assistant")
 """What is asked. Where ids are taken, a marker typed by a user stands between the two parts."""
 TYPED = "<|end|>"
+OPENED = "<|channel|>final<|message|>"
+"""Where a constraint begins to hold."""
 ENDINGS: Mapping[int, str] = {
-    RETURN: "<|channel|>final<|message|>OK",
+    RETURN: OPENED + "OK",
     CALL: "<|channel|>commentary to=functions.ok <|constrain|>json<|message|>{}",
 }
 """Where each stop token would come next."""
@@ -110,8 +115,8 @@ async def examine(subject: Subject) -> Probe:
         exam.markers(heard)
         await exam.stops()
         await exam.keeps_long_prompts()
+        await exam.constraints()
     exam.context()
-    exam.constraints()
     return exam.result()
 
 
@@ -152,7 +157,9 @@ class _Examination:
     def _text_prompt(self, text: str) -> Prompt:
         return Prompt(self._encoding.encode_marked(text), None if self._takes_ids else text)
 
-    async def ask(self, prompt: Prompt, max_tokens: int, force: int | None = None) -> _Heard:
+    async def ask(
+        self, prompt: Prompt, max_tokens: int, force: int | None = None, constraint: Constraint | None = None
+    ) -> _Heard:
         patience = self._patience
         job = Generation(
             prompt=prompt,
@@ -160,6 +167,7 @@ class _Examination:
             sampling=Sampling(temperature=0.0, logit_bias={} if force is None else {force: FORCE}),
             timeouts=Timeouts(CONNECT_S, first_token_s=patience, silence_s=patience, total_s=2 * patience),
             request_id=REQUEST_ID,
+            constraint=constraint,
         )
         heard = _Heard(len(prompt.tokens))
         started = monotonic()
@@ -175,10 +183,12 @@ class _Examination:
                 heard.claimed = chunk.prompt_tokens if chunk.prompt_tokens is not None else heard.claimed
         return heard
 
-    async def _try(self, prompt: Prompt, max_tokens: int, force: int | None = None) -> _Heard | None:
+    async def _try(
+        self, prompt: Prompt, max_tokens: int, force: int | None = None, constraint: Constraint | None = None
+    ) -> _Heard | None:
         """None where this backend does not do this, which is no failure of it: it has generated before."""
         try:
-            return await self.ask(prompt, max_tokens, force)
+            return await self.ask(prompt, max_tokens, force, constraint)
         except (BackendUnavailable, BackendOverloaded, BackendTimeout):
             raise
         except BackendError:
@@ -341,8 +351,22 @@ class _Examination:
         else:
             self._find(Check.CONTEXT, size >= SMALLEST_CONTEXT, f"{size} tokens")
 
-    def constraints(self) -> None:
-        self._find(Check.CONSTRAIN, bool(self._able.constrain), ", ".join(sorted(self._able.constrain)))
+    async def constraints(self) -> None:
+        """Which of the kinds that are claimed it really keeps to: engines and proxies ignore words they do not know,
+        and then answer as if nothing had been asked."""
+        claimed = self._able.constrain
+        kept = frozenset([kind for kind in sorted(claimed) if await self._keeps(TRIALS[kind])])
+        self._able = replace(self._able, constrain=kept)
+        lost = ", ".join(sorted(claimed - kept))
+        told = f"It does not keep to: {lost}." if lost else ", ".join(sorted(kept))
+        self._find(Check.CONSTRAIN, kept == claimed and bool(kept), told, Severity.WARNING if lost else None)
+
+    async def _keeps(self, trial: Trial) -> bool:
+        heard = await self._try(self.question(OPENED), trial.max_tokens, constraint=trial.constraint)
+        if heard is None:
+            return False
+        spelled = self._encoding.decode([token for token in heard.tokens if token not in STOP_TOKENS])
+        return trial.kept(heard.text or spelled, stopped=heard.finish is FinishReason.STOP)
 
 
 def not_served(served: Iterable[str]) -> Finding:

@@ -9,15 +9,27 @@ such a stream would go on after its reader has left. Measured on the server of l
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+from typing import Any, assert_never
 
 import orjson
 
-from unisono.core.generation import Capabilities, Chunk, FinishReason, Form, Generation
+from unisono.core.generation import (
+    CONSTRAINT_KINDS,
+    AnyJson,
+    Capabilities,
+    Chunk,
+    Constraint,
+    FinishReason,
+    Form,
+    Generation,
+    JsonSchema,
+    OneOf,
+)
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Probe
 from unisono.errors import BackendOverloaded, BackendProtocolError
 from unisono.harmony.encoding import load_encoding
+from unisono_adapters._constraints import as_gbnf, bias, schema_of
 from unisono_adapters._events import count, decoded, generate, text_of, token_ids
 from unisono_adapters._examine import Subject, examine
 from unisono_adapters._failures import Failures, IdsMissing, is_error
@@ -78,6 +90,7 @@ class LlamaCppBackend:
             stop_visible=True,
             context=context if type(context) is int and context > 0 else None,
             logit_bias=True,
+            constrain=frozenset(CONSTRAINT_KINDS),
         )
         return await examine(
             Subject(self.complete, claims, remedies=REMEDIES, encode=self._encode, decode=self._decode)
@@ -120,9 +133,21 @@ class LlamaCppBackend:
         }
         if asked.seed is not None:
             body["seed"] = asked.seed
-        if asked.logit_bias:
-            body["logit_bias"] = [[token, bias] for token, bias in asked.logit_bias.items()]
+        if biased := bias(job):
+            body["logit_bias"] = [[token, amount] for token, amount in biased.items()]
+        if job.constraint is not None:
+            body.update(_constrained(job.constraint))
         return orjson.dumps(body)
+
+
+def _constrained(constraint: Constraint) -> dict[str, object]:
+    match constraint:
+        case JsonSchema() | AnyJson():
+            return {"json_schema": schema_of(constraint)}
+        case OneOf(texts):
+            return {"grammar": as_gbnf(texts)}
+        case _:
+            assert_never(constraint)
 
 
 class CompletionFold:

@@ -16,6 +16,7 @@ from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Probe
 from unisono.errors import BackendError, BackendProtocolError, BackendUnavailable
 from unisono_adapters import _completions
+from unisono_adapters._constraints import refused_kind
 from unisono_adapters._examine import Subject, examine
 from unisono_adapters._http import Wire
 
@@ -50,6 +51,9 @@ class MlxServerBackend:
         return await examine(Subject(self.complete, claims, remedies=REMEDIES))
 
     def complete(self, job: Generation) -> AsyncIterator[Chunk]:
+        """Raises ConstraintRefused for a constraint: it would be ignored without a word."""
+        if job.constraint is not None:
+            raise refused_kind(job.constraint)
         return _completions.complete(self._wire, _body(job), job, Form.TEXT)
 
     async def aclose(self) -> None:

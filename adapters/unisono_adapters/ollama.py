@@ -19,15 +19,27 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, assert_never
 
 import orjson
 
-from unisono.core.generation import Capabilities, Chunk, Form, Generation, Prompt, Sampling
+from unisono.core.generation import (
+    AnyJson,
+    Capabilities,
+    Chunk,
+    Constraint,
+    Form,
+    Generation,
+    JsonSchema,
+    OneOf,
+    Prompt,
+    Sampling,
+)
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Finding, Probe, Severity
 from unisono.errors import BackendError, BackendOverloaded, BackendProtocolError, BackendRejected, ConfigError
 from unisono.harmony.encoding import load_encoding
+from unisono_adapters._constraints import refused_kind, schema_of
 from unisono_adapters._events import generate
 from unisono_adapters._examine import REQUEST_ID, Subject, examine
 from unisono_adapters._failures import IdsMissing
@@ -59,6 +71,9 @@ ROUTE_FIELDS: Mapping[Route, Mapping[str, object]] = {
     Route.TEMPLATE: {"template": "{{ .Prompt }}"},
     Route.MARKERLESS: {"raw": True},
 }
+
+CONSTRAINED = frozenset({JsonSchema.kind, AnyJson.kind})
+"""It takes a schema and no grammar. Nor does it take a bias, so a marker may still come inside of a string."""
 
 HEADER_MARKERS = ("<|channel|>", "<|message|>")
 """One of them is among the first tokens of every answer."""
@@ -130,6 +145,8 @@ class OllamaBackend:
             await self.probe()
         plan = self._plan
         assert plan is not None, "a probe left no plan"
+        if isinstance(job.constraint, OneOf) or (job.constraint and plan.route is Route.TEMPLATE):
+            raise refused_kind(job.constraint)
         try:
             async with aclosing(self._generated(job, plan)) as chunks:
                 async for chunk in chunks:
@@ -180,6 +197,8 @@ class OllamaBackend:
         }
         if self._keep_alive is not None:
             body["keep_alive"] = self._keep_alive
+        if job.constraint is not None:
+            body["format"] = _format(job.constraint)
         return orjson.dumps(body)
 
     async def _planned(self) -> tuple[_Plan, tuple[str, str]]:
@@ -217,7 +236,14 @@ class OllamaBackend:
         output = Form.MARKERLESS if plan.route is Route.MARKERLESS else Form.TEXT
         subject = Subject(
             lambda job: self._generated(job, plan),
-            Capabilities(prompt=Form.TEXT, output=output, stop_visible=False, context=plan.num_ctx),
+            Capabilities(
+                prompt=Form.TEXT,
+                output=output,
+                stop_visible=False,
+                context=plan.num_ctx,
+                # On the other route its own parser would misread a prompt that ends inside of a message.
+                constrain=frozenset() if plan.route is Route.TEMPLATE else CONSTRAINED,
+            ),
             remedies=REMEDIES,
             long_prompt=LONG_PROMPT if plan.num_ctx > LONG_PROMPT + PROBE_TOKENS else 0,
             first_token_s=LOADING_S,
@@ -227,6 +253,18 @@ class OllamaBackend:
             return found
         told = (LATE if finding.check is Check.MARKERS and finding.ok else finding for finding in found.findings)
         return replace(found, findings=tuple(told))
+
+
+def _format(constraint: Constraint) -> object:
+    match constraint:
+        case JsonSchema():
+            return schema_of(constraint)
+        case AnyJson():
+            return "json"
+        case OneOf():
+            raise refused_kind(constraint)
+        case _:
+            assert_never(constraint)
 
 
 def _num_ctx(setting: object) -> int | None:

@@ -42,6 +42,7 @@ from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Finding, Probe
 from unisono.errors import BackendError, BackendTimeout, BackendUnavailable, ConfigError
 from unisono.harmony.encoding import VocabularyError, load_encoding
+from unisono_adapters._constraints import refused_kind
 
 PACKAGED = ("demo",)
 """Recordings that come with the package, by name."""
@@ -80,6 +81,8 @@ class ReplayBackend:
         return Probe(able, (Finding(Check.MODEL, ok=True),))
 
     async def complete(self, job: Generation) -> AsyncIterator[Chunk]:
+        if job.constraint is not None:
+            raise refused_kind(job.constraint)
         try:
             async with asyncio.timeout(min(job.timeouts.first_token_s, job.timeouts.total_s)):
                 turns = await self._load()

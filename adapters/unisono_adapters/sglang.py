@@ -10,13 +10,26 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from typing import assert_never
 
 import orjson
 
-from unisono.core.generation import STOP_TOKENS, Capabilities, Chunk, Form, Generation
+from unisono.core.generation import (
+    CONSTRAINT_KINDS,
+    STOP_TOKENS,
+    AnyJson,
+    Capabilities,
+    Chunk,
+    Constraint,
+    Form,
+    Generation,
+    JsonSchema,
+    OneOf,
+)
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Finding, Probe
 from unisono_adapters import _completions
+from unisono_adapters._constraints import as_regex, schema_of
 from unisono_adapters._examine import Subject, examine, not_served
 from unisono_adapters._http import Wire
 from unisono_adapters._model_list import model_list
@@ -25,6 +38,7 @@ REMEDIES = {
     Check.MODEL: "Write a name of its model list behind `sglang/`, or start SGLang with --served-model-name.",
     Check.IDS_OUT: "Update SGLang to 0.5.23 or newer, and point api_base at SGLang itself.",
     Check.PROMPT_KEPT: "Start SGLang without --allow-auto-truncate.",
+    Check.CONSTRAIN: "Start SGLang with a --grammar-backend other than none.",
     Check.CONTEXT: "Start SGLang with a larger --context-length; 131072 is what gpt-oss can.",
 }
 
@@ -48,6 +62,7 @@ class SglangBackend:
             # It refuses a prompt and max_tokens that fill its window to the last token.
             context=length - 1 if length else None,
             logit_bias=True,
+            constrain=frozenset(CONSTRAINT_KINDS),
         )
         if self._model not in served:
             return Probe(claims, (replace(not_served(served), remedy=REMEDIES[Check.MODEL]),))
@@ -92,4 +107,18 @@ class SglangBackend:
             body["top_k"] = -1
         if job.cache_salt:
             body["cache_salt"] = job.cache_salt
+        if job.constraint is not None:
+            body.update(_constrained(job.constraint))
         return orjson.dumps(body)
+
+
+def _constrained(constraint: Constraint) -> dict[str, object]:
+    match constraint:
+        case JsonSchema() | AnyJson():
+            # A string that holds JSON is what it takes.
+            return {"json_schema": orjson.dumps(schema_of(constraint)).decode()}
+        case OneOf(texts):
+            # Every one of its grammar backends takes a regular expression, not every one a grammar.
+            return {"regex": as_regex(texts)}
+        case _:
+            assert_never(constraint)

@@ -9,14 +9,27 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from typing import assert_never
 
 import orjson
 
-from unisono.core.generation import STOP_TOKENS, Capabilities, Chunk, Form, Generation
+from unisono.core.generation import (
+    CONSTRAINT_KINDS,
+    STOP_TOKENS,
+    AnyJson,
+    Capabilities,
+    Chunk,
+    Constraint,
+    Form,
+    Generation,
+    JsonSchema,
+    OneOf,
+)
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Finding, Probe
 from unisono.errors import ConfigError
 from unisono_adapters import _completions
+from unisono_adapters._constraints import schema_of
 from unisono_adapters._examine import Subject, examine, not_served
 from unisono_adapters._http import Wire
 from unisono_adapters._model_list import model_list
@@ -24,6 +37,7 @@ from unisono_adapters._model_list import model_list
 REMEDIES = {
     Check.MODEL: "Write a name of its model list behind `vllm/`, or start vLLM with --served-model-name.",
     Check.IDS_OUT: "Update vLLM to 0.32 or newer, and point api_base at vLLM itself: ids come by return_token_ids.",
+    Check.CONSTRAIN: "Update vLLM to 0.32 or newer: it has to know structured_outputs.",
     Check.CONTEXT: "Start vLLM with a larger --max-model-len; 131072 is what gpt-oss can.",
 }
 
@@ -49,6 +63,7 @@ class VllmBackend:
             stop_visible=True,
             context=length,
             logit_bias=True,
+            constrain=frozenset(CONSTRAINT_KINDS),
         )
         if self._model not in served:
             return Probe(claims, (replace(not_served(served), remedy=REMEDIES[Check.MODEL]),))
@@ -92,4 +107,19 @@ class VllmBackend:
             body["cache_salt"] = hashlib.sha256(job.cache_salt.encode()).hexdigest()
         if self._interval is not None:
             body["stream_interval"] = self._interval
+        if job.constraint is not None:
+            body["structured_outputs"] = _structured(job.constraint)
         return orjson.dumps(body)
+
+
+def _structured(constraint: Constraint) -> dict[str, object]:
+    """`guided_json` and its like are silently ignored; this is the one word for it."""
+    match constraint:
+        case JsonSchema():
+            return {"json": schema_of(constraint)}
+        case AnyJson():
+            return {"json_object": True}
+        case OneOf(texts):
+            return {"choice": texts}
+        case _:
+            assert_never(constraint)
