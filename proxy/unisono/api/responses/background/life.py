@@ -25,6 +25,7 @@ from unisono.api.responses.outbound.events import Events, WireEvent
 from unisono.core.conversation import Tokens
 from unisono.core.events import Event
 from unisono.core.state import Lease, Run, Status, StoredResponse
+from unisono.engine.turn import must_be_kept
 from unisono.errors import NotFound, StoreConflict, StoreError, StoreTooLarge, StoreUnavailable, UnisonoError
 
 PAUSE_S = 0.03
@@ -201,6 +202,9 @@ class Life:
                     self._last_batch = (made, tokens)
                     return None
                 self._log.add(made, tokens)
+                if must_be_kept(batch):
+                    # A tool is called behind this batch: whoever takes over has to know.
+                    await self._log.flush()
                 while self._log.behind:
                     await self._log.flush()
         except StoreError:

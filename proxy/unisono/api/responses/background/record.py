@@ -9,6 +9,7 @@ from typing import Any
 
 from unisono.api.responses.asked import OFF_LOOP_BYTES, Asked, Sender, assembled
 from unisono.api.responses.hosting.decisions import hosted_in
+from unisono.api.responses.hosting.secrets import concealed, has_secrets, is_concealed, revealed
 from unisono.api.responses.items import said_by
 from unisono.api.responses.keeping import as_kept, insisting
 from unisono.api.responses.means import Means
@@ -28,9 +29,12 @@ TRIES = "tries"
 there were then."""
 
 
-def recorded(asked: Asked, body: Mapping[str, Json], size: int = 0) -> StoredResponse:
-    """The response before anything of it is generated. `body` is the request as it came, of `size` bytes."""
+async def recorded(means: Means, asked: Asked, body: Mapping[str, Json], size: int = 0) -> StoredResponse:
+    """The response before anything of it is generated. `body` is the request as it came, of `size` bytes. Raises
+    StoreUnavailable where something in it has to be sealed and cannot be."""
     without_input = {key: value for key, value in body.items() if key != "input"}
+    if has_secrets(without_input):
+        without_input = concealed(without_input, await means.seals(), asked.sender.tenant)
     note: dict[str, Json] = {
         "body": without_input,
         "request_id": asked.sender.request_id,
@@ -54,6 +58,8 @@ async def rebuilt(means: Means, tenant: str, response: StoredResponse, lease: Le
     note: Any = response.notes.get(ASKED) or {}
     size = int(note.get("size") or 0)
     body = note.get("body") or {}
+    if is_concealed(body):
+        body = revealed(body, await insisting(means.seals), tenant)
     valid = ResponsesRequest.model_validate
     request = await asyncio.to_thread(valid, body) if size > OFF_LOOP_BYTES else valid(body)
     past = await insisting(lambda: chain_of(means.store, tenant, response))

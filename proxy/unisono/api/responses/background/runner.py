@@ -101,7 +101,7 @@ class Runner:
                 lease=lease,
                 size=size,
             )
-            response = recorded(asked, body, size)
+            response = await recorded(self._means, asked, body, size)
             life = Life(self._means, run, asked, lease, running=self._running)
             await self._create(run, response, lease, LogWrite(0, tuple(event.data for event in life.begin(response))))
         except BaseException:

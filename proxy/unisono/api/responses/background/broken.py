@@ -1,0 +1,76 @@
+"""An answer that broke off, as its log tells it: the items that are whole, and how the one that is open is closed.
+
+Whoever ends a response that nobody can go on with knows no tokens and no model, only what clients were told. The end
+must fit that: an item that was begun is ended as it stands, and the response holds what its events added up to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import orjson
+
+from unisono.api.responses.items import INCOMPLETE, Wire
+from unisono.api.responses.outbound.lives import ARGUMENTS, INPUT, REASONING, REFUSAL, TEXT, Life
+
+PARTS: Mapping[str, Life] = {"output_text": TEXT, "refusal": REFUSAL, "reasoning_text": REASONING}
+CALLS: Mapping[str, Life] = {"function_call": ARGUMENTS, "custom_tool_call": INPUT}
+ADDED, DONE = "response.output_item.added", "response.output_item.done"
+PART_ADDED, PART_DONE = "response.content_part.added", "response.content_part.done"
+
+
+class Broken:
+    """What the events so far have told; they are taken in their order."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.output: list[Wire] = []
+        """The items that are done."""
+        self._open: Wire | None = None
+        self._part: Wire | None = None
+        self._texts: list[str] = []
+
+    def take(self, events: Iterable[bytes]) -> None:
+        for data in events:
+            self.count += 1
+            self._take(orjson.loads(data))
+
+    def _take(self, event: Wire) -> None:
+        kind = event["type"]
+        if kind == ADDED:
+            self._open, self._part, self._texts = event["item"], None, []
+        elif kind == DONE:
+            self.output.append(event["item"])
+            self._open = None
+        elif kind == PART_ADDED:
+            self._part = event["part"]
+        elif kind.endswith(".delta"):
+            self._texts.append(event["delta"])
+
+    def closed(self) -> list[Wire]:
+        """The events, without their numbers, that end the open item; it then is among `output`."""
+        item = self._open
+        if item is None:
+            return []
+        self._open = None
+        where = {"item_id": item["id"], "output_index": len(self.output)}
+        text = "".join(self._texts)
+        made: list[Wire] = []
+        if self._part is not None:
+            life = PARTS[self._part["type"]]
+            assert life.part is not None
+            within = {**where, "content_index": 0}
+            part = life.part(text)
+            made.append({"type": f"{life.event}.done", **within, life.full: text, **(life.more or {})})
+            made.append({"type": PART_DONE, **within, "part": part})
+            item = {**item, "content": [part]}
+        elif (call := CALLS.get(item["type"])) is not None:
+            copied: dict[str, Any] = {name: item[name] for name in call.copied}
+            made.append({"type": f"{call.event}.done", **where, call.full: text, **copied})
+            item = {**item, call.full: text}
+        if "status" in item:
+            item = {**item, "status": INCOMPLETE}
+        self.output.append(item)
+        made.append({"type": DONE, "output_index": where["output_index"], "item": item})
+        return made
