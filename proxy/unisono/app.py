@@ -19,6 +19,7 @@ from fastapi import FastAPI
 
 from unisono import __version__
 from unisono.access.keys import Keys, MasterKey, NoKeys
+from unisono.api.chat.inbound import RunnableTools
 from unisono.api.chat.routes import ChatModel, chat_router
 from unisono.api.door import doors
 from unisono.api.failures import register
@@ -45,7 +46,7 @@ from unisono.engine.memory import TurnMemory
 from unisono.errors import ConfigError
 from unisono.harmony.encoding import load_encoding
 from unisono.harmony.render import Renderer
-from unisono.hosting import build_hosting
+from unisono.hosting import Hosting, build_hosting
 from unisono.routing.pool import RoundRobinPool
 from unisono.store import open_store
 from unisono.store.upkeep import Upkeep
@@ -136,7 +137,7 @@ def build(config: Config) -> FastAPI:
     app.include_router(
         chat_router(
             turns=engine,
-            resolve=lambda name: chat_model(catalogue, name),
+            resolve=lambda name: chat_model(catalogue, name, hosting),
             today=lambda: current_date(config.unisono),
             new_id=lambda: token_hex(16),
             clock=time.time,
@@ -220,13 +221,14 @@ def build_engine(pool: RoundRobinPool, tools: ToolHost | None = None) -> Engine:
     )
 
 
-def chat_model(catalogue: Catalogue, name: str) -> ChatModel:
+def chat_model(catalogue: Catalogue, name: str, hosting: Hosting) -> ChatModel:
     """The group a client's name stands for, as Chat Completions shows it. Raises UnknownModel."""
     model = catalogue.resolve(name)
     return ChatModel(
         group=model.name,
         reasoning=ReasoningField(model.settings.reasoning_field),
         stream_tool_arguments=model.settings.stream_tool_arguments,
+        runnable=RunnableTools(hosting.unasked(model.settings.mcp_servers), model.settings.run_tools),
     )
 
 

@@ -5,13 +5,13 @@ Part of the composition root. A gateway that has no tool servers loads nothing o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 from unisono.api.responses.hosting.servers import ServerRules
 from unisono.config import Config
 from unisono.core.conversation import Json
-from unisono.core.tools import Progress, ToolHost, ToolList, ToolOutcome, ToolServer
+from unisono.core.tools import Approval, Progress, ToolFilter, ToolHost, ToolList, ToolOutcome, ToolServer
 from unisono.errors import ConfigError, InvalidRequest, ToolServerNotAllowed
 
 
@@ -25,6 +25,15 @@ class Hosting:
     @property
     def configured(self) -> Mapping[str, ToolServer]:
         return self.rules.configured
+
+    def unasked(self, labels: Collection[str] | None) -> tuple[ToolServer, ...]:
+        """The servers of a model, with those of their tools alone that run without approval."""
+        servers = self.rules.for_model(labels).configured.values()
+        return tuple(
+            replace(server, allowed=(server.allowed or ToolFilter()) & ToolFilter(unasked=server.approval))
+            for server in servers
+            if server.approval != Approval()
+        )
 
 
 class NoTools(ToolHost):

@@ -28,7 +28,8 @@ from unisono.core.conversation import (
     ToolResult,
     UserMessage,
 )
-from unisono.engine.turn import Turn
+from unisono.core.tools import ToolServer
+from unisono.engine.turn import Hosting, Turn
 from unisono.errors import InvalidRequest
 
 
@@ -57,8 +58,27 @@ class ChatTurn:
         return replace(self.turn, sampling=sampling, request_id=f"{self.turn.request_id}-{index}")
 
 
+@dataclass(frozen=True, slots=True)
+class RunnableTools:
+    """Servers whose tools the gateway may run without asking anybody, and whether it does when a request says nothing
+    about it."""
+
+    servers: tuple[ToolServer, ...] = ()
+    by_default: bool = False
+
+
+NOTHING_TO_RUN = RunnableTools()
+
+
 def to_turn(
-    request: ChatRequest, *, model: str, today: str, tenant: str, request_id: str, hold_calls: bool = True
+    request: ChatRequest,
+    *,
+    model: str,
+    today: str,
+    tenant: str,
+    request_id: str,
+    hold_calls: bool = True,
+    runnable: RunnableTools = NOTHING_TO_RUN,
 ) -> ChatTurn:
     """`model` is the group's name, `today` is YYYY-MM-DD. Raises InvalidRequest where fields contradict each other."""
     toolbox = to_toolbox(declared(request))
@@ -77,8 +97,9 @@ def to_turn(
         whole=not request.stream,
         tenant=tenant,
         request_id=request_id,
+        hosting=None if forbidden else to_hosting(request, runnable, tenant),
     )
-    all_notes = (*_notes_on_fields(request), *toolbox.notes, *notes)
+    all_notes = (*_notes_on_fields(request), *_notes_on_running(request, turn), *toolbox.notes, *notes)
     return ChatTurn(
         turn=turn,
         choices=request.n or 1,
@@ -87,6 +108,21 @@ def to_turn(
         toolbox=toolbox,
         notes=all_notes[:MAX_NOTES],
     )
+
+
+def to_hosting(request: ChatRequest, runnable: RunnableTools, tenant: str) -> Hosting | None:
+    """The tools the gateway runs itself; None for none. Several choices would each run them."""
+    wanted = request.unisono.run_tools if request.unisono else None
+    if not (runnable.by_default if wanted is None else wanted) or not runnable.servers or (request.n or 1) > 1:
+        return None
+    servers = tuple(replace(server, owner=tenant) for server in runnable.servers)
+    # Nobody is told here which tools there are.
+    return Hosting(servers, announced=frozenset(server.label for server in servers))
+
+
+def _notes_on_running(request: ChatRequest, turn: Turn) -> Iterator[str]:
+    if request.unisono and request.unisono.run_tools and turn.hosting is None:
+        yield "unisono.run_tools: no effect, there are no tools to run, or several choices to make"
 
 
 def declared(request: ChatRequest) -> Iterator[Declared]:
@@ -226,6 +262,7 @@ def _notes_on_fields(request: ChatRequest) -> Iterator[str]:
         ("stream_options.", request.stream_options and request.stream_options.model_extra),
         ("reasoning.", request.reasoning and request.reasoning.model_extra),
         ("chat_template_kwargs.", request.chat_template_kwargs and request.chat_template_kwargs.model_extra),
+        ("unisono.", request.unisono and request.unisono.model_extra),
         ("output_config.", request.output_config and request.output_config.model_extra),
     )
     for prefix, fields in nested:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from unisono.api.about import backend_header, recoveries_header
 from unisono.api.body import read_json
 from unisono.api.chat.choices import ChunkSource, close_all, collect_all
-from unisono.api.chat.inbound import ChatTurn, to_turn
+from unisono.api.chat.inbound import NOTHING_TO_RUN, ChatTurn, RunnableTools, to_turn
 from unisono.api.chat.outbound import Frame, StreamChunks, to_completion
 from unisono.api.chat.schema import ChatRequest
 from unisono.api.reasoning import ReasoningField
@@ -33,6 +33,7 @@ class ChatModel:
     group: str
     reasoning: ReasoningField = ReasoningField.BOTH
     stream_tool_arguments: bool = False
+    runnable: RunnableTools = NOTHING_TO_RUN
 
 
 Resolve = Callable[[str], ChatModel]
@@ -65,6 +66,7 @@ def chat_router(
                 tenant=request.state.caller.tenant,
                 request_id=request.state.request_id,
                 hold_calls=not model.stream_tool_arguments,
+                runnable=model.runnable,
             )
             return wanted, model, turn
 

@@ -174,6 +174,12 @@ class TemplateOptions(Open):
     reasoning_effort: SpelledEffort = None
 
 
+class GatewayOptions(Open):
+    """What is ours alone. `run_tools` has the gateway run the operator's tools itself."""
+
+    run_tools: bool | None = None
+
+
 class ChatRequest(Open):
     model: ModelName
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -211,6 +217,7 @@ class ChatRequest(Open):
     top_logprobs: Any = None
     modalities: Any = None
     audio: Any = None
+    unisono: GatewayOptions | None = None
 
     @field_validator("logprobs", "top_logprobs", "modalities", "audio", mode="before")
     @classmethod
