@@ -98,7 +98,8 @@ async def website(pages: dict[str, Answer], found: Any = None) -> AsyncIterator[
         if script is None:
             return web.Response(status=404)
         said = script(request)
-        return await said if asyncio.iscoroutine(said) else said
+        answered: web.StreamResponse = await said if asyncio.iscoroutine(said) else said
+        return answered
 
     app = web.Application()
     app.router.add_route("*", "/{rest:.*}", answer)

@@ -7,10 +7,11 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from mcp.client.client import Client
+from mcp_types import RequestParamsMeta
 
 from tests.toolservers.running import (
     Answer,
@@ -226,7 +227,8 @@ async def test_clients_do_not_see_each_others_pages_nor_do_conversations_of_one_
             assert one.protocol_version < "2026"
             await called(one, "open", id=f"{site}/")
             assert text_of(await called(other, "open")) == "No pages to access!"
-            named = await one.call_tool("open", {}, meta={"unisono/session": "another conversation"})
+            another = cast(RequestParamsMeta, {"unisono/session": "another conversation"})
+            named = await one.call_tool("open", {}, meta=another)
             assert named.is_error is True
             assert "mine" in text_of(await called(one, "open"))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable
 from functools import partial
@@ -152,6 +151,8 @@ def _serve(
 ) -> None:
     """Serve until it is ended. On standard output nothing but the protocol is written when that is where it is
     spoken."""
+    import asyncio
+
     from unisono.toolservers.serving import application, serve_http, serve_stdio
 
     say = partial(click.echo, err=stdio)
