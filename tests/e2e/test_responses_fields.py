@@ -214,6 +214,18 @@ async def test_a_call_comes_back_in_the_form_its_tool_was_declared_in(
 
 
 @WAYS
+async def test_a_name_the_model_made_up_can_be_sent_again(talk: Line, stream: bool) -> None:
+    talk.say(THOUGHT + ONE.format("lo!ok?", "{}"))
+    first = await talk.responds(stream=stream, tools=[TOOL])
+    called = first["output"][-1]
+    assert called["name"] == "lo_ok_"
+    talk.say(ANSWER)
+    answer = {"type": "function_call_output", "call_id": called["call_id"], "output": "There is no such tool."}
+    again = [{"role": "user", "content": "Hi"}, *first["output"], answer]
+    assert (await talk.responds(stream=stream, input=again, tools=[TOOL]))["status"] == "completed"
+
+
+@WAYS
 async def test_without_tool_choice_no_call_is_made(talk: Line, stream: bool) -> None:
     talk.say(THOUGHT + ONE.format("look", "{}"))
     response = await talk.responds(stream=stream, tools=[TOOL], tool_choice="none")

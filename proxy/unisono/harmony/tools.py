@@ -25,6 +25,8 @@ LONGEST_NAME = 64
 LONGEST_CLIENT_NAME = 512
 _LEGAL = re.compile(rf"[A-Za-z0-9_-]{{1,{LONGEST_NAME}}}")
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
+LONGEST_SENT_NAME = 128
+_UNSENDABLE = re.compile(r"[^A-Za-z0-9._-]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +59,10 @@ class ToolSet:
         return known if known is not None else _legal_name(client_name, self.declared)
 
     def client(self, wire_name: str) -> str:
-        """The client's name; a name that is not declared comes back unchanged."""
-        return self._client.get(wire_name, wire_name)
+        """The client's name. What the model made up comes back as a name that can be sent again: clients repeat every
+        call, and here as elsewhere a name has letters, digits, `.`, `_` and `-` only."""
+        known = self._client.get(wire_name)
+        return known if known is not None else _UNSENDABLE.sub("_", wire_name)[:LONGEST_SENT_NAME]
 
 
 _PLANNED: Recent[bytes, ToolSet] = Recent(2_000_000)
