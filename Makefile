@@ -16,7 +16,7 @@ export UV_PROJECT_ENVIRONMENT := $(VENV)
 SYNCED := $(VENV)/.synced
 ARGS :=
 
-.PHONY: help serve test lint types imports unit test-clients test-engines fmt bench clean
+.PHONY: help serve test lint types imports unit test-clients test-engines test-crash fmt bench clean
 
 help:
 	@echo "make serve          serve what is on this machine, or the demo model (ARGS='--config my.yaml')"
@@ -24,6 +24,7 @@ help:
 	@echo "make lint fmt       look at the style, or mend it"
 	@echo "make types imports unit test-clients    the parts of make test"
 	@echo "make test-engines   real vLLM, llama.cpp and mlx-lm on this CPU; 5 GB and half an hour the first time"
+	@echo "make test-crash     kill processes at every step of a background response; ten minutes"
 	@echo "make bench          measure the gateway (ARGS go to the bench)"
 	@echo "make clean          remove what was set up and built"
 
@@ -53,6 +54,10 @@ test-clients: $(SYNCED)
 test-engines: $(SYNCED)
 	-$(BIN)/python -m tests.engines_all.setup
 	$(BIN)/pytest tests/engines_all $(ARGS)
+
+# A gateway killed before and after every command it sends and every chunk it gets while it makes a response.
+test-crash: $(SYNCED) .state-server
+	$(BIN)/pytest -m slow tests/e2e/test_background_crashes.py $(ARGS)
 
 fmt: $(SYNCED)
 	$(BIN)/ruff check --fix .

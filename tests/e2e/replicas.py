@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Self
 
@@ -110,7 +111,10 @@ class Client:
 
     async def asks(self, method: str, path: str, body: Json | None = None, **headers: str) -> tuple[int, Any]:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        async with self.session.request(method, self.url + path, json=body, headers=named) as answer:
+        data = None
+        if body is not None:
+            data, named["content-type"] = BytesIO(json.dumps(body).encode()), "application/json"
+        async with self.session.request(method, self.url + path, data=data, headers=named) as answer:
             return answer.status, await answer.json()
 
     async def get(self, path: str) -> Any:

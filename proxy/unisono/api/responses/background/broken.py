@@ -7,17 +7,58 @@ must fit that: an item that was begun is ended as it stands, and the response ho
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import orjson
 
 from unisono.api.responses.items import INCOMPLETE, Wire
+from unisono.api.responses.keeping import insisting
+from unisono.api.responses.means import Means
+from unisono.api.responses.outbound.dialects import OPENAI
+from unisono.api.responses.outbound.events import LAST
 from unisono.api.responses.outbound.lives import ARGUMENTS, INPUT, REASONING, REFUSAL, TEXT, Life
+from unisono.api.responses.outbound.response import to_error, to_notes, to_response
+from unisono.core.state import Lease, LogWrite, Run, Status, StoredItem, StoredResponse
+from unisono.errors import UnisonoError
 
 PARTS: Mapping[str, Life] = {"output_text": TEXT, "refusal": REFUSAL, "reasoning_text": REASONING}
 CALLS: Mapping[str, Life] = {"function_call": ARGUMENTS, "custom_tool_call": INPUT}
 ADDED, DONE = "response.output_item.added", "response.output_item.done"
 PART_ADDED, PART_DONE = "response.content_part.added", "response.content_part.done"
+FIRST = ("created", "in_progress")
+PAGE = 256
+
+
+async def fallen(means: Means, run: Run, response: StoredResponse, lease: Lease, error: UnisonoError) -> None:
+    """End a kept response that nobody can go on with. Raises the StoreError family."""
+    broken = Broken()
+    while True:
+        page = await insisting(lambda: means.store.events(run.tenant, run.response, broken.count, limit=PAGE))
+        if page is None or not page.events:
+            break
+        broken.take(page.events)
+    made = [*_begun(response, broken.count), *broken.closed(), OPENAI.error(error)]
+    last = replace(
+        response,
+        status=Status.FAILED,
+        output=tuple(StoredItem(item["id"], (), item) for item in broken.output),
+        error=to_error(error),
+        notes=to_notes(Status.FAILED, {}, means.clock()),
+    )
+    made.append({"type": LAST[last.status], "response": to_response(last)})
+    events = (
+        orjson.dumps({"type": event["type"], "sequence_number": number, **event})
+        for number, event in enumerate(made, broken.count)
+    )
+    write = LogWrite(broken.count, tuple(events))
+    await insisting(lambda: means.store.update(run.tenant, last, lease=lease, log=write))
+
+
+def _begun(response: StoredResponse, told: int) -> list[Wire]:
+    """What every stream begins with, where nothing is told (any more)."""
+    begun = replace(response, status=Status.IN_PROGRESS, notes={})
+    return [] if told else [{"type": f"response.{name}", "response": to_response(begun)} for name in FIRST]
 
 
 class Broken:

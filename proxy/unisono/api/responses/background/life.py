@@ -17,6 +17,7 @@ from typing import Any
 
 from unisono.api.failures import failure_of
 from unisono.api.responses.asked import Asked
+from unisono.api.responses.background.broken import fallen
 from unisono.api.responses.background.log import PATIENCE_S, GrowingLog
 from unisono.api.responses.holding import RENEWALS
 from unisono.api.responses.keeping import as_kept, insisting, revision_for
@@ -146,7 +147,12 @@ class Life:
         family."""
         batches = aiter(self._engine_run)
         failure = await self._catch_up(batches)
-        if failure is None and self._ending is None:
+        if failure is not None:
+            self._finishing = True
+            kept = as_kept(self._asked, self._asked.frame.stored(Status.IN_PROGRESS))
+            await fallen(self._means, self.run, kept, self._lease, failure)
+            return False
+        if self._ending is None:
             failure = await self._generate(batches)
         await self._engine_run.aclose()
         if self._events.ended or failure is not None or self._ending is Ending.CANCELLED:
@@ -167,7 +173,6 @@ class Life:
             try:
                 batch = await anext(batches)
             except Exception as error:
-                self._events.resume((), self._logged)
                 return failure_of(error)
         self._events.resume(batch, self._logged)
         return None

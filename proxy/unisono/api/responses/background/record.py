@@ -13,14 +13,11 @@ from unisono.api.responses.hosting.secrets import concealed, has_secrets, is_con
 from unisono.api.responses.items import said_by
 from unisono.api.responses.keeping import as_kept, insisting
 from unisono.api.responses.means import Means
-from unisono.api.responses.outbound.events import Events
-from unisono.api.responses.outbound.response import Frame
 from unisono.api.responses.past import chain_of
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.core.conversation import Json
-from unisono.core.state import Lease, LogWrite, Run, Status, StoredResponse
-from unisono.engine.turn import Report
-from unisono.errors import StoreConflict, UnisonoError
+from unisono.core.state import Lease, Status, StoredResponse
+from unisono.errors import StoreConflict
 
 ASKED = "asked"
 """The note that holds the request without its input; it is gone when the response is over."""
@@ -84,25 +81,3 @@ async def rebuilt(means: Means, tenant: str, response: StoredResponse, lease: Le
     )
     frame = replace(asked.frame, request=response.request, ancestors=response.ancestors)
     return replace(asked, turn=replace(asked.turn, input=response.input), frame=frame, revision=revision)
-
-
-async def fallen(
-    means: Means, run: Run, response: StoredResponse, lease: Lease, logged: int, error: UnisonoError
-) -> None:
-    """End a response that nobody can go on with; `logged` events of it are told already."""
-    frame = Frame(
-        id=response.id,
-        created_at=int(response.created_at),
-        model=response.model,
-        request=response.request,
-        first_day=response.first_day,
-        ancestors=response.ancestors,
-        conversation=response.conversation,
-    )
-    events = Events(frame, Report(), new_id=means.new_id, clock=means.clock)
-    events.resume((), logged)
-    made = [*events.fail(error), events.last()]
-    assert events.stored is not None
-    last = replace(events.stored, input=response.input)
-    write = LogWrite(logged, tuple(event.data for event in made))
-    await insisting(lambda: means.store.update(run.tenant, last, lease=lease, log=write))

@@ -9,8 +9,9 @@ from typing import Protocol
 
 from unisono.api.failures import failure_of
 from unisono.api.responses.asked import Asked
+from unisono.api.responses.background.broken import fallen
 from unisono.api.responses.background.life import Life
-from unisono.api.responses.background.record import fallen, rebuilt, tried
+from unisono.api.responses.background.record import rebuilt, tried
 from unisono.api.responses.keeping import insisting
 from unisono.api.responses.means import Means
 from unisono.core.state import Lease, Run, StoredResponse
@@ -141,7 +142,7 @@ class Taking:
         except (StoreUnavailable, StoreUnreadable):
             raise
         except Exception as error:
-            await fallen(self._means, run, response, lease, events, failure_of(error))
+            await fallen(self._means, run, response, lease, failure_of(error))
             await store.unwatch(run)
             return None
         return Life(self._means, run, asked, lease, running=self._running, journal=tokens, logged=events)
