@@ -14,7 +14,7 @@ from tests.engine.scripted import ASKED, IDS, TEXT
 from tests.harmony.fold import items_of
 from tests.harmony.recoveries import C, F, P, R
 from unisono.core.conversation import AssistantCall, FunctionTool, ToolResult, UserMessage
-from unisono.core.events import Closed, Event, HostedCall, Listed, Listing, Opened, Ran
+from unisono.core.events import Closed, Event, HostedCall, Listed, Listing, Opened, Ran, ToolCall
 from unisono.core.generation import Capabilities, FinishReason
 from unisono.core.tools import ToolOutcome
 from unisono.engine.engine import Engine
@@ -125,6 +125,21 @@ async def test_no_token_is_left_behind_a_call() -> None:
     assert calls_of(events) == [("docs", "search", "search of one")]
     assert len(talk.bases) == 1
     assert events[-1].reason is FinishReason.LENGTH  # type: ignore[union-attr]
+
+
+async def test_a_client_that_never_saw_the_hosted_call_continues_behind_it() -> None:
+    """It sends back its own call alone, and the model reads again all that it read before."""
+    talk = Talk([SEARCH, call("f", thought="Now f."), ANSWER])
+    engine = talk.engine()
+    events = [event async for batch in engine.start(talk.turn) for event in batch]
+    [called] = [event for event in events if isinstance(event, Closed) and isinstance(event.item, ToolCall)]
+    assert isinstance(called.item, ToolCall)
+    sent = (AssistantCall(called.item.call_id, "f", "{}"), ToolResult(called.item.call_id, "f", "done"))
+    later = replace(talk.turn, conversation=replace(ASKED, items=(*ASKED.items, *sent)))
+    assert [batch async for batch in engine.start(later)]
+    [*_, before, after] = [list(base.prompt.tokens) for base in talk.bases]
+    said = [*before, *ENCODING.encode_as_server(call("f", thought="Now f."))]
+    assert after == [*said, *result_tokens("f", "done"), *ENCODING.encode_marked("<|start|>assistant")]
 
 
 # -- lists

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from unisono.core.conversation import (
@@ -24,16 +24,19 @@ from unisono.core.conversation import (
     ToolResult,
     UserMessage,
 )
-from unisono.core.events import Closed, Reasoning, Text, ToolCall
+from unisono.core.events import Closed, HostedCall, Reasoning, Text, ToolCall
 
 Generated = AssistantReasoning | AssistantMessage | AssistantCall
+
+Kept = Generated | ToolResult
+"""What is said in a turn: a hosted tool's result stands between what the model generated."""
 
 _DATES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    items: tuple[Generated, ...]
+    items: tuple[Kept, ...]
     cost: int
 
 
@@ -68,11 +71,22 @@ class TurnMemory:
             return recalled
         return replace(recalled, preamble=replace(conversation.preamble, date=self._date(tenant, conversation)))
 
-    def record(self, tenant: str, closed: Iterable[Closed], *, opened: str = "") -> None:
+    def record(
+        self,
+        tenant: str,
+        closed: Iterable[Closed],
+        *,
+        opened: str = "",
+        results: Mapping[str, ToolResult] | None = None,
+    ) -> None:
         """Keep what the model generated in one turn. `opened` is the beginning of the first message where the client
-        wrote it: the message's tokens hold it, its text does not."""
-        said: list[Generated] = []
+        wrote it: the message's tokens hold it, its text does not. `results` are those of hosted calls, by their ids:
+        the client never sees them, and the model did."""
+        said: list[Kept] = []
         for event in closed:
+            if isinstance(event.item, HostedCall) and event.item.approval:
+                # It stands in the conversation.
+                continue
             if not event.tokens:
                 return
             opened, begun = "", opened
@@ -89,6 +103,10 @@ class TurnMemory:
                     said.append(AssistantCall(call_id, name, event.text, event.tokens))
                     self._keep(_key(tenant, "call", call_id), tuple(said))
                     said = []
+                case HostedCall(call_id=call_id, name=name):
+                    said.append(AssistantCall(call_id, name, event.text, event.tokens))
+                    if results is not None and call_id in results:
+                        said.append(results[call_id])
 
     def _recall_call(self, tenant: str, said: Sequence[Generated], call: AssistantCall) -> Sequence[Item]:
         entry = self._find(_key(tenant, "call", call.call_id))
@@ -124,9 +142,9 @@ class TurnMemory:
             self._entries.move_to_end(key)
         return entry
 
-    def _keep(self, key: bytes, items: tuple[Generated, ...]) -> None:
+    def _keep(self, key: bytes, items: tuple[Kept, ...]) -> None:
         # Text is kept beside the ids; about four characters make a token.
-        cost = sum(len(item.tokens) for item in items) + 16
+        cost = 16 + sum(len(item.output) // 4 if isinstance(item, ToolResult) else len(item.tokens) for item in items)
         if cost > self._limit // 8:
             return
         replaced = self._entries.pop(key, None)
@@ -136,7 +154,7 @@ class TurnMemory:
             self._cost -= self._entries.popitem(last=False)[1].cost
 
 
-def _same_turn(kept: Sequence[Generated], said: Sequence[Generated], call: AssistantCall) -> bool:
+def _same_turn(kept: Sequence[Kept], said: Sequence[Generated], call: AssistantCall) -> bool:
     """Whether a client's version of a turn is the remembered one: what it sends is equal, what it leaves out (it may
     know neither reasoning nor preambles) does not matter."""
     last = kept[-1]

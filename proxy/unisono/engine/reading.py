@@ -195,6 +195,11 @@ class Reading:
         return [item for item in self._trail[: self._prompted] if isinstance(item, ToolResult)]
 
     @property
+    def results_by_call(self) -> dict[str, ToolResult]:
+        """Results of all hosted calls that the model made in this answer."""
+        return {item.call_id: item for item in self._trail if isinstance(item, ToolResult)}
+
+    @property
     def over(self) -> bool:
         """Whether nothing follows what was read."""
         return isinstance(self.decided, Done) or self.stop_sequence is not None

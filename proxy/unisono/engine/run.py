@@ -191,7 +191,12 @@ class TurnRun(Run):
     def _succeeded(self, deployment: Deployment, reading: Reading) -> None:
         if self._asked:
             self._means.pool.succeeded(deployment)
-        self._means.memory.record(self._turn.tenant, reading.closed, opened=self._turn.conversation.prefill or "")
+        self._means.memory.record(
+            self._turn.tenant,
+            reading.closed,
+            opened=self._turn.conversation.prefill or "",
+            results=reading.results_by_call if reading.round is not None else None,
+        )
 
     async def _answer(self, deployment: Deployment, reading: Reading, *, last: bool) -> AsyncGenerator[list[Event]]:
         """What is left of the answer on one deployment, in as many steps as it takes."""

@@ -1,0 +1,100 @@
+"""The tool loop with real tool servers on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+
+from tests.engine.hosting import ANSWER, ENCODING, FREE, Talk, call, calls_of
+from tests.harmony.fold import items_of
+from tests.harmony.recoveries import F, R
+from tests.mcp.conftest import Upstream, start_upstream
+from unisono.core.events import Listed
+from unisono.engine.engine import Engine
+from unisono.engine.memory import TurnMemory
+from unisono.engine.turn import Hosting
+from unisono.mcp import McpHost
+
+
+@pytest.fixture(scope="module")
+def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
+    with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, found):
+        yield found
+
+
+@pytest.fixture
+async def host() -> AsyncIterator[McpHost]:
+    host = McpHost()
+    yield host
+    await host.aclose()
+
+
+@dataclass
+class Hosted:
+    """A talk whose tools are real."""
+
+    talk: Talk
+    host: McpHost
+
+    def engine(self) -> Engine:
+        means = self.talk.engine()._means
+        return Engine(
+            encoding=means.encoding,
+            renderer=means.renderer,
+            pool=means.pool,
+            memory=TurnMemory(),
+            new_call_id=means.new_call_id,
+            tools=self.host,
+        )
+
+
+def hosted(host: McpHost, upstream: Upstream, way: str, *steps: str) -> Hosted:
+    talk = Talk(steps)
+    server = upstream.server(way, label="up", approval=FREE)
+    return Hosted(replace(talk, turn=replace(talk.turn, hosting=Hosting((server,)))), host)
+
+
+@pytest.mark.parametrize("way", ["modern", "legacy", "sse"])
+async def test_a_tool_of_a_real_server_is_called_and_its_answer_read(
+    host: McpHost, upstream: Upstream, way: str
+) -> None:
+    asked = hosted(host, upstream, way, call("up__echo", '{"text":"så ⟂"}'), call("up__broken"), ANSWER)
+    run = asked.engine().start(asked.talk.turn)
+    events = [event async for batch in run for event in batch]
+    [listed] = [event for event in events if isinstance(event, Listed)]
+    assert {"echo", "broken"} <= {tool.name for tool in listed.tools}
+    assert calls_of(events)[0] == ("up", "echo", "så ⟂")
+    assert "broken" in calls_of(events)[1][2]
+    assert items_of(events) == (R("Now."), F("It is so."))
+    assert "så ⟂<|end|>" in ENCODING.decode(list(asked.talk.bases[1].prompt.tokens))
+
+
+async def test_leaving_is_told_to_the_server_that_works(host: McpHost, upstream: Upstream) -> None:
+    asked = hosted(host, upstream, "modern", call("up__slow", '{"seconds":60,"name":"left"}'), ANSWER)
+    run = asked.engine().start(asked.talk.turn)
+
+    async def read() -> None:
+        async for _ in run:
+            pass
+
+    reading = asyncio.create_task(read())
+    await upstream.until_noted("slow begins left")
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    await run.aclose()
+    await upstream.until_noted("slow cancelled left")
+
+
+async def test_a_call_of_a_real_server_is_given_up_when_the_time_is_over(host: McpHost, upstream: Upstream) -> None:
+    asked = hosted(host, upstream, "modern", call("up__slow", '{"seconds":60,"name":"late"}'), "It is so.<|return|>")
+    hosting = asked.talk.turn.hosting
+    assert hosting is not None
+    # The server is known already, so that all of the time is the call's.
+    await host.list_tools(hosting.servers[0])
+    run = asked.engine().start(replace(asked.talk.turn, hosting=replace(hosting, total_s=1.0)))
+    events = [event async for batch in run for event in batch]
+    assert items_of(events) == (F("It is so."),)
+    assert run.report.recoveries == ["tool-deadline", "tools-ended"]
