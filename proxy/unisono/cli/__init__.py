@@ -57,4 +57,26 @@ def models(config_path: Path) -> None:
     show(config_path)
 
 
+@mcp.command("list")
+@CONFIG_REQUIRED
+@click.argument("server", required=False)
+def list_tools(config_path: Path, server: str | None) -> None:
+    """List the tools of a configuration's tool servers, or of one, and which of them need approval."""
+    from unisono.cli.tools import show
+
+    show(config_path, server)
+
+
+@mcp.command("call")
+@CONFIG_REQUIRED
+@click.argument("server")
+@click.argument("tool")
+@click.argument("arguments", metavar="JSON", default="{}")
+def call_tool(config_path: Path, server: str, tool: str, arguments: str) -> None:
+    """Run a tool of a configuration's tool server and print what a model would read."""
+    from unisono.cli.tools import call
+
+    call(config_path, server, tool, arguments)
+
+
 main.add_command(mcp)

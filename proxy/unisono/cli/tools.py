@@ -1,0 +1,108 @@
+"""`unisono mcp list` and `unisono mcp call`: the tool servers of a configuration as the gateway reaches them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import click
+
+from unisono.cli.setup import configured
+from unisono.core.conversation import Json
+from unisono.core.tools import HostedTool, ToolHost, ToolOutcome, ToolServer
+from unisono.errors import ConfigError, UnisonoError
+from unisono.hosting import Hosting, build_hosting
+
+T = TypeVar("T")
+
+WIDEST = 72
+"""Letters of a description that are shown."""
+
+
+def show(config_path: Path, label: str | None) -> None:
+    """Print the tools of one server, or of all; exit code 1 when one of them could not be asked."""
+    hosting = _hosting(config_path)
+    servers = [_server(hosting, label)] if label else list(hosting.configured.values())
+    if not servers:
+        raise click.ClickException("mcp_servers: there are none")
+
+    async def listed(host: ToolHost) -> list[tuple[HostedTool, ...] | UnisonoError]:
+        return await asyncio.gather(*(_listed(host, server) for server in servers))
+
+    answers = asyncio.run(_with(hosting.host, listed))
+    for server, answer in zip(servers, answers, strict=True):
+        click.echo(server.label)
+        if isinstance(answer, UnisonoError):
+            click.echo(f"  {answer.message}")
+            continue
+        width = max((len(tool.name) for tool in answer), default=0)
+        for tool in answer:
+            needs = "approval" if server.approval.needed(tool) else "runs"
+            click.echo(f"  {tool.name.ljust(width)}  {needs:8}  {_first_line(tool.description)}".rstrip())
+    if any(isinstance(answer, UnisonoError) for answer in answers):
+        raise SystemExit(1)
+
+
+def call(config_path: Path, label: str, tool: str, arguments: str) -> None:
+    """Run a tool and print what the model would read; exit code 1 when that is an error."""
+    hosting = _hosting(config_path)
+    server = _server(hosting, label)
+    given = _arguments(arguments)
+
+    async def called(host: ToolHost) -> ToolOutcome:
+        return await host.call(server, tool, given)
+
+    try:
+        outcome = asyncio.run(_with(hosting.host, called))
+    except UnisonoError as error:
+        raise click.ClickException(error.message) from error
+    click.echo(outcome.text, err=outcome.is_error)
+    if outcome.is_error:
+        raise SystemExit(1)
+
+
+def _hosting(config_path: Path) -> Hosting:
+    try:
+        return build_hosting(configured(config_path).config)
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _server(hosting: Hosting, label: str) -> ToolServer:
+    server = hosting.configured.get(label)
+    if server is None:
+        known = ", ".join(hosting.configured) or "none"
+        raise click.ClickException(f"mcp_servers: there is no {label!r}; servers: {known}")
+    return server
+
+
+def _arguments(text: str) -> Mapping[str, Json]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise click.BadParameter(f"not JSON: {error}", param_hint="JSON") from error
+    if not isinstance(value, dict):
+        raise click.BadParameter("not a JSON object", param_hint="JSON")
+    return value
+
+
+async def _listed(host: ToolHost, server: ToolServer) -> tuple[HostedTool, ...] | UnisonoError:
+    try:
+        return (await host.list_tools(server)).tools
+    except UnisonoError as error:
+        return error
+
+
+async def _with(host: ToolHost, act: Callable[[ToolHost], Awaitable[T]]) -> T:
+    try:
+        return await act(host)
+    finally:
+        await host.aclose()
+
+
+def _first_line(text: str) -> str:
+    line = text.strip().partition("\n")[0]
+    return line if len(line) <= WIDEST else f"{line[: WIDEST - 1]}…"

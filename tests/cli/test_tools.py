@@ -1,0 +1,69 @@
+"""`unisono mcp list` and `unisono mcp call`, with a real tool server behind them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.mcp.conftest import Upstream, start_upstream
+from unisono.cli import main
+
+
+@pytest.fixture(scope="module")
+def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
+    with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, found):
+        yield found
+
+
+def run(folder: Path, servers: dict[str, Any], *arguments: str) -> Result:
+    path = folder / "config.json"
+    path.write_text(json.dumps({"mcp_servers": servers}))
+    return CliRunner().invoke(main, ["mcp", arguments[0], "--config", str(path), *arguments[1:]])
+
+
+def test_tools_are_listed_with_what_needs_approval(upstream: Upstream, tmp_path: Path) -> None:
+    docs = {
+        "url": upstream.urls["modern"],
+        "allowed_tools": ["echo", "huge"],
+        "require_approval": {"never": {"read_only": True}},
+    }
+    result = run(tmp_path, {"docs": docs}, "list")
+    assert result.exit_code == 0, result.output
+    assert result.output.splitlines() == ["docs", "  echo  runs      Says what it is told.", "  huge  approval"]
+
+
+def test_a_server_that_is_not_there_is_said_beside_the_others(upstream: Upstream, tmp_path: Path) -> None:
+    docs = {"url": upstream.urls["modern"], "allowed_tools": ["echo"]}
+    result = run(tmp_path, {"gone": {"url": "http://127.0.0.1:9/mcp"}, "docs": docs}, "list")
+    assert result.exit_code == 1
+    assert "docs\n  echo" in result.output
+    assert result.output.startswith("gone\n  ")
+
+
+def test_a_tool_is_called(upstream: Upstream, tmp_path: Path) -> None:
+    docs = {"url": upstream.urls["modern"]}
+    result = run(tmp_path, {"docs": docs}, "call", "docs", "echo", '{"text": "hello"}')
+    assert (result.exit_code, result.output) == (0, "hello\n")
+    result = run(tmp_path, {"docs": docs}, "call", "docs", "broken")
+    assert result.exit_code == 1
+    assert "broken" in result.output
+
+
+WRONG: dict[str, tuple[list[str], str]] = {
+    "no such server": (["call", "other", "echo"], "there is no 'other'; servers: docs"),
+    "no JSON": (["call", "docs", "echo", "{"], "not JSON"),
+    "no object": (["call", "docs", "echo", "[]"], "not a JSON object"),
+    "no such server to list": (["list", "other"], "there is no 'other'"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG.values(), ids=WRONG)
+def test_a_mistake_is_told(arguments: list[str], message: str, tmp_path: Path) -> None:
+    result = run(tmp_path, {"docs": {"url": "http://127.0.0.1:9/mcp"}}, *arguments)
+    assert result.exit_code != 0
+    assert message in result.output
