@@ -5,7 +5,7 @@ It has ended when it has said both why generation ended and `[DONE]`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from unisono.core.generation import ENDOFTEXT, STOP_TOKENS, Chunk, FinishReason, Form, Generation
@@ -32,7 +32,7 @@ LONG_EVENT = 4096
 
 def complete(
     wire: Wire, body: bytes, job: Generation, output: Form, stop_field: str = "stop_reason"
-) -> AsyncIterator[Chunk]:
+) -> AsyncGenerator[Chunk]:
     """Send `body` to `/v1/completions` and yield what comes back as ids or as text, by `output`. `stop_field` is where
     a choice names the token that ended it."""
     return generate(wire, "v1/completions", body, job, CompletionFold(output, wire.failures, stop_field))

@@ -18,6 +18,7 @@ import mlx.core as mx
 from mlx_lm.generate import BatchGenerator
 
 from unisono.core.generation import CALL, ENDOFTEXT, RETURN, START, VOCABULARY
+from unisono_adapters.mlx_guides import Guide
 from unisono_adapters.mlx_jobs import EVERYONE, Command, Limits, Submit, Told, Withdraw
 from unisono_adapters.mlx_prefix import Layers, Prefixes
 from unisono_adapters.mlx_sampling import Processor, Sampler, check_sampling, make_processors, make_sampler
@@ -77,6 +78,7 @@ class _Running:
     salt: str
     prompt: list[int]
     cached: int
+    guide: Guide | None = None
     begun: bool = False
 
 
@@ -122,20 +124,23 @@ class Batch:
             command = self._commands.get()
             wait = False
             match command:
-                case Submit(connection, ask):
-                    told += self._admit(connection, ask)
+                case Submit(connection, ask, guide):
+                    told += self._admit(connection, ask, guide)
                 case Withdraw(connection, request):
                     self._remove(connection, request)
         if told:
             self._tell(told)
 
-    def _admit(self, connection: int, ask: Ask) -> list[Told]:
+    def _admit(self, connection: int, ask: Ask, guide: Guide | None) -> list[Told]:
         refusal = self._refusal(ask)
         if refusal is not None:
             reason, message = refusal
             return [(connection, Refused(ask.id, reason, message))]
         prompt = list(ask.prompt)
         room = ask.max_tokens if self._context is None else min(ask.max_tokens, self._context - len(prompt))
+        processors = make_processors(ask.sampling, len(prompt))
+        if guide is not None:
+            processors.append(guide)  # behind biases, which must not bring back what it rules out
         known, layers = self._prefixes.longest(ask.salt, prompt)
         uids = self._generator.insert(
             [prompt[known:]],
@@ -143,9 +148,9 @@ class Batch:
             caches=[layers],
             all_tokens=[prompt[:known]],
             samplers=[make_sampler(ask.sampling)],
-            logits_processors=[make_processors(ask.sampling, len(prompt))],
+            logits_processors=[processors],
         )
-        self._running[uids[0]] = _Running((connection, ask.id), ask.salt, prompt, known)
+        self._running[uids[0]] = _Running((connection, ask.id), ask.salt, prompt, known, guide)
         return []
 
     def _refusal(self, ask: Ask) -> tuple[Reason, str] | None:
@@ -178,7 +183,7 @@ class Batch:
             request = self._running[response.uid]
             cached = None if request.begun else request.cached
             request.begun = True
-            told.append((request.route[0], Output(request.route[1], (response.token,), response.finish_reason, cached)))
+            told.append((request.route[0], _said(request, response, cached)))
             if response.finish_reason is not None:
                 del self._running[response.uid]
                 self._keep_turn(request, response.token, response.all_tokens, response.prompt_cache)
@@ -231,3 +236,10 @@ class Batch:
             prefill_step_size=self._limits.prefill_chunk,
         )
         return cast("_Generator", generator)
+
+
+def _said(request: _Running, response: _Response, cached: int | None) -> Output | Refused:
+    """What the gateway is told of one token."""
+    if response.finish_reason is not None and request.guide is not None and request.guide.failed:
+        return Refused(request.route[1], "failed", f"the constraint cannot be followed: {request.guide.failed}")
+    return Output(request.route[1], (response.token,), response.finish_reason, cached)

@@ -23,6 +23,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from unisono_adapters.mlx_guides import Guide, Guides, Unguidable, installed
 from unisono_adapters.mlx_jobs import EVERYONE, Limits, Submit, Told, Withdraw
 from unisono_adapters.mlx_wire import (
     LINE_LIMIT,
@@ -31,6 +32,7 @@ from unisono_adapters.mlx_wire import (
     Encoded,
     Failed,
     Ready,
+    Refused,
     ToGateway,
     Tokenize,
     WireError,
@@ -63,6 +65,7 @@ class _Loaded:
     batch: Batch
     tokenizer: Tokenizer
     context: int | None
+    guides: Guides
 
 
 @dataclass(slots=True)
@@ -75,6 +78,9 @@ class _Engine:
     writers: dict[int, asyncio.StreamWriter] = field(default_factory=dict)
     numbers: count[int] = field(default_factory=count)
     over: asyncio.Event = field(default_factory=asyncio.Event)
+    compiling: set[tuple[int, int]] = field(default_factory=set)
+    """Requests whose grammar is not compiled yet: connection, and id there."""
+    most_compiling: int = 256
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         number = next(self.numbers)
@@ -96,9 +102,12 @@ class _Engine:
         if self.loaded is None:
             raise WireError("a request before the model was ready")
         match message:
-            case Ask():
+            case Ask(constraint=None):
                 self.loaded.batch.submit(Submit(number, message))
+            case Ask():
+                self._guide(self.loaded, number, message)
             case Cancel(request):
+                self.compiling.discard((number, request))
                 self.loaded.batch.submit(Withdraw(number, request))
             case Tokenize(request, texts):
                 codes = [self.loaded.tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
@@ -106,7 +115,32 @@ class _Engine:
             case _:
                 raise WireError(f"{type(message).__name__} is not for the engine")
 
+    def _guide(self, loaded: _Loaded, number: int, ask: Ask) -> None:
+        """Submit a constrained request once its grammar is there, unless it is cancelled before."""
+        assert ask.constraint is not None, "there is nothing to compile"
+        place = (number, ask.id)
+        if len(self.compiling) >= self.most_compiling:
+            self._send([(number, Refused(ask.id, "overloaded", "too many grammars are waiting to be compiled"))])
+            return
+        self.compiling.add(place)
+        compiled = self.loop.run_in_executor(loaded.guides.threads, loaded.guides.guide, ask.constraint)
+
+        def submit(done: asyncio.Future[Guide]) -> None:
+            error = done.exception()
+            if place not in self.compiling:
+                return
+            self.compiling.discard(place)
+            if error is None:
+                loaded.batch.submit(Submit(number, ask, done.result()))
+                return
+            if not isinstance(error, Unguidable):
+                _log.error("compiling a grammar failed", exc_info=error)
+            self._send([(number, Refused(ask.id, "constraint", f"the engine cannot keep to the constraint: {error}"))])
+
+        compiled.add_done_callback(submit)
+
     def _withdraw(self, number: int) -> None:
+        self.compiling -= {place for place in self.compiling if place[0] == number}
         if self.loaded is not None:
             self.loaded.batch.submit(Withdraw(number))
 
@@ -184,7 +218,7 @@ def _load(model: str, engine: _Engine, limits: Limits) -> _Loaded:
     context = window if isinstance(window, int) and window > 0 else None
     batch = Batch(network, context, engine.tell, limits)
     batch.warm_up()
-    return _Loaded(batch, Tokenizer.from_file(str(folder / "tokenizer.json")), context)
+    return _Loaded(batch, Tokenizer.from_file(str(folder / "tokenizer.json")), context, Guides(folder))
 
 
 def _generate(model: str, limits: Limits, engine: _Engine) -> None:
@@ -199,7 +233,7 @@ def _generate(model: str, limits: Limits, engine: _Engine) -> None:
         _log.exception("loading %s failed", model)
         failure = Failed(f"{model} cannot be loaded: {type(error).__name__}: {error}")
     else:
-        engine.loop.call_soon_threadsafe(engine.greet, Ready(loaded.context), loaded)
+        engine.loop.call_soon_threadsafe(engine.greet, Ready(loaded.context, installed()), loaded)
         loaded.batch.run()
         return
     engine.loop.call_soon_threadsafe(engine.greet, failure, None)
@@ -223,7 +257,7 @@ def _remove(address: str) -> None:
 
 
 async def _run(args: argparse.Namespace) -> int:
-    engine = _Engine(asyncio.get_running_loop())
+    engine = _Engine(asyncio.get_running_loop(), most_compiling=max(1, args.waiting))
     listener = socket.socket(fileno=args.listener)
     listener.setblocking(False)
     server = await asyncio.start_unix_server(engine.serve, sock=listener, limit=LINE_LIMIT)

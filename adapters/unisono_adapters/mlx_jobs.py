@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from unisono_adapters.mlx_guides import Guide
 from unisono_adapters.mlx_wire import Ask, ToGateway
 
 EVERYONE = -1
@@ -30,8 +31,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
+    """`guide` keeps it to what its constraint allows, where it has one."""
+
     connection: int
     ask: Ask
+    guide: Guide | None = None
 
 
 @dataclass(frozen=True, slots=True)

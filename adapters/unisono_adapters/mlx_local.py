@@ -10,9 +10,9 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 
-from unisono.core.generation import Capabilities, Chunk, FinishReason, Form, Generation, Timeouts
+from unisono.core.generation import CONSTRAINT_KINDS, Capabilities, Chunk, FinishReason, Form, Generation, Timeouts
 from unisono.core.ports import BackendOptions
-from unisono.core.probe import Probe
+from unisono.core.probe import Check, Probe
 from unisono.errors import (
     BackendError,
     BackendOverloaded,
@@ -20,13 +20,14 @@ from unisono.errors import (
     BackendTimeout,
     BackendUnavailable,
     ConfigError,
+    ConstraintRefused,
     ContextTooLong,
     UnisonoError,
 )
 from unisono_adapters._examine import Subject, examine
 from unisono_adapters.mlx_jobs import Limits
 from unisono_adapters.mlx_process import Engine, Inbox
-from unisono_adapters.mlx_wire import Reason
+from unisono_adapters.mlx_wire import Ready, Reason
 
 _PAUSES_S = (0.0, 0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Before the next start, by how many lives in a row ended without a finished request; the last for all after it."""
@@ -41,9 +42,12 @@ _SHUT_DOWN = "the mlx backend is shut down"
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
+REMEDIES = {Check.CONSTRAIN: "Install llguidance beside mlx-lm: pip install 'unisono[mlx]'."}
+
 _REFUSALS: Mapping[Reason, type[UnisonoError]] = {
     "context": ContextTooLong,
     "rejected": BackendRejected,
+    "constraint": ConstraintRefused,
     "overloaded": BackendOverloaded,
     "failed": BackendError,
 }
@@ -68,7 +72,7 @@ class MlxLocalBackend:
             prefill_chunk=max(16, int(_number(extra, "prefill_chunk", usual.prefill_chunk))),
             prefix_cache_bytes=int(_number(extra, "prefix_cache_mb", usual.prefix_cache_bytes / 2**20) * 2**20),
         )
-        self._start: asyncio.Task[tuple[Engine, int | None]] | None = None
+        self._start: asyncio.Task[tuple[Engine, Ready]] | None = None
         self._failures = 0
         self._not_before = 0.0
         self._trouble = ""
@@ -84,13 +88,20 @@ class MlxLocalBackend:
 
     async def probe(self) -> Probe:
         """Start the engine when it does not run, and examine it. Raises BackendUnavailable."""
-        engine, context = await self._running()
+        engine, ready = await self._running()
 
         async def encode(text: str) -> Sequence[int]:
             return (await engine.encode((text,)))[0]
 
-        claims = Capabilities(prompt=Form.IDS, output=Form.IDS, stop_visible=True, context=context, logit_bias=True)
-        return await examine(Subject(self.complete, claims, encode=encode))
+        claims = Capabilities(
+            prompt=Form.IDS,
+            output=Form.IDS,
+            stop_visible=True,
+            context=ready.context,
+            logit_bias=True,
+            constrain=frozenset(CONSTRAINT_KINDS if ready.guides else ()),
+        )
+        return await examine(Subject(self.complete, claims, remedies=REMEDIES, encode=encode))
 
     async def complete(self, job: Generation) -> AsyncIterator[Chunk]:
         """Raises ContextTooLong and the BackendError family. A `max_tokens` beyond the context ends at the context,
@@ -122,9 +133,9 @@ class MlxLocalBackend:
             engine, _ = start.result()
             await engine.stop()
 
-    async def _running(self) -> tuple[Engine, int | None]:
-        """The engine and its model's context. Concurrent callers share one start, and one that leaves does not end it
-        for the others."""
+    async def _running(self) -> tuple[Engine, Ready]:
+        """The engine and its greeting. Concurrent callers share one start, and one that leaves does not end it for the
+        others."""
         if self._closed:
             raise BackendUnavailable(_SHUT_DOWN)
         if self._start is not None and self._start.done():
@@ -143,7 +154,7 @@ class MlxLocalBackend:
                 raise  # this caller left
             raise BackendUnavailable(_SHUT_DOWN) from None
 
-    def _bury(self, start: asyncio.Task[tuple[Engine, int | None]]) -> None:
+    def _bury(self, start: asyncio.Task[tuple[Engine, Ready]]) -> None:
         """Forget a life that is over, and decide when the next one may begin."""
         if start.cancelled():
             self._start = None
@@ -161,7 +172,7 @@ class MlxLocalBackend:
         self._start = None
         self._not_before = time.monotonic() + _PAUSES_S[min(self._failures, len(_PAUSES_S) - 1)]
 
-    async def _begin(self) -> tuple[Engine, int | None]:
+    async def _begin(self) -> tuple[Engine, Ready]:
         engine = await Engine.start(self._model, self._limits)
         try:
             async with asyncio.timeout(self._load_timeout_s):
@@ -172,7 +183,7 @@ class MlxLocalBackend:
         except BaseException:
             await engine.stop()
             raise
-        return engine, greeting.context
+        return engine, greeting
 
 
 async def _wait(engine: Engine, inbox: Inbox, timeouts: Timeouts, asked_at: float, *, begun: bool) -> None:
@@ -209,7 +220,7 @@ def _take(engine: Engine, inbox: Inbox, prompt_tokens: int | None) -> Chunk:
     )
 
 
-def _look_at(start: asyncio.Task[tuple[Engine, int | None]]) -> None:
+def _look_at(start: asyncio.Task[tuple[Engine, Ready]]) -> None:
     """A failed start whose callers have all left is no error of the event loop's."""
     if not start.cancelled():
         start.exception()

@@ -133,7 +133,9 @@ class Engine:
     def ask(self, job: Generation) -> tuple[int, Inbox]:
         """Begin a generation; `drop` must follow. Raises BackendUnavailable when the engine is lost."""
         number, inbox = self._open()
-        self._writer.write(to_line(Ask(number, job.prompt.tokens, job.max_tokens, job.sampling, job.cache_salt)))
+        self._writer.write(
+            to_line(Ask(number, job.prompt.tokens, job.max_tokens, job.sampling, job.cache_salt, job.constraint))
+        )
         return number, inbox
 
     def drop(self, number: int) -> None:

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import orjson
 
-from unisono.core.generation import Sampling
+from unisono.core.generation import AnyJson, Constraint, JsonSchema, OneOf, Sampling
 
 LINE_LIMIT = 32 * 1024 * 1024
 """Bytes; the longest line is a prompt that fills the context, about a megabyte."""
 
-Reason: TypeAlias = Literal["context", "rejected", "overloaded", "failed"]
+Reason: TypeAlias = Literal["context", "rejected", "constraint", "overloaded", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,7 @@ class Ask:
     max_tokens: int
     sampling: Sampling
     salt: str = ""
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +50,11 @@ class Tokenize:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The model is loaded and has generated a token. `context` is its window, None when its config names none."""
+    """The model is loaded and has generated a token. `context` is its window, None when its config names none; with
+    `guides`, it keeps to constraints."""
 
     context: int | None
+    guides: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,8 @@ class WireError(Exception):
 def to_line(message: ToEngine | ToGateway) -> bytes:
     # Field by field and not with dataclasses.asdict, which would copy a prompt id by id.
     body = {"kind": type(message).__name__.lower(), **{name: getattr(message, name) for name in message.__slots__}}
+    if isinstance(message, Ask) and message.constraint is not None:
+        body["constraint"] = [message.constraint.kind, message.constraint]
     return orjson.dumps(body, default=_plain, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE)
 
 
@@ -128,7 +133,20 @@ def from_line(line: bytes) -> ToEngine | ToGateway:
         if kind is Ask:
             sampling = body.pop("sampling")
             bias = {int(token): float(value) for token, value in sampling.pop("logit_bias").items()}
-            return Ask(**body, sampling=Sampling(**sampling, logit_bias=bias))
+            constraint = _constraint(body.pop("constraint"))
+            return Ask(**body, sampling=Sampling(**sampling, logit_bias=bias), constraint=constraint)
         return kind(**body)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise WireError(f"not a message: {line[:80]!r}") from error
+
+
+def _constraint(told: Any) -> Constraint | None:
+    if told is None:
+        return None
+    kind, fields = told
+    if kind == OneOf.kind:
+        return OneOf(tuple(fields["texts"]))
+    return _JSON[kind](**fields)
+
+
+_JSON: Mapping[str, type[JsonSchema | AnyJson]] = {JsonSchema.kind: JsonSchema, AnyJson.kind: AnyJson}

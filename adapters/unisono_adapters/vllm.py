@@ -7,7 +7,8 @@ and read is of versions 0.32 and 0.33; older ones that do not return ids are ref
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import assert_never
 
@@ -27,12 +28,13 @@ from unisono.core.generation import (
 )
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Finding, Probe
-from unisono.errors import ConfigError
+from unisono.errors import ConfigError, ConstraintRefused
 from unisono_adapters import _completions
 from unisono_adapters._constraints import schema_of
 from unisono_adapters._examine import Subject, examine, not_served
 from unisono_adapters._http import Wire
 from unisono_adapters._model_list import model_list
+from unisono_adapters._whitespace import as_tag
 
 REMEDIES = {
     Check.MODEL: "Write a name of its model list behind `vllm/`, or start vLLM with --served-model-name.",
@@ -84,12 +86,30 @@ class VllmBackend:
         return text if isinstance(text, str) else None
 
     def complete(self, job: Generation) -> AsyncIterator[Chunk]:
+        if job.constraint is not None:
+            return self._constrained(job, job.constraint)
         return _completions.complete(self._wire, self._body(job), job, Form.IDS)
+
+    async def _constrained(self, job: Generation, constraint: Constraint) -> AsyncIterator[Chunk]:
+        tag = None if isinstance(constraint, OneOf) else as_tag(schema_of(constraint))
+        ways = [_structured(constraint)] if tag is None else [{"structural_tag": tag}, _structured(constraint)]
+        while ways:
+            body = self._body(job, ways.pop(0))
+            try:
+                async with aclosing(_completions.complete(self._wire, body, job, Form.IDS)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+            except ConstraintRefused:
+                # Not every grammar engine that vLLM can be started with knows tags; it comes before the first chunk.
+                if not ways:
+                    raise
+            else:
+                return
 
     async def aclose(self) -> None:
         await self._wire.aclose()
 
-    def _body(self, job: Generation) -> bytes:
+    def _body(self, job: Generation, structured: Mapping[str, object] | None = None) -> bytes:
         body: dict[str, object] = {
             "model": self._model,
             "prompt": list(job.prompt.tokens),
@@ -107,12 +127,12 @@ class VllmBackend:
             body["cache_salt"] = hashlib.sha256(job.cache_salt.encode()).hexdigest()
         if self._interval is not None:
             body["stream_interval"] = self._interval
-        if job.constraint is not None:
-            body["structured_outputs"] = _structured(job.constraint)
+        if structured is not None:
+            body["structured_outputs"] = structured
         return orjson.dumps(body)
 
 
-def _structured(constraint: Constraint) -> dict[str, object]:
+def _structured(constraint: Constraint) -> Mapping[str, object]:
     """`guided_json` and its like are silently ignored; this is the one word for it."""
     match constraint:
         case JsonSchema():

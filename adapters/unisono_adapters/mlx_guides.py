@@ -1,0 +1,131 @@
+"""Constraints in the engine process: compiled with llguidance, and kept to by masking logits, token by token.
+
+Importing this module imports neither mlx nor llguidance, so that an engine without the library says so and serves
+everything else. A grammar is compiled once, off both of the engine's threads, and kept; what a request gets is a copy.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, assert_never, cast
+
+import orjson
+
+from unisono.core.generation import STOP_TOKENS, VOCABULARY, AnyJson, Constraint, JsonSchema, OneOf
+from unisono_adapters._constraints import as_lark, schema_of
+
+if TYPE_CHECKING:
+    import llguidance
+    import mlx.core as mx
+
+KEPT = 128
+"""Compiled grammars; a large one takes a few megabytes."""
+WHITESPACE = r"( |\n{1,2}[ \t]{0,20})?"
+"""Between two tokens of JSON. Without a bound, a model that does not want to go on writes nothing else."""
+
+
+class Unguidable(Exception):
+    """Why there is no grammar for a constraint."""
+
+
+def installed() -> bool:
+    """Whether the library is installed."""
+    return importlib.util.find_spec("llguidance") is not None
+
+
+class Guide:
+    """One request's place in its grammar: a logits processor. Belongs to the generation thread.
+
+    `failed` says why the grammar can no longer be followed (it became too complex); then the answer ends, and is none.
+    """
+
+    def __init__(self, matcher: llguidance.LLMatcher) -> None:
+        self._matcher = matcher
+        self._seen: int | None = None
+        self.failed = ""
+
+    def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
+        """`tokens` are all ids so far, prompt included; at the first call there is nothing but the prompt."""
+        import mlx.core as mx
+        import numpy as np
+
+        if self._seen is not None:
+            self._follow(cast("list[int]", tokens[self._seen :].tolist()))
+        self._seen = tokens.shape[0]
+        allowed = np.zeros(logits.shape[-1], dtype=bool)
+        if self.failed or self._matcher.is_stopped():
+            allowed[list(STOP_TOKENS)] = True
+        else:
+            mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+            bits = np.unpackbits(mask, bitorder="little")[: len(allowed)]
+            allowed[: len(bits)] = bits
+            self._look()
+        return mx.where(mx.array(allowed), logits, mx.array(-np.inf, dtype=logits.dtype))
+
+    def _follow(self, tokens: list[int]) -> None:
+        if not self.failed and not self._matcher.is_stopped():
+            self._matcher.consume_tokens(tokens)
+            self._look()
+
+    def _look(self) -> None:
+        if self._matcher.is_error():
+            self.failed = self._matcher.get_error()
+
+
+class Guides:
+    """Grammars over the vocabulary of one model folder. `guide` is for the one thread of `threads`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._tokenizer: llguidance.LLTokenizer | None = None
+        self._compiled: OrderedDict[bytes, llguidance.LLMatcher] = OrderedDict()
+        self.threads = ThreadPoolExecutor(1, "grammars")
+
+    def guide(self, constraint: Constraint) -> Guide:
+        """Raises Unguidable."""
+        key = orjson.dumps([constraint.kind, constraint], default=dict)
+        matcher = self._compiled.get(key)
+        if matcher is None:
+            matcher = self._compile(constraint)
+            self._compiled[key] = matcher
+            if len(self._compiled) > KEPT:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(key)
+        return Guide(matcher.deep_copy())
+
+    def _compile(self, constraint: Constraint) -> llguidance.LLMatcher:
+        try:
+            import llguidance
+        except ImportError as error:
+            raise Unguidable("llguidance is not installed: pip install 'unisono[mlx]'") from error
+        if self._tokenizer is None:
+            vocabulary = (self._folder / "tokenizer.json").read_text(encoding="utf-8")
+            self._tokenizer = llguidance.LLTokenizer(vocabulary, n_vocab=VOCABULARY, eos_token=list(STOP_TOKENS))
+        try:
+            matcher = llguidance.LLMatcher(self._tokenizer, _grammar(constraint), log_level=0)
+        except ValueError as error:
+            raise Unguidable(_line(str(error))) from error
+        if matcher.is_error():
+            raise Unguidable(_line(matcher.get_error()))
+        return matcher
+
+
+def _grammar(constraint: Constraint) -> str:
+    from llguidance import LLMatcher
+
+    match constraint:
+        case JsonSchema() | AnyJson():
+            schema = orjson.dumps(schema_of(constraint), default=dict).decode()
+            return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": WHITESPACE})
+        case OneOf(texts):
+            return LLMatcher.grammar_from_lark(as_lark(texts))
+        case _:
+            assert_never(constraint)
+
+
+def _line(text: str) -> str:
+    return re.sub(r"\s+", " ", text)[:300]
