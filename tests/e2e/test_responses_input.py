@@ -123,8 +123,17 @@ SAID: dict[str, tuple[Any, str]] = {
         U + called("docs__search", "{}", "o"),
     ),
     "an MCP call that failed": (
-        ["u", {"type": "mcp_call", "server_label": "a b", "name": "search", "output": None, "error": "gone"}],
-        U + called("a_b__search", "", "gone"),
+        ["u", {"type": "mcp_call", "server_label": "docs", "name": "search", "output": None, "error": "gone"}],
+        U + called("docs__search", "", "gone"),
+    ),
+    "what a server's tools were": (["u", {"type": "mcp_list_tools", "server_label": "docs", "tools": []}], U),
+    "a question nobody answered": (
+        [
+            "u",
+            {"type": "mcp_approval_request", "id": "mcpr_1", "server_label": "docs", "name": "x", "arguments": "{}"},
+            {"role": "user", "content": "v"},
+        ],
+        U + called("docs__x", "{}", "The user did not approve this call.") + V,
     ),
     "code that was run": (
         [
@@ -158,15 +167,6 @@ async def test_the_model_reads_what_an_item_says(talk: Line, given: Any, said: s
 
 
 SILENT: dict[str, dict[str, Any]] = {
-    "a list of MCP tools": {"type": "mcp_list_tools", "id": "mcpl_1", "server_label": "docs", "tools": []},
-    "a question for approval": {
-        "type": "mcp_approval_request",
-        "id": "mcpr_1",
-        "server_label": "docs",
-        "name": "search",
-        "arguments": "{}",
-    },
-    "an approval": {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": True},
     "a web search": {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search"}},
     "a file search": {"type": "file_search_call", "id": "fs_1", "status": "completed", "queries": ["x"]},
     "a computer": {"type": "computer_call", "id": "cu_1", "call_id": "cu", "action": {"type": "screenshot"}},
@@ -226,6 +226,12 @@ REFUSED: dict[str, tuple[Any, int, str, str | None]] = {
     "a reference to nothing": ([{"type": "item_reference", "id": "msg_" + "0" * 32}], 404, "input.0.id", "not_found"),
     "a reference by what is no id": ([{"type": "item_reference", "id": "x" * 5000}], 404, "input.0.id", "not_found"),
     "a bare reference": (["u", {"id": "msg_" + "0" * 32}], 404, "input.1.id", "not_found"),
+    "an approval of nothing": (
+        ["u", {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": True}],
+        404,
+        "input.1.approval_request_id",
+        "not_found",
+    ),
     "an unknown kind": (["u", {"type": "hologram"}], 400, "input.1.type", "invalid_value"),
     "a kind that is no word": (["u", {"type": ["message"]}], 400, "input.1.type", "invalid_value"),
 }
