@@ -142,6 +142,30 @@ async def test_a_client_that_never_saw_the_hosted_call_continues_behind_it() -> 
     assert after == [*said, *result_tokens("f", "done"), *ENCODING.encode_marked("<|start|>assistant")]
 
 
+async def test_an_answer_that_never_came_is_opened_behind_results_too() -> None:
+    thought = "<|channel|>analysis<|message|>Hm.<|return|>"
+    talk = Talk([SEARCH, thought, "It is so.<|return|>"])
+    events, report = await talk.events()
+    assert items_of(events) == (R("I look."), R("Hm."), F("It is so."))
+    assert report.recoveries == ["analysis-only"]
+    approved = decided(Talk([thought, "It is so.<|return|>"]), Decision("call_old", "mcpr_1", True))
+    events, report = await approved.events()
+    assert items_of(events) == (R("Hm."), F("It is so."))
+
+
+async def test_a_result_that_leaves_no_room_ends_the_answer() -> None:
+    talk = Talk([SEARCH, ANSWER], Servers(answer=lambda *_: ToolOutcome("long " * 5000)))
+    talk = replace(talk, told=replace(IDS, context=4000))
+    events, _ = await talk.events()
+    assert len(calls_of(events)) == len(talk.bases) == 1
+    assert events[-1].reason is FinishReason.LENGTH  # type: ignore[union-attr]
+    # Where another deployment has the room, it goes on there.
+    small = talk.backend(bases=talk.bases)
+    batches, report = await talk.batches(backends=[small, talk.backend(told=IDS, name="large")])
+    assert items_of([e for batch in batches for e in batch])[-1] == F("It is so.")
+    assert report.backend == "large"
+
+
 # -- lists
 
 

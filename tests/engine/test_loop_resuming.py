@@ -194,6 +194,17 @@ async def test_a_resumed_run_declares_what_was_declared_whatever_the_servers_say
     assert calls_of([e for batch in batches for e in batch]) == [("docs", "search", "search of one")]
 
 
+async def test_a_resumed_run_calls_no_server_that_it_does_not_host_any_more() -> None:
+    talk = Talk([SEARCH, ANSWER], per_chunk=1000)
+    _, report = await talk.batches(cut=2)
+    less = replace(talk, turn=replace(talk.turn, hosting=Hosting((FILES,))))
+    batches, _ = await less.batches(report.journal)
+    assert talk.host.made == []
+    [(server, name, told)] = calls_of([event for batch in batches for event in batch])
+    assert (server, name) == ("docs", "search")
+    assert told.startswith("There is no tool")
+
+
 FOREIGN: dict[str, list[int]] = {
     "a note of a call that was never made": Note({"call": "x", "of": "y", "verdict": "make"}).numbers(),
     "a result of nothing": Note({"ran": "x", "text": "y"}).numbers(),

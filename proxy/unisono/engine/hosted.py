@@ -51,8 +51,10 @@ class HostedTools:
         return bool(self._servers) and name not in self._client
 
     def tool(self, name: str) -> HostedTool | None:
-        """None for a name that the model made up."""
-        return self._tools.get(name)
+        """None for a name that the model made up, and for a tool whose server the turn does not host any more: what was
+        offered may stand in an older journal."""
+        tool = self._tools.get(name)
+        return tool if tool is not None and tool.server in self._servers else None
 
     def server(self, tool: HostedTool) -> ToolServer:
         return self._servers[tool.server]

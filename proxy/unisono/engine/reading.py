@@ -224,6 +224,8 @@ class Reading:
         assert self.round is not None
         if not self.round.over:
             return []
+        # The calls of the round are nothing that the next step shows.
+        self._closed_before = len(self.closed)
         if not self.steps:
             # Calls that were approved: only now anything is generated.
             self.decided = Generate()

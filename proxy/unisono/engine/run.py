@@ -79,13 +79,14 @@ class TurnRun(Run):
             self._publish(reading)
             yield known
         held: list[Event] = []
-        async with aclosing(self._before(reading)) as batches:
-            async for batch in batches:
-                held += batch
-                if not turn.whole:
+        if self._loop is not None:
+            async with aclosing(self._before(self._loop, reading)) as batches:
+                async for batch in batches:
+                    if turn.whole:
+                        held += batch
+                        continue
                     self._shown = True
                     self._publish(reading)
-                    batch, held = held, []
                     yield batch
         deployments = means.pool.choose(turn.model, turn.sticky)
         for attempt, deployment in enumerate(deployments, start=1):
@@ -139,17 +140,16 @@ class TurnRun(Run):
         if prepared.left_out:
             self.report.recoveries.append(LEFT_OUT)
 
-    async def _before(self, reading: Reading) -> AsyncGenerator[list[Event]]:
+    async def _before(self, loop: ToolLoop, reading: Reading) -> AsyncGenerator[list[Event]]:
         """What there is to tell and to do before a backend is asked: the tools there are, calls that were approved, and
         those that an earlier run was about to make."""
-        if self._loop is None or reading.round is None:
-            return
         if not reading.journal and (listed := reading.list_tools()):
             yield listed
-        async with aclosing(self._loop.batches(reading)) as batches:
+        async with aclosing(loop.batches(reading)) as batches:
             async for batch in batches:
                 yield batch
-        self._conversation = with_results(self._conversation, reading.round.decided)
+        if reading.round is not None:
+            self._conversation = with_results(self._conversation, reading.round.decided)
 
     async def _reading(self) -> tuple[Reading, list[Event]]:
         """An answer at its beginning, or behind the turn's journal, and what that says."""
