@@ -43,6 +43,16 @@ class FunctionTool:
 
 
 @dataclass(frozen=True, slots=True)
+class Builtin:
+    """A tool gpt-oss was trained on (`browser`, `python`, `container`), declared in the form it was trained with.
+    `description` stands in the place of the trained one, which for `python` and `container` promises what another
+    implementation need not keep; empty for the trained one."""
+
+    name: str
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Preamble:
     """What stands before the first message; rebuilt for every request, byte-stable for equal values.
 
@@ -56,6 +66,7 @@ class Preamble:
     date: str = ""
     identity: str = "You are ChatGPT, a large language model trained by OpenAI."
     knowledge_cutoff: str = "2024-06"
+    builtins: tuple[Builtin, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +96,8 @@ class AssistantMessage:
 
 @dataclass(frozen=True, slots=True)
 class AssistantCall:
-    """A tool call the model made. `name` is the client's name; `arguments` are the exact bytes, as text."""
+    """A tool call the model made. `name` is the client's name, or that of a builtin tool (`browser.search`, `python`);
+    `arguments` are the exact bytes, as text: for `python` the code."""
 
     call_id: str
     name: str

@@ -39,6 +39,9 @@ _LOOKAHEAD = 512
 
 _CHANNEL = "|".join(CHANNELS)
 _HEADER_START = re.compile(rf"\s*(?:assistant|{_CHANNEL}|to=)")
+_TO_PYTHON = re.compile(r"to=python(?![\w-])")
+_LONGEST_HEADER = 256
+"""Characters; of a longer header the end counts."""
 _STRING_EDGE = re.compile(r'["\\]')
 
 
@@ -78,7 +81,7 @@ class _Text:
         self._in_string = False
         self._escaped = False
         self._recipient = False
-        self._tail = ""
+        self._header = ""
         self._go_through(said)
 
     def feed(self, chunk: Chunk) -> Sequence[int]:
@@ -130,19 +133,21 @@ class _Text:
 
     def _track(self, text: str) -> None:
         if not self._in_body:
-            self._recipient = self._recipient or "to=" in self._tail + text
-            self._tail = (self._tail + text)[-2:]
+            header = self._header + text
+            self._recipient = self._recipient or "to=" in header
+            self._header = header[-_LONGEST_HEADER:]
         elif self._json:
             self._track_json(text)
 
     def _structure(self, token: int) -> None:
         if token == MESSAGE and not self._in_body:
             self._in_body = True
-            self._json = self._recipient
+            # The code for `python` is no JSON, whatever it begins with.
+            self._json = self._recipient and _TO_PYTHON.search(self._header) is None
             self._value = self._in_string = self._escaped = False
         elif token in _STOPS or token in (START, CHANNEL):
             if self._in_body or token != CHANNEL:
-                self._recipient, self._tail = False, ""
+                self._recipient, self._header = False, ""
             self._in_body = False
 
     def _track_json(self, text: str) -> None:

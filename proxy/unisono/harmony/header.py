@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 
-from unisono.harmony.recipients import BUILTIN, FUNCTIONS, NOBODY, Kind, Recipient, read_recipient
+from unisono.harmony.builtins import is_builtin
+from unisono.harmony.recipients import CALLS, FUNCTIONS, NOBODY, Kind, Recipient, offered, read_recipient
 
 S, C, T = "\ud800", "\ud801", "\ud802"
 """Stand-ins for the ids of `<|start|>`, `<|channel|>` and `<|constrain|>`."""
@@ -52,17 +53,20 @@ class Header:
 
     @property
     def is_call(self) -> bool:
-        return self.recipient.kind is Kind.FUNCTION
+        return self.recipient.kind in CALLS
 
     def spelled(self) -> str:
         """The canonical header, from the channel on, with markers spelled out."""
         to = ""
         if self.recipient.kind is Kind.FUNCTION:
             to = f" to={FUNCTIONS}{self.recipient.name}"
-        elif self.recipient.kind is Kind.BUILTIN:
+        elif self.recipient.kind is not Kind.NOBODY:
             to = f" to={self.recipient.name}"
         # Without a recipient the library takes a content type for one, so text never carries it.
         kind = f" <|constrain|>{self.content_type}" if to and self.content_type else ""
+        if self.recipient.kind is Kind.HOSTED:
+            # The builtin tools' calls are marked so, whatever stands in them.
+            kind = " code"
         return f"<|channel|>{self.channel}{to}{kind}<|message|>"
 
 
@@ -103,6 +107,16 @@ def read_header(text: str, declared: frozenset[str] | None, *, role_given: bool,
     if role:
         return _foreign(role, header, words, declared)
     return replace(header, verbatim=not header.rules and not supplied and _LEGAL.match(segment) is not None)
+
+
+def as_offered(header: Header, declared: frozenset[str] | None, builtins: frozenset[str]) -> Header:
+    """The header where the builtin tools `builtins` are on offer."""
+    if not builtins or (recipient := offered(header.recipient, declared, builtins)) == header.recipient:
+        return header
+    if not recipient.mended:
+        return replace(header, recipient=recipient)
+    rules = tuple(dict.fromkeys((*header.rules, "recipient-spelling")))
+    return replace(header, recipient=recipient, rules=rules, verbatim=False)
 
 
 def _read_earlier(earlier: list[str], words: Words, role_given: bool) -> Words | None:
@@ -311,7 +325,7 @@ def _foreign(role: str, header: Header, words: Words, declared: frozenset[str] |
     declares, result = name in (declared or ()), ASSISTANT in words.recipients
     if declares and not result:
         called = Recipient(Kind.FUNCTION, name)
-    tool = role.startswith(FUNCTIONS) or role.partition(".")[0] in BUILTIN
+    tool = role.startswith(FUNCTIONS) or is_builtin(role)
     invented = is_invented(role) or tool or (declares and result)
     if invented and called is NOBODY:
         return Header(rules=rules[:-1], dropped=True)

@@ -26,6 +26,7 @@ from openai_harmony import (
 from unisono.core.conversation import Effort, Preamble
 from unisono.core.generation import MESSAGE
 from unisono.errors import InvalidRequest
+from unisono.harmony.builtins import namespaces
 from unisono.harmony.shapes import LibrarySchema
 from unisono.harmony.tools import Declaration, ToolSet
 
@@ -36,7 +37,7 @@ EFFORTS = {
 }
 
 CHANNELS = {True: ["analysis", "commentary", "final"], False: ["analysis", "final"]}
-"""By whether tools are declared. Without tools `commentary` is not on offer: replies get lost there."""
+"""By whether there are tools of any kind. Without tools `commentary` is not on offer: replies get lost there."""
 
 _MARK = re.compile("\ue000([0-9]+)\ue001")
 
@@ -56,7 +57,8 @@ class Mask:
 
 
 def system_text(harmony: HarmonyEncoding, preamble: Preamble, *, with_tools: bool) -> str:
-    """The body of the system message. Empty values leave their line out."""
+    """The body of the system message. Empty values leave their line out. `with_tools`: functions are declared behind
+    it."""
     mask = Mask()
     hide: Callable[[str], str | None] = lambda text: mask.hide(text) if text else None  # noqa: E731
     content = SystemContent(
@@ -64,7 +66,8 @@ def system_text(harmony: HarmonyEncoding, preamble: Preamble, *, with_tools: boo
         knowledge_cutoff=hide(preamble.knowledge_cutoff),
         conversation_start_date=hide(preamble.date),
         reasoning_effort=EFFORTS[preamble.effort],
-    ).with_required_channels(CHANNELS[with_tools])
+        tools=namespaces(preamble.builtins, mask.hide) or None,
+    ).with_required_channels(CHANNELS[with_tools or bool(preamble.builtins)])
     return mask.reveal(_written(harmony, Role.SYSTEM, content, with_tools=with_tools))
 
 

@@ -1,17 +1,19 @@
 """Whom a message is for: the client's function, a tool gpt-oss was trained on, or nobody.
 
 The order of the rules is that of vLLM's `is_function_recipient`, extended by spellings seen in the wild. A name is
-mended only towards one declared tool; when two would fit, it stays as it is.
+mended only towards one declared tool; when two would fit, it stays as it is. What a builtin tool is worth depends on
+whether it is on offer: `offered` decides that.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
+from unisono.harmony.builtins import FUNCTIONS_OF, namespace
+
 FUNCTIONS = "functions."
-BUILTIN = frozenset({"python", "browser", "container"})
 _ILLEGAL = re.compile("[^A-Za-z0-9_-]")
 _GLUED_TYPES = ("json", "code")
 
@@ -20,7 +22,9 @@ class Kind(Enum):
     FUNCTION = auto()
     """A call for the client."""
     BUILTIN = auto()
-    """A call of a tool of gpt-oss's training, for the gateway's own tool loop."""
+    """A call of a tool of gpt-oss's training that nobody offered: thoughts."""
+    HOSTED = auto()
+    """A call of a tool of gpt-oss's training that is on offer, for the gateway's own tool loop."""
     NOBODY = auto()
     """No call: the body is text."""
 
@@ -55,7 +59,7 @@ def read_recipient(word: str, declared: frozenset[str] | None) -> Recipient:
         return Recipient(Kind.FUNCTION, mended or name, mended is not None)
     if word == "assistant":
         return NOBODY
-    if word.partition(".")[0] in BUILTIN:
+    if namespace(word) in FUNCTIONS_OF:
         return Recipient(Kind.BUILTIN, word)
     if declared is None:
         return Recipient(Kind.FUNCTION, word)
@@ -64,6 +68,27 @@ def read_recipient(word: str, declared: frozenset[str] | None) -> Recipient:
     if (mended := _mend(word, declared)) is not None:
         return Recipient(Kind.FUNCTION, mended, True)
     return NOBODY
+
+
+CALLS = frozenset({Kind.FUNCTION, Kind.HOSTED})
+"""Recipients that make a message a call."""
+
+
+def offered(recipient: Recipient, declared: frozenset[str] | None, builtins: frozenset[str]) -> Recipient:
+    """The recipient where the builtin tools `builtins` are on offer. A function of theirs that is called as if it were
+    the client's is theirs, unless the client has one of that name."""
+    word = recipient.name
+    if namespace(word) not in builtins:
+        return recipient
+    if recipient.kind is Kind.FUNCTION:
+        theirs = word in FUNCTIONS_OF[namespace(word)] and word not in (declared or ())
+        return Recipient(Kind.HOSTED, word, True) if theirs else recipient
+    if recipient.kind is not Kind.BUILTIN:
+        return recipient
+    known = FUNCTIONS_OF[namespace(word)]
+    # Of a tool that is one function, everything said behind the dot is that function.
+    mended = next(iter(known)) if known == {namespace(word)} and word not in known else _mend(word, known)
+    return replace(recipient, kind=Kind.HOSTED, name=mended or word, mended=mended is not None)
 
 
 def _mend(name: str, declared: frozenset[str] | None) -> str | None:

@@ -9,8 +9,9 @@ remembered, one by one.
 
 from __future__ import annotations
 
+import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from enum import Enum
 from hashlib import sha256
 from typing import NamedTuple, TypeAlias, assert_never
@@ -21,7 +22,6 @@ from unisono.core.conversation import (
     AssistantReasoning,
     Conversation,
     DeveloperMessage,
-    Effort,
     Item,
     Phase,
     Preamble,
@@ -29,7 +29,7 @@ from unisono.core.conversation import (
     ToolResult,
     UserMessage,
 )
-from unisono.core.generation import CALL, END, FIRST_SPECIAL, RETURN, START, VOCABULARY
+from unisono.core.generation import CALL, CHANNEL, END, FIRST_SPECIAL, MESSAGE, RETURN, START, VOCABULARY
 from unisono.errors import InvalidRequest
 from unisono.harmony.bounds import well_formed
 from unisono.harmony.encoding import Encoding
@@ -59,11 +59,17 @@ class Form(Enum):
     FINAL = ("<|start|>assistant<|channel|>final<|message|>", "<|end|>")
     CALL = ("<|start|>assistant to=functions.{}<|channel|>commentary <|constrain|>json<|message|>", "<|call|>")
     RESULT = ("<|start|>functions.{} to=assistant<|channel|>commentary<|message|>", "<|end|>")
+    BUILTIN_CALL = ("<|start|>assistant to={}<|channel|>analysis code<|message|>", "<|call|>")
+    BUILTIN_RESULT = ("<|start|>{} to=assistant<|channel|>analysis<|message|>", "<|end|>")
+    BUILTIN_ASIDE = ("<|start|>{} to=assistant<|channel|>commentary<|message|>", "<|end|>")
 
     def __init__(self, header: str, end: str) -> None:
         self.header = header
         self.end = end
 
+
+_RECIPIENT = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+"""What may stand in a header as it is; a name that is no such word is a function's, and gets a legal one."""
 
 PHASES = {Phase.COMMENTARY: Form.COMMENTARY, Phase.FINAL: Form.FINAL}
 
@@ -107,12 +113,13 @@ class Renderer:
         self._messages: Recent[bytes, Tokens] = Recent(cache_tokens)
         self._checked: Recent[bytes, bool] = Recent(cache_tokens // ENTRY_WEIGHT)
         self._sections: Recent[bytes, str] = Recent(SECTION_CHARACTERS)
-        self._systems: Recent[tuple[str, str, str, Effort, bool], str] = Recent(SECTION_CHARACTERS)
+        self._systems: Recent[tuple[Hashable, ...], str] = Recent(SECTION_CHARACTERS)
         # One object per id, shared by all remembered messages: a token costs 8 bytes and not 40.
         self._ids = list(range(VOCABULARY))
         # Most messages begin and end alike; only a tool's name makes a header of its own.
         self._headers = {form: encoding.encode_marked(form.header) for form in Form}
         self._ends = {form: encoding.encode_marked(form.end) for form in Form}
+        self._commentary = tuple(encoding.encode_marked("<|channel|>commentary"))
         self._answer = encoding.encode_marked(ANSWER)
         self._prefill = encoding.encode_marked(PREFILL)
 
@@ -161,7 +168,7 @@ class Renderer:
         if tools.declared and self._sections.get(tools.digest) is None:
             # Writing the section is work in itself, so it is not written to be counted.
             cold += tools.characters + len(conversation.preamble.instructions)
-            parts = _messages(conversation, tools)
+            parts = self._messages_of(conversation, tools)
         else:
             parts = self._pieces(conversation, tools)
         texts = [part for part in parts if isinstance(part, Part)]
@@ -183,7 +190,30 @@ class Renderer:
             sections.append(self._section(tools))
         if sections:
             pieces.append(Part(Form.DEVELOPER, "\n\n".join(sections)))
-        return pieces + _messages(conversation, tools)
+        return pieces + self._messages_of(conversation, tools)
+
+    def _messages_of(self, conversation: Conversation, tools: ToolSet) -> list[Piece]:
+        """The items that the analysis rule keeps: reasoning before the last final answer goes, the rest stays."""
+        answered = _last_answer(conversation.items)
+        aside: set[str] = set()
+        pieces: list[Piece] = []
+        for index, item in enumerate(conversation.items):
+            if isinstance(item, AssistantReasoning) and index < answered:
+                continue
+            piece = _piece(item, tools)
+            if isinstance(item, AssistantCall) and tools.trained(item.name) and self._is_aside(piece):
+                aside.add(item.call_id)
+            elif isinstance(item, ToolResult) and item.call_id in aside and isinstance(piece, Part):
+                # A builtin tool answers on the channel it was called on.
+                piece = piece._replace(form=Form.BUILTIN_ASIDE)
+            pieces.append(piece)
+        return pieces
+
+    def _is_aside(self, call: Piece) -> bool:
+        """Whether a generated call stands on `commentary`."""
+        header = call[: call.index(MESSAGE)] if not isinstance(call, Part) and MESSAGE in call else ()
+        at = header.index(CHANNEL) if CHANNEL in header else len(header)
+        return header[at : at + len(self._commentary)] == self._commentary
 
     def _rendered(self, pieces: list[Piece]) -> list[Tokens]:
         keys = [piece.key if isinstance(piece, Part) else b"" for piece in pieces]
@@ -234,22 +264,13 @@ class Renderer:
         return section
 
     def _system(self, preamble: Preamble, *, with_tools: bool) -> str:
-        key = (preamble.identity, preamble.knowledge_cutoff, preamble.date, preamble.effort, with_tools)
+        told = (preamble.identity, preamble.knowledge_cutoff, preamble.date, preamble.effort, preamble.builtins)
+        key = (*told, with_tools)
         text = self._systems.get(key)
         if text is None:
             text = system_text(self._encoding.harmony, preamble, with_tools=with_tools)
             self._systems.put(key, text, 2 * len(text))
         return text
-
-
-def _messages(conversation: Conversation, tools: ToolSet) -> list[Piece]:
-    """The items that the analysis rule keeps: reasoning before the last final answer goes, the rest stays."""
-    answered = _last_answer(conversation.items)
-    return [
-        _piece(item, tools)
-        for index, item in enumerate(conversation.items)
-        if index > answered or not isinstance(item, AssistantReasoning)
-    ]
 
 
 def _piece(item: Item, tools: ToolSet) -> Piece:
@@ -259,15 +280,22 @@ def _piece(item: Item, tools: ToolSet) -> Piece:
         case AssistantMessage():
             return _generated(item) or Part(PHASES[item.phase], item.text)
         case AssistantCall():
-            return _generated(item) or Part(Form.CALL, item.arguments, tools.wire(item.name))
+            return _generated(item) or _named(item.name, item.arguments, tools, Form.CALL, Form.BUILTIN_CALL)
         case ToolResult():
-            return Part(Form.RESULT, item.output, tools.wire(item.name))
+            return _named(item.name, item.output, tools, Form.RESULT, Form.BUILTIN_RESULT)
         case AssistantReasoning():
             return _generated(item) or Part(Form.REASONING, item.text)
         case DeveloperMessage():
             return Part(Form.DEVELOPER, INSTRUCTIONS + item.text)
         case _:
             assert_never(item)
+
+
+def _named(name: str, text: str, tools: ToolSet, form: Form, trained: Form) -> Part:
+    """A call or a result, in the `trained` form where the tool is one gpt-oss was trained on."""
+    if tools.trained(name) and _RECIPIENT.fullmatch(name):
+        return Part(trained, text, name)
+    return Part(form, text, tools.wire(name))
 
 
 def _generated(item: AssistantReasoning | AssistantMessage | AssistantCall) -> Tokens | None:

@@ -16,7 +16,7 @@ from unisono.core.generation import CALL, CHANNEL, CONSTRAIN, END, FIRST_SPECIAL
 from unisono.harmony.bodyless import holds_message, may_be_header, read_bodyless
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.grammar import STEPS, State, Step, mark_of
-from unisono.harmony.header import ANALYSIS, COMMENTARY, FINAL, C, Header, S, T, read_header
+from unisono.harmony.header import ANALYSIS, COMMENTARY, FINAL, C, Header, S, T, as_offered, read_header
 from unisono.harmony.legal import Body, Legal, Open, Shut
 from unisono.harmony.recipients import NOBODY, Kind
 
@@ -32,13 +32,21 @@ _BYTES = 4
 class Repair:
     """Feed it generated tokens in any portions; the same output comes out. Never raises on tokens.
 
-    `declared` are the wire names of the tools on offer, None when unknown. `opening` is the header of a message the
-    prompt leaves open (a prefill, a forced header); without it the prompt ends in `<|start|>assistant`.
+    `declared` are the wire names of the tools on offer, None when unknown; `builtins` the tools of gpt-oss's training
+    that are. `opening` is the header of a message the prompt leaves open (a prefill, a forced header); without it the
+    prompt ends in `<|start|>assistant`.
     """
 
-    def __init__(self, encoding: Encoding, declared: frozenset[str] | None, opening: Header | None = None) -> None:
+    def __init__(
+        self,
+        encoding: Encoding,
+        declared: frozenset[str] | None,
+        opening: Header | None = None,
+        builtins: frozenset[str] = frozenset(),
+    ) -> None:
         self._encoding = encoding
         self._declared = declared
+        self._builtins = builtins
         self._start = tuple(encoding.encode_marked("<|start|>assistant"))
         self.position = 0
         """Tokens fed so far."""
@@ -147,6 +155,7 @@ class Repair:
     def _resolve(self, token: int, rule: str | None) -> None:
         text = self._held_text()
         header = read_header(text, self._declared, role_given=self._role_given, supplied=self._supplied)
+        header = as_offered(header, self._declared, self._builtins)
         if self._cut_preamble:
             calls = header.recipient.kind is not Kind.NOBODY
             self._note("embedded-call" if calls else "missing-end")
@@ -161,6 +170,10 @@ class Repair:
         self._bodies = []
         self._pending = None if self._dropping or self._undecided else self._opened(header)
         self._held = [] if self._pending is not None else self._held
+
+    def _bodyless_header(self, text: str) -> Header:
+        header = read_bodyless(text, self._declared, role_given=self._role_given, first=self._first)
+        return as_offered(header, self._declared, self._builtins)
 
     def _opened(self, header: Header) -> Open:
         if header.verbatim:
@@ -214,14 +227,11 @@ class Repair:
     def _says_nothing(self) -> bool:
         """Whether what is held are header words only."""
         text = self._held_text()
-        if not text.strip():
-            return True
-        read = read_bodyless(text, self._declared, role_given=self._role_given, first=self._first)
-        return not read.body
+        return not text.strip() or not self._bodyless_header(text).body
 
     def _bodyless(self, token: int, rule: str | None) -> None:
         text = self._held_text()
-        header = read_bodyless(text, self._declared, role_given=self._role_given, first=self._first)
+        header = self._bodyless_header(text)
         self._leave_preamble()
         self._note_all(header)
         if rule is not None:
@@ -363,8 +373,7 @@ class Repair:
         if self._state is State.BODY:
             call = self._header.recipient.kind is not Kind.NOBODY or self._undecided
         elif self._state is State.HEADER and not self._says_nothing():
-            read = read_bodyless(self._held_text(), self._declared, role_given=self._role_given, first=self._first)
-            call = read.recipient.kind is not Kind.NOBODY
+            call = self._bodyless_header(self._held_text()).recipient.kind is not Kind.NOBODY
         else:
             return
         self._note("restored-stop")
@@ -375,7 +384,7 @@ class Repair:
         self._leave_preamble()
         if not text.strip() and (self._first or not text):
             return
-        header = read_bodyless(text, self._declared, role_given=self._role_given, first=self._first)
+        header = self._bodyless_header(text)
         # Of a recipient that was begun: the tokenizer cuts ` to` from `=functions`.
         begun = reason is FinishReason.LENGTH and not header.thought and header.body in ("t", "to")
         if not text.strip() or not header.body or (begun and header.rules == ("header-without-message",)):

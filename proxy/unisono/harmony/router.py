@@ -53,7 +53,7 @@ class HarmonyRouter:
         self._calls = 0
         self._tokens = 0
         self._reasoning_tokens = 0
-        self._repair = Repair(encoding, tools.declared)
+        self._repair = Repair(encoding, tools.declared, builtins=tools.builtins)
         self._parser = openai_harmony.StreamableParser(encoding.harmony, None)
         self._inner = self._parser._inner
         self._item: Item | None = None
@@ -67,7 +67,7 @@ class HarmonyRouter:
         """A new generation begins. `opening` are the tokens of the message the prompt leaves open, from its
         `<|start|>`, and `header` says which kind it is; without them the prompt ends in `<|start|>assistant`."""
         position = self._repair.position
-        self._repair = Repair(self._encoding, self._tools.declared, header)
+        self._repair = Repair(self._encoding, self._tools.declared, header, self._tools.builtins)
         self._repair.position = position
         self._parser = openai_harmony.StreamableParser(self._encoding.harmony, None)
         self._inner = self._parser._inner
@@ -136,8 +136,9 @@ class HarmonyRouter:
 
     def _item_of(self, header: Header) -> Item:
         index = self._items
-        if header.recipient.kind is Kind.FUNCTION and self._calls_allowed:
-            name = self._tools.client(header.recipient.name)
+        if header.is_call and self._calls_allowed:
+            of_client = header.recipient.kind is Kind.FUNCTION
+            name = self._tools.client(header.recipient.name) if of_client else header.recipient.name
             return ToolCall(index, self._calls, self._new_call_id(), name)
         if header.recipient.kind is not Kind.NOBODY or header.channel == ANALYSIS:
             return Reasoning(index)

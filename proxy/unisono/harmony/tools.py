@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from unisono.core.conversation import FunctionTool
 from unisono.errors import InvalidRequest
 from unisono.harmony.bounds import MAX_TOOLS, Budget, breaks_out, well_formed
+from unisono.harmony.builtins import is_builtin
 from unisono.harmony.recent import Recent
 from unisono.harmony.schema import Reading, read_parameters
 from unisono.harmony.shapes import Block, LibrarySchema, to_library, without_null
@@ -42,7 +43,14 @@ class Declaration:
 class ToolSet:
     """The tools of one request and their names on both sides. Immutable; `digest` stands for all of it."""
 
-    def __init__(self, names: Mapping[str, str], declarations: Iterable[Declaration], digest: bytes, size: int) -> None:
+    def __init__(
+        self,
+        names: Mapping[str, str],
+        declarations: Iterable[Declaration],
+        digest: bytes,
+        size: int,
+        builtins: frozenset[str] = frozenset(),
+    ) -> None:
         self._wire = dict(names)
         self._client = {wire: client for client, wire in names.items()}
         self.declared = frozenset(self._client)
@@ -51,6 +59,16 @@ class ToolSet:
         self.digest = digest
         self.characters = size
         """Length of the declarations as JSON."""
+        self.builtins = builtins
+        """The tools of gpt-oss's training that are on offer besides; the digest does not stand for them."""
+
+    def beside(self, builtins: Iterable[str]) -> ToolSet:
+        """The same tools beside some that gpt-oss was trained on."""
+        return ToolSet(self._wire, self.declarations, self.digest, self.characters, frozenset(builtins))
+
+    def trained(self, client_name: str) -> bool:
+        """Whether a call of that name is one of a tool gpt-oss was trained on, which no client's tool is named like."""
+        return is_builtin(client_name) and client_name not in self._wire
 
     def wire(self, client_name: str) -> str:
         """The Harmony name. A tool that is not declared (a call in an old turn) gets a legal name of its own, never
