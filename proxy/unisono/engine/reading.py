@@ -35,8 +35,8 @@ UNFIT = "What was generated so far does not fit the request it was generated for
 
 class Reading:
     """One answer, step by step. For each: `begin`, `came`, `feed` as often as it takes, `end`; then what `decided`
-    says: `go_on`, or the calls of `round`. `final` are the tokens that open an answer; `recoveries` collects rules,
-    each once."""
+    says: `go_on`, or the calls of `round`. `final` gives the tokens that open an answer on `final`; `recoveries`
+    collects names of rules, each once."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Reading:
         new_call_id: Callable[[], str],
         recoveries: list[str],
         *,
-        final: Tokens,
+        final: Callable[[], Tokens],
         round_: Round | None = None,
     ) -> None:
         self._router = HarmonyRouter(
@@ -283,7 +283,7 @@ class Reading:
 
     def _open(self, step: OpenFinal) -> list[Event]:
         self._opened = True
-        self.begin(self._final)
+        self.begin(self._final())
         return self._noted([Repaired(step.rule, self.spent)])
 
     def _end_step(self) -> None:

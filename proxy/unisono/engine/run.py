@@ -164,7 +164,7 @@ class TurnRun(Run):
             turn,
             new_call_id,
             self.report.recoveries,
-            final=means.renderer.opening(replace(self._conversation, prefill="")),
+            final=lambda: means.renderer.opening(replace(self._conversation, prefill="")),
             round_=None if self._hosted is None else Round(self._hosted, self._conversation),
         )
         if not turn.journal:
