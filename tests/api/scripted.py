@@ -6,8 +6,22 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from unisono.core.conversation import Phase
-from unisono.core.events import Closed, Delta, Event, Finished, Opened, Reasoning, Text, ToolCall
+from unisono.core.events import (
+    Closed,
+    Delta,
+    Event,
+    Finished,
+    HostedCall,
+    Listed,
+    Listing,
+    Opened,
+    Ran,
+    Reasoning,
+    Text,
+    ToolCall,
+)
 from unisono.core.generation import FinishReason, Usage
+from unisono.core.tools import HostedTool, ToolOutcome
 from unisono.engine.turn import Report, Turn
 
 Step = list[Event] | float | BaseException | asyncio.Barrier
@@ -74,6 +88,26 @@ def commentary(index: int, *pieces: str) -> list[Event]:
 
 def call(index: int, call_index: int, name: str, *pieces: str, complete: bool = True) -> list[Event]:
     return _life(ToolCall(index, call_index, f"call_{call_index}", name), pieces, complete)
+
+
+def hosted(index: int, *pieces: str, said: str = "ok", error: bool = False, approval: str = "") -> list[Event]:
+    """A call of `docs`' `find` that the gateway made, and what came of it."""
+    item = HostedCall(index, f"call_h{index}", "docs__find", "docs", "find", approval=approval)
+    deltas = [Delta(item, piece) for piece in pieces]
+    closed = Closed(item, "".join(pieces), () if approval else (200006, index))
+    return [Opened(item), *deltas, closed, Ran(item, ToolOutcome(said, error), said)]
+
+
+def request(index: int, *pieces: str) -> list[Event]:
+    """A call of `docs`' `find` that somebody is to approve."""
+    item = HostedCall(index, f"call_h{index}", "docs__find", "docs", "find", needs_approval=True)
+    return [Opened(item), *(Delta(item, piece) for piece in pieces), Closed(item, "".join(pieces), (200006, index))]
+
+
+def listing(index: int, *names: str, error: str | None = None) -> list[Event]:
+    """The tools of `docs`."""
+    item = Listing(index, "docs")
+    return [Opened(item), Listed(item, tuple(HostedTool("docs", name) for name in names), error)]
 
 
 def finished(reason: FinishReason = FinishReason.STOP, *, cut_call: bool = False) -> Finished:

@@ -17,6 +17,13 @@ TERMINAL = ("response.completed", "response.incomplete", "response.failed")
 
 Event = dict[str, Any]
 
+HOSTED = {
+    "mcp_call": frozenset({"status", "output", "error"}),
+    "mcp_list_tools": frozenset({"tools", "error"}),
+    "mcp_approval_request": frozenset[str](),
+}
+"""Items of tools that the gateway runs, and what of each is known only at its end."""
+
 
 def parsed(events: Iterable[WireEvent]) -> list[Event]:
     """The events' JSON, each checked to be one whole server-sent event."""
@@ -41,6 +48,7 @@ class Folded:
         self.ended = False
         self._open: Event | None = None
         self._done: set[str] = set()
+        self._steps: list[str] = []
 
     def take(self, number: int, event: Event) -> None:
         kind = event["type"]
@@ -56,6 +64,7 @@ class Folded:
             self._open = dict(event["item"])
             self._open["content"] = list(self._open["content"]) if "content" in self._open else None
             self._done = set()
+            self._steps = []
         else:
             assert self._open is not None, f"{kind} outside of an item"
             assert event["output_index"] == len(self.output)
@@ -85,13 +94,17 @@ class Folded:
             self._finish(item, event["item"])
             return
         assert event["item_id"] == item["id"]
+        if name in HOSTED:
+            assert kind_of(item) == name
+            self._steps.append(step)
+            return
         if kind == "content_part.added":
             assert event["content_index"] == len(item["content"])
             item["content"].append(dict(event["part"]))
         elif kind == "content_part.done":
             assert self._done, "a part is done before its text is"
             assert item["content"][event["content_index"]] == event["part"]
-        elif name in ("function_call_arguments", "custom_tool_call_input"):
+        elif name in ("function_call_arguments", "custom_tool_call_input", "mcp_call_arguments"):
             self._grow(item, name.rpartition("_")[2], step, event)
         else:
             field = {"output_text": "text", "refusal": "refusal", "reasoning_text": "text", "reasoning": "text"}[name]
@@ -107,6 +120,9 @@ class Folded:
             self._done.add(field)
 
     def _finish(self, item: Event, done: Event) -> None:
+        if kind_of(item) in HOSTED:
+            self._finish_hosted(item, done)
+            return
         assert item["status"] == "in_progress"
         assert done["status"] in ("completed", "incomplete")
         later = {"status": done["status"]} | {key: done[key] for key in ("encrypted_content",) if key in done}
@@ -114,6 +130,29 @@ class Folded:
         assert {**{key: value for key, value in item.items() if key != "content"}, **content, **later} == done
         self.output.append(done)
         self._open = None
+
+    def _finish_hosted(self, item: Event, done: Event) -> None:
+        kind = kind_of(item)
+        late = HOSTED[kind]
+        assert item.keys() - {"content"} == done.keys()
+        assert all(item[key] == done[key] for key in done.keys() - late)
+        if kind == "mcp_approval_request":
+            assert self._steps == []
+        else:
+            failed = done["error"] is not None or done.get("status") == "incomplete"
+            assert self._steps == ["in_progress", "failed" if failed else "completed"]
+        if kind == "mcp_call":
+            assert "arguments" in self._done, "a call is over before its arguments are"
+            assert (item["status"], item["output"], item["error"]) == ("in_progress", None, None)
+            assert done["status"] in ("completed", "failed", "incomplete")
+            assert (done["output"] is not None) == (done["status"] == "completed")
+        self.output.append(done)
+        self._open = None
+
+
+def kind_of(item: Event) -> str:
+    """The type of an item in any dialect."""
+    return str(item["type"]).removeprefix("unisono:")
 
 
 def fold(events: list[Event]) -> Folded:

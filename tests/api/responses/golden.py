@@ -13,7 +13,7 @@ import orjson
 
 from tests.api.responses.folding import Event, parsed
 from tests.api.responses.frames import NOW, TOOLBOX, frame, ids, request_of, streamed
-from tests.api.scripted import call, commentary, final, finished, reasoning
+from tests.api.scripted import call, commentary, final, finished, hosted, listing, reasoning, request
 from unisono.api.responses.items import to_wire
 from unisono.api.responses.outbound.events import Events
 from unisono.core import events as made
@@ -41,6 +41,15 @@ STREAMS: list[list[made.Event]] = [
     [*reasoning(0, "h", "m"), *final(1, "Hi", "!"), finished()],
     [*commentary(0, "Look."), *call(1, 0, "files__read", '{"path"', ':"a"}'), finished()],
     [*call(0, 0, "f"), *call(1, 1, "free", '{"input":"ls -l"}'), finished()],
+    [
+        *listing(0, "find"),
+        *listing(1, error="It is gone."),
+        *hosted(0, '{"q"', ':"a"}', said="found"),
+        *hosted(1, "{}", said="no", error=True),
+        *hosted(2, "{}", approval="mcpr_1"),
+        *request(3, '{"q":"b"}'),
+        finished(),
+    ],
     [
         *reasoning(0, "hm"),
         *(Opened(CUT), Delta(CUT, "Half an"), Closed(CUT, "Half an", complete=False)),

@@ -9,17 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.api.responses.folding import Event, fold, parsed
+from tests.api.responses.folding import Event, fold, kind_of, parsed
 from tests.api.responses.frames import NOW, frame, ids, request_of, streamed
-from tests.api.scripted import call, commentary, final, finished, reasoning
+from tests.api.scripted import call, commentary, final, finished, hosted, listing, reasoning, request
+from unisono.api.responses.outbound.again import events_again
 from unisono.api.responses.outbound.dialects import OPEN_RESPONSES, OPENAI, Dialect
 from unisono.api.responses.outbound.events import Events
 from unisono.api.responses.outbound.response import Frame, to_response
 from unisono.core import events as made
-from unisono.core.conversation import AssistantCall, AssistantMessage, AssistantReasoning, Item, Phase
+from unisono.core.conversation import AssistantCall, AssistantMessage, AssistantReasoning, Item, Phase, ToolResult
 from unisono.core.events import Closed, Delta, Opened, Reasoning, Repaired, Text, ToolCall
 from unisono.core.generation import FinishReason
 from unisono.core.state import Status
+from unisono.engine.judging import OUTCOME_UNKNOWN
 from unisono.engine.turn import Report
 from unisono.errors import BackendOverloaded, BackendUnavailable, ContextTooLong, UnisonoError
 
@@ -29,6 +31,15 @@ REASONING_LIFE = ["output_item.added", "content_part.added", "reasoning_text.del
 REASONING_LIFE += ["content_part.done", "output_item.done"]
 CALL_LIFE = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"]
 CUSTOM_LIFE = ["output_item.added", "custom_tool_call_input.delta", "custom_tool_call_input.done", "output_item.done"]
+
+
+LIST_LIFE = ["output_item.added", "mcp_list_tools.in_progress", "mcp_list_tools.completed", "output_item.done"]
+HOSTED_LIFE = ["output_item.added", "mcp_call.in_progress", "mcp_call_arguments.delta", "mcp_call_arguments.done"]
+HOSTED_LIFE += ["mcp_call.completed", "output_item.done"]
+
+
+def failing(life: list[str]) -> list[str]:
+    return [name.replace(".completed", ".failed") for name in life]
 
 
 def without_delta(life: list[str]) -> list[str]:
@@ -74,6 +85,25 @@ CASES: dict[str, tuple[list[made.Event], list[str], str]] = {
         CALL_LIFE,
         "completed",
     ),
+    "tools, a call of one, and an answer": (
+        [*listing(0, "find"), *hosted(0, '{"a"', ":1}"), *final(1, "Hi"), finished()],
+        [*LIST_LIFE, *HOSTED_LIFE, *TEXT_LIFE],
+        "completed",
+    ),
+    "no tools": ([*listing(0, error="It is gone."), finished()], failing(LIST_LIFE), "completed"),
+    "a call that failed": ([*hosted(0, "{}", said="no", error=True), finished()], failing(HOSTED_LIFE), "completed"),
+    "a call without arguments of its own": ([*hosted(0), finished()], without_delta(HOSTED_LIFE), "completed"),
+    "a call that was approved": ([*hosted(0, "{}", approval="mcpr_1"), finished()], HOSTED_LIFE, "completed"),
+    "a call that is to be approved": (
+        [*request(0, '{"a"', ":1}"), finished()],
+        ["output_item.added", "output_item.done"],
+        "completed",
+    ),
+    "tools of both": (
+        [*hosted(0, "{}"), *call(1, 0, "f", "{}"), finished()],
+        [*HOSTED_LIFE, *CALL_LIFE],
+        "completed",
+    ),
     "repairs are no events": ([Repaired("x", 1), *final(0, "a"), finished()], TEXT_LIFE, "completed"),
 }
 
@@ -105,6 +135,96 @@ def same(said: list[made.Event], shown: Frame) -> None:
     assert whole is not None
     assert kept == whole
     assert fold(events).response == to_response(whole, shown.dialect)
+    assert fold(parsed(events_again(whole, shown.dialect))).response == to_response(whole, shown.dialect)
+
+
+HOSTED: dict[str, tuple[list[made.Event], list[Item], dict[str, Any]]] = {
+    # what the engine says: what is said to the model from now on, and what is shown
+    "a call": (
+        hosted(0, '{"a":1}', said="found"),
+        [
+            AssistantCall("call_h0", "docs__find", '{"a":1}', (200006, 0)),
+            ToolResult("call_h0", "docs__find", "found"),
+        ],
+        {
+            "id": "mcp_0",
+            "type": "mcp_call",
+            "status": "completed",
+            "approval_request_id": None,
+            "arguments": '{"a":1}',
+            "error": None,
+            "name": "find",
+            "output": "found",
+            "server_label": "docs",
+        },
+    ),
+    "a call that failed": (
+        hosted(0, "{}", said="no", error=True),
+        [AssistantCall("call_h0", "docs__find", "{}", (200006, 0)), ToolResult("call_h0", "docs__find", "no")],
+        {
+            "status": "failed",
+            "output": None,
+            "error": {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": "no"}]},
+        },
+    ),
+    "a call that was approved says its result alone": (
+        hosted(0, "{}", said="found", approval="mcpr_1"),
+        [ToolResult("call_h0", "docs__find", "found")],
+        {"status": "completed", "approval_request_id": "mcpr_1", "output": "found"},
+    ),
+    "a request says the call": (
+        request(0, "{}"),
+        [AssistantCall("call_h0", "docs__find", "{}", (200006, 0))],
+        {"id": "mcpr_0", "type": "mcp_approval_request", "arguments": "{}", "name": "find", "server_label": "docs"},
+    ),
+    "a list says nothing": (
+        listing(0, "find"),
+        [],
+        {
+            "id": "mcpl_0",
+            "type": "mcp_list_tools",
+            "server_label": "docs",
+            "tools": [{"name": "find", "description": "", "input_schema": {}, "annotations": None}],
+            "error": None,
+        },
+    ),
+    "a call that was broken off": (
+        hosted(0, "{}")[:-1],
+        [
+            AssistantCall("call_h0", "docs__find", "{}", (200006, 0)),
+            ToolResult("call_h0", "docs__find", OUTCOME_UNKNOWN),
+        ],
+        {"status": "incomplete", "output": None, "error": None},
+    ),
+}
+
+
+@pytest.mark.parametrize(("events", "said", "shown"), HOSTED.values(), ids=HOSTED)
+def test_what_is_kept_of_a_hosted_tool(events: list[made.Event], said: list[Item], shown: dict[str, Any]) -> None:
+    telling = Events(frame(), Report(), new_id=ids(), clock=lambda: NOW)
+    out = [*telling.write(events), *telling.cancel(), telling.last()]
+    fold(parsed(out))
+    assert telling.stored is not None
+    [item] = telling.stored.output
+    assert list(item.said) == said
+    assert item.shown.items() >= shown.items()
+    assert telling.acted is (item.shown["type"] == "mcp_call")
+
+
+def test_hosted_tools_have_names_of_our_own_in_open_responses() -> None:
+    said = [*listing(0, "find"), *hosted(0, "{}"), *request(1, "{}"), finished()]
+    told = streamed([said], frame(dialect=OPEN_RESPONSES))[0]
+    own = [event["type"] for event in told if "mcp" in event["type"]]
+    assert own == [
+        "unisono:mcp_list_tools.in_progress",
+        "unisono:mcp_list_tools.completed",
+        "unisono:mcp_call.in_progress",
+        "unisono:mcp_call_arguments.delta",
+        "unisono:mcp_call_arguments.done",
+        "unisono:mcp_call.completed",
+    ]
+    kinds = [item["type"] for item in fold(told).output]
+    assert kinds == ["unisono:mcp_list_tools", "unisono:mcp_call", "unisono:mcp_approval_request"]
 
 
 TEXTS = st.lists(st.text(max_size=6), max_size=3)
@@ -117,7 +237,16 @@ def streams(draw: st.DrawFn) -> list[made.Event]:
     calls = cut = 0
     for index in range(draw(st.integers(0, 6))):
         pieces, complete = draw(TEXTS), draw(st.booleans())
-        kind = draw(st.sampled_from(["reasoning", "final", "commentary", "call"]))
+        kind = draw(st.sampled_from(["reasoning", "final", "commentary", "call", "hosted", "request", "listing"]))
+        if kind == "hosted":
+            events += hosted(index, *pieces, said=draw(st.text(max_size=6)), error=not complete)
+            continue
+        if kind == "request":
+            events += request(index, *pieces)
+            continue
+        if kind == "listing":
+            events += listing(index, *pieces, error=None if complete else "gone")
+            continue
         if kind == "call":
             name = draw(st.sampled_from(["f", "free", "files__read"]))
             life = call(index, calls, name, *pieces, complete=complete)
@@ -155,7 +284,7 @@ def test_calls_that_are_shown_early_still_make_a_sound_stream(said: list[made.Ev
     events, kept = streamed([said], frame(hold_calls=False))
     folded = fold(events)
     assert folded.response == to_response(kept)
-    cut = any(item["status"] == "incomplete" and item["type"] == "function_call" for item in folded.output)
+    cut = any(item.get("status") == "incomplete" and item["type"] == "function_call" for item in folded.output)
     assert not cut or kept.status is Status.INCOMPLETE
 
 
@@ -167,13 +296,13 @@ def test_a_stream_that_breaks_anywhere_is_closed_properly(said: list[made.Event]
     folded = fold(parsed([*out, events.last()]))
     assert folded.response["status"] == ("failed" if how == "fail" else "cancelled")
     assert (folded.error is not None) == (how == "fail")
-    assert [item["status"] for item in folded.output[:-1]].count("incomplete") == 0
+    assert [item.get("status") for item in folded.output[:-1]].count("incomplete") == 0
 
 
 @given(streams())
 def test_only_the_last_item_is_incomplete(said: list[made.Event]) -> None:
     output = fold(streamed([said], frame())[0]).output
-    assert all(item["status"] == "completed" for item in output[:-1])
+    assert not any(item.get("status") == "incomplete" for item in output[:-1])
 
 
 def test_ids_begin_as_their_kinds_do_and_are_kept() -> None:
@@ -237,7 +366,7 @@ def test_deltas_of_one_batch_are_one_event_per_item() -> None:
 def test_a_cut_message_the_model_went_on_from_is_complete() -> None:
     mended = [Opened(Text(0, Phase.COMMENTARY)), Closed(Text(0, Phase.COMMENTARY), "Lo", complete=False)]
     events, kept = streamed([[*mended, *final(1, "Hi"), finished(FinishReason.LENGTH)]], frame())
-    assert [item["status"] for item in fold(events).output] == ["completed", "completed"]
+    assert [item.get("status") for item in fold(events).output] == ["completed", "completed"]
     assert kept.status is Status.INCOMPLETE
 
 
@@ -268,7 +397,7 @@ def test_an_error_is_told_and_then_the_response_failed(error: UnisonoError, code
     assert (inner["code"], inner["message"], inner["param"]) == (error.code, error.message, None)
     assert ("error" in told) == (dialect is OPEN_RESPONSES)
     assert said[-1]["response"]["error"] == {"code": code, "message": error.message}
-    assert [item["status"] for item in fold(said).output] == ["incomplete"]
+    assert [item.get("status") for item in fold(said).output] == ["incomplete"]
 
 
 def test_a_failure_after_the_end_takes_the_place_of_the_end() -> None:
@@ -387,7 +516,8 @@ def test_every_field_a_strict_schema_wants_is_there(said: list[made.Event], dial
         assert response["text"]["format"] == {"type": "text"}
         assert response["tools"][0].keys() >= {"type", "name", "description", "parameters", "strict"}
         for item in response["output"]:
-            assert item.keys() >= {"id", "status", "type"}
+            assert item.keys() >= {"id", "type"}
+            assert ("status" in item) == (kind_of(item) not in ("mcp_list_tools", "mcp_approval_request"))
             assert item["type"] != "reasoning" or item["summary"] == []
 
 
