@@ -170,7 +170,7 @@ async def test_an_answer_that_is_too_large_to_be_kept_fails(place: Place) -> Non
     said = {"type": "message", "role": "user", "content": QUESTION}
     left = (8 << 20) - 8_000
     for item in silent:
-        item["query"] = "q" * min(1_000_000, left)
+        item["query"] = ("quite " * 200_000)[: min(1_000_000, left)]
         left -= len(item["query"])
     async with place.gateway() as client:
         made = await client.post("/v1/responses", {**BODY, "input": [*silent, said]})

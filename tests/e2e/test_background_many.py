@@ -31,7 +31,7 @@ async def test_many_at_once_leave_nothing_behind(tmp_path: Path) -> None:
     server = Server(tmp_path, ("appendonly yes",)).start()
     try:
         async with FakeVllm(script=model.script) as fake:
-            config = config_of(f"vllm@{fake.url}", store={"url": server.url, "deadline_s": 2.0})
+            config = config_of(f"vllm@{fake.url}", store={"url": server.url, "deadline_s": 10.0})
             async with gateway(config) as here, aiohttp.ClientSession() as session:
                 client = Client(here.url, session)
                 await begin_and_end(client, model, MANY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -18,7 +19,7 @@ from unisono.api.responses.answer import answer_events, answer_whole
 from unisono.api.responses.asked import Sender, judged, understood
 from unisono.api.responses.background.reader import logged_events
 from unisono.api.responses.background.runner import Runner, missing
-from unisono.api.responses.idempotency import Claim, begun, claim_of, give_back, owner_of
+from unisono.api.responses.idempotency import LOOK_EVERY_S, Claim, begun, claim_of, give_back, owner_of
 from unisono.api.responses.means import Means
 from unisono.api.responses.outbound.again import events_again
 from unisono.api.responses.outbound.dialects import Dialect
@@ -29,7 +30,7 @@ from unisono.api.sampling import to_sampling
 from unisono.api.sse import CLIENT_CLOSED_REQUEST, DONE, ClientGone, EventStream, until_disconnect
 from unisono.core.state import Status, StoredResponse
 from unisono.engine.turn import Report
-from unisono.errors import UnisonoError
+from unisono.errors import StoreError, UnisonoError
 
 
 def create_routes(
@@ -147,10 +148,18 @@ class Posted:
         try:
             await self._runner.begin(self._sender, self._wanted, self._body, response_id=response_id, size=self._size)
         except BaseException:
-            if claim is not None:
+            if claim is not None and await self._is_not_there(response_id):
                 await give_back(self._means, claim, response_id)
             raise
         return response_id
+
+    async def _is_not_there(self, response_id: str) -> bool:
+        """Whether nothing came of a response for certain: one that could not be taken back goes on under its key."""
+        try:
+            [response] = await self._means.store.responses(self._sender.tenant, [response_id])
+        except StoreError:
+            return False
+        return response is None
 
     async def found(self, response_id: str) -> StoredResponse:
         [response] = await self._means.store.responses(self._sender.tenant, [response_id])
@@ -167,6 +176,8 @@ class Posted:
             async for made in logged_events(store, tenant, response_id, seen, self._sender.dialect):
                 seen += len(made)
             response = await self.found(response_id)
+            # There may be no log to wait on.
+            await asyncio.sleep(0 if response.status.terminal else LOOK_EVERY_S)
         if response.status is Status.FAILED:
             if claim is not None:
                 await give_back(self._means, claim, response_id)
