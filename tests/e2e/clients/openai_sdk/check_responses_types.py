@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from openai.types.responses import ResponseItem
+from openai.types.responses.response_output_item import McpCall
 from openai_sdk.responding import EVENT_TYPES
 from pydantic import TypeAdapter
 
@@ -18,7 +19,19 @@ def lines(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (GOLDEN / name).read_text().splitlines()]
 
 
-EVENTS = lines("events.jsonl")
+def known(value: Any) -> Any:
+    """Without the errors of MCP calls where the SDK takes them for strings, which it did before version 3."""
+    if isinstance(value, list):
+        return [known(inner) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    if value.get("type") == "mcp_call" and ERRORS_ARE_STRINGS:
+        value = value | {"error": None}
+    return {name: known(inner) for name, inner in value.items()}
+
+
+ERRORS_ARE_STRINGS = McpCall.model_fields["error"].annotation == str | None
+EVENTS = known(lines("events.jsonl"))
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=[f"{number}-{event['type']}" for number, event in enumerate(EVENTS)])
