@@ -15,6 +15,8 @@ export UV_PROJECT_ENVIRONMENT := $(VENV)
 
 SYNCED := $(VENV)/.synced
 ARGS :=
+# Tests that wait on servers wait side by side.
+WORKERS := 3
 
 .PHONY: help serve test lint types imports unit test-clients test-engines test-crash fmt bench clean
 
@@ -44,7 +46,7 @@ imports: $(SYNCED)
 	$(BIN)/lint-imports
 
 unit: $(SYNCED) .state-server
-	$(BIN)/pytest -m "not slow" $(ARGS)
+	$(BIN)/pytest -m "not slow" -n $(WORKERS) --dist loadfile $(ARGS)
 
 # The official client libraries, each in an environment of its own.
 test-clients: $(SYNCED)
@@ -57,7 +59,7 @@ test-engines: $(SYNCED)
 
 # A gateway killed before and after every command it sends and every chunk it gets while it makes a response.
 test-crash: $(SYNCED) .state-server
-	$(BIN)/pytest -m slow tests/e2e/test_background_crashes.py $(ARGS)
+	$(BIN)/pytest -m slow tests/e2e/test_background_crashes.py tests/e2e/test_background_store_faults.py $(ARGS)
 
 fmt: $(SYNCED)
 	$(BIN)/ruff check --fix .
