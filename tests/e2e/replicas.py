@@ -190,9 +190,13 @@ class Relay:
     async def __aexit__(self, *error: object) -> None:
         assert self._server is not None
         self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        # A connection taken on a moment ago has its task in the next step of the loop.
+        await asyncio.sleep(0)
+        while self._tasks:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.sleep(0)
 
     @property
     def port(self) -> int:
@@ -205,23 +209,25 @@ class Relay:
         assert task is not None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        ends = [writer]
         try:
-            there = await asyncio.open_connection("127.0.0.1", self._target)
-        except OSError:
-            writer.close()
-            return
-        pumps = (
-            asyncio.create_task(self._pump(reader, there[1], 0)),
-            asyncio.create_task(self._pump(there[0], writer, 1)),
-        )
+            with suppress(OSError):
+                there, beyond = await asyncio.open_connection("127.0.0.1", self._target)
+                ends.append(beyond)
+                await self._passed((reader, beyond, 0), (there, writer, 1))
+        finally:
+            for end in ends:
+                end.transport.abort()
+
+    async def _passed(self, *ways: tuple[asyncio.StreamReader, asyncio.StreamWriter, int]) -> None:
+        """Return when one of the two has said its last."""
+        pumps = [asyncio.create_task(self._pump(*way)) for way in ways]
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for pump in pumps:
                 pump.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
-            writer.close()
-            there[1].close()
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: int) -> None:
         cut, sees = self._cuts[way], self._sees[way]

@@ -103,7 +103,7 @@ async def hears(client: Client, told: Told, response_id: str) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-@pytest.mark.parametrize("at", [0.3, 1.2], ids=["early", "late"])
+@pytest.mark.parametrize("at", [0.3, pytest.param(1.2, marks=pytest.mark.slow)], ids=["early", "late"])
 async def test_what_runs_comes_to_its_end(tmp_path: Path, fault: Fault, at: float) -> None:
     async with pair(tmp_path, delay_s=0.03) as here:
         talk = (await here.a.post("/v1/conversations"))["id"]
