@@ -1,0 +1,66 @@
+"""The formats of strings that are checked: those of strict schemas. Any other is an annotation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from datetime import date, datetime, time
+from ipaddress import IPv4Address, IPv6Address
+
+LONGEST = 1_000
+"""Characters: nothing of these kinds is longer."""
+
+
+def _parsed(parse: Callable[[str], object]) -> Callable[[str], bool]:
+    def fits(text: str) -> bool:
+        try:
+            parse(text)
+        except ValueError:
+            return False
+        return True
+
+    return fits
+
+
+def _shaped(expression: str) -> Callable[[str], bool]:
+    shape = re.compile(expression, re.ASCII)
+    return lambda text: shape.fullmatch(text) is not None
+
+
+def _moment(text: str) -> bool:
+    """RFC 3339: a date, a time of day and an offset."""
+    return _MOMENT(text) and _parsed(datetime.fromisoformat)(_spelled(text))
+
+
+def _time(text: str) -> bool:
+    return _TIME(text) and _parsed(time.fromisoformat)(_spelled(text))
+
+
+def _spelled(text: str) -> str:
+    """As Python reads it: six digits of a second at most, and an offset in capitals."""
+    return re.sub(r"(\.\d{6})\d+", r"\1", text.upper())
+
+
+_OFFSET = r"(?:[zZ]|[+-]\d{2}:\d{2})"
+_TIME = _shaped(rf"\d{{2}}:\d{{2}}:\d{{2}}(?:\.\d{{1,9}})?{_OFFSET}")
+_MOMENT = _shaped(rf"\d{{4}}-\d{{2}}-\d{{2}}[tT ]\d{{2}}:\d{{2}}:\d{{2}}(?:\.\d{{1,9}})?{_OFFSET}")
+_DATE = _shaped(r"\d{4}-\d{2}-\d{2}")
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+
+FORMATS: Mapping[str, Callable[[str], bool]] = {
+    "date-time": _moment,
+    "date": lambda text: _DATE(text) and _parsed(date.fromisoformat)(text),
+    "time": _time,
+    "duration": _shaped(r"P(?=.)(?:\d+W|(?:\d+Y)?(?:\d+M)?(?:\d+D)?(?:T(?=\d)(?:\d+H)?(?:\d+M)?(?:\d+S)?)?)"),
+    "email": _shaped(rf"[^@\s]{{1,64}}@{_LABEL}(?:\.{_LABEL})*"),
+    "hostname": _shaped(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*"),
+    "ipv4": _parsed(IPv4Address),
+    "ipv6": lambda text: "%" not in text and _parsed(IPv6Address)(text),
+    "uuid": _shaped(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}"),
+}
+
+
+def fits(name: str, text: str) -> bool:
+    """Whether `text` is of the format; every text is of one that is not checked."""
+    check = FORMATS.get(name)
+    return check is None or (len(text) <= LONGEST and check(text))

@@ -1,0 +1,72 @@
+"""What is wrong with an answer that had to match a schema, in words that whoever wrote it can act on.
+
+Written for texts and schemas of strangers: the work is counted and ends at a bound, no expression is run by an engine
+that backtracks, and nothing of an answer is repeated at length. The schema is one that `check` has let through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import orjson
+
+from unisono.schemas.judging import Complaint, Judge, TooMuch
+
+LONGEST = 1_000_000
+"""Characters of an answer."""
+DEEPEST = 64
+"""Values within one another."""
+MOST_TOLD = 5
+"""Faults told at once."""
+
+
+def violation(schema: Mapping[str, object], text: str) -> str | None:
+    """Why `text` is not JSON that `schema` allows; None when it is. An answer that cannot be judged within the bounds
+    counts as wrong, and is told to be smaller."""
+    if len(text) > LONGEST:
+        return f"The answer is too long: it has to be JSON of at most {LONGEST:,} characters."
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        return _unreadable(text, error)
+    if _is_deep(value):
+        return f"The answer is too deep: values may stand {DEEPEST} deep in one another."
+    try:
+        told = [str(complaint) for complaint in _first(Judge(schema).complaints(value))]
+    except TooMuch:
+        return "The answer is too large to be checked against its schema: make it smaller and simpler."
+    return " ".join(told) or None
+
+
+def _first(complaints: Iterable[Complaint]) -> Iterable[Complaint]:
+    told: list[Complaint] = []
+    for complaint in complaints:
+        if complaint not in told:
+            told.append(complaint)
+        if len(told) == MOST_TOLD:
+            break
+    return told
+
+
+def _unreadable(text: str, error: orjson.JSONDecodeError) -> str:
+    if not text.strip():
+        return "The answer is empty: it has to be JSON."
+    if text.lstrip().startswith("```"):
+        return "The answer has to be JSON alone, without a code block around it."
+    why = error.msg.partition(": line")[0]
+    return f"The answer is not valid JSON: {why} at line {error.lineno}, column {error.colno}."
+
+
+def _is_deep(value: object) -> bool:
+    level = [value]
+    for _ in range(DEEPEST):
+        inner: list[object] = []
+        for each in level:
+            if isinstance(each, dict):
+                inner += each.values()
+            elif isinstance(each, list):
+                inner += each
+        if not inner:
+            return False
+        level = inner
+    return True
