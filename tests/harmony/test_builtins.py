@@ -56,7 +56,8 @@ def by_library(encoding: Encoding, names: tuple[str, ...], items: list[Message])
     messages = [Message.from_role_and_content(Role.SYSTEM, system), *items]
     config = RenderConversationConfig(auto_drop_analysis=False)
     conversation = LibraryConversation.from_messages(messages)
-    return encoding.harmony.render_conversation_for_completion(conversation, Role.ASSISTANT, config=config)
+    ids: list[int] = encoding.harmony.render_conversation_for_completion(conversation, Role.ASSISTANT, config=config)
+    return ids
 
 
 def asked(text: str) -> Message:
@@ -324,16 +325,14 @@ def test_a_call_without_its_end_is_none(encoding: Encoding, case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tools", "options"),
-    [(plan_tools(TOOLS), {}), (plan_tools(TOOLS).beside(("container",)), {}), (OFFERED, {"calls_allowed": False})],
+    ("tools", "allowed"),
+    [(plan_tools(TOOLS), True), (plan_tools(TOOLS).beside(("container",)), True), (OFFERED, False)],
     ids=["nobody offers it", "another is on offer", "no calls are allowed"],
 )
-def test_a_call_of_what_is_not_on_offer_is_a_thought(
-    encoding: Encoding, tools: ToolSet, options: dict[str, bool]
-) -> None:
+def test_a_call_of_what_is_not_on_offer_is_a_thought(encoding: Encoding, tools: ToolSet, allowed: bool) -> None:
     for name in ("python", "browser.search"):
         output = encoding.encode_marked(ON_ANALYSIS.format(name, "1"))
-        assert items_of(routed(encoding, output, tools, **options)) == (R("1"),)
+        assert items_of(routed(encoding, output, tools, calls_allowed=allowed)) == (R("1"),)
 
 
 def test_a_clients_function_of_that_name_is_the_clients(encoding: Encoding) -> None:

@@ -142,6 +142,9 @@ class ToolServer:
     """Calls at once; further ones wait."""
     configured: bool = False
     owner: str = ""
+    builtin: str = ""
+    """The tool gpt-oss was trained on that this server stands for: `browser`, `python` or `container`. The model then
+    knows its tools by the trained names."""
 
 
 @dataclass(frozen=True, slots=True)

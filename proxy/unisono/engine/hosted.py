@@ -10,13 +10,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from unisono.core.conversation import AssistantCall, Conversation, FunctionTool, Item, Json, ToolResult
+from unisono.core.conversation import AssistantCall, Builtin, Conversation, FunctionTool, Item, Json, ToolResult
 from unisono.core.tool_names import SEPARATOR, ToolNames
 from unisono.core.tools import HostedTool, ToolServer
 from unisono.engine.journal import Note, parts_of
 from unisono.engine.steps import Call
 from unisono.engine.turn import Hosting
 from unisono.errors import InvalidRequest
+from unisono.harmony.builtins import FUNCTIONS_OF, namespace
 from unisono.harmony.tools import ToolSet, plan_tools
 
 LISTED: Final = "listed"
@@ -41,9 +42,15 @@ class HostedTools:
         self.offers = tuple(offers)
         self._client = frozenset(client)
         self._servers = {server.label: server for server in hosting.servers}
-        tools = [tool for offer in offers for tool in offer.tools]
-        self._names = ToolNames(((tool.server, tool.name) for tool in tools), taken=self._client)
-        self._tools = {self._names.add(tool.server, tool.name): tool for tool in tools}
+        self._trained: dict[str, HostedTool] = {}
+        self._tools: dict[str, HostedTool] = {}
+        names = ToolNames(taken=self._client)
+        for offer in offers:
+            builtin = self._builtin(offer)
+            trained = {} if self._is_taken(builtin) else _trained(builtin, offer.tools)
+            self._trained |= trained
+            if not trained:
+                self._tools |= {names.add(builtin or tool.server, tool.name): tool for tool in offer.tools}
 
     def __contains__(self, name: str) -> bool:
         """Whether a call of that name is the gateway's affair: where servers are hosted that is every name which is
@@ -53,29 +60,57 @@ class HostedTools:
     def tool(self, name: str) -> HostedTool | None:
         """None for a name that the model made up, and for a tool whose server the turn does not host any more: what was
         offered may stand in an older journal."""
-        tool = self._tools.get(name)
+        tool = self._trained.get(name) or self._tools.get(name)
         return tool if tool is not None and tool.server in self._servers else None
+
+    @property
+    def builtins(self) -> tuple[Builtin, ...]:
+        """The tools gpt-oss was trained on that are on offer. What `python` promises is what its server says, since the
+        trained words promise a notebook that goes on."""
+        offered: dict[str, Builtin] = {}
+        for name, tool in self._trained.items():
+            kind = namespace(name)
+            offered.setdefault(kind, Builtin(kind, tool.description if FUNCTIONS_OF[kind] == {kind} else ""))
+        return tuple(offered.values())
+
+    def _builtin(self, offer: Offer) -> str:
+        server = self._servers.get(offer.server)
+        return "" if server is None else server.builtin
+
+    def _is_taken(self, builtin: str) -> bool:
+        """Whether a function of the client is called what one of the builtin tool is: then that one is a function of
+        another name."""
+        return not FUNCTIONS_OF.get(builtin, frozenset()).isdisjoint(self._client)
 
     def server(self, tool: HostedTool) -> ToolServer:
         return self._servers[tool.server]
 
     def place(self, call: Call) -> tuple[str, str]:
         """The label of the server and its tool that a call seems to be for; the label is empty where it is for none."""
-        if (tool := self._tools.get(call.name)) is not None:
+        if (tool := self._trained.get(call.name) or self._tools.get(call.name)) is not None:
             return tool.server, tool.name
+        for name, trained in self._trained.items():
+            if namespace(name) == namespace(call.name):
+                return trained.server, call.name.partition(".")[2]
         label, separator, name = call.name.partition(SEPARATOR)
         return (label, name) if separator and (label in self._servers or call.approval) else ("", call.name)
 
     def names_near(self, call: Call) -> list[str]:
         """Names to choose from instead: those of the same server where there is one, else all."""
         label, _ = self.place(call)
-        near = [name for name, tool in self._tools.items() if tool.server == label]
-        return (near or list(self._tools))[:NAMED]
+        tools = self._trained | self._tools
+        near = [name for name, tool in tools.items() if tool.server == label]
+        return (near or list(tools))[:NAMED]
 
     def plan(self, client: Sequence[FunctionTool], at: str) -> tuple[ToolSet, bool]:
         """All tools as they are declared, the client's first, and whether all hosted ones are among them: one that
-        cannot be declared is left out, and then there is no such tool. Raises InvalidRequest for the client's own;
-        `at` as for `plan_tools`."""
+        cannot be declared is left out, and then there is no such tool; a builtin one whose server does not answer is
+        left out too. Raises InvalidRequest for the client's own; `at` as for `plan_tools`."""
+        planned, whole = self._plan(client, at)
+        missing = any(offer.error is not None and self._builtin(offer) for offer in self.offers)
+        return planned.beside(builtin.name for builtin in self.builtins), whole and not missing
+
+    def _plan(self, client: Sequence[FunctionTool], at: str) -> tuple[ToolSet, bool]:
         planned = plan_tools(client, at=at)
         if not self._tools:
             return planned, True
@@ -127,6 +162,17 @@ def _tool(label: str, name: Json, description: Json, schema: Json, annotations: 
         schema if isinstance(schema, dict) else {},
         annotations if isinstance(annotations, dict) else {},
     )
+
+
+def _trained(builtin: str, tools: Sequence[HostedTool]) -> dict[str, HostedTool]:
+    """The functions of a builtin tool, by their trained names. A server of only one tool has the one function."""
+    functions = FUNCTIONS_OF.get(builtin, frozenset())
+    found = {tool.name: tool for tool in tools}
+    # In an order of their own, so that servers that say the same in another one give equal prompts.
+    named = {name: found[own] for name in sorted(functions) if (own := name.rpartition(".")[2]) in found}
+    if not named and len(functions) == len(tools) == 1:
+        return dict(zip(functions, tools, strict=True))
+    return named
 
 
 def _declared(name: str, tool: HostedTool) -> FunctionTool:

@@ -38,6 +38,10 @@ MOST_CALLS: Final = 512
 
 OUTCOME_UNKNOWN: Final = "It is not known whether the call was carried out; it was not repeated."
 
+PYTHON: Final = "python"
+CODE: Final = "code"
+"""The trained tool that takes no JSON, and what its server's argument is called."""
+
 THE_MODELS_FAULT: Final = frozenset({UNKNOWN_TOOL, BAD_ARGUMENTS})
 THE_END: Final = frozenset({NO_CALLS_LEFT, NO_TIME_LEFT})
 """What ends the calling at once."""
@@ -104,9 +108,10 @@ class Ledger:
 
 
 def arguments_of(call: Call) -> dict[str, Json] | None:
-    """The arguments; none at all where the model wrote nothing. None for what is no JSON object."""
+    """The arguments; none at all where the model wrote nothing. None for what is no JSON object: what is said to
+    `python` is code and need not be."""
     try:
-        return _read(call.arguments)
+        return _code(call.arguments) if call.name == PYTHON else _read(call.arguments)
     except ValueError:
         return None
 
@@ -116,6 +121,18 @@ def digest_of(call: Call) -> str:
     arguments = arguments_of(call)
     said = call.arguments if arguments is None else _canonical(arguments)
     return sha256(f"{call.name}\0{said}".encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _code(text: str) -> dict[str, Json]:
+    """Raises ValueError. Where the model wrapped the code as for a function, it is taken out."""
+    try:
+        value = _read(text)
+    except ValueError:
+        value = {}
+    if value.keys() != {CODE} or not isinstance(value[CODE], str):
+        value = {CODE: text}
+    _canonical(value).encode()
+    return value
 
 
 def _read(text: str) -> dict[str, Json]:

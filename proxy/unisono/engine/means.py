@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unisono.core.conversation import Conversation
 from unisono.core.ports import Pool
@@ -44,6 +44,9 @@ class Means:
         # A schema may take half a second to read; other streams go on meanwhile.
         if hosted is not None:
             tools, whole = await asyncio.to_thread(hosted.plan, client, at)
+            if hosted.builtins:
+                preamble = replace(conversation.preamble, builtins=hosted.builtins)
+                conversation = replace(conversation, preamble=preamble)
             return Prepared(conversation, tools, left_out=not whole)
         if not client:
             return Prepared(conversation, plan_tools(()))

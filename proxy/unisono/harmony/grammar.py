@@ -189,7 +189,7 @@ RULES: dict[str, str] = {
     "stray-header-words": "Words in a header that mean nothing were ignored.",
     "stray-special": "A special token that has no business there was dropped.",
     "tool-deadline": "The turn's time for hosted tools was over; the model was told.",
-    "tool-left-out": "A hosted tool has a description that cannot be declared to the model; the turn went without it.",
+    "tool-left-out": "A hosted tool could not be had, or not be declared to the model; the turn went without it.",
     "tools-ended": "No more hosted tools were run; the answer was opened and the model continued.",
     "trailing-stop": "A second terminator after a finished message was dropped.",
     "type-as-recipient": "A content type stood where a recipient stands; it was read as a content type.",
