@@ -89,12 +89,9 @@ def to_turn(
     reading.add(known.earlier)
     entries = to_entries(request.input, reading, new_id)
     now = known.now + hosted_in(entries, known.hosted)
-    effort = request.reasoning.effort if request.reasoning else None
     hosting = to_hosting(request, known, now, servers)
-    conversation = to_conversation(
-        settled(tuple(reading.history), known.hosted, now),
-        Preamble(request.instructions or "", toolbox.tools, effort or Effort.MEDIUM, today),
-    )
+    said = settled(tuple(reading.history), known.hosted, now)
+    conversation = to_conversation(said, to_preamble(request, toolbox, today))
     turn = Turn(
         model=model,
         conversation=conversation,
@@ -117,6 +114,11 @@ def to_turn(
     )
     notes = (*notes_on_fields(request), *notes_on(mcp_specs(request)), *toolbox.notes, *reading.notes)
     return ResponsesTurn(turn, entries, toolbox, notes[:MAX_NOTES])
+
+
+def to_preamble(request: ResponsesRequest, toolbox: Toolbox, today: str) -> Preamble:
+    effort = request.reasoning.effort if request.reasoning else None
+    return Preamble(request.instructions or "", toolbox.tools, effort or Effort.MEDIUM, today)
 
 
 def to_hosting(request: ResponsesRequest, known: Known, now: Hosted, servers: tuple[ToolServer, ...]) -> Hosting | None:
