@@ -25,6 +25,8 @@ class Support(StrEnum):
     """Asking for it is an error that says so."""
     NO_EFFECT = "no effect"
     """Accepted, since it is only a wish, and without consequence."""
+    NONE = "none"
+    """The backend cannot; the gateway does what can be done without."""
     NOT_TOLD = "not told"
     """The backend does not say; the field is left out or 0."""
 
@@ -34,6 +36,7 @@ MEANT: Mapping[Support, str] = {
     Support.TEXT_EXACT: "works on the same text, which the backend tokenises itself",
     Support.REFUSED: "is answered with the error named in the note",
     Support.NO_EFFECT: "is accepted and changes nothing",
+    Support.NONE: "is nothing the backend can do",
     Support.NOT_TOLD: "is unknown, since the backend does not say it",
 }
 
@@ -66,6 +69,22 @@ ANYWHERE: Mapping[str, Cell] = dict.fromkeys(KINDS, EXACT)
 NO_BIAS = Cell(
     Support.REFUSED, "400 `unsupported_value`: the backend cannot bias tokens.", ("logit_bias", "unsupported_value")
 )
+UNCONSTRAINED = Cell(Support.NONE, "Asking an adapter for it is refused, never ignored.")
+SCHEMAS_ONLY = Cell(
+    Support.TEXT_EXACT,
+    "Schemas and JSON, no choice between texts; where Ollama shows no markers in raw text, none of them. A marker "
+    "inside of a string is not ruled out.",
+)
+CONSTRAINED: Mapping[str, Cell] = {
+    "vllm": Cell(Support.EXACT, "White space between two tokens of JSON has a bound wherever vLLM can be told one."),
+    "sglang": Cell(Support.EXACT, "Start SGLang with `--constrained-json-whitespace-pattern` to bound white space."),
+    "llamacpp": EXACT,
+    "ollama": SCHEMAS_ONLY,
+    "mlx_server": UNCONSTRAINED,
+    "mlx": EXACT,
+    "replay": UNCONSTRAINED,
+}
+"""What a backend can be kept to; `response_format` itself is another matter."""
 NOT_IN_THIS_VERSION = Cell(
     Support.REFUSED,
     "400 `unsupported_value` for a `response_format` other than text: not in this version.",
@@ -114,7 +133,8 @@ MATRIX: Mapping[str, Mapping[str, Cell]] = {
         "replay": PLAYED,
     },
     "logit_bias": {**ANYWHERE, "ollama": NO_BIAS, "replay": NO_BIAS},
-    "constrained decoding": dict.fromkeys(KINDS, NOT_IN_THIS_VERSION),
+    "constrained decoding": CONSTRAINED,
+    "response_format": dict.fromkeys(KINDS, NOT_IN_THIS_VERSION),
     "logprobs": dict.fromkeys(KINDS, NO_LOGPROBS),
 }
 """Feature by kind; every feature has a cell for every kind."""

@@ -81,8 +81,9 @@ async def test_a_sound_vllm_passes_every_check() -> None:
         Check.STOP_TOKEN: None,
         Check.PROMPT_KEPT: None,
         Check.CONTEXT: None,
-        Check.CONSTRAIN: Severity.NOTE,
+        Check.CONSTRAIN: None,
     }
+    assert probe.capabilities.constrain == {"json_schema", "json_object", "choice"}
     assert probe.first_token_s is not None
     assert 0 < probe.first_token_s < 5
     assert probe.capabilities.stop_visible
@@ -110,8 +111,8 @@ async def test_an_examination_is_a_handful_of_tokens_at_temperature_0_and_marked
         generations = [seen.json for seen in fake.probes if seen.path == "/v1/completions"]
         marks = [seen.headers["x-request-id"] for seen in fake.probes if seen.path == "/v1/completions"]
         assert fake.requests == []
-    assert len(generations) <= 5
-    assert sum(asked["max_tokens"] for asked in generations) <= 12
+    assert len(generations) <= 8
+    assert sum(asked["max_tokens"] for asked in generations) <= 40
     assert {asked["temperature"] for asked in generations} == {0.0}
     assert "seed" not in generations[0]
     assert len(set(marks)) == len(marks)
@@ -188,6 +189,9 @@ WRONG: dict[str, Case] = {
     "goes on behind a call, text": Case(
         "mlx_server", lambda: Patient(stops_at=[200002, 199999]), Check.STOPS, says="goes on behind <|call|>"
     ),
+    "ignores constraints": Case(
+        "vllm", lambda: Patient(constrains=False), Check.CONSTRAIN, Severity.WARNING, says="does not keep to: choice"
+    ),
     "hides stops": Case("vllm", lambda: Patient(hides_stops=True), Check.STOP_TOKEN, Severity.WARNING),
 }
 
@@ -205,6 +209,10 @@ async def test_what_is_wrong_is_named_with_its_remedy(case: Case, monkeypatch: p
     told = " ".join(finding.says + finding.advises for finding in probe.findings)
     assert "/srv" not in told
     assert "10.1.2.3" not in told
+
+
+async def test_a_constraint_that_is_ignored_is_not_relied_upon() -> None:
+    assert (await probed("vllm", Patient(constrains=False))).capabilities.constrain == frozenset()
 
 
 async def test_a_hidden_stop_is_what_the_backend_is_used_with() -> None:

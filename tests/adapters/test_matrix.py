@@ -49,6 +49,8 @@ async def test_a_kind_is_what_its_adapter_says_it_is(name: str, kind: Kind, tmp_
     exact = able.prompt is Form.IDS and able.output is Form.IDS
     assert (MATRIX["chat"][column].support is Support.EXACT) is exact
     assert (MATRIX["logit_bias"][column].support is Support.EXACT) is able.logit_bias
+    if name != "ollama template":
+        assert (MATRIX["constrained decoding"][column].support is not Support.NONE) is bool(able.constrain)
 
 
 ASKING = {

@@ -9,6 +9,8 @@ from typing import Any
 
 from unisono.harmony.encoding import load_encoding
 
+from . import constraints
+from .constraints import GrammarError, Held
 from .faults import Fault
 from .wire import TOKENIZERS, Close, Seen, Sleep, Stall, Step, WireServer, Write
 
@@ -41,6 +43,11 @@ def vllm_context_error(limit: int = 4096, asked: int = 5000) -> Refusal:
         f"prompt contains at least {asked} input tokens, for a total of at least {asked + 100} tokens."
     )
     error = {"message": message, "type": "BadRequestError", "param": "input_tokens", "code": 400}
+    return Refusal(400, json.dumps({"error": error}).encode())
+
+
+def vllm_error(message: str) -> Refusal:
+    error = {"message": message, "type": "BadRequestError", "param": None, "code": 400}
     return Refusal(400, json.dumps({"error": error}).encode())
 
 
@@ -208,6 +215,8 @@ class Patient:
     hides_stops: bool = False
     stops_at: Sequence[int] = STOP_IDS
     takes_bias: bool = True
+    constrains: bool = True
+    """Whether it keeps to a constraint, or knows no such word."""
     refusal: Refusal | None = None
     generations: int = 0
 
@@ -216,7 +225,7 @@ class Patient:
             return self._tokenizer(seen).steps()
         asked = seen.json
         prompt = list(self._spelled(asked)) if self.rewrites_ids else asked["prompt"]
-        tokens, finish = self._generated(asked)
+        tokens, finish = self._generated(asked, constraints.vllm(asked))
         if self.hides_stops and tokens[-1:] and tokens[-1] in STOP_IDS:
             tokens = tokens[:-1]
         heard = VllmScript(
@@ -261,11 +270,13 @@ class Patient:
     def _read(self, prompt: Sequence[object]) -> int:
         return min(len(prompt), self.reads_at_most or len(prompt))
 
-    def _generated(self, asked: dict[str, Any]) -> tuple[list[int], str]:
-        """Ids and why they end: what it would say, or what the bias makes it say."""
+    def _generated(self, asked: dict[str, Any], held: Held | None = None) -> tuple[list[int], str]:
+        """Ids and why they end: what it would say, or what a constraint or the bias makes it say."""
         bias = asked.get("logit_bias") or {}
         answer = [*load_encoding().encode_marked(self.answer), STOP_IDS[0]]
-        if bias and self.takes_bias:
+        if held is not None and self.constrains:
+            answer = [*load_encoding().encode_text(held.example()), STOP_IDS[0]]
+        elif bias and self.takes_bias and max(bias.values()) > 0:
             answer = [int(max(bias, key=bias.__getitem__))] * asked["max_tokens"]
         tokens: list[int] = []
         for token in answer[: asked["max_tokens"]]:
@@ -294,6 +305,7 @@ class FakeVllm(WireServer):
         self.script = script or (lambda asked: constant)
         self.patient = Patient()
         self.api_key = api_key
+        self.knows_tags = True
         self.models: object = {
             "object": "list",
             "data": [{"id": model, "object": "model", "owned_by": "vllm", "root": model, "max_model_len": context}],
@@ -310,6 +322,10 @@ class FakeVllm(WireServer):
             return Refusal(404, b'{"detail":"Not Found"}').steps()
         if seen.is_probe:
             return self.patient.vllm(seen)
+        try:
+            constraints.vllm(seen.json, knows_tags=self.knows_tags)
+        except GrammarError as error:
+            return vllm_error(str(error)).steps()
         script = self.script(seen.json)
         return script.steps() if isinstance(script, Refusal) else script.steps(seen.json)
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from unisono.harmony.encoding import load_encoding
 
+from . import constraints
+from .constraints import GrammarError
 from .dialects import STOP_IDS, Patient, Refusal, Script, chunked, sse_event
 from .wire import TOKENIZERS, Seen, Sleep, Step, WireServer
 
@@ -114,7 +116,8 @@ class LlamaCppPatient(Patient):
         if seen.path == "/detokenize":
             return Refusal(200, json.dumps({"content": load_encoding().decode(asked["tokens"])}).encode()).steps()
         bias = {str(token): value for token, value in asked.get("logit_bias") or ()}
-        tokens, finish = self._generated({"max_tokens": asked["n_predict"], "logit_bias": bias})
+        held = constraints.llamacpp(asked)
+        tokens, finish = self._generated({"max_tokens": asked["n_predict"], "logit_bias": bias}, held)
         script = LlamaCppScript(tokens=tokens, finish=finish, prompt_tokens=self._read(asked["prompt"]))
         return self._said(script, asked if self.returns_ids else {**asked, "return_tokens": False})
 
@@ -154,5 +157,9 @@ class FakeLlamaCpp(WireServer):
             return llamacpp_error(404, "not_found_error", "File Not Found").steps()
         if seen.is_probe:
             return self.patient.llamacpp(seen)
+        try:
+            constraints.llamacpp(seen.json)
+        except GrammarError as error:
+            return llamacpp_error(400, "invalid_request_error", str(error)).steps()
         script = self.script(seen.json)
         return script.steps() if isinstance(script, Refusal) else script.steps(seen.json)

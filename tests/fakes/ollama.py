@@ -11,6 +11,8 @@ from typing import Any
 
 from unisono.harmony.encoding import load_encoding
 
+from . import constraints
+from .constraints import GrammarError
 from .dialects import Patient, Refusal, Script, chunked
 from .wire import Seen, Sleep, Step, WireServer
 
@@ -90,7 +92,7 @@ class OllamaPatient(Patient):
 
     def ollama(self, seen: Seen) -> list[Step]:
         asked = seen.json
-        tokens, finish = self._generated({"max_tokens": asked["options"]["num_predict"]})
+        tokens, finish = self._generated({"max_tokens": asked["options"]["num_predict"]}, constraints.ollama(asked))
         spelled = [load_encoding().decode([token]) for token in (tokens[:-1] if finish == "stop" else tokens)]
         if not self.parsed:
             spelled = [MARKERS.sub("", text) for text in spelled]
@@ -142,5 +144,10 @@ class FakeOllama(WireServer):
             return Refusal(400, b'{"error":"raw mode does not support template, system, or context"}').steps()
         if seen.is_probe:
             return self.patient.ollama(seen)
+        try:
+            constraints.ollama(asked)
+        except GrammarError as error:
+            # It fails where others refuse.
+            return Refusal(500, json.dumps({"error": f"failed to load grammar: {error}"}).encode()).steps()
         script = self.script(asked)
         return script.steps() if isinstance(script, Refusal) else script.steps(asked)

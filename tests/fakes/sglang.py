@@ -9,6 +9,8 @@ from typing import Any
 
 from unisono.harmony.encoding import load_encoding
 
+from . import constraints
+from .constraints import GrammarError
 from .dialects import STOP_IDS, Patient, Refusal, Script, chunked, sse_event
 from .wire import ABOUT_ITSELF, Seen, Sleep, Step, WireServer
 
@@ -73,7 +75,7 @@ class SglangPatient(Patient):
             ).steps()
         if seen.path == "/v1/detokenize":
             return Refusal(200, json.dumps({"text": load_encoding().decode(asked["tokens"])}).encode()).steps()
-        tokens, finish = self._generated(asked)
+        tokens, finish = self._generated(asked, constraints.sglang(asked))
         script = SglangScript(tokens=tokens, finish=finish, prompt_tokens=self._read(asked["prompt"]))
         return self._said(script, asked if self.returns_ids else {**asked, "return_token_ids": False})
 
@@ -123,4 +125,8 @@ class FakeSglang(WireServer):
             return sglang_error(
                 f"Requested token count exceeds the model's maximum context length of {self.context} tokens."
             )
+        try:
+            constraints.sglang(asked)
+        except GrammarError as error:
+            return sglang_error(f"Failed to compile the grammar: {error}")
         return None

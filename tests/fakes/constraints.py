@@ -1,0 +1,129 @@
+"""What the real servers make of a constraint they are asked for: the grammar's meaning, nothing, or a refusal.
+
+Each reads its own words and ignores all others, as the servers do; what they cannot compile they refuse in their ways.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+TYPES = {"object", "array", "string", "integer", "number", "boolean", "null"}
+VLLM_WORDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+
+
+class GrammarError(Exception):
+    """The server's words about what it cannot compile."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a generation is held to: a schema, or one of some texts."""
+
+    schema: Any = None
+    texts: tuple[str, ...] = ()
+
+    def example(self) -> str:
+        """Something that is allowed."""
+        return self.texts[0] if self.texts else json.dumps(_example(self.schema), separators=(",", ":"))
+
+
+def vllm(asked: dict[str, Any], *, knows_tags: bool = True) -> Held | None:
+    said = asked.get("structured_outputs")
+    if said is None:
+        return None
+    if not isinstance(said, dict):
+        raise GrammarError("1 validation error: body.structured_outputs")
+    words = [word for word in VLLM_WORDS if said.get(word) is not None]
+    if len(words) != 1:
+        raise GrammarError(f"You must use one kind of structured outputs constraint but {words} are specified")
+    word, value = words[0], said[words[0]]
+    if word == "json":
+        return Held(_compiled(value if isinstance(value, dict) else json.loads(_text(value))))
+    if word == "json_object" and value is True:
+        return Held({"type": "object"})
+    if word == "choice" and isinstance(value, list) and value and all(isinstance(each, str) for each in value):
+        return Held(texts=tuple(value))
+    if word == "structural_tag" and knows_tags:
+        tag = json.loads(_text(value))
+        if tag["type"] == "structural_tag" and tag["format"]["type"] == "json_schema":
+            return Held(_compiled(tag["format"]["json_schema"]))
+    raise GrammarError(f"Invalid structured_outputs {word} specification.")
+
+
+def sglang(asked: dict[str, Any]) -> Held | None:
+    words = [word for word in ("json_schema", "regex", "ebnf", "structural_tag") if asked.get(word) is not None]
+    if not words:
+        return None
+    if len(words) > 1:
+        raise GrammarError("Only one of regex, json_schema, or ebnf can be set.")
+    value = _text(asked[words[0]])
+    if words[0] == "json_schema":
+        return Held(_compiled(json.loads(value)))
+    if words[0] == "regex":
+        re.compile(value)
+        texts = tuple(re.sub(r"\\(.)", r"\1", each) for each in re.findall(r"\(((?:[^()\\]|\\.)*)\)", value, re.S))
+        if texts and all(re.fullmatch(value, each) for each in texts):
+            return Held(texts=texts)
+    raise GrammarError(f"cannot read this {words[0]}")
+
+
+def llamacpp(asked: dict[str, Any]) -> Held | None:
+    schema, grammar = asked.get("json_schema"), asked.get("grammar") or None
+    if schema is not None and grammar is not None:
+        raise GrammarError('Either "json_schema" or "grammar" can be specified, but not both')
+    if schema is not None:
+        return Held(_compiled(schema))
+    if grammar is None:
+        return None
+    rule = re.fullmatch(r'root ::= ((?:"(?:[^"\\\n]|\\.)*"(?: \| )?)+)', _text(grammar))
+    if rule is None:
+        raise GrammarError("Failed to initialize samplers: failed to parse grammar")
+    return Held(texts=tuple(json.loads(f'"{each}"') for each in re.findall(r'"((?:[^"\\]|\\.)*)"', rule[1])))
+
+
+def ollama(asked: dict[str, Any]) -> Held | None:
+    said = asked.get("format")
+    if said in (None, ""):
+        return None
+    if said == "json":
+        return Held({"type": "object"})
+    if not isinstance(said, dict):
+        raise GrammarError('invalid format: "x"; expected "json" or a valid JSON Schema object')
+    return Held(_compiled(said))
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise GrammarError("Input should be a valid string")
+    return value
+
+
+def _compiled(schema: Any) -> Any:
+    """The schema, looked through like a grammar compiler does."""
+    if not isinstance(schema, dict):
+        raise GrammarError("schema must be an object")
+    if json.dumps(schema).find("http://") >= 0:
+        raise GrammarError("only references into the same document are supported")
+    waiting: list[Any] = [schema]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, list):
+            waiting += each
+        elif isinstance(each, dict):
+            if isinstance(each.get("type"), str) and each["type"] not in TYPES:
+                raise GrammarError(f"Invalid type: {each['type']}")
+            waiting += each.values()
+    return schema
+
+
+def _example(schema: Any) -> Any:
+    if "const" in schema:
+        return schema["const"]
+    if "enum" in schema:
+        return schema["enum"][0]
+    if schema.get("type") == "object":
+        return {name: _example(schema["properties"][name]) for name in schema.get("required", ())}
+    return {"array": [], "string": "x", "integer": 1, "number": 1, "boolean": True}.get(schema.get("type"))
