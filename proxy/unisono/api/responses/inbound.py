@@ -14,7 +14,7 @@ from unisono.api.fields import MAX_MESSAGES, Open
 from unisono.api.notes import MAX_NOTES, without_effect
 from unisono.api.parts import join
 from unisono.api.responses.given import Given, GivenApprovalRequest, GivenReasoning, GivenReference
-from unisono.api.responses.hosting.decisions import CLIENTS_ID, Hosted, hosted_in, settled
+from unisono.api.responses.hosting.decisions import CLIENTS_ID, Hosted, parted, settled
 from unisono.api.responses.hosting.servers import notes_on
 from unisono.api.responses.hosting.spec import MCP, McpSpec
 from unisono.api.responses.items import COMPLETED, NewId, Wire, prefix_of
@@ -88,9 +88,10 @@ def to_turn(
     reading = Reading(known, names=ToolNames(taken=(tool.name for tool in toolbox.tools)))
     reading.add(known.earlier)
     entries = to_entries(request.input, reading, new_id)
-    now = known.now + hosted_in(entries, known.hosted)
-    hosting = to_hosting(request, known, now, servers)
-    said = settled(tuple(reading.history), known.hosted, now)
+    earlier, now = parted(entries, known.hosted)
+    now = known.now + now
+    hosting = to_hosting(request, earlier, now, servers)
+    said = settled(tuple(reading.history), earlier, now)
     conversation = to_conversation(said, to_preamble(request, toolbox, today))
     turn = Turn(
         model=model,
@@ -121,13 +122,15 @@ def to_preamble(request: ResponsesRequest, toolbox: Toolbox, today: str) -> Prea
     return Preamble(request.instructions or "", toolbox.tools, effort or Effort.MEDIUM, today)
 
 
-def to_hosting(request: ResponsesRequest, known: Known, now: Hosted, servers: tuple[ToolServer, ...]) -> Hosting | None:
+def to_hosting(
+    request: ResponsesRequest, earlier: Hosted, now: Hosted, servers: tuple[ToolServer, ...]
+) -> Hosting | None:
     """The tools the gateway runs itself; None where there is nothing of the kind. Where no tool is to be called there
     is none, and what was approved is not run either."""
     servers = () if request.tool_choice == "none" else servers
     if not servers and not now.decisions:
         return None
-    announced = known.hosted.announced | now.announced
+    announced = earlier.announced | now.announced
     return Hosting(servers, announced, now.decisions, max_calls=request.max_tool_calls)
 
 

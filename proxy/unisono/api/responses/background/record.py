@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from unisono.api.responses.asked import OFF_LOOP_BYTES, Asked, Sender, assembled
-from unisono.api.responses.hosting.decisions import hosted_in
+from unisono.api.responses.hosting.decisions import parted
 from unisono.api.responses.hosting.secrets import concealed, has_secrets, is_concealed, revealed
 from unisono.api.responses.items import said_by
 from unisono.api.responses.keeping import as_kept, insisting
@@ -63,10 +63,12 @@ async def rebuilt(means: Means, tenant: str, response: StoredResponse, lease: Le
     revision = note.get("revision")
     if past.revision != revision:
         raise StoreConflict("The conversation was changed while the response was not being made.")
+    hosted, now = parted(response.input, past.hosted)
     past = replace(
         past,
         earlier=(*past.earlier, *said_by(response.input)),
-        now=hosted_in(response.input, past.hosted),
+        hosted=hosted,
+        now=now,
     )
     asked = await assembled(
         means,

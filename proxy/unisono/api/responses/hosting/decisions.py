@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from unisono.core.conversation import AssistantCall, Item, ToolResult
+from unisono.core.conversation import AssistantCall, AssistantMessage, AssistantReasoning, Item, ToolResult
 from unisono.core.state import StoredItem
 from unisono.engine.judging import OUTCOME_UNKNOWN
 from unisono.engine.turn import Decision
@@ -65,6 +65,24 @@ def hosted_in(items: Iterable[StoredItem], earlier: Hosted = NOTHING_HOSTED) -> 
     if not (requests or decisions or announced):
         return NOTHING_HOSTED
     return Hosted(requests, tuple(decisions), frozenset(announced))
+
+
+def parted(items: Sequence[StoredItem], earlier: Hosted) -> tuple[Hosted, Hosted]:
+    """What input says about hosted tools, where `earlier` was said before it: what was before this turn too, as the
+    client tells it, and what is new. A decision behind which the model has spoken was carried out then."""
+    spoken = [position for position, item in enumerate(items) if _is_spoken(item)]
+    turned = spoken[-1] + 1 if spoken else 0
+    before = earlier + hosted_in(items[:turned], earlier)
+    return before, hosted_in(items[turned:], before)
+
+
+def _is_spoken(item: StoredItem) -> bool:
+    asks = item.shown.get("type") == "mcp_approval_request"
+    return not asks and (item.shown.get("type") == "mcp_call" or any(isinstance(said, MADE) for said in item.said))
+
+
+MADE = (AssistantReasoning, AssistantMessage, AssistantCall)
+"""What a model says."""
 
 
 def settled(items: Sequence[Item], earlier: Hosted, now: Hosted) -> tuple[Item, ...]:
