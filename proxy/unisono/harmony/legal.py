@@ -1,4 +1,8 @@
-"""What repair hands on: well-formed messages in parts, and what had to be mended between them."""
+"""What repair hands on: well-formed messages in parts, and what had to be mended between them.
+
+Places count the tokens that a generation's prompt did not end in `<|start|>assistant` with, generated ones and others
+that were read in their place, so that whoever has those tokens can cut them there.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,13 @@ from unisono.harmony.header import Header
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """`tokens` is the whole legal header, `<|start|>` to `<|message|>`."""
+    """`tokens` is the whole legal header, `<|start|>` to `<|message|>`. Before the place `begin` there is nothing of
+    the message, and `end` is behind its header."""
 
     header: Header
     tokens: tuple[int, ...]
+    begin: int = 0
+    end: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +32,11 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Shut:
-    """`complete` is False for a message that was cut: for a call, that it is none."""
+    """`complete` is False for a message that was cut: for a call, that it is none. `end` is the place behind it."""
 
     token: int
     complete: bool = True
+    end: int = 0
 
 
 Legal: TypeAlias = Open | Body | Shut | Repaired

@@ -12,16 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from unisono.core.events import Repaired
-from unisono.core.generation import CALL, CHANNEL, CONSTRAIN, END, FIRST_SPECIAL, MESSAGE, RETURN, START, FinishReason
+from unisono.core.generation import CALL, CHANNEL, END, FIRST_SPECIAL, MESSAGE, RETURN, START, FinishReason
 from unisono.harmony.bodyless import holds_message, may_be_header, read_bodyless
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.grammar import STEPS, State, Step, mark_of
-from unisono.harmony.header import ANALYSIS, COMMENTARY, FINAL, C, Header, S, T, as_offered, read_header
+from unisono.harmony.header import ANALYSIS, COMMENTARY, FINAL, Header, as_offered, read_header
 from unisono.harmony.legal import Body, Legal, Open, Shut
 from unisono.harmony.recipients import NOBODY, Kind
+from unisono.harmony.sentinels import header_text
 
 _TERMINATORS = frozenset({END, RETURN, CALL})
-_SENTINELS = {START: S, CHANNEL: C, CONSTRAIN: T}
 
 _LONGEST_HEADER = 256
 """Characters. A header that is started again is read again; a longer one is left, which keeps the work linear."""
@@ -50,6 +50,10 @@ class Repair:
         self._start = tuple(encoding.encode_marked("<|start|>assistant"))
         self.position = 0
         """Tokens fed so far."""
+        self.origin = 0
+        """What `position` is at the place 0 (see `legal`)."""
+        self.closed_to = 0
+        """The place behind the last message that was closed."""
         self._out: list[Legal] = []
         self._run: list[int] = []
         self._state = State.HEADER if opening is None else State.BODY
@@ -63,7 +67,7 @@ class Repair:
         self._dropping = False
         self._bodies: list[int] = []
         self._cut_preamble = False
-        self._thought: tuple[Header, bool] | None = None
+        self._thought: tuple[Header, int, int] | None = None
         self.cut_call = False
         """Whether a call was begun and never completed."""
         self._acts: dict[Step, Callable[[int, str | None], None]] = {
@@ -180,30 +184,22 @@ class Repair:
             held = tuple(self._held)
             # A header that the prompt began carries the prompt's own start.
             lead = (START,) if self._role_given else self._start
-            return Open(header, (*lead, *held, MESSAGE))
-        return Open(header, (*self._start, *self._encoding.encode_marked(header.spelled())))
+            return Open(header, (*lead, *held, MESSAGE), self.closed_to, self._place)
+        return Open(header, self._spelled(header), self.closed_to, self._place)
+
+    def _spelled(self, header: Header) -> tuple[int, ...]:
+        return (*self._start, *self._encoding.encode_marked(header.spelled()))
+
+    @property
+    def _place(self) -> int:
+        return self.position - self.origin
 
     def _held_text(self) -> str:
         """The held tokens as text, markers as their sentinels."""
-        parts: list[str] = []
-        run: list[int] = []
-        for token in [*self._held, START]:
-            if token in _SENTINELS:
-                if run:
-                    parts.append(self._decoded(run))
-                parts.append(_SENTINELS[token])
-                run = []
-            else:
-                run.append(token)
-        return "".join(parts[:-1])
-
-    def _decoded(self, tokens: list[int]) -> str:
-        raw = self._encoding.decode_bytes(tokens)
-        try:
-            return raw.decode("utf-8")
-        except UnicodeDecodeError:
+        text, whole = header_text(self._encoding, self._held)
+        if not whole:
             self._note("undecodable-header")
-            return raw.decode("utf-8", errors="replace")
+        return text
 
     def _channel(self, token: int, rule: str | None) -> None:
         first = self._first and not self._role_given
@@ -230,8 +226,9 @@ class Repair:
         return not text.strip() or not self._bodyless_header(text).body
 
     def _bodyless(self, token: int, rule: str | None) -> None:
-        text = self._held_text()
-        header = self._bodyless_header(text)
+        header = self._bodyless_header(self._held_text())
+        # A start belongs to the next message.
+        begin, end = self.closed_to, self._place - (token == START)
         self._leave_preamble()
         self._note_all(header)
         if rule is not None:
@@ -241,28 +238,28 @@ class Repair:
             return
         self._settle_thought(more=True)
         if header.thought and token in (END, START):
-            self._thought = (header, True)
+            self._thought, self.closed_to = (header, begin, end), end
             return
         # Neither the end of the text nor the next message completes a call.
-        self._whole(header, token, complete=token in _TERMINATORS or not header.is_call)
+        self._whole(header, token, begin, end, complete=token in _TERMINATORS or not header.is_call)
 
-    def _whole(self, header: Header, token: int, *, complete: bool = True) -> None:
+    def _whole(self, header: Header, token: int, begin: int, end: int, *, complete: bool = True) -> None:
         """A message whose header and body are known at once."""
         if header.is_call and not complete:
             self._cut_a_call()
             return
-        tokens = (*self._start, *self._encoding.encode_marked(header.spelled()))
-        self._out.append(Open(header, tokens))
+        self._out.append(Open(header, self._spelled(header), begin, end))
         if header.body:
             self._out.append(Body(self._encoding.encode_generated(header.body)))
-        self._out.append(Shut(token if token in _TERMINATORS else END, complete))
+        self._out.append(Shut(token if token in _TERMINATORS else END, complete, end))
+        self.closed_to = end
 
     def _settle_thought(self, *, more: bool) -> None:
         """A closed message without any channel: thoughts when another message follows, else the answer."""
         if self._thought is not None:
-            header, complete = self._thought
+            header, begin, end = self._thought
             self._thought = None
-            self._whole(replace(header, channel=ANALYSIS if more else FINAL), END, complete=complete)
+            self._whole(replace(header, channel=ANALYSIS if more else FINAL), END, begin, end)
 
     # -- bodies
 
@@ -289,21 +286,22 @@ class Repair:
         self._note(rule)
         self._shut(END, complete=not self._header.is_call)
 
-    def _shut(self, token: int, *, complete: bool) -> None:
+    def _shut(self, token: int, *, complete: bool, next_begun: bool = False) -> None:
         self._state = State.BETWEEN
+        end = self._place - next_begun
         if self._dropping:
             self._note("foreign-role", dropped=len(self._encoding.decode(self._bodies)))
         elif self._undecided:
-            self._decide(token, complete=complete)
+            self._decide(token, end, complete=complete)
         else:
             self._release()
             if self._header.is_call and not complete:
                 self._cut_a_call()
-            self._out.append(Shut(token, complete))
+            self._out.append(Shut(token, complete, end))
         self._dropping = self._undecided = False
-        self._bodies = []
+        self._bodies, self.closed_to = [], end
 
-    def _decide(self, token: int, *, complete: bool) -> None:
+    def _decide(self, token: int, end: int, *, complete: bool) -> None:
         """The message's role was a tool's name: its terminator tells whether it is that tool's call."""
         header = self._header
         if token == CALL and complete:
@@ -311,10 +309,10 @@ class Repair:
         elif header.dropped:
             self._note("foreign-role", dropped=len(self._encoding.decode(self._bodies)))
             return
-        self._out.append(Open(header, (*self._start, *self._encoding.encode_marked(header.spelled()))))
+        self._out.append(Open(header, self._spelled(header), self.closed_to, end))
         if self._bodies:
             self._out.append(Body(self._bodies))
-        self._out.append(Shut(token, complete or not header.is_call))
+        self._out.append(Shut(token, complete or not header.is_call, end))
 
     def _cut(self, token: int, rule: str | None) -> None:
         """`<|start|>` or `<|channel|>` in a body. Whether it is a missing end or a call inside a preamble is known
@@ -324,7 +322,7 @@ class Repair:
             self._pending = None
             self._state = State.BETWEEN
         else:
-            self._shut(END, complete=not self._header.is_call)
+            self._shut(END, complete=not self._header.is_call, next_begun=True)
         if preamble and self._header.channel == COMMENTARY and token == CHANNEL:
             self._cut_preamble = True
         else:
@@ -394,7 +392,8 @@ class Repair:
         self._note_all(header)
         if not header.dropped:
             self._settle_thought(more=True)
-            self._whole(header, END, complete=reason is FinishReason.STOP and not header.is_call)
+            complete = reason is FinishReason.STOP and not header.is_call
+            self._whole(header, END, self.closed_to, self._place, complete=complete)
 
     def _end_in_body(self, reason: FinishReason) -> None:
         self._shut(END, complete=reason is FinishReason.STOP and not self._header.is_call and not self._undecided)

@@ -8,6 +8,8 @@ anywhere changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import openai_harmony
 
@@ -22,13 +24,43 @@ from unisono.harmony.repair import Repair
 from unisono.harmony.tools import ToolSet
 
 
+class Gate(Protocol):
+    """Decides which messages there are at all. Asked once or twice for each message, never for a token."""
+
+    def opens(self, header: Header) -> bool:
+        """False: reading stops in front of the message, and nothing of it was said."""
+        ...
+
+    def holds(self, header: Header) -> bool:
+        """Whether nothing of a text is shown before it is complete, as it is with calls."""
+        ...
+
+    def closes(self, header: Header, text: str) -> str | None:
+        """What a complete message that was held says. None: reading stops behind it, and nothing of it was said."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Where a gate stopped the reading: the message that begins at the place `begin` has its header until `header_end`
+    and was read until `end` (see `legal` for places). `tokens` are its legal header."""
+
+    header: Header
+    tokens: tuple[int, ...]
+    begin: int
+    header_end: int
+    end: int
+    text: str | None = None
+    """What it says; None in front of it."""
+
+
 class HarmonyRouter:
     """One answer's router, over all of its generations.
 
     `new_call_id` gives each tool call its id. `hold_calls` shows a call only once it is complete; without it a call's
     arguments are shown as they come, and a cut one closes incomplete. `calls_allowed` False turns calls into
     reasoning: nobody may run them. `canonical` re-encodes each closed text, for backends whose ids are guesses; it may
-    be set at any time.
+    be set at any time. Where a `gate` stops the reading, `stopped` says so, and nothing more is read until `reread`.
     """
 
     def __init__(
@@ -41,6 +73,7 @@ class HarmonyRouter:
         calls_allowed: bool = True,
         parallel_calls: bool = True,
         canonical: bool = False,
+        gate: Gate | None = None,
     ) -> None:
         self._encoding = encoding
         self._tools = tools
@@ -49,6 +82,9 @@ class HarmonyRouter:
         self._calls_allowed = calls_allowed
         self._parallel_calls = parallel_calls
         self.canonical = canonical
+        self.stopped: Stopped | None = None
+        self._gate = gate
+        self._open = Open(Header(), ())
         self._items = 0
         self._calls = 0
         self._tokens = 0
@@ -68,11 +104,44 @@ class HarmonyRouter:
         `<|start|>`, and `header` says which kind it is; without them the prompt ends in `<|start|>assistant`."""
         position = self._repair.position
         self._repair = Repair(self._encoding, self._tools.declared, header, self._tools.builtins)
-        self._repair.position = position
+        self._repair.position = self._repair.origin = position
         self._parser = openai_harmony.StreamableParser(self._encoding.harmony, None)
         self._inner = self._parser._inner
-        if header is not None and (opened := self._begin(header, tuple(opening))) is not None:
+        self.stopped = None
+        if header is None:
+            return
+        self._open = Open(header, tuple(opening))
+        if (opened := self._begin(header, self._open.tokens)) is not None:
             self._opened.append(opened)
+
+    def reread(self, header: Sequence[int], place: int) -> list[Event]:
+        """What was begun and not closed was never said: reading goes on behind `<|start|>assistant`, where the tokens
+        `header` stand, up to `place`. They are not counted, since nobody generated them here."""
+        generated = self._repair.position
+        self._repair = Repair(self._encoding, self._tools.declared, builtins=self._tools.builtins)
+        self._repair.position = generated - len(header)
+        self._repair.origin = generated - place
+        self._repair.closed_to = place - len(header)
+        self._parser = openai_harmony.StreamableParser(self._encoding.harmony, None)
+        self._inner = self._parser._inner
+        self._item, self.stopped = None, None
+        return self._route(self._repair.feed(header))
+
+    def supply(self, tokens: Sequence[int]) -> list[Event]:
+        """Events of tokens that stand where the model's own would, and are not counted as such."""
+        events = self._route(self._repair.feed(tokens))
+        self._repair.position -= len(tokens)
+        self._repair.origin -= len(tokens)
+        return events
+
+    def count(self, tokens: int) -> None:
+        """So many tokens were generated that are not read."""
+        self._tokens += tokens
+
+    @property
+    def thinking(self) -> bool | None:
+        """Whether the open message is reasoning; None when none is open."""
+        return None if self._item is None else isinstance(self._item, Reasoning)
 
     def feed(self, tokens: Sequence[int]) -> list[Event]:
         """Events of some more generated tokens. Never raises on tokens."""
@@ -106,11 +175,17 @@ class HarmonyRouter:
                 case Body():
                     self._body(part.tokens, events)
                 case Open():
+                    if self._gate is not None and not self._gate.opens(part.header):
+                        self.stopped = Stopped(part.header, part.tokens, part.begin, part.end, part.end)
+                        break
+                    self._open = part
                     opened = self._begin(part.header, self._own(part))
                     if opened is not None:
                         events.append(opened)
                 case Shut():
                     self._shut(part, events)
+                    if self.stopped is not None:
+                        break
                 case Repaired():
                     events.append(part)
         return events
@@ -131,6 +206,8 @@ class HarmonyRouter:
         self._body_tokens, self._delivered = [], 0
         self._item = self._item_of(header)
         held = isinstance(self._item, ToolCall) and self._hold_calls
+        if isinstance(self._item, Text) and self._gate is not None:
+            held = self._gate.holds(header)
         self._visible = not held and self._wanted(self._item)
         return Opened(self._item) if self._visible else None
 
@@ -167,6 +244,16 @@ class HarmonyRouter:
         assert item is not None
         self._inner.process(shut.token)
         text = self._encoding.decode(self._body_tokens)
+        passes = shut.complete and self._wanted(item)
+        if self._gate is not None and passes and not self._visible:
+            says = self._gate.closes(self._open.header, text)
+            if says is None:
+                opened = self._open
+                self.stopped = Stopped(opened.header, opened.tokens, opened.begin, opened.end, shut.end, text)
+                self._item = None
+                return
+            if says != text:
+                text, self._body_tokens = says, self._encoding.encode_generated(says)
         # The parser's deltas are a beginning of the text: it keeps the bytes of a character that never came whole, and
         # whatever stands behind such bytes in the same token.
         if self._visible and (rest := text[self._delivered :]):
@@ -174,8 +261,8 @@ class HarmonyRouter:
         if self.canonical:
             self._recount(item, self._encoding.encode_generated(text))
         self._item = None
-        if isinstance(item, ToolCall) and not self._visible:
-            if not shut.complete or not self._wanted(item):
+        if not self._visible:
+            if isinstance(item, ToolCall) and not passes:
                 return
             events.append(Opened(item))
             if text:
