@@ -1,0 +1,133 @@
+"""A gateway that dies while a background response runs tools: another one goes on, and no call is made twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.api.responses.folding import fold
+from tests.contract.servers import Server
+from tests.e2e.gateway import config_of
+from tests.e2e.hosting import DOCS, calls, hosts, made, result
+from tests.e2e.replicas import LEASE_S, Client, Json, Told, replica
+from tests.e2e.responses import ANSWER
+from tests.e2e.wires import ENCODING, WIRES
+from tests.fakes import FakeVllm
+from tests.mcp.conftest import Upstream, start_upstream
+from unisono.engine.judging import OUTCOME_UNKNOWN
+
+WIRE = WIRES["vllm"]
+
+
+@pytest.fixture(scope="module")
+def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
+    with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, found):
+        yield found
+
+
+@pytest.fixture(scope="module")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("redis"), ("databases 64",)).start()
+    yield server
+    server.end()
+
+
+def configuration(upstream: Upstream, fake: FakeVllm, redis: Server, database: int, **entry: Any) -> Json:
+    store = {"url": f"{redis.url.removesuffix('/0')}/{database}", "deadline_s": 5, "lease_s": LEASE_S}
+    return config_of(f"vllm@{fake.url}", store=store, mcp_servers=hosts(upstream, **entry)["mcp_servers"])
+
+
+def model(name: str, seconds: float) -> Any:
+    """Calls a tool once and then answers: by what it is asked, since both gateways ask it."""
+    called = calls("slow", seconds=seconds, name=name)
+
+    def said(asked: Json) -> Any:
+        return WIRE.script(ANSWER if name in ENCODING.decode(asked["prompt"]) else called)
+
+    return said
+
+
+@pytest.mark.parametrize(
+    ("idempotent", "begun", "status"), [([], 1, "failed"), (["slow"], 2, "completed")], ids=["once", "safe to repeat"]
+)
+async def test_a_gateway_that_dies_in_a_call_leaves_it_made_once(
+    upstream: Upstream, redis_server: Server, tmp_path: Path, idempotent: list[str], begun: int, status: str
+) -> None:
+    name = f"killed{len(idempotent)}"
+    async with FakeVllm(tokens=[]) as fake, aiohttp.ClientSession() as session:
+        fake.script = model(name, 2.0)
+        config = configuration(upstream, fake, redis_server, len(idempotent), idempotent=idempotent)
+        async with replica(tmp_path / "b", config) as second, replica(tmp_path / "a", config) as first:
+            a, b = Client(first.url, session), Client(second.url, session)
+            body = {"model": "gpt-oss", "input": "Go", "tools": [DOCS], "background": True}
+            response = await a.post("/v1/responses", body)
+            await upstream.until_noted(f"slow begins {name}", within=30)
+            first.kill()
+            await first.ended()
+            over = await b.over(response["id"])
+            assert over["status"] == "completed"
+            [call] = made(over)
+            assert call["status"] == status
+            assert len(upstream.noted(f"slow begins {name}")) == begun
+            told = await b.resumes(Told(), response["id"])
+            assert fold(told.events).response == over
+            last = ENCODING.decode(fake.requests[-1].json["prompt"])
+            assert result("slow", "done" if idempotent else OUTCOME_UNKNOWN) in last
+
+
+async def test_a_gateway_that_leaves_behind_a_result_leaves_the_result(
+    upstream: Upstream, redis_server: Server, tmp_path: Path
+) -> None:
+    """It dies while the model answers: what the tool said is not asked for again."""
+    gate = asyncio.Event()
+    async with FakeVllm(tokens=[]) as fake, aiohttp.ClientSession() as session:
+        called = calls("echo", text="kept")
+
+        def said(asked: Json) -> Any:
+            prompt = ENCODING.decode(asked["prompt"])
+            if result("echo", "kept") not in prompt:
+                return WIRE.script(called)
+            if not gate.is_set():
+                gate.set()
+                return WIRE.script(ANSWER, first_delay_s=30.0)
+            return WIRE.script(ANSWER)
+
+        fake.script = said
+        config = configuration(upstream, fake, redis_server, 7)
+        async with replica(tmp_path / "b", config) as second, replica(tmp_path / "a", config) as first:
+            a, b = Client(first.url, session), Client(second.url, session)
+            body = {"model": "gpt-oss", "input": "Go", "tools": [DOCS], "background": True}
+            response = await a.post("/v1/responses", body)
+            async with asyncio.timeout(30):
+                await gate.wait()
+            # What was told of the call was kept some moments later.
+            await asyncio.sleep(0.3)
+            first.kill()
+            await first.ended()
+            over = await b.over(response["id"])
+            assert [call["output"] for call in made(over)] == ["kept"]
+            assert upstream.noted("echo kept") == ["echo kept"]
+            told = await b.resumes(Told(), response["id"])
+            assert fold(told.events).response == over
+
+
+async def test_a_cancelled_response_calls_its_tool_off(
+    upstream: Upstream, redis_server: Server, tmp_path: Path
+) -> None:
+    async with FakeVllm(tokens=[]) as fake, aiohttp.ClientSession() as session:
+        fake.script = model("cancelled", 30.0)
+        config = configuration(upstream, fake, redis_server, 8)
+        async with replica(tmp_path / "a", config) as first:
+            a = Client(first.url, session)
+            body = {"model": "gpt-oss", "input": "Go", "tools": [DOCS], "background": True}
+            response = await a.post("/v1/responses", body)
+            await upstream.until_noted("slow begins cancelled", within=30)
+            over = await a.post(f"/v1/responses/{response['id']}/cancel")
+            assert over["status"] == "cancelled"
+            assert made(over)[0]["status"] == "incomplete"
+            await upstream.until_noted("slow cancelled cancelled", within=10)
