@@ -77,7 +77,9 @@ SCHEMAS_ONLY = Cell(
 )
 CONSTRAINED: Mapping[str, Cell] = {
     "vllm": Cell(Support.EXACT, "White space between two tokens of JSON has a bound wherever vLLM can be told one."),
-    "sglang": Cell(Support.EXACT, "Start SGLang with `--constrained-json-whitespace-pattern` to bound white space."),
+    "sglang": Cell(
+        Support.EXACT, "White space between two tokens of JSON has a bound only where SGLang was started with one."
+    ),
     "llamacpp": EXACT,
     "ollama": SCHEMAS_ONLY,
     "mlx_server": UNCONSTRAINED,

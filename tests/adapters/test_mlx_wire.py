@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import pytest
 
-from unisono.core.generation import Sampling
+from unisono.core.generation import AnyJson, JsonSchema, OneOf, Sampling
 from unisono.core.ports import BackendOptions
 from unisono.errors import ConfigError
 from unisono_adapters.mlx_local import MlxLocalBackend
@@ -33,7 +33,10 @@ MESSAGES: dict[str, ToEngine | ToGateway] = {
     "ask": Ask(3, [200006, 5], 10, Sampling(seed=2**63, logit_bias={5: -1.5, 200002: 3.0}), "tenant"),
     "cancel": Cancel(3),
     "tokenize": Tokenize(4, ["a\nb", "\u2028 \U0001f642"]),
-    "ready": Ready(131072),
+    "ask for a schema": Ask(3, [5], 10, Sampling(), constraint=JsonSchema({"enum": ["é", None, 1.5], "$ref": "#/a"})),
+    "ask for any JSON": Ask(3, [5], 10, Sampling(), constraint=AnyJson()),
+    "ask for a choice": Ask(3, [5], 10, Sampling(), constraint=OneOf(("a", '"\n'))),
+    "ready": Ready(131072, guides=True),
     "ready without a context": Ready(None),
     "failed": Failed("no\nmodel"),
     "output": Output(3, [5, 200002], "stop", 17),

@@ -1,4 +1,4 @@
-"""What every Backend promises of a generation under a constraint: the server is asked in its words, or it is refused."""
+"""What every Backend promises of a generation under a constraint: a server is asked in its own words, or not at all."""
 
 from __future__ import annotations
 

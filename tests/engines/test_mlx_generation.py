@@ -19,7 +19,17 @@ from tests.engines.demo_prompts import (
     greedy,
     prompt_for,
 )
-from unisono.core.generation import RETURN, Capabilities, Chunk, FinishReason, Form, Generation, Prompt, Sampling
+from unisono.core.generation import (
+    CONSTRAINT_KINDS,
+    RETURN,
+    Capabilities,
+    Chunk,
+    FinishReason,
+    Form,
+    Generation,
+    Prompt,
+    Sampling,
+)
 from unisono.core.ports import Backend, BackendOptions
 from unisono.errors import BackendRejected, ContextTooLong
 from unisono_adapters.mlx_local import MlxLocalBackend
@@ -46,7 +56,12 @@ async def answer(backend: Backend, job: Generation) -> tuple[list[int], FinishRe
 
 async def test_it_says_what_it_can_do(backend: Backend) -> None:
     assert (await backend.probe()).capabilities == Capabilities(
-        prompt=Form.IDS, output=Form.IDS, stop_visible=True, context=131072, logit_bias=True
+        prompt=Form.IDS,
+        output=Form.IDS,
+        stop_visible=True,
+        context=131072,
+        logit_bias=True,
+        constrain=frozenset(CONSTRAINT_KINDS),
     )
 
 
