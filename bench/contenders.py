@@ -18,25 +18,28 @@ KEY = "sk-bench-4b1d6f0c9a7e42538d"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Where a contender works: a folder for its files, the fake backend's port, its own."""
+    """Where a contender works: a folder for its files, the fake backend's port, its own, and that of the run's Redis,
+    0 for contenders that need none."""
 
     folder: Path
     upstream: int
     port: int
+    redis: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
     """`command` None is the direct connection; it may raise DidNotStart. `ready` is the path that answers 200 once it
-    serves, empty for listening."""
+    serves, empty for listening; `redis` says that it keeps its state in one."""
 
     wire: str
     command: Callable[[Setting], list[str]] | None
     ready: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
+    redis: bool = False
 
 
-def gateway_config(upstream: int) -> str:
+def gateway_config(upstream: int, store: str = "memory://") -> str:
     return f"""\
 model_list:
   - model_name: {vllm_wire.MODEL}
@@ -46,7 +49,7 @@ model_list:
 general_settings:
   master_key: {KEY}
 store:
-  url: memory://
+  url: {store}
 """
 
 
@@ -76,8 +79,9 @@ LITELLM_ENV = {
 
 
 def _unisono(setting: Setting) -> list[str]:
-    config = setting.folder / "gateway.yaml"
-    config.write_text(gateway_config(setting.upstream))
+    store = f"redis://127.0.0.1:{setting.redis}/0" if setting.redis else "memory://"
+    config = setting.folder / f"gateway-{setting.port}.yaml"
+    config.write_text(gateway_config(setting.upstream, store))
     program = Path(sys.executable).parent / "unisono"
     return [str(program), "serve", "--config", str(config), "--port", str(setting.port)]
 
@@ -99,5 +103,6 @@ CONTENDERS: dict[str, Contender] = {
     "relay": Contender("vllm", _module("relay")),
     "aiohttp": Contender("vllm", _module("aiohttp_relay"), ready="/health"),
     "unisono": Contender("chat", _unisono, ready="/health/readiness"),
+    "unisono+redis": Contender("chat", _unisono, ready="/health/readiness", redis=True),
     "litellm": Contender("chat", _litellm, ready="/health/readiness", env=LITELLM_ENV),
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -69,6 +70,9 @@ class Server:
     def __init__(self, stuff: Material) -> None:
         self.pace = Pace()
         self.served = Served()
+        self.ended: dict[str, float] = {}
+        """When each streamed answer was sent to its end, by `vllm_wire.asked`; read and forgotten by
+        `POST /bench/ended`."""
         self._stuff = stuff
         self.rendered = lru_cache(maxsize=64)(self._render)
 
@@ -93,6 +97,7 @@ class Stream:
         options = body.get("stream_options")
         counted = isinstance(options, dict) and bool(options.get("include_usage"))
         self._tail = self._answer.tail(request_id, len(prompt), counted)
+        self._asked = vllm_wire.asked(prompt)
         self._sent = 0
         self._timer: asyncio.Handle | None = None
         self._held = False
@@ -109,6 +114,7 @@ class Stream:
             self.finished = True
             self._timer = None
             self._server.served.tokens += len(self._answer.answer.tokens)
+            self._server.ended[self._asked] = time.monotonic()
         elif self._pace.interval_us:
             due = self._start + (self._sent + 1) * self._per_chunk * self._pace.interval_us / 1e6
             self._timer = self._loop.call_at(due, self._step, 1)
@@ -213,6 +219,10 @@ class Connection(asyncio.Protocol):
     def show_served(self, content: bytes) -> bytes:
         return vllm_wire.json_response(200, asdict(self._server.served))
 
+    def take_ended(self, content: bytes) -> bytes:
+        ended, self._server.ended = self._server.ended, {}
+        return vllm_wire.json_response(200, ended)
+
     def models(self, content: bytes) -> bytes:
         model = {
             "id": vllm_wire.MODEL,
@@ -240,6 +250,7 @@ ROUTES: dict[tuple[str, str], Callable[[Connection, bytes], bytes]] = {
     ("GET", "/version"): Connection.version,
     ("POST", "/bench/pace"): Connection.set_pace,
     ("GET", "/bench/served"): Connection.show_served,
+    ("POST", "/bench/ended"): Connection.take_ended,
 }
 
 

@@ -1,7 +1,7 @@
 """The clients: so many streams at once, each asking again when its answer is complete; a process of its own.
 
-Driven by lines of JSON: one `Load` in, one `Outcome` out. Connections are kept between lines, so that a warm-up line
-leaves the next one with everything open.
+Driven by lines of JSON: one `Load` in, one `Outcome` out; or one `Lived` in, its pasts out. Connections are kept
+between lines, so that a warm-up line leaves the next one with everything open.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -18,6 +19,9 @@ import uvloop
 from bench import http_client, material, wires
 from bench.http_client import Connection, Lost
 from bench.material import Material
+from bench.pasts import Lived, live
+
+NOTHING: Mapping[str, object] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,9 @@ class Load:
     leave_s: float = 0.0
     """After so many seconds each client hangs up, whatever it got; 0 for never."""
     cold: Cold | None = None
+    pasts: tuple[Mapping[str, str], ...] = ()
+    """What the requests continue, as fields of their bodies: each past is continued by as many of them, one after the
+    other."""
     key: str = ""
     limit_s: float = 120.0
     """After this the load is given up and counts as a fault."""
@@ -85,13 +92,16 @@ class Clients:
     """Open connections by port, and the streams that use them."""
 
     def __init__(self, stuff: Material) -> None:
-        self._stuff = stuff
+        self.stuff = stuff
         self._idle: dict[int, list[Connection]] = {}
 
     async def run(self, load: Load) -> Outcome:
         outcome, ttfts, gaps = Outcome(), list[float](), list[float]()
         count = load.streams * load.requests
-        messages = [self._message(load, wires.NORMAL_PROMPT, i, load.tokens, load.history) for i in range(count)]
+        pasts = [load.pasts[i * len(load.pasts) // count] if load.pasts else {} for i in range(count)]
+        messages = [
+            self._message(load, wires.NORMAL_PROMPT, i, load.tokens, load.history, pasts[i]) for i in range(count)
+        ]
         cold = load.cold
         late = list[bytes]()
         if cold is not None:
@@ -129,13 +139,15 @@ class Clients:
             for connection in connections:
                 connection.close()
 
-    def _message(self, load: Load, words: int, index: int, tokens: int, history: int = 0) -> bytes:
+    def _message(
+        self, load: Load, words: int, index: int, tokens: int, history: int = 0, more: Mapping[str, object] = NOTHING
+    ) -> bytes:
         seed = load.seed * 1_000_003 + index
-        question = wires.Question(seed, words, history, seed if load.fresh else 0)
-        return wires.request(load.wire, self._stuff, question, tokens=tokens, stream=load.stream, key=load.key)
+        question = wires.Question(seed, words, history, seed if load.fresh else 0, more)
+        return wires.request(load.wire, self.stuff, question, tokens=tokens, stream=load.stream, key=load.key)
 
     async def _one(self, load: Load, request: bytes, tokens: int, outcome: Outcome) -> wires.Clock | None:
-        expected = self._stuff.answer(tokens)
+        expected = self.stuff.answer(tokens)
         idle = self._idle.setdefault(load.port, [])
         connection: Connection | None = None
         reader = None
@@ -178,18 +190,25 @@ def _usable(idle: list[Connection]) -> Connection | None:
     return None
 
 
-def parse(line: bytes | str) -> Load:
+def parse(line: bytes | str) -> Load | Lived:
     body = orjson.loads(line)
+    if "turns" in body:
+        return Lived(**body)
     cold = body.pop("cold", None)
-    return Load(**body, cold=None if cold is None else Cold(**cold))
+    pasts = tuple(body.pop("pasts", ()))
+    return Load(**body, cold=None if cold is None else Cold(**cold), pasts=pasts)
 
 
 def main(path: Path) -> None:
     clients = Clients(material.load(path))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         for line in sys.stdin:
-            outcome = runner.run(clients.run(parse(line)))
-            print(orjson.dumps(asdict(outcome)).decode(), flush=True)
+            match parse(line):
+                case Lived() as lived:
+                    said = orjson.dumps(runner.run(live(clients.stuff, lived)))
+                case Load() as load:
+                    said = orjson.dumps(asdict(runner.run(clients.run(load))))
+            print(said.decode(), flush=True)
 
 
 if __name__ == "__main__":

@@ -41,6 +41,8 @@ class Judged:
     def compared(self) -> str:
         verdict = self.verdict
         of, against = verdict.of, verdict.against
+        if not against:
+            return f"{COLUMNS[verdict.column]}: {of}"
         if verdict.less is not None:
             of, against = f"({of} - {verdict.less[0]})", f"({against} - {verdict.less[1]})"
         return f"{COLUMNS[verdict.column]}: {of} {'-' if verdict.difference else '/'} {against}"
@@ -73,7 +75,10 @@ def judge(scenario: Scenario, samples: Mapping[str, Sequence[Sample]]) -> list[J
 
 
 def _compared(verdict: Verdict, *arms: Sample) -> float:
-    left, right, *less = (float(getattr(sample, verdict.column)) for sample in arms)
+    values = [float(getattr(sample, verdict.column)) for sample in arms]
+    if not verdict.against:
+        return values[0]
+    left, right, *less = values
     if less:
         left, right = left - less[0], right - less[1]
     return left - right if verdict.difference else left / right

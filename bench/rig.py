@@ -7,8 +7,10 @@ answer was complete; a warm-up through the same connections comes before it.
 from __future__ import annotations
 
 import select
+import shutil
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from math import nan
@@ -18,12 +20,15 @@ from types import TracebackType
 import orjson
 
 from bench import material, meter
+from bench.background import Ask as AskBehind
+from bench.background import Told
 from bench.contenders import CONTENDERS, KEY, Setting
 from bench.fake_vllm import Pace
 from bench.load import Load, Outcome
-from bench.processes import Cpus, Process, call, free_port
+from bench.pasts import Lived
+from bench.processes import Cpus, DidNotStart, Process, call, free_port
 from bench.renders import Ask
-from bench.scenarios import FULL_SPEED, Arm, Launch, Rendering, Work
+from bench.scenarios import FULL_SPEED, Arm, Behind, Launch, Past, Rendering, Work
 from unisono.harmony.encoding import load_encoding
 
 WARM_TOKENS = 64
@@ -54,6 +59,11 @@ class Sample:
     idle_mib: float = nan
     kib_per_stream: float = nan
     render_ms: float = nan
+    store_busy: float = nan
+    logged_p50_s: float = nan
+    logged_max_s: float = nan
+    watched_p50_s: float = nan
+    watched_max_s: float = nan
     faults: int = 0
     examples: tuple[str, ...] = ()
 
@@ -74,6 +84,8 @@ class Rig:
         self.started: dict[str, Started] = {}
         self._stuff = folder / "material.json"
         self._renders: Process | None = None
+        self._crowd: Process | None = None
+        self._redis: tuple[int, Process] | None = None
         self._seed = 0
 
     def __enter__(self) -> Rig:
@@ -114,6 +126,8 @@ class Rig:
                 return self._loaded(self.start(arm.contender), work)
             case Launch(held):
                 return self._launched(arm.contender, held)
+            case Behind() as behind:
+                return self._behind(self.start(arm.contender), behind)
             case Rendering() as rendering:
                 return self._rendered(rendering)
 
@@ -121,7 +135,8 @@ class Rig:
         contender = CONTENDERS[name]
         if contender.command is None:
             raise ValueError(f"{name} is no process")
-        setting = Setting(self._folder, self.upstream, free_port())
+        redis = self._store()[0] if contender.redis else 0
+        setting = Setting(self._folder, self.upstream, free_port(), redis)
         home = {"XDG_DATA_HOME": str(self._folder / "data"), "XDG_STATE_HOME": str(self._folder / "state")}
         log = f"{name}-{setting.port}"
         command, env = contender.command(setting), {**home, **contender.env}
@@ -144,7 +159,8 @@ class Rig:
             self._warm(started, replace(held, streams=2, requests=5))
             before = meter.resident_mib(process.pid)
             self._pace(held.pace)
-            outcome, most = self._weighed(started, held, process.pid)
+            line, most = _weighed(self._clients, asdict(self._load(started, held)), process.pid)
+            outcome = Outcome(**orjson.loads(line))
             return replace(
                 sample,
                 kib_per_stream=1024 * (most - before) / held.streams,
@@ -161,12 +177,76 @@ class Rig:
         ask = Ask(rendering.how, rendering.words, rendering.times, self._seed)
         return Sample(render_ms=float(_answered(self._renders, asdict(ask))))
 
+    def _store(self) -> tuple[int, Process]:
+        """The run's one Redis, started when it is first needed: its port and its process."""
+        if self._redis is None:
+            program = shutil.which("redis-server") or shutil.which("valkey-server")
+            if program is None:
+                raise DidNotStart("no redis-server or valkey-server on PATH (Debian: redis-server)")
+            port = free_port()
+            settings = {"bind": "127.0.0.1", "port": str(port), "dir": str(self._folder), "save": ""}
+            settings |= {"appendonly": "yes", "appendfsync": "everysec"}
+            command = [program, *(word for name, value in settings.items() for word in (f"--{name}", value))]
+            process = self._stack.enter_context(Process("redis", command, self._folder, self._cpus.others))
+            process.wait_ready(port, "")
+            self._redis = port, process
+        return self._redis
+
+    def _behind(self, started: Started, behind: Behind) -> Sample:
+        if self._crowd is None:
+            command = [sys.executable, "-m", "bench.background", str(self._stuff)]
+            process = Process("background", command, self._folder, self._cpus.others, piped=True)
+            self._crowd = self._stack.enter_context(process)
+        assert started.process is not None  # a gateway runs them
+        gateway, (store, redis) = started.process.pid, self._store()
+        self._pace(FULL_SPEED)
+        few = replace(behind, streams=20, watched=10, tokens=WARM_TOKENS, spread_s=0.0)
+        _answered(self._crowd, self._ask_behind(started, few, store))
+        self._pace(behind.pace)
+        resident = meter.resident_mib(gateway)
+        pids = (gateway, redis.pid, self._fake.pid)
+        before = [meter.cpu_seconds(pid) for pid in pids]
+        line, most = _weighed(self._crowd, self._ask_behind(started, behind, store), gateway)
+        told = Told(**orjson.loads(line))
+        used, stored, faked = (meter.cpu_seconds(pid) - was for pid, was in zip(pids, before, strict=True))
+        tokens = behind.streams * behind.tokens
+        return Sample(
+            cpu_us_per_token=1e6 * used / tokens,
+            tokens_per_s=tokens / told.seconds,
+            kib_per_stream=1024 * (most - resident) / behind.streams,
+            busy=used / told.seconds,
+            store_busy=stored / told.seconds,
+            rig_busy=(faked + stored + told.cpu_s) / told.seconds / max(1, len(self._cpus.others)),
+            logged_p50_s=told.logged_p50_s,
+            logged_max_s=told.logged_max_s,
+            watched_p50_s=told.watched_p50_s,
+            watched_max_s=told.watched_max_s,
+            faults=told.faults,
+            examples=tuple(told.examples),
+        )
+
+    def _ask_behind(self, started: Started, behind: Behind, store: int) -> dict[str, object]:
+        self._seed += 1
+        ask = AskBehind(
+            port=started.port,
+            upstream=self.upstream,
+            store=store,
+            key=KEY,
+            streams=behind.streams,
+            watched=behind.watched,
+            tokens=behind.tokens,
+            spread_s=behind.spread_s,
+            seed=self._seed,
+        )
+        return asdict(ask)
+
     def _loaded(self, started: Started, work: Work) -> Sample:
         self._warm(started, work)
+        load = self._load(started, work)
         self._pace(work.pace)
         abandoned = self._abandoned()
         before, fake = self._cpu(started), meter.cpu_seconds(self._fake.pid)
-        outcome = self._run(started, work)
+        outcome = self._run(load)
         # Closing what belongs to the last answer is work, too.
         time.sleep(SETTLE_S if outcome.left else 0.05)
         used, fake = self._cpu(started) - before, meter.cpu_seconds(self._fake.pid) - fake
@@ -193,27 +273,28 @@ class Rig:
     def _warm(self, started: Started, work: Work) -> None:
         self._pace(FULL_SPEED)
         tokens = min(work.tokens, WARM_TOKENS)
-        self._run(
-            started, replace(work, tokens=tokens, requests=min(work.requests, 20), cold=None, spread_s=0.0, leave_s=0.0)
-        )
+        past = None if work.past is None else replace(work.past, count=1)
+        few = replace(work, tokens=tokens, requests=min(work.requests, 20), past=past)
+        self._run(self._load(started, replace(few, cold=None, spread_s=0.0, leave_s=0.0)))
 
-    def _run(self, started: Started, work: Work) -> Outcome:
-        return Outcome(**orjson.loads(_answered(self._clients, self._load(started, work))))
+    def _run(self, load: Load) -> Outcome:
+        return Outcome(**orjson.loads(_answered(self._clients, asdict(load))))
 
-    def _weighed(self, started: Started, work: Work, pid: int) -> tuple[Outcome, float]:
-        """A load, and the most memory that was seen meanwhile, in MiB."""
-        question, answer = self._clients.pipes
-        question.write(orjson.dumps(self._load(started, work)) + b"\n")
-        question.flush()
-        most = 0.0
-        while not select.select([answer], [], [], WEIGH_EVERY_S)[0]:
-            most = max(most, meter.resident_mib(pid))
-        return Outcome(**orjson.loads(answer.readline())), most
-
-    def _load(self, started: Started, work: Work) -> dict[str, object]:
+    def _pasts(self, started: Started, past: Past | None, tokens: int) -> tuple[Mapping[str, str], ...]:
+        if past is None:
+            return ()
         self._seed += 1
-        load = Load(
-            wire=started.wire,
+        lived = Lived(past.how, started.port, past.count, past.turns, tokens, self._seed, KEY)
+        return tuple(orjson.loads(_answered(self._clients, asdict(lived))))
+
+    def _load(self, started: Started, work: Work) -> Load:
+        """What the clients are told, with the past it needs made at full speed."""
+        if work.past is not None:
+            self._pace(FULL_SPEED)
+        pasts = self._pasts(started, work.past, work.tokens)
+        self._seed += 1
+        return Load(
+            wire=work.wire or started.wire,
             port=started.port,
             streams=work.streams,
             tokens=work.tokens,
@@ -225,9 +306,9 @@ class Rig:
             fresh=work.fresh,
             leave_s=work.leave_s,
             cold=work.cold,
+            pasts=pasts,
             key=KEY,
         )
-        return asdict(load)
 
     def _pace(self, pace: Pace) -> None:
         call(self.upstream, "POST", "/bench/pace", orjson.dumps(asdict(pace)))
@@ -240,11 +321,29 @@ class Rig:
         return 0.0 if started.process is None else meter.cpu_seconds(started.process.pid)
 
 
+def _weighed(process: Process, question: object, pid: int) -> tuple[bytes, float]:
+    """The line `process` answers, and the most memory `pid` was seen with meanwhile, in MiB."""
+    _ask(process, question)
+    most = 0.0
+    while not select.select([process.pipes[1]], [], [], WEIGH_EVERY_S)[0]:
+        most = max(most, meter.resident_mib(pid))
+    return _answer(process), most
+
+
 def _answered(process: Process, question: object) -> bytes:
     """The line `process` answers to a line of JSON."""
-    asked, answer = process.pipes
+    _ask(process, question)
+    return _answer(process)
+
+
+def _ask(process: Process, question: object) -> None:
+    asked = process.pipes[0]
     asked.write(orjson.dumps(question) + b"\n")
     asked.flush()
+
+
+def _answer(process: Process) -> bytes:
+    answer = process.pipes[1]
     line = answer.readline()
     if not line:
         raise RuntimeError(f"{process.name} ended:\n{process.log_end()}")

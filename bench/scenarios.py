@@ -15,6 +15,15 @@ TOKEN_EVERY_20_MS = Pace(interval_us=20_000)
 
 
 @dataclass(frozen=True, slots=True)
+class Past:
+    """What requests of responses continue: see `bench.pasts`. Each of `count` pasts is continued by as many of them."""
+
+    how: str
+    turns: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
     """A load without its address."""
 
@@ -28,6 +37,9 @@ class Work:
     leave_s: float = 0.0
     cold: Cold | None = None
     pace: Pace = FULL_SPEED
+    wire: str = ""
+    """Which of a contender's wires, where it is not its first."""
+    past: Past | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +51,17 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
+class Behind:
+    """Responses in the background: see `bench.background`."""
+
+    streams: int
+    watched: int
+    tokens: int
+    spread_s: float
+    pace: Pace
+
+
+@dataclass(frozen=True, slots=True)
 class Rendering:
     """A conversation rendered without a server: see `bench.renders`."""
 
@@ -47,24 +70,27 @@ class Rendering:
     times: int
 
 
+Task = Work | Launch | Behind | Rendering
+
+
 @dataclass(frozen=True, slots=True)
 class Arm:
     """One contender under one load."""
 
     label: str
     contender: str
-    work: Work | Launch | Rendering
+    work: Task
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """`column` of the arm `of` against that of the arm `against`: their ratio, or their difference, and the most it
     may be; with `at_least`, the least. `less` names an arm for each whose value is taken off first: what is compared
-    then is what they add."""
+    then is what they add. Without `against` it is the value itself."""
 
     column: str
     of: str
-    against: str
+    against: str = ""
     difference: bool = False
     aim: float | None = None
     at_least: bool = False
@@ -72,7 +98,7 @@ class Verdict:
 
     @property
     def arms(self) -> tuple[str, ...]:
-        return (self.of, self.against, *(self.less or ()))
+        return (self.of, *([self.against] if self.against else ()), *(self.less or ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +126,11 @@ COLUMNS: dict[str, str] = {
     "idle_mib": "MiB idle",
     "kib_per_stream": "KiB/stream",
     "render_ms": "render CPU ms",
+    "store_busy": "CPU of Redis busy",
+    "logged_p50_s": "logged after, p50 s",
+    "logged_max_s": "logged after, max s",
+    "watched_p50_s": "at the client after, p50 s",
+    "watched_max_s": "at the client after, max s",
 }
 """Columns a table can show, by the field of a sample; `busy` is the tested process's share of its CPU,
 `unaborted` how many clients left without the backend being told."""
@@ -120,6 +151,11 @@ def _at(streams: int) -> Arm:
     return Arm(f"unisono, {streams} streams", "unisono", work)
 
 
+def _surfaces(speed: str, work: Work) -> tuple[Arm, ...]:
+    wires = {"chat": "chat", "responses": "responses", "responses not kept": "responses, not kept"}
+    return tuple(Arm(f"{speed}, {name}", "unisono+redis", replace(work, wire=wire)) for name, wire in wires.items())
+
+
 PACED = Work(streams=24, tokens=256, spread_s=0.02, pace=TOKEN_EVERY_20_MS)
 FEW_PACED = replace(PACED, streams=6)
 """What LiteLLM keeps up with on any CPU; at 24 streams it may be at its limit, which its share of the CPU tells."""
@@ -132,6 +168,9 @@ FIRST_TURN = Work(streams=1, tokens=16, requests=10, history=100_000, fresh=True
 NEXT_TURN = replace(FIRST_TURN, fresh=False)
 COLD = Cold(words=60_000, every_s=0.25, count=28)
 CANARY = Work(streams=8, tokens=400, spread_s=0.02, pace=TOKEN_EVERY_20_MS, cold=COLD)
+CONTINUED = Work(streams=1, tokens=64, requests=40, wire="responses")
+"""Chains and conversations of fifty turns, ten of them; in a conversation the fourth request finds three turns more."""
+BEHIND = Behind(streams=500, watched=100, tokens=120, spread_s=3.0, pace=Pace(interval_us=100_000))
 HELD = Work(streams=512, tokens=64, spread_s=2.0, pace=Pace(interval_us=100_000))
 
 SCENARIOS: dict[str, Scenario] = {
@@ -226,6 +265,7 @@ SCENARIOS: dict[str, Scenario] = {
         "a process of its own, on one CPU: start, memory before the first request, and of each of 512 slow streams",
         (
             *(Arm(name, name, Launch(HELD)) for name in ("relay", "aiohttp", "unisono")),
+            Arm("unisono+redis", "unisono+redis", Launch()),
             Arm("litellm", "litellm", Launch()),
         ),
         ("start_s", "start_cpu_s", "idle_mib", "kib_per_stream"),
@@ -233,6 +273,42 @@ SCENARIOS: dict[str, Scenario] = {
             Verdict("start_s", "unisono", "litellm", aim=0.12),
             Verdict("idle_mib", "unisono", "litellm", aim=0.4),
             Verdict("kib_per_stream", "unisono", "aiohttp"),
+            Verdict("start_s", "unisono+redis", "unisono", aim=1.1),
+        ),
+    ),
+    "responses": Scenario(
+        "streams of responses against streams of chat at the same gateway: 24 paced ones, and 16 at full speed",
+        (*_surfaces("paced", PACED), *_surfaces("full", replace(FULL, requests=4))),
+        ("cpu_us_per_token", "gap_p99_ms", "tokens_per_s"),
+        tuple(
+            Verdict("cpu_us_per_token", f"{speed}, responses{kept}", f"{speed}, chat", aim=aim)
+            for speed in ("paced", "full")
+            for kept, aim in (("", 1.3), (" not kept", None))
+        ),
+    ),
+    "continued": Scenario(
+        "a stored response behind nothing and behind fifty stored turns, one client, 64 tokens each",
+        (
+            Arm("fresh", "unisono+redis", CONTINUED),
+            Arm("chain of 50", "unisono+redis", replace(CONTINUED, past=Past("chain", 50, 10))),
+            Arm("conversation of 50", "unisono+redis", replace(CONTINUED, past=Past("conversation", 50, 10))),
+        ),
+        ("ttft_p50_ms", "ttft_p99_ms", "cpu_ms_per_request"),
+        (
+            Verdict("ttft_p50_ms", "chain of 50", "fresh", difference=True, aim=10.0),
+            Verdict("ttft_p50_ms", "conversation of 50", "fresh", difference=True, aim=10.0),
+        ),
+    ),
+    "background": Scenario(
+        "500 responses in the background at 10 tokens per second each, 120 tokens, 100 of them streamed to clients",
+        (Arm("unisono+redis", "unisono+redis", BEHIND),),
+        (
+            *("logged_p50_s", "logged_max_s", "watched_p50_s", "watched_max_s"),
+            *("tokens_per_s", "cpu_us_per_token", "busy", "store_busy", "kib_per_stream"),
+        ),
+        (
+            Verdict("logged_max_s", "unisono+redis", aim=2.0),
+            Verdict("watched_max_s", "unisono+redis", aim=2.0),
         ),
     ),
     "chunks": Scenario(
@@ -252,11 +328,13 @@ SCENARIOS: dict[str, Scenario] = {
 }
 
 
-def shortened(work: Work | Launch | Rendering) -> Work | Launch | Rendering:
+def shortened(work: Task) -> Task:
     """A smaller load of the same shape, for a look instead of a measurement."""
     match work:
         case Rendering():
             return replace(work, times=1)
+        case Behind():
+            return replace(work, tokens=max(12, work.tokens // 3))
         case Launch(held):
             return work if held is None else Launch(_shortened(held))
         case Work():
@@ -265,5 +343,6 @@ def shortened(work: Work | Launch | Rendering) -> Work | Launch | Rendering:
 
 def _shortened(work: Work) -> Work:
     cold = None if work.cold is None else replace(work.cold, count=max(1, work.cold.count // 3))
+    past = None if work.past is None else replace(work.past, count=max(1, work.past.count // 3))
     tokens = max(12, work.tokens // 3) if work.pace.interval_us else work.tokens
-    return replace(work, tokens=tokens, requests=max(1, work.requests // 3), cold=cold)
+    return replace(work, tokens=tokens, requests=max(1, work.requests // 3), cold=cold, past=past)

@@ -21,6 +21,10 @@ CREATED = 1_763_640_000
 ID_MARK = "f0" * 16
 """Stands for a request id, as long as one, until there is one."""
 
+ASKED_WORDS = 12
+ASKED_END = 3
+"""`<|end|><|start|>assistant` stands behind a question."""
+
 DONE = b"data: [DONE]\n\n"
 LAST_CHUNK = b"0\r\n\r\n"
 STREAM_HEAD = (
@@ -153,6 +157,11 @@ def prompt(body: dict[str, object]) -> Sequence[int]:
     if not isinstance(ids, list):
         raise TypeError("the request was not checked")
     return ids
+
+
+def asked(prompt: Sequence[int]) -> str:
+    """What tells one question of a measurement from the others: the last words before the frame of the answer."""
+    return " ".join(map(str, prompt[-ASKED_END - ASKED_WORDS : -ASKED_END]))
 
 
 def refusal(body: object) -> bytes | None:

@@ -1,4 +1,4 @@
-"""The two wires a contender may speak: how a request is worded, how its answer is read, and whether all of it came.
+"""The wires a contender may speak: how a request is worded, how its answer is read, and whether all of it came.
 
 A reader notes when text arrived and checks at the end that it is, byte for byte, what the fake backend sent.
 """
@@ -6,9 +6,9 @@ A reader notes when text arrived and checks at the end that it is, byte for byte
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import orjson
 
@@ -157,8 +157,101 @@ class ChatReader:
         )
 
 
+class ResponsesReader:
+    """Reads the events of a response."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.ended_at = 0.0
+        """When the last event came, in seconds of `time.monotonic`, which is one clock for all processes."""
+        self._rest = b""
+        self._raw = b""
+        self._texts: dict[str, list[str]] = {kind: [] for kind in DELTAS.values()}
+        self._end: dict[str, Any] = {}
+        self._error = b""
+
+    def feed(self, data: bytes) -> None:
+        if len(self._raw) < 300:
+            self._raw += data[:300]
+        kind = ""
+        *events, self._rest = (self._rest + data).split(b"\n\n")
+        for event in events:
+            name, _, body = event.partition(b"\n")
+            if shown := DELTAS.get(name):
+                self._texts[shown].append(orjson.loads(body[6:])["delta"])
+                kind = shown
+            elif name in ENDS:
+                self._end, self.ended_at = orjson.loads(body[6:])["response"], time.monotonic()
+            elif name == BEGIN:
+                self.began(orjson.loads(body[6:])["response"]["id"])
+            elif name == b"event: error":
+                self._error = body
+        if kind:
+            self.clock.mark(kind)
+
+    def fault(self, status: int, expected: Answer) -> str | None:
+        fault = _first_fault(
+            (status == 200, f"HTTP {status}: {self._raw!r}"),
+            (not self._error, f"error in the stream: {self._error[:200]!r}"),
+            (bool(self._end), "no last event"),
+            ("".join(self._texts["reasoning"]) == expected.reasoning, "reasoning differs"),
+            ("".join(self._texts["content"]) == expected.content, "content differs"),
+        )
+        return fault or response_fault(self._end, expected)
+
+    def began(self, response_id: str) -> None:
+        """The first event came."""
+
+
+BEGIN = b"event: response.created"
+DELTAS = {
+    b"event: response.reasoning_text.delta": "reasoning",
+    b"event: response.output_text.delta": "content",
+}
+ENDS = (b"event: response.completed", b"event: response.incomplete", b"event: response.failed")
+
+
+def response_fault(response: Mapping[str, Any], expected: Answer) -> str | None:
+    """What is wrong with a finished response, in one line."""
+    texts = {item["type"]: item["content"][0]["text"] for item in response.get("output", ())}
+    counted = (response.get("usage") or {}).get("output_tokens")
+    return _first_fault(
+        (response.get("status") == "completed", f"the response is {response.get('status')}"),
+        (texts.get("reasoning") == expected.reasoning, "the whole reasoning differs"),
+        (texts.get("message") == expected.content, "the whole content differs"),
+        (counted == len(expected.tokens), f"usage says {counted} tokens"),
+    )
+
+
+class ResponseReader:
+    """Reads a response that does not stream."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self._body = b""
+
+    def feed(self, data: bytes) -> None:
+        self._body += data
+
+    @property
+    def said(self) -> bytes:
+        """The beginning of the answer, for error reports."""
+        return self._body[:300]
+
+    @property
+    def id(self) -> str:
+        """Of whatever was answered with 200; empty where it has none."""
+        return str(orjson.loads(self._body).get("id") or "")
+
+    def fault(self, status: int, expected: Answer) -> str | None:
+        self.clock.mark("whole")
+        if status != 200:
+            return f"HTTP {status}: {self.said!r}"
+        return response_fault(orjson.loads(self._body), expected)
+
+
 class WholeReader:
-    """Reads an answer that does not stream, on either wire."""
+    """Reads an answer that does not stream, on the completions or the chat wire."""
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -194,6 +287,8 @@ class Question:
     words: int = NORMAL_PROMPT
     history: int = 0
     history_seed: int = 0
+    more: Mapping[str, object] = field(default_factory=dict)
+    """Further fields of the request's body, whatever wire they belong to."""
 
 
 def _vllm_body(stuff: Material, question: Question) -> dict[str, object]:
@@ -218,20 +313,48 @@ def _chat_body(stuff: Material, question: Question) -> dict[str, object]:
     return {"model": vllm_wire.MODEL, "messages": messages}
 
 
-WIRES: dict[str, tuple[str, Callable[[Material, Question], dict[str, object]], Callable[[], Reader]]] = {
-    "vllm": ("/v1/completions", _vllm_body, VllmReader),
-    "chat": ("/v1/chat/completions", _chat_body, ChatReader),
+def _responses_body(stuff: Material, question: Question) -> dict[str, object]:
+    chat = _chat_body(stuff, question)
+    messages = chat.pop("messages")
+    assert isinstance(messages, list)
+    return {**chat, "instructions": messages[0]["content"], "input": messages[1:]}
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """`limit` names the field for the most tokens of an answer, `streamed` are those of a request for a stream."""
+
+    path: str
+    to_body: Callable[[Material, Question], dict[str, object]]
+    streams: Callable[[], Reader]
+    whole: Callable[[], Reader] = WholeReader
+    limit: str = "max_tokens"
+    streamed: Mapping[str, object] = field(
+        default_factory=lambda: {"stream": True, "stream_options": {"include_usage": True}}
+    )
+
+
+_RESPONSES = Wire(
+    "/v1/responses", _responses_body, ResponsesReader, ResponseReader, "max_output_tokens", {"stream": True}
+)
+WIRES: dict[str, Wire] = {
+    "vllm": Wire("/v1/completions", _vllm_body, VllmReader),
+    "chat": Wire("/v1/chat/completions", _chat_body, ChatReader),
+    "responses": _RESPONSES,
+    "responses, not kept": replace(
+        _RESPONSES, to_body=lambda stuff, question: {**_responses_body(stuff, question), "store": False}
+    ),
 }
 
 
 def request(wire: str, stuff: Material, question: Question, *, tokens: int, stream: bool, key: str = "") -> bytes:
     """One request for an answer of `tokens` tokens, as bytes, with `key` for those who ask for one."""
-    path, to_body, _ = WIRES[wire]
-    body = to_body(stuff, question) | {"max_tokens": tokens, "temperature": 1.0}
+    spoken = WIRES[wire]
+    body = {**spoken.to_body(stuff, question), spoken.limit: tokens, "temperature": 1.0, **question.more}
     if stream:
-        body |= {"stream": True, "stream_options": {"include_usage": True}}
-    return message(path, orjson.dumps(body), key=key)
+        body |= spoken.streamed
+    return message(spoken.path, orjson.dumps(body), key=key)
 
 
 def reader(wire: str, *, stream: bool) -> Reader:
-    return WIRES[wire][2]() if stream else WholeReader()
+    return WIRES[wire].streams() if stream else WIRES[wire].whole()
