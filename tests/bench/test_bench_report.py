@@ -83,6 +83,13 @@ def test_verdicts_compare_rounds_and_take_the_median() -> None:
     assert "(b - none) / (a - none) = **9** (aim ≤ 8: MISSED)" in text
 
 
+def test_a_verdict_without_anything_to_compare_with_is_the_value() -> None:
+    alone = Scenario("t", (Arm("a", "relay", Work(1, 1)),), (), (Verdict("cpu_us_per_token", "a", aim=15.0),))
+    [judged] = report.judge(alone, {"a": [sample(10), sample(20), sample(90)]})
+    assert (judged.value, judged.met) == (20.0, False)
+    assert judged.line() == "CPU µs/token: a = **20** (aim ≤ 15: MISSED)"
+
+
 def test_the_aims_are_listed_with_what_became_of_them() -> None:
     judged = report.judge(RATIO, {"a": [sample(10)], "b": [sample(60)]})
     assert "| name | CPU µs/token: b / a | ≤ 7 | 6 | met |" in report.aims({"name": judged})

@@ -53,7 +53,7 @@ LOADS = {
 ON_A_WIRE = {
     f"{name}, {wire}": replace(load, wire=wire)
     for name, load in LOADS.items()
-    for wire in wires.WIRES
+    for wire in ("vllm", "chat")
     # What a cut answer would say as a chat is nobody's business here.
     if wire == "vllm" or load.tokens >= material.SHORTEST
 }
@@ -95,6 +95,20 @@ async def test_a_client_that_leaves_is_noticed(stuff: Material) -> None:
         await asyncio.sleep(0.05)
         _, served = await ask(port, "/bench/served", method="GET")
         assert orjson.loads(served) == {"requests": 1, "tokens": 0, "abandoned": 1}
+
+
+async def test_the_backend_knows_when_it_sent_the_end_of_an_answer(stuff: Material) -> None:
+    async with fake(stuff) as port:
+        words, _ = stuff.prompt(wires.NORMAL_PROMPT, 7)
+        frame = [200007, 200006, 173781]
+        body = {"model": vllm_wire.MODEL, "prompt": [1, *words, *frame], "max_tokens": 12, "stream": True}
+        before = time.monotonic()
+        await ask(port, "/v1/completions", body)
+        _, answer = await ask(port, "/bench/ended")
+        [(asked, at)] = orjson.loads(answer).items()
+        assert asked == " ".join(map(str, words[-vllm_wire.ASKED_WORDS :]))
+        assert before <= at <= time.monotonic()
+        assert await ask(port, "/bench/ended") == (200, b"{}")
 
 
 async def test_clients_that_hang_up_are_counted_and_are_no_fault(stuff: Material) -> None:

@@ -1,6 +1,7 @@
 """Readers take an answer cut anywhere and notice whatever is missing or different."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 
 import orjson
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from bench import vllm_wire, wires
 from bench.load import Load, parse, quantile
 from bench.material import Answer, Material
+from bench.pasts import Lived
 
 
 def unframed(chunks: bytes) -> bytes:
@@ -47,7 +49,41 @@ def chat_stream(answer: Answer, error: bool = False) -> bytes:
     return b": keep-alive\n\n" + b"".join(lines) + b"data: [DONE]\n\n"
 
 
-STREAMS: dict[str, Callable[[Answer], bytes]] = {"vllm": vllm_stream, "chat": chat_stream}
+def response(answer: Answer) -> dict[str, object]:
+    """As it is when it is over."""
+    return {
+        "id": "resp_1",
+        "status": "completed",
+        "output": [
+            {"type": "reasoning", "content": [{"type": "reasoning_text", "text": answer.reasoning}]},
+            {"type": "message", "content": [{"type": "output_text", "text": answer.content}]},
+        ],
+        "usage": {"output_tokens": len(answer.tokens)},
+    }
+
+
+def responses_stream(answer: Answer) -> bytes:
+    def event(name: str, body: dict[str, object]) -> bytes:
+        return b"event: " + name.encode() + b"\ndata: " + orjson.dumps({"type": name, **body}) + b"\n\n"
+
+    half = len(answer.content) // 2
+    return b"".join(
+        [
+            event("response.created", {"response": {"id": "resp_1", "status": "in_progress"}}),
+            event("response.reasoning_text.delta", {"delta": answer.reasoning}),
+            event("response.output_text.delta", {"delta": answer.content[:half]}),
+            event("response.output_text.delta", {"delta": answer.content[half:]}),
+            event("response.completed", {"response": response(answer)}),
+            b"data: [DONE]\n\n",
+        ]
+    )
+
+
+STREAMS: dict[str, Callable[[Answer], bytes]] = {
+    "vllm": vllm_stream,
+    "chat": chat_stream,
+    "responses": responses_stream,
+}
 
 
 @pytest.mark.parametrize("tokens_per_chunk", [1, 3, 40, 100])
@@ -84,6 +120,26 @@ FAULTS: dict[str, tuple[str, Callable[[Answer], bytes], str]] = {
     "another reasoning": ("chat", lambda a: chat_stream(a).replace(b"harbour", b"Harbour", 2), "reasoning differs"),
     "an error in the middle": ("chat", lambda answer: chat_stream(answer, error=True), "error in the stream"),
     "a wrong count": ("chat", lambda a: chat_stream(a).replace(b'tokens":60', b'tokens":61'), "usage says 61 tokens"),
+    "other words in a response": (
+        "responses",
+        lambda a: responses_stream(a).replace(b'delta":"', b'delta":"x', 1),
+        "reasoning differs",
+    ),
+    "no last event": (
+        "responses",
+        lambda a: responses_stream(a).rpartition(b"event: ")[0],
+        "no last event",
+    ),
+    "an error in a response": (
+        "responses",
+        lambda a: b'event: error\ndata: {"message":"gone"}\n\n' + responses_stream(a),
+        "error in the stream",
+    ),
+    "a response that is not complete": (
+        "responses",
+        lambda a: responses_stream(a).replace(b'"completed"', b'"incomplete"'),
+        "the response is incomplete",
+    ),
     "a wrong end": ("chat", lambda a: chat_stream(a).replace(b'"stop"', b'"length"'), "finish_reason length"),
 }
 
@@ -99,6 +155,31 @@ def test_a_reader_says_what_is_wrong(stuff: Material, wire: str, make: Callable[
     reader = wires.reader(wire, stream=True)
     reader.feed(make(answer))
     assert said in str(reader.fault(200, answer))
+
+
+KEPT_WRONG: dict[str, tuple[dict[str, object], str]] = {
+    "nothing": ({}, "the response is None"),
+    "failed": ({"status": "failed"}, "the response is failed"),
+    "no output": ({"output": []}, "the whole reasoning differs"),
+    "a count": ({"usage": None}, "usage says None tokens"),
+}
+
+
+@pytest.mark.parametrize(("changed", "said"), KEPT_WRONG.values(), ids=KEPT_WRONG)
+def test_what_is_wrong_with_a_whole_response_is_told(stuff: Material, changed: dict[str, object], said: str) -> None:
+    answer = stuff.answer(60)
+    whole = wires.reader("responses", stream=False)
+    whole.feed(orjson.dumps(response(answer)))
+    assert whole.fault(200, answer) is None
+    assert wires.response_fault(response(answer) | changed if changed else {}, answer) == said
+
+
+def test_a_request_goes_on_from_what_it_is_told_to(stuff: Material) -> None:
+    question = wires.Question(1, more={"previous_response_id": "resp_1"})
+    sent = wires.request("responses, not kept", stuff, question, tokens=12, stream=True)
+    body = orjson.loads(sent.partition(b"\r\n\r\n")[2])
+    assert (body["previous_response_id"], body["store"], body["max_output_tokens"]) == ("resp_1", False, 12)
+    assert "stream_options" not in body
 
 
 def test_a_conversation_goes_on_or_is_a_new_one(stuff: Material) -> None:
@@ -125,7 +206,10 @@ def test_a_load_survives_its_line() -> None:
     load = Load(wire="chat", port=1, streams=2, tokens=3)
     fields = {"wire": "chat", "port": 1, "streams": 2, "tokens": 3}
     assert parse(orjson.dumps(fields | {"cold": None})) == load
+    lived = Lived("chain", port=1, count=2, turns=3, tokens=12, seed=4, key="k")
+    assert parse(orjson.dumps(asdict(lived))) == lived
     late = parse(orjson.dumps(fields | {"cold": {"words": 9, "every_s": 1, "count": 2}}))
+    assert isinstance(late, Load)
     assert late.cold is not None
     assert (late.cold.words, late.cold.tokens) == (9, 16)
 

@@ -1,0 +1,50 @@
+"""The scenarios with state, small, over a whole gateway and a Redis of their own."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.fake_vllm import Pace
+from bench.processes import Cpus
+from bench.rig import Rig, Sample
+from bench.scenarios import Arm, Behind, Past, Task, Work
+
+SMALL = Work(streams=1, tokens=20, requests=4, wire="responses")
+BEHIND = Behind(streams=6, watched=2, tokens=20, spread_s=0.1, pace=Pace(interval_us=10_000))
+
+TASKS: dict[str, Task] = {
+    "nothing before": SMALL,
+    "not kept": replace(SMALL, wire="responses, not kept"),
+    "a chain": replace(SMALL, past=Past("chain", turns=3, count=2)),
+    "a conversation": replace(SMALL, past=Past("conversation", turns=3, count=2)),
+}
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    folder: Path = tmp_path_factory.mktemp("rig")
+    with Rig(folder, Cpus()) as rig:
+        yield rig
+
+
+def measured(rig: Rig, task: Task) -> Sample:
+    return rig.sample(Arm("an arm", "unisono+redis", task))
+
+
+@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+def test_responses_are_answered_behind_whatever_is_stored(rig: Rig, task: Task) -> None:
+    sample = measured(rig, task)
+    assert sample.examples == ()
+    assert sample.ttft_p50_ms > 0
+
+
+def test_responses_in_the_background_are_seen_to_their_logged_end(rig: Rig) -> None:
+    sample = measured(rig, BEHIND)
+    assert sample.examples == ()
+    assert 0 < sample.logged_p50_s <= sample.logged_max_s < 10
+    assert 0 < sample.watched_max_s < 10
+    assert sample.busy > 0
+    assert sample.store_busy > 0
+    assert sample.tokens_per_s <= 6 * 20 / (20 * 0.01)
