@@ -114,6 +114,8 @@ def to_turn(asked: Asked) -> Turn:
         max_tokens=MOST_TOKENS,
         calls_allowed=False,
         truncate=True,
+        # Their tools stand in the prompt that a backend has cached; none of them is run.
+        hosting=None if turn.hosting is None else replace(turn.hosting, decisions=(), max_calls=0),
     )
 
 
