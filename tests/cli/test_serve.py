@@ -233,12 +233,13 @@ def test_the_configured_limits_of_connections_are_in_force(tmp_path: Path) -> No
 
 
 def test_unused_keys_are_warned_of_at_start(tmp_path: Path) -> None:
-    with Wire() as fake, serving(tmp_path, fake.url, mcp_servers={"docs": {"url": "http://u:canary@x"}}) as served:
+    settings = {"trust_proxy_headers": "canary"}
+    with Wire() as fake, serving(tmp_path, fake.url, unisono=settings) as served:
         served.process.send_signal(signal.SIGTERM)
         _, _, log = served.ended(within_s=PATIENCE_S)
     warnings = [json.loads(line) for line in log.splitlines()]
     told = [w["message"] for w in warnings if w["logger"] == "unisono.config"]
-    assert told == ["mcp_servers: not used by this version"]
+    assert told == ["unisono.trust_proxy_headers: not used by this version"]
     assert "canary" not in log
 
 
