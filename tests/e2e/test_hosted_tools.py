@@ -15,6 +15,7 @@ import pytest
 from tests.e2e.hosting import DOCS, calls, desk, made, result
 from tests.e2e.responses import ANSWER, CALL, OK, THOUGHT, TOOL, Json, Line, kinds, line, refusal, text_of
 from tests.e2e.wires import ENCODING, WIRES, deployment
+from tests.fakes import reset_at
 from tests.mcp.conftest import Upstream, start_upstream
 
 BOTH_FORMS = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
@@ -222,6 +223,35 @@ async def test_no_tools_are_run_where_none_are_to_be_called(here: Line) -> None:
     response = await here.whole(tool_choice="none")
     assert made(response) == []
     assert "docs__echo" not in here.prompts[0]
+
+
+async def test_what_fails_behind_a_call_is_no_error_to_try_again(here: Line, upstream: Upstream) -> None:
+    """Clients repeat what came back as an error; here that would run the tool once more."""
+    script = here.wire.script(ANSWER, faults=(reset_at(2),))
+    here.say(here.wire.script(calls("echo", text="before the fault")), script)
+    response = await here.whole()
+    assert response["status"] == "failed"
+    assert response["error"]["code"] == "server_error"
+    assert [call["output"] for call in made(response)] == ["before the fault"]
+    assert await here.kept(response) == response
+    here.say(here.wire.script(ANSWER, faults=(reset_at(2),)))
+    assert (await here.post()).status >= 500
+    assert upstream.noted("before the fault") == ["echo before the fault"]
+
+
+async def test_no_tools_are_run_to_sum_up(here: Line, upstream: Upstream) -> None:
+    here.say(calls("echo", text="summing up"), "A summary.<|return|>")
+    answer = await here.post("/compact")
+    assert answer.status == 200, answer.raw
+    assert upstream.noted("summing up") == []
+    assert "docs__echo" in here.prompts[0]
+
+
+async def test_hosted_tools_count_in_the_prompt(here: Line) -> None:
+    here.say(OK)
+    counted = await here.post("/input_tokens")
+    response = await here.whole()
+    assert counted.body["input_tokens"] == response["usage"]["input_tokens"]
 
 
 ALLOWED: dict[str, tuple[Json, Json]] = {
