@@ -59,7 +59,13 @@ class NoTools(ToolHost):
 
 def build_hosting(config: Config) -> Hosting:
     """The host and the rules of a configuration; nobody is asked anything yet. Raises ConfigError."""
-    allowed = config.unisono.mcp_allowed_hosts
+    allowed, builtins = (
+        config.unisono.mcp_allowed_hosts,
+        {str(name): label for name, label in config.unisono.builtin_tools.items()},
+    )
+    for builtin, label in builtins.items():
+        if label not in config.mcp_servers:
+            raise ConfigError(f"unisono.builtin_tools.{builtin}: there is no {label!r} in mcp_servers")
     if not config.mcp_servers and not allowed:
         return Hosting(NoTools())
     from unisono.mcp import AllowedHost, McpHost, Reach, check_headers
@@ -71,4 +77,4 @@ def build_hosting(config: Config) -> Hosting:
         except InvalidRequest as error:
             raise ConfigError(f"mcp_servers.{label}: {error.message}") from None
     reach = Reach([AllowedHost(host.host, frozenset(host.ports), host.plain_http, host.private) for host in allowed])
-    return Hosting(McpHost(reach), ServerRules(servers, reach.may_name, check_headers))
+    return Hosting(McpHost(reach), ServerRules(servers, builtins, reach.may_name, check_headers))

@@ -54,7 +54,7 @@ class CallForm(Enum):
 @dataclass(frozen=True, slots=True)
 class Declared:
     """A tool as a surface read it. `path` is where it stands in the request, `at` where its name does. A kind that is
-    no `spec` and no `inner` tools of a namespace is one this gateway does not have."""
+    no `spec` and no `inner` tools of a namespace is one this gateway does not have; with the `setting` it would."""
 
     kind: str
     path: str
@@ -63,6 +63,7 @@ class Declared:
     name: str = ""
     inner: tuple[Declared, ...] = ()
     form: CallForm = CallForm.FUNCTION
+    setting: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ class _Collected:
         self.origins: dict[str, tuple[str, str]] = {}
         self.notes: list[str] = []
         self.skipped: list[tuple[str, str]] = []
+        """Where each stands, and what is the matter with it."""
         self._schema_bytes = 0
         self._names: set[str] = set()
 
@@ -112,16 +114,16 @@ class _Collected:
             self.forms[tool.name] = form
 
 
-def to_toolbox(tools: Iterable[Declared]) -> Toolbox:
+def to_toolbox(tools: Iterable[Declared], *, others: bool = False) -> Toolbox:
     """Everything declared, in the client's order. Raises InvalidRequest for names that clash and UnsupportedValue when
-    only kinds of tools were given that this gateway does not have."""
+    only kinds of tools were given that this gateway does not have, and there are no `others`."""
     found = _Collected()
     for declared in tools:
         _add(found, declared, None)
-    if found.skipped and not found.tools:
-        path, kind = found.skipped[0]
-        raise UnsupportedValue(f"'{path}': tools of type '{kind}' are not available here.", param=path)
-    found.notes += [f"{path}: skipped, tools of type '{kind}' are not available here" for path, kind in found.skipped]
+    if found.skipped and not found.tools and not others:
+        path, reason = found.skipped[0]
+        raise UnsupportedValue(f"'{path}': {reason}.", param=path)
+    found.notes += [f"{path}: skipped, {reason}" for path, reason in found.skipped]
     return Toolbox(tuple(found.tools), found.forms, tuple(found.notes), found.origins)
 
 
@@ -135,14 +137,19 @@ def _add(found: _Collected, declared: Declared, namespace: str | None) -> None:
         if isinstance(spec, CustomSpec) and (spec.model_extra or {}).get("format") not in (None, {"type": "text"}):
             found.notes.append(f"{declared.at}.format: no effect")
     elif declared.kind != "namespace":
-        found.skipped.append((f"{declared.path}.type", declared.kind))
+        found.skipped.append((f"{declared.path}.type", _not_here(declared.kind, declared.setting)))
     elif namespace is not None:
-        found.skipped.append((f"{declared.path}.type", "namespace in a namespace"))
+        found.skipped.append((f"{declared.path}.type", _not_here("namespace in a namespace")))
     else:
         for inner in declared.inner:
             _add(found, inner, declared.name)
         if not declared.inner:
-            found.skipped.append((f"{declared.path}.tools", "namespace without tools"))
+            found.skipped.append((f"{declared.path}.tools", _not_here("namespace without tools")))
+
+
+def _not_here(kind: str, setting: str = "") -> str:
+    needs = f"; the operator has to set {setting}" if setting else ""
+    return f"tools of type '{kind}' are not available here{needs}"
 
 
 def in_namespace(namespace: str | None, name: str) -> str:

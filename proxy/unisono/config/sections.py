@@ -209,6 +209,9 @@ class GatewaySettings(Section):
     """How long a request waits for a place, in seconds."""
     mcp_allowed_hosts: tuple[AllowedHostEntry, ...] = ()
     """Hosts whose tool servers requests may name by address; by default none."""
+    builtin_tools: dict[Literal["browser", "python", "container"], ServerLabel] = Field(default_factory=dict)
+    """Tool servers of `mcp_servers` that stand for tools gpt-oss was trained on: requests ask for them as `web_search`
+    and `code_interpreter`."""
     shutdown_grace_s: Count = 30
     """How long running answers may go on after SIGTERM, in whole seconds."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

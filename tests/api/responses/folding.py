@@ -21,6 +21,8 @@ HOSTED = {
     "mcp_call": frozenset({"status", "output", "error"}),
     "mcp_list_tools": frozenset({"tools", "error"}),
     "mcp_approval_request": frozenset[str](),
+    "web_search_call": frozenset({"status", "action"}),
+    "code_interpreter_call": frozenset({"status", "outputs"}),
 }
 """Items of tools that the gateway runs, and what of each is known only at its end."""
 
@@ -104,6 +106,12 @@ class Folded:
         elif kind == "content_part.done":
             assert self._done, "a part is done before its text is"
             assert item["content"][event["content_index"]] == event["part"]
+        elif name == "output_text.annotation":
+            annotations = item["content"][event["content_index"]]["annotations"]
+            assert event["annotation_index"] == len(annotations)
+            item["content"][event["content_index"]]["annotations"] = [*annotations, event["annotation"]]
+        elif name == "code_interpreter_call_code":
+            self._grow(item, "code", step, event)
         elif name in ("function_call_arguments", "custom_tool_call_input", "mcp_call_arguments"):
             self._grow(item, name.rpartition("_")[2], step, event)
         else:
@@ -138,6 +146,13 @@ class Folded:
         assert all(item[key] == done[key] for key in done.keys() - late)
         if kind == "mcp_approval_request":
             assert self._steps == []
+        elif kind == "web_search_call":
+            assert self._steps == ["in_progress", "searching", "completed"]
+            assert item["action"]["type"] == done["action"]["type"]
+        elif kind == "code_interpreter_call":
+            assert self._steps == ["in_progress", "interpreting", "completed"]
+            assert "code" in self._done, "a run is over before its code is known"
+            assert item["outputs"] is None
         else:
             failed = done["error"] is not None or done.get("status") == "incomplete"
             assert self._steps == ["in_progress", "failed" if failed else "completed"]

@@ -219,7 +219,8 @@ NOTED: dict[str, tuple[dict[str, Any], str]] = {
     "include": ({"include": ["web_search_call.results"]}, "include: 'web_search_call.results' has no effect"),
     "a tool that is not here": (
         {"tools": [{"type": "web_search"}, {"type": "function", "name": "f"}]},
-        "tools.0.type: skipped, tools of type 'web_search' are not available here",
+        "tools.0.type: skipped, tools of type 'web_search' are not available here; "
+        "the operator has to set unisono.builtin_tools.browser",
     ),
     "grammar of a custom tool": (
         {"tools": [{"type": "custom", "name": "f", "format": {"type": "grammar"}}]},

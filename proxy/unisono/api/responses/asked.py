@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unisono.api.responses.holding import held
+from unisono.api.responses.hosting.builtins import browsed_in, to_builtin_servers
 from unisono.api.responses.hosting.servers import to_servers
 from unisono.api.responses.inbound import ResponsesTurn, check, mcp_specs, to_turn
 from unisono.api.responses.means import Means, ResponsesModel, Seals
@@ -140,7 +141,14 @@ async def assembled(
     """The request with its past, as turn and frame."""
     seals = await means.seals() if _needs_seals(request) else None
     known = Known(past.earlier, (past.kept or {}).get, _opener(seals, sender.tenant), past.hosted, past.now)
-    servers = to_servers(mcp_specs(request), means.servers.for_model(model.tool_servers), sender.tenant)
+    rules = means.servers.for_model(model.tool_servers)
+    sticky = _sticky(sender, request, past, response_id)
+    servers = to_servers(mcp_specs(request), rules, sender.tenant) + to_builtin_servers(
+        [tool.type for tool in request.tools or ()],
+        rules.trained,
+        owner=sender.tenant,
+        talk=sticky or f"{sender.tenant}\0{response_id}",
+    )
     today = past.first_day or means.today()
 
     def turned() -> ResponsesTurn:
@@ -156,7 +164,7 @@ async def assembled(
             seed=response_id,
             # Whoever takes a response over knows nothing of what this process remembers.
             dated=bool(past.first_day or request.background),
-            sticky=_sticky(sender, request, past, response_id),
+            sticky=sticky,
             servers=servers,
         )
 
@@ -175,6 +183,8 @@ async def assembled(
         first_day=today,
         ancestors=past.ancestors,
         conversation=request.conversation.id if request.conversation else None,
+        include=frozenset(request.include or ()),
+        browsed=browsed_in(turn.turn.conversation.items),
     )
     return Asked(sender, request, turn, frame, lease, past.revision)
 

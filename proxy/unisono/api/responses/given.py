@@ -158,12 +158,16 @@ class GivenSealed(Given):
     encrypted_content: Word = None
 
 
+class GivenSearch(Given):
+    """A search of the web, without what was found."""
+
+
 class GivenSilent(Given):
     """A kind that says nothing to the model here."""
 
 
 SILENT_KINDS = (
-    *("web_search_call", "file_search_call", "image_generation_call", "tool_search_call", "tool_search_output"),
+    *("file_search_call", "image_generation_call", "tool_search_call", "tool_search_output"),
     *("computer_call", "computer_call_output", "local_shell_call", "local_shell_call_output"),
     *("shell_call", "shell_call_output", "apply_patch_call", "apply_patch_call_output"),
     *("additional_tools", "configuration_update", "compaction_trigger", "program", "program_output"),
@@ -183,6 +187,7 @@ KINDS: Mapping[str, type[Given]] = {
     "mcp_approval_request": GivenApprovalRequest,
     "mcp_approval_response": GivenApprovalResponse,
     "code_interpreter_call": GivenCodeCall,
+    "web_search_call": GivenSearch,
     "compaction": GivenSealed,
     "compaction_summary": GivenSealed,
     **dict.fromkeys(SILENT_KINDS, GivenSilent),

@@ -8,12 +8,13 @@ begins with the very tokens of the one before.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unisono.api.fields import MAX_MESSAGES, Open
 from unisono.api.notes import MAX_NOTES, without_effect
 from unisono.api.parts import join
 from unisono.api.responses.given import Given, GivenApprovalRequest, GivenReasoning, GivenReference
+from unisono.api.responses.hosting.builtins import builtin_for, builtin_notes, missing_setting
 from unisono.api.responses.hosting.decisions import CLIENTS_ID, Hosted, parted, settled
 from unisono.api.responses.hosting.servers import notes_on
 from unisono.api.responses.hosting.spec import MCP, McpSpec
@@ -84,7 +85,7 @@ def to_turn(
     """`model` is the group's name, `today` the conversation's first day as YYYY-MM-DD, `new_id` makes the ids of the
     input's items; `seed`, `dated`, `sticky` and `servers` are the turn's. Raises InvalidRequest where fields contradict
     each other and NotFound for a reference to nothing."""
-    toolbox = to_toolbox(declared(request.tools or (), "tools"))
+    toolbox = to_tools(request, servers)
     reading = Reading(known, names=ToolNames(taken=(tool.name for tool in toolbox.tools)))
     reading.add(known.earlier)
     entries = to_entries(request.input, reading, new_id)
@@ -113,8 +114,16 @@ def to_turn(
         tools_at="tools.{index}",
         history_at="input",
     )
-    notes = (*notes_on_fields(request), *notes_on(mcp_specs(request)), *toolbox.notes, *reading.notes)
+    notes = (*notes_on_fields(request), *toolbox.notes, *reading.notes)
     return ResponsesTurn(turn, entries, toolbox, notes[:MAX_NOTES])
+
+
+def to_tools(request: ResponsesRequest, servers: tuple[ToolServer, ...]) -> Toolbox:
+    """The client's own tools, with what is to be noted about any."""
+    builtins = frozenset(server.builtin for server in servers if server.builtin)
+    toolbox = to_toolbox(declared(request.tools or (), "tools", builtins), others=bool(servers))
+    on_servers = (*notes_on(mcp_specs(request)), *notes_on_builtins(request, builtins))
+    return replace(toolbox, notes=(*on_servers, *toolbox.notes))
 
 
 def to_preamble(request: ResponsesRequest, toolbox: Toolbox, today: str) -> Preamble:
@@ -130,7 +139,9 @@ def to_hosting(
     servers = () if request.tool_choice == "none" else servers
     if not servers and not now.decisions:
         return None
-    announced = earlier.announced | now.announced
+    # What a builtin tool can do is known to whoever asks for it.
+    trained = {server.label for server in servers if server.builtin}
+    announced = earlier.announced | now.announced | trained
     return Hosting(servers, announced, now.decisions, max_calls=request.max_tool_calls)
 
 
@@ -201,15 +212,22 @@ def _part(part: Wire, role: str) -> Wire:
     return {"type": "input_text", "text": part["text"]}
 
 
-def declared(tools: Sequence[Tool], path: str) -> Iterator[Declared]:
+def declared(tools: Sequence[Tool], path: str, builtins: frozenset[str] = frozenset()) -> Iterator[Declared]:
+    """The tools that are functions to the model, or that are not there; `builtins` are there and no functions."""
     for position, tool in enumerate(tools):
         at = f"{path}.{position}"
-        if tool.type == MCP and path == "tools":
+        if path == "tools" and (tool.type == MCP or builtin_for(tool.type) in builtins):
             continue
         form = CallForm.CUSTOM if tool.type == "custom" else CallForm.FUNCTION
         spec = None if isinstance(tool.spec, McpSpec) else tool.spec
         inner = tuple(declared(tool.tools or (), f"{at}.tools"))
-        yield Declared(tool.type, at, at, spec, tool.name or "", inner, form)
+        yield Declared(tool.type, at, at, spec, tool.name or "", inner, form, missing_setting(tool.type))
+
+
+def notes_on_builtins(request: ResponsesRequest, builtins: frozenset[str]) -> Iterator[str]:
+    for index, tool in enumerate(request.tools or ()):
+        if builtin_for(tool.type) in builtins:
+            yield from builtin_notes(f"tools.{index}", tool.model_extra or {})
 
 
 def notes_on_fields(request: ResponsesRequest) -> Iterator[str]:

@@ -66,6 +66,11 @@ def text_part(text: str) -> Wire:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
+def annotated(part: Wire, annotations: Sequence[Wire]) -> Wire:
+    """A part with what its text refers to."""
+    return part | {"annotations": list(annotations)} if annotations else part
+
+
 def refusal_part(text: str) -> Wire:
     return {"type": "refusal", "refusal": text}
 

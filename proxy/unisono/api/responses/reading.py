@@ -28,6 +28,7 @@ from unisono.api.responses.given import (
     GivenReasoning,
     GivenReference,
     GivenSealed,
+    GivenSearch,
     GivenSilent,
 )
 from unisono.api.responses.hosting.decisions import NOTHING_HOSTED, Hosted
@@ -264,6 +265,9 @@ def _approval_response(reading: Reading, given: Given, param: str) -> Sequence[I
 
 def _code_call(reading: Reading, given: Given, param: str) -> Sequence[Item]:
     assert isinstance(given, GivenCodeCall)
+    kept = reading.known.kept(given.id) if given.id else None
+    if kept is not None and kept.said and kept.shown.get("code") == (given.code or "") and reading.stands(kept.said):
+        return kept.said
     outputs = given.outputs if isinstance(given.outputs, list) else []
     logs = [output.get("logs") for output in outputs if isinstance(output, dict)]
     output = join((log for log in logs if isinstance(log, str)), param=f"{param}.outputs")
@@ -281,6 +285,14 @@ def _sealed(reading: Reading, given: Given, param: str) -> Sequence[Item]:
     if opened is None:
         reading.notes.append(f"{param}: no effect, what another server sealed cannot be read")
     return opened or ()
+
+
+def _search(reading: Reading, given: Given, param: str) -> Sequence[Item]:
+    """What came of a search is known to who made it alone: the item tells only what was looked for."""
+    kept = reading.known.kept(given.id) if given.id else None
+    if kept is not None and kept.said and reading.stands(kept.said):
+        return kept.said
+    return _silent(reading, given, param)
 
 
 def _silent(reading: Reading, given: Given, param: str) -> Sequence[Item]:
@@ -301,6 +313,7 @@ READERS: Mapping[type[Given], Callable[[Reading, Given, str], Sequence[Item]]] =
     GivenApprovalResponse: _approval_response,
     GivenCodeCall: _code_call,
     GivenSealed: _sealed,
+    GivenSearch: _search,
     GivenSilent: _silent,
 }
 """How each kind of item is read."""

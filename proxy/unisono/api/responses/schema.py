@@ -36,14 +36,16 @@ from unisono.api.responses.hosting.spec import MCP, McpSpec
 from unisono.api.tools import CustomSpec, FunctionSpec
 
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
+SOURCES = "web_search_call.action.sources"
+OUTPUTS = "code_interpreter_call.outputs"
 INCLUDABLE = {
     ENCRYPTED_REASONING: True,
     "file_search_call.results": False,
     "web_search_call.results": False,
-    "web_search_call.action.sources": False,
+    SOURCES: True,
     "message.input_image.image_url": False,
     "computer_call_output.output.image_url": False,
-    "code_interpreter_call.outputs": False,
+    OUTPUTS: True,
 }
 """What `include` may name, and whether it has an effect: the rest belongs to items that are never made here."""
 LOGPROBS = "message.output_text.logprobs"

@@ -28,10 +28,12 @@ def _no_check(headers: Mapping[str, str], authorization: str | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ServerRules:
-    """What the operator says about tool servers. `configured` are theirs by label; `may_name` tells whether a request
-    may name one at an address, `check_headers` raises InvalidRequest for what cannot be sent to one."""
+    """What the operator says about tool servers. `configured` are theirs by label, `builtins` the labels of those that
+    stand for a tool gpt-oss was trained on, by its name; `may_name` tells whether a request may name one at an address,
+    `check_headers` raises InvalidRequest for what cannot be sent to one."""
 
     configured: Mapping[str, ToolServer] = field(default_factory=dict)
+    builtins: Mapping[str, str] = field(default_factory=dict)
     may_name: Callable[[str], bool] = lambda _: False
     check_headers: Callable[[Mapping[str, str], str | None], None] = _no_check
 
@@ -40,6 +42,12 @@ class ServerRules:
         if labels is None:
             return self
         return replace(self, configured={label: self.configured[label] for label in labels})
+
+    @property
+    def trained(self) -> dict[str, ToolServer]:
+        """The servers that stand for tools gpt-oss was trained on, by those."""
+        named = {builtin: self.configured.get(label) for builtin, label in self.builtins.items()}
+        return {builtin: server for builtin, server in named.items() if server is not None}
 
     def find(self, spec: McpSpec) -> ToolServer | None:
         """The configured server that is meant."""

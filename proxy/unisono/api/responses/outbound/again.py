@@ -3,24 +3,41 @@ of every item, the same end."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import orjson
 
-from unisono.api.responses.items import IN_PROGRESS, INCOMPLETE, Wire
+from unisono.api.responses.items import FAILED, IN_PROGRESS, INCOMPLETE, Wire
 from unisono.api.responses.outbound.dialects import OPENAI, Dialect
 from unisono.api.responses.outbound.events import LAST, WireEvent
-from unisono.api.responses.outbound.lives import ARGUMENTS, HOSTED_ARGUMENTS, INPUT, REASONING, REFUSAL, TEXT, Life
+from unisono.api.responses.outbound.lives import (
+    ARGUMENTS,
+    CODE,
+    HOSTED,
+    HOSTED_ARGUMENTS,
+    INPUT,
+    MCP_LIST,
+    REASONING,
+    REFUSAL,
+    TEXT,
+    Life,
+)
 from unisono.api.responses.outbound.response import to_response
 from unisono.core.state import Status, StoredResponse
 
 PARTS: Mapping[str, Life] = {"output_text": TEXT, "refusal": REFUSAL, "reasoning_text": REASONING}
-CALLS: Mapping[str, Life] = {"function_call": ARGUMENTS, "custom_tool_call": INPUT, "mcp_call": HOSTED_ARGUMENTS}
+CALLS: Mapping[str, Life] = {
+    "function_call": ARGUMENTS,
+    "custom_tool_call": INPUT,
+    "mcp_call": HOSTED_ARGUMENTS,
+    "code_interpreter_call": CODE,
+}
 EMPTY: Mapping[str, Wire] = {
     "mcp_call": {"output": None, "error": None},
     "mcp_list_tools": {"tools": [], "error": None},
+    "code_interpreter_call": {"outputs": None},
 }
 """What items of hosted tools do not have from the start."""
 STATELESS = frozenset({"mcp_list_tools", "mcp_approval_request"})
@@ -54,28 +71,35 @@ def _life(item: Wire, place: int) -> Iterator[Wire]:
         bare["content"] = []
     yield {"type": "response.output_item.added", **where, "item": bare}
     at = {"item_id": item["id"], **where}
-    hosted = f"response.{item['type']}" if item["type"] in EMPTY else ""
-    if hosted:
-        yield {"type": f"{hosted}.in_progress", **at}
+    hosted = {**HOSTED, MCP_LIST.type: MCP_LIST}.get(item["type"])
+    if hosted is not None:
+        yield {"type": f"response.{hosted.type}.in_progress", **at}
     if call is not None:
         yield from _said(call, at, item[call.full], {name: item[name] for name in call.copied})
+    for step in hosted.made if hosted is not None else ():
+        yield {"type": f"response.{item['type']}.{step}", **at}
     for index, part in enumerate(item.get("content") or ()):
         life = PARTS[part["type"]]
         assert life.part is not None
         within = {**at, "content_index": index}
         yield {"type": "response.content_part.added", **within, "part": life.part("")}
-        yield from _said(life, within, part[life.full], {})
+        yield from _said(life, within, part[life.full], {}, part.get("annotations") or ())
         yield {"type": "response.content_part.done", **within, "part": part}
-    if hosted:
-        well = item["error"] is None and item.get("status") != INCOMPLETE
-        yield {"type": f"{hosted}.{'completed' if well else 'failed'}", **at}
+    if hosted is not None:
+        well = item.get("error") is None and item.get("status") not in (INCOMPLETE, FAILED)
+        yield {"type": f"response.{hosted.type}.{'completed' if well else hosted.failed}", **at}
     yield {"type": "response.output_item.done", **where, "item": item}
 
 
-def _said(life: Life, at: Wire, text: str, copied: Wire) -> Iterator[Wire]:
+def _said(
+    life: Life, at: Wire, text: str, copied: Wire, annotations: Sequence[Mapping[str, Any]] = ()
+) -> Iterator[Wire]:
     more: Mapping[str, Any] = life.more or {}
     if text:
         yield {"type": f"{life.event}.delta", **at, "delta": text, **more}
+    for number, annotation in enumerate(annotations):
+        index = {"annotation_index": number, "annotation": annotation}
+        yield {"type": "response.output_text.annotation.added", **at, **index}
     yield {"type": f"{life.event}.done", **at, life.full: text, **more, **copied}
 
 

@@ -11,7 +11,6 @@ Rules that hold for every stream:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import assert_never
 
 from unisono.api.about import to_about
@@ -19,15 +18,18 @@ from unisono.api.responses.items import COMPLETED, IN_PROGRESS, INCOMPLETE, NewI
 from unisono.api.responses.outbound import hosted
 from unisono.api.responses.outbound.lives import (
     ARGUMENTS,
-    HOSTED_ARGUMENTS,
+    HOSTED,
     INPUT,
     REASONING,
     REFUSAL,
     TEXT,
+    WORDLESS,
     Life,
+    Shown,
 )
+from unisono.api.responses.outbound.pages import Citations
 from unisono.api.responses.outbound.response import Frame, is_shown, silent, to_error, to_notes, to_response, to_status
-from unisono.api.responses.outbound.telling import DeltaForm, Telling
+from unisono.api.responses.outbound.telling import Telling
 from unisono.api.responses.outbound.telling import WireEvent as WireEvent
 from unisono.api.tools import CallForm, unwrap_input
 from unisono.core.conversation import AssistantMessage, Item, Phase
@@ -60,24 +62,6 @@ LAST = {
 """The last event of a stream. OpenAI has none of its own for a cancelled response."""
 
 
-@dataclass(slots=True)
-class _Shown:
-    """An item whose life has begun; one that is `hidden` has no deltas. `unseen` is what the model said before it
-    without showing anything."""
-
-    made: Made
-    id: str
-    place: int
-    life: Life
-    hidden: bool
-    delta: DeltaForm
-    unseen: Sequence[Item] = ()
-    texts: list[str] = field(default_factory=list)
-    closed: Closed | None = None
-    told: bool = False
-    """Whether its whole text was."""
-
-
 class Events:
     """The events of one response. `new_id` makes the ids of its items, `clock` gives seconds since the epoch."""
 
@@ -94,15 +78,16 @@ class Events:
         self._clock = clock
         self._output: list[StoredItem] = []
         self._unseen: list[Item] = []
-        self._shown: _Shown | None = None
+        self._shown: Shown | None = None
         self._calls = 0
         self._cut_in_sight = False
+        self._trained = frame.trained()
 
     @property
     def acted(self) -> bool:
         """Whether a call of a hosted tool was begun: what was done is not to be done again."""
-        items = [item.shown.get("type") for item in self._output]
-        return "mcp_call" in items or (self._shown is not None and isinstance(self._shown.made, HostedCall))
+        made = any(item.shown.get("type") in HOSTED for item in self._output)
+        return made or (self._shown is not None and isinstance(self._shown.made, HostedCall))
 
     @property
     def ended(self) -> bool:
@@ -209,10 +194,10 @@ class Events:
                 if not self._frame.hold_calls and self._life(item) is ARGUMENTS:
                     self._show(item)
             case HostedCall():
-                if not item.needs_approval:
-                    self._step(self._show(item), "response.mcp_call.in_progress")
+                if not item.needs_approval and not hosted.kind_of(item).settled:
+                    self._show(item)
             case Listing():
-                self._step(self._show(item), "response.mcp_list_tools.in_progress")
+                self._show(item)
             case _:
                 assert_never(item)
 
@@ -232,16 +217,18 @@ class Events:
             self._request(closed)
             return
         if shown is None or shown.made != closed.item or shown.closed is not None:
-            if not is_shown(closed):
+            if not is_shown(closed) and not isinstance(closed.item, HostedCall):
                 self._unseen += silent(closed)
                 return
-            shown = self._show(closed.item)
-        text = unwrap_input(closed.text) if shown.life is INPUT else closed.text
+            shown = self._show(closed.item, closed.text)
+        text = self._told(shown.life, closed)
         said = "".join(shown.texts)
         self._say(shown, text[len(said) :])
         shown.closed = closed
         if isinstance(closed.item, HostedCall):
             self._tell(shown, text)
+            for step in hosted.kind_of(closed.item).made:
+                self._step(shown, step)
         elif isinstance(closed.item, ToolCall):
             self._calls += closed.complete
             self._cut_in_sight = self._cut_in_sight or not closed.complete
@@ -249,6 +236,13 @@ class Events:
         elif closed.complete:
             self._settle(COMPLETED)
         # What was cut waits: when the model goes on, it was mended, and only the last item can be incomplete.
+
+    @staticmethod
+    def _told(life: Life, closed: Closed) -> str:
+        """What the deltas of an item come to."""
+        if isinstance(closed.item, HostedCall):
+            return hosted.told(closed.item, closed.text)
+        return unwrap_input(closed.text) if life is INPUT else closed.text
 
     # -- tools the gateway runs
 
@@ -273,16 +267,16 @@ class Events:
             self._end_hosted(shown, item, failed=entry.error is not None)
         else:
             assert shown.closed is not None
-            item = hosted.to_stored_call(shown.closed, shown.id, entry, shown.unseen)
+            self._trained.ran(entry.item, entry)
+            item = hosted.to_stored_call(shown.closed, shown.id, entry, shown.unseen, self._trained)
             self._end_hosted(shown, item, failed=entry.outcome.is_error)
 
-    def _end_hosted(self, shown: _Shown, item: StoredItem, *, failed: bool) -> None:
-        kind = "mcp_list_tools" if isinstance(shown.made, Listing) else "mcp_call"
-        self._step(shown, f"response.{kind}.{'failed' if failed else 'completed'}")
+    def _end_hosted(self, shown: Shown, item: StoredItem, *, failed: bool) -> None:
+        self._step(shown, hosted.kind_of(shown.made).failed if failed else "completed")
         self._done(shown, item)
 
-    def _step(self, shown: _Shown, name: str) -> None:
-        self._put(name, {"item_id": shown.id, "output_index": shown.place})
+    def _step(self, shown: Shown, step: str) -> None:
+        self._put(f"response.{hosted.kind_of(shown.made).type}.{step}", shown.where)
 
     # -- lives of items
 
@@ -295,49 +289,54 @@ class Events:
             case ToolCall():
                 return INPUT if self._frame.toolbox.form_of(item.name) is CallForm.CUSTOM else ARGUMENTS
             case HostedCall() | Listing():
-                return HOSTED_ARGUMENTS
+                return hosted.kind_of(item).life
             case _:
                 assert_never(item)
 
-    def _show(self, item: Made) -> _Shown:
+    def _show(self, item: Made, said: str = "") -> Shown:
+        """`said` is what is known of it by now."""
         self._settle(COMPLETED)
-        return self._begin_item(item, self._frame.item_id(item, self._new_id), self._life(item))
+        return self._begin_item(item, self._frame.item_id(item, self._new_id), self._life(item), said)
 
-    def _begin_item(self, item: Made, item_id: str, life: Life) -> _Shown:
-        place = len(self._output)
-        where: Wire = {"item_id": item_id, "output_index": place}
-        if life.part is not None:
-            where["content_index"] = 0
-        hidden = life is REASONING and not self._frame.show_reasoning
-        form = self._telling.form(f"{life.event}.delta", where, life.more)
-        shown = _Shown(item, item_id, place, life, hidden, form, self._unseen)
+    def _begin_item(self, item: Made, item_id: str, life: Life, said: str = "") -> Shown:
+        hidden = life is WORDLESS or (life is REASONING and not self._frame.show_reasoning)
+        shown = Shown(item, item_id, len(self._output), life, hidden, self._unseen)
+        shown.delta = self._telling.form(f"{life.event}.delta", shown.where, life.more)
+        if life is TEXT:
+            shown.citations = Citations(self._trained.pages)
         self._shown = shown
         self._unseen = []
-        added = self._added(item, item_id)
-        self._put("response.output_item.added", {"output_index": place, "item": self._frame.dialect.item(added)})
+        added = self._added(item, item_id, said)
+        self._put("response.output_item.added", {"output_index": shown.place, "item": self._frame.dialect.item(added)})
         if life.part is not None and not shown.hidden:
-            self._put("response.content_part.added", {**where, "part": life.part("")})
+            self._put("response.content_part.added", {**shown.where, "part": life.part("")})
+        if isinstance(item, HostedCall | Listing):
+            self._step(shown, "in_progress")
         return shown
 
-    def _added(self, item: Made, item_id: str) -> Wire:
-        """An item of which nothing is known yet."""
+    def _added(self, item: Made, item_id: str, said: str) -> Wire:
+        """An item of which nothing came yet."""
         match item:
             case HostedCall():
-                return hosted.call(item, item_id, "")
+                return hosted.begun(item, item_id, said, self._trained)
             case Listing():
                 return hosted.listing(item, item_id)
             case _:
-                empty = self._frame.output(Closed(item, ""), item_id, IN_PROGRESS, ()).shown
+                empty = self._frame.output(Closed(item, ""), item_id, IN_PROGRESS).shown
                 added = {**empty, "content": []} if "content" in empty else dict(empty)
                 added.pop("encrypted_content", None)
                 return added
 
-    def _say(self, shown: _Shown, text: str) -> None:
+    def _say(self, shown: Shown, text: str) -> None:
         if not text:
             return
         shown.texts.append(text)
-        if not shown.hidden:
+        if not shown.hidden and shown.delta is not None:
             self._telling.delta(shown.delta, text)
+        for annotation in shown.citations.feed(text) if shown.citations is not None else ():
+            number = {"annotation_index": len(shown.annotations), "annotation": annotation}
+            self._put("response.output_text.annotation.added", {**shown.where, **number})
+            shown.annotations.append(annotation)
 
     def _settle(self, status: str) -> None:
         """End the life of the item that is open, if one is. One that is over and was not cut is complete."""
@@ -346,7 +345,7 @@ class Events:
             return
         text = "".join(shown.texts)
         closed = shown.closed or Closed(shown.made, text, complete=False)
-        item = self._frame.output(closed, shown.id, status, shown.unseen)
+        item = self._frame.output(closed, shown.id, status, shown)
         if isinstance(shown.made, HostedCall | Listing):
             # Broken off: nobody knows what came of it.
             if isinstance(shown.made, HostedCall):
@@ -355,24 +354,22 @@ class Events:
             return
         self._end_item(shown, text, item)
 
-    def _end_item(self, shown: _Shown, text: str, item: StoredItem) -> None:
+    def _end_item(self, shown: Shown, text: str, item: StoredItem) -> None:
         self._tell(shown, text, {name: item.shown[name] for name in shown.life.copied})
         self._done(shown, item)
 
-    def _tell(self, shown: _Shown, text: str, copied: Wire | None = None) -> None:
+    def _tell(self, shown: Shown, text: str, copied: Wire | None = None) -> None:
         """The whole of what an item's deltas said, once."""
         if shown.hidden or shown.told:
             return
         shown.told = True
         life = shown.life
-        where: Wire = {"item_id": shown.id, "output_index": shown.place}
-        if life.part is not None:
-            where["content_index"] = 0
+        where = shown.where
         self._put(f"{life.event}.done", {**where, life.full: text, **(life.more or {}), **(copied or {})})
         if life.part is not None:
-            self._put("response.content_part.done", {**where, "part": life.part(text)})
+            self._put("response.content_part.done", {**where, "part": shown.part(text)})
 
-    def _done(self, shown: _Shown, item: StoredItem) -> None:
+    def _done(self, shown: Shown, item: StoredItem) -> None:
         self._output.append(item)
         done = {"output_index": shown.place, "item": self._frame.dialect.item(item.shown)}
         self._put("response.output_item.done", done)

@@ -4,12 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from unisono.api.responses.hosting.builtins import PYTHON, builtin_of, shown_label
 from unisono.api.responses.items import COMPLETED, FAILED, IN_PROGRESS, INCOMPLETE, Wire, to_said
+from unisono.api.responses.outbound.lives import CODE_RUN, MCP_CALL, MCP_LIST, WEB_SEARCH, Kind
+from unisono.api.responses.outbound.trained import Trained, code_of, is_trained
 from unisono.core.conversation import Item, ToolResult
 from unisono.core.events import Closed, HostedCall, Listed, Listing, Ran
+from unisono.core.events import Item as Made
 from unisono.core.state import StoredItem
 from unisono.core.tools import HostedTool
 from unisono.engine.judging import OUTCOME_UNKNOWN
+
+
+def kind_of(item: Made) -> Kind:
+    """What is hosted, by how it is shown."""
+    if not isinstance(item, HostedCall):
+        return MCP_LIST
+    if not is_trained(item):
+        return MCP_CALL
+    return CODE_RUN if builtin_of(item.server) == PYTHON else WEB_SEARCH
+
+
+def told(item: HostedCall, said: str) -> str:
+    """What the deltas of a call come to, where the model wrote `said`."""
+    return code_of(item, said) if is_trained(item) else said
+
+
+def begun(item: HostedCall, item_id: str, said: str, trained: Trained) -> Wire:
+    """A call that is about to be made. What is told piece by piece is not in it yet."""
+    if not is_trained(item):
+        return call(item, item_id, "")
+    shown = trained.shown(item, item_id, said, IN_PROGRESS)
+    return shown | {"code": ""} if "code" in shown else shown
 
 
 def call(item: HostedCall, item_id: str, arguments: str, status: str = IN_PROGRESS, ran: Ran | None = None) -> Wire:
@@ -28,7 +54,7 @@ def call(item: HostedCall, item_id: str, arguments: str, status: str = IN_PROGRE
         "error": error,
         "name": item.tool,
         "output": output,
-        "server_label": item.server,
+        "server_label": shown_label(item.server),
     }
 
 
@@ -39,7 +65,7 @@ def request(item: HostedCall, item_id: str, arguments: str) -> Wire:
         "type": "mcp_approval_request",
         "arguments": arguments,
         "name": item.tool,
-        "server_label": item.server,
+        "server_label": shown_label(item.server),
     }
 
 
@@ -69,15 +95,19 @@ def status_of(ran: Ran | None) -> str:
     return FAILED if ran.outcome.is_error else COMPLETED
 
 
-def to_stored_call(closed: Closed, item_id: str, ran: Ran | None, before: Sequence[Item]) -> StoredItem:
+def to_stored_call(
+    closed: Closed, item_id: str, ran: Ran | None, before: Sequence[Item], trained: Trained
+) -> StoredItem:
     """A call that is over, as it is shown and kept. One that was approved stands in the conversation already, and only
     its result is said. `before` is what the model said without showing anything."""
     item = closed.item
     assert isinstance(item, HostedCall)
     made = to_said(closed)
-    said = OUTCOME_UNKNOWN if ran is None else ran.said
-    result = ToolResult(item.call_id, item.name, said)
-    shown = call(item, item_id, closed.text, status_of(ran), ran)
+    result = ToolResult(item.call_id, item.name, OUTCOME_UNKNOWN if ran is None else ran.said)
+    if is_trained(item):
+        shown = trained.shown(item, item_id, closed.text, status_of(ran), ran)
+    else:
+        shown = call(item, item_id, closed.text, status_of(ran), ran)
     return StoredItem(item_id, (*before, *(() if made is None else (made,)), result), shown)
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from unisono.api.responses.items import Wire, reasoning_part, refusal_part, text_part
+from unisono.api.responses.items import Wire, annotated, reasoning_part, refusal_part, text_part
+from unisono.api.responses.outbound.pages import Citations
+from unisono.api.responses.outbound.telling import DeltaForm
+from unisono.core.conversation import Item
+from unisono.core.events import Closed
+from unisono.core.events import Item as Made
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +33,57 @@ ARGUMENTS = Life("response.function_call_arguments", "arguments", copied=("name"
 """openai-python 2.x cannot do without the name, although the API's own description lists none."""
 HOSTED_ARGUMENTS = Life("response.mcp_call_arguments", "arguments")
 INPUT = Life("response.custom_tool_call_input", "input")
+CODE = Life("response.code_interpreter_call_code", "code")
+WORDLESS = Life("", "")
+"""Nothing of it is told piece by piece."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of what the gateway runs: its item's type, its life, the steps that are told when it is made, and the last
+    one where it failed. A `settled` one is shown when all the model said of it is known."""
+
+    type: str
+    life: Life
+    made: tuple[str, ...] = ()
+    failed: str = "completed"
+    settled: bool = True
+
+
+MCP_CALL = Kind("mcp_call", HOSTED_ARGUMENTS, failed="failed", settled=False)
+MCP_LIST = Kind("mcp_list_tools", HOSTED_ARGUMENTS, failed="failed", settled=False)
+WEB_SEARCH = Kind("web_search_call", WORDLESS, made=("searching",))
+CODE_RUN = Kind("code_interpreter_call", CODE, made=("interpreting",))
+HOSTED = {kind.type: kind for kind in (MCP_CALL, WEB_SEARCH, CODE_RUN)}
+"""Calls, by the types of their items."""
+
+
+@dataclass(slots=True)
+class Shown:
+    """An item whose life has begun; one that is `hidden` has no deltas. `unseen` is what the model said before it
+    without showing anything."""
+
+    made: Made
+    id: str
+    place: int
+    life: Life
+    hidden: bool
+    unseen: Sequence[Item] = ()
+    texts: list[str] = field(default_factory=list)
+    closed: Closed | None = None
+    told: bool = False
+    """Whether its whole text was."""
+    delta: DeltaForm | None = None
+    citations: Citations | None = None
+    annotations: list[Wire] = field(default_factory=list)
+
+    @property
+    def where(self) -> Wire:
+        """What every event of it says."""
+        where: Wire = {"item_id": self.id, "output_index": self.place}
+        return where if self.life.part is None else where | {"content_index": 0}
+
+    def part(self, text: str) -> Wire:
+        """The content part that holds its text."""
+        assert self.life.part is not None
+        return annotated(self.life.part(text), self.annotations)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, assert_never, cast
 
@@ -11,6 +11,7 @@ from unisono.api.responses.hosting.spec import to_echo as to_mcp_echo
 from unisono.api.responses.items import (
     NewId,
     Wire,
+    annotated,
     call,
     message,
     prefix_of,
@@ -20,8 +21,11 @@ from unisono.api.responses.items import (
     to_said,
 )
 from unisono.api.responses.outbound.dialects import OPENAI, Dialect
-from unisono.api.responses.outbound.hosted import to_stored_call, to_stored_listing
-from unisono.api.responses.schema import ResponsesRequest, Tool
+from unisono.api.responses.outbound.hosted import kind_of, to_stored_call, to_stored_listing
+from unisono.api.responses.outbound.lives import Shown
+from unisono.api.responses.outbound.pages import Pages
+from unisono.api.responses.outbound.trained import Trained
+from unisono.api.responses.schema import OUTPUTS, SOURCES, ResponsesRequest, Tool
 from unisono.api.tools import CallForm, CustomSpec, FunctionSpec, Toolbox
 from unisono.core.conversation import Effort, Item
 from unisono.core.events import Closed, Finished, HostedCall, Listing, Reasoning, Text, ToolCall
@@ -31,6 +35,7 @@ from unisono.core.state import Status, StoredItem, StoredResponse
 from unisono.errors import BackendError, BackendOverloaded, ContextTooLong, InvalidRequest, UnisonoError
 
 MAX_OUTPUT_TOKENS = "max_output_tokens"
+CONTAINER = "cntr_"
 CODES: tuple[tuple[type[UnisonoError], str], ...] = (
     (ContextTooLong, "context_length_exceeded"),
     (InvalidRequest, "invalid_prompt"),
@@ -68,6 +73,14 @@ class Frame:
     first_day: str = ""
     ancestors: tuple[str, ...] = ()
     conversation: str | None = None
+    include: frozenset[str] = frozenset()
+    browsed: tuple[str, ...] = ()
+    """What the browser answered in earlier turns."""
+
+    def trained(self) -> Trained:
+        """How calls of trained tools are shown, of which none was made yet."""
+        container = CONTAINER + self.id.rpartition("_")[2]
+        return Trained(SOURCES in self.include, OUTPUTS in self.include, container, Pages(self.browsed))
 
     def stored(self, status: Status, **more: Any) -> StoredResponse:
         """The response as it is kept."""
@@ -83,9 +96,10 @@ class Frame:
             **more,
         )
 
-    def output(self, closed: Closed, item_id: str, status: str, before: Sequence[Item]) -> StoredItem:
-        """An item of the answer, shown and kept. `before` is what the model said without showing anything."""
+    def output(self, closed: Closed, item_id: str, status: str, so_far: Shown | None = None) -> StoredItem:
+        """An item of the answer, shown and kept. `so_far` is its life until now."""
         said = to_said(closed)
+        before = so_far.unseen if so_far is not None else ()
         all_said = (*before, *(() if said is None else (said,)))
         item = closed.item
         match item:
@@ -94,11 +108,12 @@ class Frame:
                 sealed = self.seal(said) if self.seal is not None and said is not None else None
                 shown = reasoning(item_id, parts, status, sealed)
             case Text():
-                shown = message(item_id, item.phase, [text_part(closed.text)], status)
+                part = annotated(text_part(closed.text), so_far.annotations if so_far is not None else ())
+                shown = message(item_id, item.phase, [part], status)
             case ToolCall():
                 shown = call(item_id, item.call_id, item.name, closed.text, self.toolbox, status)
             case HostedCall():
-                return to_stored_call(closed, item_id, None, before)
+                return to_stored_call(closed, item_id, None, before, self.trained())
             case Listing():
                 return to_stored_listing(item, item_id, None)
             case _:
@@ -115,7 +130,7 @@ class Frame:
                 custom = self.toolbox.form_of(item.name) is CallForm.CUSTOM
                 return new_id(prefix_of("custom_tool_call" if custom else "function_call"))
             case HostedCall():
-                return new_id(prefix_of("mcp_approval_request" if item.needs_approval else "mcp_call"))
+                return new_id(prefix_of("mcp_approval_request" if item.needs_approval else kind_of(item).type))
             case Listing():
                 return new_id(prefix_of("mcp_list_tools"))
             case _:
