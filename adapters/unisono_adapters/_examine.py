@@ -86,7 +86,8 @@ class Subject:
     `claims` is what its kind, and what it says of itself, promise; `remedies` what to do on this kind about a check
     that failed. `encode` and `decode` are the backend's own tokenizer with special tokens meant, where it has one to
     ask; None, or a BackendError, where it does not answer. `long_prompt` is the length, in tokens, of a prompt that a
-    kind known to cut prompts must read whole; 0 asks for none. `first_token_s` stands for FIRST_TOKEN_S on a kind that
+    kind known to cut prompts must read whole; 0 asks for none. `trusted` are the kinds of constraint that need no
+    trial, since it is this package that keeps to them. `first_token_s` stands for FIRST_TOKEN_S on a kind that
     loads its model with the first request.
     """
 
@@ -97,6 +98,7 @@ class Subject:
     decode: Callable[[Sequence[int]], Awaitable[str | None]] | None = None
     long_prompt: int = 0
     first_token_s: float | None = None
+    trusted: frozenset[str] = frozenset()
 
 
 async def examine(subject: Subject) -> Probe:
@@ -355,7 +357,8 @@ class _Examination:
         """Which of the kinds that are claimed it really keeps to: engines and proxies ignore words they do not know,
         and then answer as if nothing had been asked."""
         claimed = self._able.constrain
-        kept = frozenset([kind for kind in sorted(claimed) if await self._keeps(TRIALS[kind])])
+        trusted = claimed & self._subject.trusted
+        kept = trusted | {kind for kind in sorted(claimed - trusted) if await self._keeps(TRIALS[kind])}
         self._able = replace(self._able, constrain=kept)
         lost = ", ".join(sorted(claimed - kept))
         told = f"It does not keep to: {lost}." if lost else ", ".join(sorted(kept))

@@ -2,11 +2,12 @@
 
 Importing this module imports neither mlx nor llguidance, so that an engine without the library says so and serves
 everything else. A grammar is compiled once, off both of the engine's threads, and kept; what a request gets is a copy.
+The first one waits for the vocabulary to be read, which takes about a second: too long for every start.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import re
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
@@ -33,8 +34,12 @@ class Unguidable(Exception):
 
 
 def installed() -> bool:
-    """Whether the library is installed."""
-    return importlib.util.find_spec("llguidance") is not None
+    """Whether the library is there and can be loaded."""
+    try:
+        importlib.import_module("llguidance")
+    except ImportError:
+        return False
+    return True
 
 
 class Guide:

@@ -93,15 +93,16 @@ class MlxLocalBackend:
         async def encode(text: str) -> Sequence[int]:
             return (await engine.encode((text,)))[0]
 
+        constrain = frozenset(CONSTRAINT_KINDS if ready.guides else ())
         claims = Capabilities(
             prompt=Form.IDS,
             output=Form.IDS,
             stop_visible=True,
             context=ready.context,
             logit_bias=True,
-            constrain=frozenset(CONSTRAINT_KINDS if ready.guides else ()),
+            constrain=constrain,
         )
-        return await examine(Subject(self.complete, claims, remedies=REMEDIES, encode=encode))
+        return await examine(Subject(self.complete, claims, remedies=REMEDIES, encode=encode, trusted=constrain))
 
     async def complete(self, job: Generation) -> AsyncIterator[Chunk]:
         """Raises ContextTooLong and the BackendError family. A `max_tokens` beyond the context ends at the context,
