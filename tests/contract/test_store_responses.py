@@ -185,6 +185,19 @@ async def test_what_is_too_large_is_refused_and_leaves_nothing(home: Home, name:
     assert await store.responses("ann", [huge.id]) == (None,)
 
 
+@pytest.mark.parametrize("name", TOO_LARGE)
+async def test_what_is_too_large_is_known_before_anything_is_written(home: Home, name: str) -> None:
+    store = await home.open(bounds=SMALL)
+    with pytest.raises(StoreTooLarge, match="limit"):
+        await store.check(TOO_LARGE[name])
+    small = response(input=(said("hi"),))
+    await store.check(small)
+    await store.check()
+    assert await store.responses("ann", [small.id]) == (None,)
+    await store.create("ann", small)
+    await store.check(small)
+
+
 async def test_a_log_is_read_from_anywhere_and_knows_its_end(home: Home) -> None:
     store = await home.open()
     running = response()

@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from io import BytesIO
 from typing import Any
 
 import aiohttp
@@ -42,7 +43,7 @@ class Gateway:
 
     async def post(self, path: str, body: bytes, **headers: str) -> Answer:
         sent = {"content-type": "application/json", **{name.replace("_", "-"): v for name, v in headers.items()}}
-        async with self.session.post(self.url + path, data=body, headers=sent) as response:
+        async with self.session.post(self.url + path, data=BytesIO(body), headers=sent) as response:
             return to_answer(response.status, response.headers, await response.read())
 
     async def get(self, path: str, **headers: str) -> Answer:

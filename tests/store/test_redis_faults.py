@@ -295,3 +295,31 @@ async def test_everything_kept_has_an_end_and_stays_in_its_slot(server: Server) 
             assert all(key.startswith("t:{a%3An%7Dn:") for key in keys)
             together = [key for key in keys if f":{talk.id}}}" in key]
             assert len(together) == 8
+
+
+UNWRITABLE = {
+    "full": (("CONFIG", "SET", "maxmemory", "1"), ("CONFIG", "SET", "maxmemory", "0"), "full"),
+    "read-only": (("REPLICAOF", "127.0.0.1", "1"), ("REPLICAOF", "NO", "ONE"), "no writes"),
+    "without replicas": (
+        ("CONFIG", "SET", "min-replicas-to-write", "1"),
+        ("CONFIG", "SET", "min-replicas-to-write", "0"),
+        "store",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNWRITABLE)
+async def test_a_server_that_takes_no_writes_is_noticed_by_the_check(server: Server, name: str) -> None:
+    breaking, mending, words = UNWRITABLE[name]
+    async with opened(server) as store:
+        kept = response()
+        await store.create("ann", kept)
+        with server.client() as client:
+            keys = sorted(client.keys())
+            client.execute_command(*breaking)
+            with pytest.raises(StoreUnavailable, match=words):
+                await store.check()
+            assert await store.responses("ann", [kept.id]) == (kept,)
+            client.execute_command(*mending)
+            await store.check()
+            assert sorted(client.keys()) == keys

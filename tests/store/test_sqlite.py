@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -186,4 +189,51 @@ async def test_a_caller_that_leaves_does_not_undo_its_write(tmp_path: Path) -> N
         await write
     await store.create("ann", running)
     await store.update("ann", replace(running, status=Status.CANCELLED))
+    await store.aclose()
+
+
+@contextmanager
+def no_file_grows(size: int) -> Iterator[None]:
+    """No file of this process can be written beyond `size` bytes: the nearest to a full disk that needs no disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+async def test_a_full_disk_is_noticed_by_the_check_once_a_write_failed(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    store = SqliteStore(path)
+    await store.start()
+    kept = response(input=(said("hi"),))
+    await store.create("ann", kept)
+    with no_file_grows(path.with_name("state.db-wal").stat().st_size):
+        with pytest.raises(StoreUnavailable):
+            await store.create("ann", response(input=(said("x" * 100_000),)))
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable):
+                await store.check()
+        assert await store.responses("ann", [kept.id]) == (kept,)
+    await store.check()
+    await store.create("ann", response(input=(said("x" * 100_000),)))
+    await store.aclose()
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("SELECT count(*) FROM secrets").fetchone() == (0,)
+
+
+@pytest.mark.parametrize(("low_bytes", "tried"), [(0, False), (1 << 62, True)], ids=["plenty", "low"])
+async def test_a_disk_with_little_space_is_tried_before_it_is_trusted(
+    tmp_path: Path, low_bytes: int, tried: bool
+) -> None:
+    path = tmp_path / "state.db"
+    store = SqliteStore(path, low_bytes=low_bytes)
+    await store.start()
+    with (
+        no_file_grows(path.with_name("state.db-wal").stat().st_size),
+        pytest.raises(StoreUnavailable) if tried else nullcontext(),
+    ):
+        await store.check()
+    await store.check()
     await store.aclose()

@@ -160,8 +160,9 @@ class Store(Protocol):
 
     async def aclose(self) -> None: ...
 
-    async def check(self) -> None:
-        """Return when the store answers."""
+    async def check(self, beginning: StoredResponse | None = None) -> None:
+        """Return when the store answers and takes writes, and `beginning`, a response before anything of it is made,
+        is not too large already. Writes nothing of it. Raises `StoreTooLarge`."""
         ...
 
     async def create(

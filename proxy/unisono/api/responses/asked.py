@@ -1,7 +1,7 @@
 """One request, understood: its body judged, the state it leans on read, its turn and its frame made.
 
 Everything that can be refused is refused here, before a backend is asked. What is to be kept is only begun when the
-store answers: an answer nobody can fetch later must not be promised.
+store answers, takes writes and has room for what is asked: an answer nobody can fetch later must not be promised.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from unisono.api.responses.holding import held
@@ -24,7 +24,7 @@ from unisono.api.responses.reading import Known, nothing
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.core.conversation import Item
 from unisono.core.ids import DerivedIds
-from unisono.core.state import Lease
+from unisono.core.state import Lease, Status
 from unisono.errors import StoreConflict
 
 OFF_LOOP_BYTES = 256 * 1024
@@ -111,9 +111,7 @@ async def _understood(
     lease: Lease | None = None,
 ) -> Asked:
     past = await recalled(means.store, sender.tenant, request)
-    if request.stored and not (past.ancestors or past.kept or lease):
-        await means.store.check()
-    return await assembled(
+    asked = await assembled(
         means,
         sender,
         request,
@@ -124,6 +122,9 @@ async def _understood(
         lease=lease,
         size=size,
     )
+    if request.stored:
+        await means.store.check(replace(asked.frame.stored(Status.IN_PROGRESS), input=asked.turn.input))
+    return asked
 
 
 async def assembled(

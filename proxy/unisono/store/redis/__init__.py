@@ -65,8 +65,12 @@ class RedisStore:
         await self._listener.aclose()
         await self._link.aclose()
 
-    async def check(self) -> None:
-        await self._link.ask(("EXISTS", keys.RUNS))
+    async def check(self, beginning: StoredResponse | None = None) -> None:
+        if beginning is not None:
+            codec.encode_response(beginning, self._bounds)
+        # A write that changes nothing, as the key is never there: a server that is full, read-only or cannot persist
+        # refuses it like any other.
+        await self._link.put(("SET", keys.NEVER, "", "XX"))
 
     async def create(
         self,

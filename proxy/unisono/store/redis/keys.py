@@ -10,6 +10,7 @@
     t:{<tenant>:<key>}:once                an idempotency key
     t:{<tenant>:<name>}:n, :n:<once>       a counter, and what it has counted
     t:secret:<name>, t:runs                secrets, and watched runs
+    t:never                                is never there
 
 Tenants and ids are escaped, so that no spelling of one reaches the names of another.
 """
@@ -19,6 +20,7 @@ from __future__ import annotations
 from urllib.parse import quote
 
 RUNS = "t:runs"
+NEVER = "t:never"
 
 
 def tag(tenant: str, id: str) -> str:

@@ -28,7 +28,7 @@ from unisono.core.state import (
     StoredResponse,
 )
 from unisono.errors import StoreUnavailable
-from unisono.store.sqlite import conversations, leases, responses
+from unisono.store.sqlite import conversations, leases, responses, space
 from unisono.store.sqlite.schema import Act, connect, no_place, sweep, transaction
 from unisono.store.waiting import Waiting, until_some
 
@@ -41,7 +41,7 @@ IN_MEMORY = "state is kept in memory only: it ends with this process"
 
 class SqliteStore:
     """`path` None keeps everything in memory, and so does one that cannot be made or written with `or_memory`. `clock`
-    gives seconds since 1970."""
+    gives seconds since 1970; from `low_bytes` of free space on, a check tries to write."""
 
     def __init__(
         self,
@@ -51,15 +51,19 @@ class SqliteStore:
         clock: Callable[[], float] = time.time,
         *,
         or_memory: bool = False,
+        low_bytes: int = space.LOW_BYTES,
     ) -> None:
         self._path = path
         self._or_memory = or_memory
+        self._low_bytes = low_bytes
         self._retention = retention or Retention()
         self._bounds = bounds or Bounds()
         self._clock = clock
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="unisono-store")
         self._db: sqlite3.Connection | None = None
         self._swept = 0.0
+        self._failed = False
+        """An act failed, and none was tried since to see whether that is over."""
         self._waiting = Waiting()
 
     async def start(self) -> tuple[str, ...]:
@@ -98,10 +102,15 @@ class SqliteStore:
                     self._swept = act.now
                 return work(act, *args, **named)
         except sqlite3.Error as error:
+            self._failed = True
             raise StoreUnavailable("the store failed; its state is as before") from error
 
-    async def check(self) -> None:
-        await self._do(lambda act: act.db.execute("SELECT 1").fetchone())
+    async def check(self, beginning: StoredResponse | None = None) -> None:
+        if await self._do(space.examine, self._path, self._low_bytes, beginning) or self._failed:
+            # Two acts: what an act both adds and takes away is never written.
+            await self._do(space.fill)
+            await self._do(space.clear)
+            self._failed = False
 
     async def _save(
         self,
