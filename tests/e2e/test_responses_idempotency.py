@@ -209,3 +209,17 @@ async def test_a_stream_is_a_sound_stream_again_when_its_events_are_gone(
     assert again.last == first.last
     assert set(again.types) == set(first.types) - {"response.queued"}
     assert generations(pair) == 1
+
+
+@WAYS
+async def test_a_key_on_what_is_not_kept_has_no_effect_and_is_told_so(pair: Pair, stream: bool) -> None:
+    pair.one.say(ANSWER)
+    key = pair.key()
+    for _ in range(2):
+        answer = await pair.one.post(stream=stream, store=False, headers=key)
+        response = streamed(answer).last if stream else answer.body
+        assert response["unisono"]["notes"] == ["Idempotency-Key: no effect with store false"]
+    assert generations(pair) == 2
+    for kept in (await pair.one.post(stream=stream, headers=key), await pair.one.post(stream=stream, store=False)):
+        response = streamed(kept).last if stream else kept.body
+        assert "notes" not in response["unisono"]

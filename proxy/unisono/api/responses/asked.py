@@ -33,11 +33,13 @@ OFF_LOOP_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Who sent a request and how: the owner of what is kept, and the form of the answer."""
+    """Who sent a request and how: the owner of what is kept, and the form of the answer. `notes` are on what came
+    beside the body and has no effect."""
 
     tenant: str
     request_id: str
     dialect: Dialect = OPENAI
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +178,7 @@ async def assembled(
         model=request.model,
         request=to_echo(request, turn.turn.sampling),
         toolbox=turn.toolbox,
-        notes=turn.notes,
+        notes=(*sender.notes, *turn.notes),
         dialect=sender.dialect,
         hold_calls=turn.turn.hold_calls,
         show_reasoning=model.show_reasoning,

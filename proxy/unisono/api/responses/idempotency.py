@@ -19,6 +19,7 @@ from unisono.errors import InvalidRequest, StoreConflict, StoreError
 
 HEADER = "idempotency-key"
 LONGEST_KEY = 255
+NO_EFFECT = "Idempotency-Key: no effect with store false"
 BEGINS_WITHIN_S = 5.0
 """How long a response may take from the claim of its key until it is there, in seconds."""
 LOOK_EVERY_S = 0.05

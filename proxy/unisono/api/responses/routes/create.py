@@ -19,7 +19,16 @@ from unisono.api.responses.answer import answer_events, answer_whole
 from unisono.api.responses.asked import Sender, judged, understood
 from unisono.api.responses.background.reader import logged_events
 from unisono.api.responses.background.runner import Runner, missing
-from unisono.api.responses.idempotency import LOOK_EVERY_S, Claim, begun, claim_of, give_back, owner_of
+from unisono.api.responses.idempotency import (
+    HEADER,
+    LOOK_EVERY_S,
+    NO_EFFECT,
+    Claim,
+    begun,
+    claim_of,
+    give_back,
+    owner_of,
+)
 from unisono.api.responses.means import Means
 from unisono.api.responses.outbound.again import events_again
 from unisono.api.responses.outbound.dialects import Dialect
@@ -42,7 +51,8 @@ def create_routes(
         body = await read_json(request)
         size = len(await request.body())
         wanted = await judged(body, size)
-        sender = Sender(request.state.caller.tenant, request.state.request_id, dialect)
+        notes = (NO_EFFECT,) if HEADER in request.headers and not wanted.stored else ()
+        sender = Sender(request.state.caller.tenant, request.state.request_id, dialect, notes)
         claim = await claim_of(request, sender.tenant) if wanted.stored else None
         posted = Posted(means, runner, sender, wanted, body, size)
         try:
