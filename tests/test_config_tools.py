@@ -18,6 +18,7 @@ from unisono.core.tools import (
     ToolTransport,
 )
 from unisono.errors import ConfigError
+from unisono.hosting import build_hosting
 
 URL = "https://mcp.example.com/mcp"
 
@@ -185,3 +186,17 @@ def test_what_either_of_two_wants_approved_needs_approval() -> None:
     operator = Approval(never=ToolFilter(frozenset("ab")))
     client = Approval(always=ToolFilter(frozenset("a")), otherwise=False, besides=operator)
     assert [client.needed(tool(name)) for name in "abc"] == [True, False, True]
+
+
+def test_a_builtin_tool_needs_a_server_there_is() -> None:
+    servers = {"docs": {"url": URL}}
+    config = parse({"mcp_servers": servers, "unisono": {"builtin_tools": {"browser": "docs"}}}, {}).config
+    assert build_hosting(config).rules.trained["browser"].label == "docs"
+    config = parse({"mcp_servers": servers, "unisono": {"builtin_tools": {"python": "code"}}}, {}).config
+    with pytest.raises(ConfigError, match=r"unisono\.builtin_tools\.python: there is no 'code' in mcp_servers"):
+        build_hosting(config)
+
+
+def test_there_are_no_other_builtin_tools() -> None:
+    with pytest.raises(ConfigError, match=r"unisono\.builtin_tools"):
+        parse({"unisono": {"builtin_tools": {"shell": "docs"}}}, {})
