@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from tests.harmony.fold import check_lifecycle
@@ -16,6 +16,7 @@ from unisono.core.probe import Probe
 from unisono.engine.engine import Engine
 from unisono.engine.memory import TurnMemory
 from unisono.engine.turn import Report, Turn
+from unisono.engine.wishes import Violation
 from unisono.errors import UnisonoError
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.render import Renderer
@@ -108,13 +109,27 @@ class Outcome:
 class Runner:
     def __init__(self, encoding: Encoding, *backends: Scripted) -> None:
         ids = itertools.count()
+        self.encoding = encoding
+        self.pool = Line(backends)
+        self.new_call_id: Callable[[], str] = lambda: f"call_{next(ids)}"
         self.memory = TurnMemory()
         self.engine = Engine(
             encoding=encoding,
             renderer=Renderer(encoding),
-            pool=Line(backends),
+            pool=self.pool,
             memory=self.memory,
-            new_call_id=lambda: f"call_{next(ids)}",
+            new_call_id=self.new_call_id,
+        )
+
+    def engine_with(self, violation: Violation) -> Engine:
+        """The engine, where JSON is checked."""
+        return Engine(
+            encoding=self.encoding,
+            renderer=Renderer(self.encoding),
+            pool=self.pool,
+            memory=self.memory,
+            new_call_id=self.new_call_id,
+            violation=violation,
         )
 
     async def ask(

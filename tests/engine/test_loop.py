@@ -450,6 +450,7 @@ FAULTS: dict[str, tuple[str, Servers, str, str]] = {
 async def test_the_model_reads_what_went_wrong_and_goes_on(step: str, host: Servers, told: str, rule: str) -> None:
     host = replace(host, made=[])
     talk = Talk([step, ANSWER], host)
+    talk.turn = replace(talk.turn, unmended=frozenset({"repetition"}))
     events, report = await talk.events()
     [ran] = [event for event in events if isinstance(event, Ran)]
     assert ran.outcome.is_error

@@ -517,7 +517,7 @@ async def test_a_journal_that_is_none_of_this_turn_is_refused(journal: list[int]
 
 
 async def test_a_long_journal_is_read_again_beside_the_loop_to_the_same() -> None:
-    body = "one two three " * 1_500
+    body = " ".join(f"one two {number}" for number in range(1_200))
     talk = Talk([tokens_of(f"<|channel|>final<|message|>{body}<|return|>")], per_chunk=700)
     whole, _ = await talk.ask([talk.backend()])
     assert await check_every_cut(talk, cuts=[1, len(whole) - 2]) == 2

@@ -53,6 +53,17 @@ class Builtin:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """What an answer has to be: JSON that `schema` allows, or any JSON object where there is none. `strict` says that
+    the schema is one of those that can be kept to the letter."""
+
+    name: str = "json"
+    schema: Mapping[str, Json] | None = None
+    description: str = ""
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Preamble:
     """What stands before the first message; rebuilt for every request, byte-stable for equal values.
 
@@ -67,6 +78,7 @@ class Preamble:
     identity: str = "You are ChatGPT, a large language model trained by OpenAI."
     knowledge_cutoff: str = "2024-06"
     builtins: tuple[Builtin, ...] = ()
+    form: AnswerForm | None = None
 
 
 @dataclass(frozen=True, slots=True)

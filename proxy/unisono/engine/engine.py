@@ -12,13 +12,15 @@ from unisono.engine.memory import TurnMemory
 from unisono.engine.prompts import render
 from unisono.engine.run import TurnRun
 from unisono.engine.turn import Run, Turn
+from unisono.engine.wishes import Violation
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.render import Renderer
 
 
 class Engine:
     """Starts runs. Holds no state of its own but the bounded memory of stateless conversations. Without `tools` turns
-    that host any are refused."""
+    that host any are refused. `violation` says what is wrong with JSON that has to match a schema; without it only
+    whether it is JSON is looked at."""
 
     def __init__(
         self,
@@ -29,8 +31,9 @@ class Engine:
         memory: TurnMemory,
         new_call_id: Callable[[], str],
         tools: ToolHost | None = None,
+        violation: Violation | None = None,
     ) -> None:
-        self._means = Means(encoding, renderer, pool, memory, new_call_id, tools)
+        self._means = Means(encoding, renderer, pool, memory, new_call_id, tools, violation)
 
     def start(self, turn: Turn) -> Run:
         return TurnRun(self._means, turn)

@@ -6,7 +6,7 @@ and read from there. No I/O.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -62,6 +62,11 @@ class HostedTools:
         offered may stand in an older journal."""
         tool = self._trained.get(name) or self._tools.get(name)
         return tool if tool is not None and tool.server in self._servers else None
+
+    @property
+    def every(self) -> Mapping[str, HostedTool]:
+        """All tools on offer, by the names the model knows."""
+        return self._tools | self._trained
 
     @property
     def builtins(self) -> tuple[Builtin, ...]:

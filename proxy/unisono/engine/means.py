@@ -13,6 +13,7 @@ from unisono.engine.hosted import HostedTools, Offer
 from unisono.engine.loop import ToolLoop
 from unisono.engine.memory import TurnMemory
 from unisono.engine.turn import Hosting, Turn
+from unisono.engine.wishes import Violation
 from unisono.errors import UnsupportedValue
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.render import Renderer
@@ -37,9 +38,12 @@ class Means:
     memory: TurnMemory
     new_call_id: Callable[[], str]
     tools: ToolHost | None = None
+    violation: Violation | None = None
 
     async def prepared(self, turn: Turn, hosted: HostedTools | None) -> Prepared:
         conversation = self.memory.recall(turn.tenant, turn.conversation, dated=turn.dated)
+        if turn.form is not None:
+            conversation = replace(conversation, preamble=replace(conversation.preamble, form=turn.form))
         client, at = turn.conversation.preamble.tools, turn.tools_at
         # A schema may take half a second to read; other streams go on meanwhile.
         if hosted is not None:

@@ -9,26 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from unisono.core import generation
 from unisono.core.conversation import Conversation, Item, Tokens, ToolResult
 from unisono.core.events import Closed, Event, Finished, Reasoning, Repaired, ToolCall
-from unisono.core.generation import ENDOFTEXT, RETURN, FinishReason
+from unisono.core.generation import Capabilities, Constraint, FinishReason
+from unisono.engine.course import Course
 from unisono.engine.hosted import LISTED
-from unisono.engine.journal import FIRST_MARK, Mark, Note, Way, parts_of
+from unisono.engine.journal import Mark, Note, Way, parts_of
 from unisono.engine.judging import LATE
+from unisono.engine.plan import REPETITION, Plan
 from unisono.engine.round import CALL, Round, Told
 from unisono.engine.sieve import Sieve
 from unisono.engine.steps import Answer, Done, Generate, OpenFinal, RunTools, Step, next_step, to_said
 from unisono.engine.stops import StopStrings
-from unisono.engine.turn import STEP_ENDED, Turn
+from unisono.engine.turn import Turn
+from unisono.engine.wishes import Violation, wishes_of
 from unisono.errors import StoreUnreadable
 from unisono.harmony.encoding import Encoding
-from unisono.harmony.header import Header
 from unisono.harmony.router import HarmonyRouter
 from unisono.harmony.tools import ToolSet
-
-STOPS = frozenset({RETURN, generation.CALL, ENDOFTEXT})
-"""What no backend generates anything behind."""
 
 UNFIT = "What was generated so far does not fit the request it was generated for."
 
@@ -48,21 +46,14 @@ class Reading:
         *,
         final: Callable[[], Tokens],
         round_: Round | None = None,
+        violation: Violation | None = None,
     ) -> None:
-        self._router = HarmonyRouter(
-            encoding,
-            tools,
-            new_call_id,
-            hold_calls=turn.hold_calls,
-            calls_allowed=turn.calls_allowed,
-            parallel_calls=turn.parallel_calls or round_ is not None,
-        )
+        self._course = course_of(encoding, tools, turn, new_call_id, round_, violation)
+        self._router, self._plan = self._course.router, self._course.plan
         self._sieve = Sieve(round_.tools, parallel_calls=turn.parallel_calls) if round_ is not None else None
         self._stops = StopStrings(turn.stop) if turn.stop else None
         self._recoveries = recoveries
         self._final = final
-        self._way = Way()
-        self._begun_at = 0
         self._closed_before = 0
         self._opened = False
         self._cut = False
@@ -71,7 +62,6 @@ class Reading:
         self._prompted = 0
         self.round = round_
         """The calls of hosted tools that are to be run behind the step that ended last."""
-        self.journal: list[int] = []
         self.closed: list[Closed] = []
         self.begun = False
         """Whether anything was to be generated yet."""
@@ -85,9 +75,47 @@ class Reading:
         """The client's stop string, once it was met: then the answer is over."""
 
     @property
+    def journal(self) -> list[int]:
+        return self._course.journal
+
+    @journal.setter
+    def journal(self, journal: list[int]) -> None:
+        self._course.journal = journal
+
+    @property
     def said(self) -> list[int]:
-        """The tokens of the current step."""
-        return [number for number in self.journal[self._begun_at :] if number < FIRST_MARK]
+        """The tokens that the current step's prompt ends in."""
+        return self._course.said
+
+    @property
+    def put(self) -> int:
+        """How many more of them there are than were generated in the step; below 0 where some were cut."""
+        return self._course.put
+
+    @property
+    def moves(self) -> bool:
+        """Whether something is cut or put there before anything more is generated."""
+        return self._plan.move is not None and self.stop_sequence is None
+
+    @property
+    def broken_off(self) -> bool:
+        """Whether the model would go on for ever."""
+        return self._course.broken_off
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """What the backend is to keep to in the generation that comes."""
+        return self._plan.constraint
+
+    @property
+    def again(self) -> int:
+        """How often the message that comes was generated before."""
+        return self._plan.current.again
+
+    @property
+    def unmet(self) -> str:
+        """Why something that was asked for was not had."""
+        return self._plan.unmet
 
     @property
     def completed(self) -> int:
@@ -103,25 +131,26 @@ class Reading:
         """The current step's generation begins. `opening` are the tokens of the message that its prompt leaves open."""
         self.begun = True
         self._prompted = len(self._trail)
-        if opening or self.steps:
-            self._router.resume(Header(verbatim=True) if opening else None, opening)
+        self._course.begin(opening, first=not self.steps)
 
-    def came(self, way: Way) -> None:
-        """How the tokens come from here on."""
-        if way != self._way:
-            self._way = way
-            self.journal.append(way.mark)
-            # What was guessed once is part of a message whose other tokens may be the model's own.
-            self._router.canonical = self._router.canonical or way.guessed
+    def came(self, capabilities: Capabilities, able: frozenset[str]) -> None:
+        """How the tokens come from here on, and which kinds of constraints are kept to."""
+        self._course.came(Way.of(capabilities), able)
 
     def feed(self, tokens: Sequence[int]) -> list[Event]:
         """What may be shown of some more tokens."""
-        self.journal += tokens
-        return self._shown(self._router.feed(tokens))
+        return self._shown(self._course.feed(tokens))
+
+    def turn(self) -> list[Event]:
+        """What may be shown of a move that is made."""
+        return self._shown(self._course.turn())
 
     def end(self, reason: FinishReason) -> list[Event]:
-        """What may be shown of the step's end; `decided` then says what follows."""
-        shown = self._shown(self._router.end(reason, stop_hidden=self._way.stop_hidden))
+        """What may be shown of the generation's end; unless a move is to be made, the step's: `decided` then says what
+        follows."""
+        shown = self._shown(self._course.end(reason))
+        if self.moves:
+            return shown
         self._answer = self._answer_of(reason)
         self.decided = Done() if self.stop_sequence is not None else next_step(self._answer)
         if not self._answer.calls or self._sieve is None or self.round is None:
@@ -147,13 +176,14 @@ class Reading:
         """The last event; its usage knows nothing of the prompt."""
         if self.stop_sequence is not None:
             reason = FinishReason.STOP
+        self._plan.finish()
         finished = self._router.finished(reason, self.stop_sequence)
         return replace(finished, cut_call=True) if self._cut else finished
 
     @property
     def ended(self) -> bool:
         """Whether the step's last token is one that no backend generates anything behind."""
-        return self._begun_at < len(self.journal) and self.journal[-1] in STOPS
+        return self._course.ended
 
     def extended(self, conversation: Conversation) -> Conversation:
         """The conversation that the current step answers."""
@@ -245,7 +275,7 @@ class Reading:
 
     # -- a journal of before
 
-    def again(self, journal: Sequence[int], opening: Tokens) -> list[Event]:
+    def read_again(self, journal: Sequence[int], opening: Tokens) -> list[Event]:
         """Read what an earlier run left of the same turn, in place of a backend's first tokens; all of its events.
         `opening` as for `begin`. Raises StoreUnreadable for what cannot be a journal of this turn."""
         events: list[Event] = []
@@ -253,7 +283,7 @@ class Reading:
         for part in parts_of(journal):
             match part:
                 case Way():
-                    self.came(part)
+                    self._course.came(part, self._plan.able)
                 case Note():
                     events += self._note_again(part)
                 case Mark.STEP_ENDED:
@@ -268,9 +298,11 @@ class Reading:
 
     def _note_again(self, note: Note) -> list[Event]:
         """A note that is none of this turn leaves no trace, which is found out at the end."""
-        if self.round is None:
-            return []
         try:
+            if (events := self._course.again(note)) is not None:
+                return self._shown(events)
+            if self.round is None:
+                return []
             if LISTED in note.value:
                 return self.list_tools()
             if CALL in note.value:
@@ -288,8 +320,7 @@ class Reading:
 
     def _end_step(self) -> None:
         self._trail += self._said_in_step()
-        self.journal.append(STEP_ENDED)
-        self._begun_at = len(self.journal)
+        self._course.end_step()
         self._closed_before = len(self.closed)
         self.steps += 1
         self.spent = self.completed
@@ -317,8 +348,7 @@ class Reading:
         )
 
     def _note(self, note: Note) -> None:
-        self.journal += note.numbers()
-        self._begun_at = len(self.journal)
+        self._course.note(note)
 
     def _shown(self, events: list[Event]) -> list[Event]:
         if self._sieve is not None:
@@ -335,3 +365,27 @@ class Reading:
             elif isinstance(event, Repaired) and event.rule not in self._recoveries:
                 self._recoveries.append(event.rule)
         return events
+
+
+def course_of(
+    encoding: Encoding,
+    tools: ToolSet,
+    turn: Turn,
+    new_call_id: Callable[[], str],
+    round_: Round | None,
+    violation: Violation | None,
+) -> Course:
+    """The course of an answer to `turn`, at its beginning."""
+    wishes = wishes_of(turn, tools, None if round_ is None else round_.tools)
+    plan = Plan(encoding, wishes, violation)
+    router = HarmonyRouter(
+        encoding,
+        tools,
+        new_call_id,
+        hold_calls=turn.hold_calls,
+        calls_allowed=turn.calls_allowed,
+        parallel_calls=turn.parallel_calls or round_ is not None,
+        gate=plan,
+    )
+    watches = REPETITION not in wishes.unmended
+    return Course(encoding, router, plan, budget=wishes.budget, watches=watches, tells_able=wishes.for_backends)

@@ -16,11 +16,10 @@ from typing import TypeAlias
 
 from unisono.core.conversation import Conversation
 from unisono.core.events import Event, Finished, Repaired
-from unisono.core.generation import Capabilities, Chunk, FinishReason, Generation, Prompt, Usage
+from unisono.core.generation import Capabilities, Chunk, FinishReason, Generation, Prompt, Sampling, Usage
 from unisono.core.ids import DerivedIds
 from unisono.core.ports import Deployment
 from unisono.engine.hosted import HostedTools, offers_in, with_results
-from unisono.engine.journal import Way
 from unisono.engine.judging import LEFT_OUT
 from unisono.engine.loop import ToolLoop
 from unisono.engine.means import Means
@@ -39,6 +38,9 @@ DEFAULT_CONTEXT = 131_072
 ROOM_WANTED = 1_024
 """Tokens that an answer without a limit of its own is to have where turns may be left out for it."""
 
+
+AGAIN_TEMPERATURE = 0.6
+"""At least, for what is generated once more."""
 
 Generated: TypeAlias = AsyncGenerator[tuple[list[Event], FinishReason | None]]
 """What may be shown of a step, per network read; the last comes with the reason the step ended."""
@@ -60,6 +62,8 @@ class TurnRun(Run):
         """Whether anything was shown beyond what the turn's journal says."""
         self._asked = False
         self._usage = Usage()
+        self._refused: dict[str, frozenset[str]] = {}
+        """Kinds of constraints that deployments refused in this run."""
         self._loop: ToolLoop | None = None
         self._hosted: HostedTools | None = None
 
@@ -166,13 +170,14 @@ class TurnRun(Run):
             self.report.recoveries,
             final=lambda: means.renderer.opening(replace(self._conversation, prefill="")),
             round_=None if self._hosted is None else Round(self._hosted, self._conversation),
+            violation=means.violation,
         )
         if not turn.journal:
             return reading, []
         read_again = (turn.journal, means.renderer.opening(self._conversation))
         if len(turn.journal) > OFF_LOOP_TOKENS:
-            return reading, await asyncio.to_thread(reading.again, *read_again)
-        return reading, reading.again(*read_again)
+            return reading, await asyncio.to_thread(reading.read_again, *read_again)
+        return reading, reading.read_again(*read_again)
 
     async def _begun_anew(self) -> Reading:
         """Nothing was shown, so nothing of the failed attempt counts."""
@@ -211,11 +216,19 @@ class TurnRun(Run):
         while True:
             shown: list[Event] = []
             reason: FinishReason | None = None
-            async with aclosing(await self._step(deployment, capabilities, reading, rendered, last=last)) as batches:
+            if reading.moves and (shown := reading.turn()):
+                yield shown
+            step = await self._step(deployment, capabilities, reading, rendered, last=last)
+            async with aclosing(step) as batches:
                 async for shown, reason in batches:
-                    if reason is not None or reading.stop_sequence is not None:
+                    if reason is not None or reading.stop_sequence is not None or reading.moves:
                         break
                     yield shown
+            if reading.moves:
+                # One batch: between its events there is no token that a journal could be cut at.
+                if shown := [*shown, *reading.turn()]:
+                    yield shown
+                continue
             reason = reason or FinishReason.STOP
             if isinstance(reading.decided, RunTools) and self._loop is not None:
                 if shown:
@@ -246,17 +259,19 @@ class TurnRun(Run):
             return _at_once([], FinishReason.STOP)
         if reading.ended:
             return _at_once(reading.end(FinishReason.STOP), FinishReason.STOP)
+        if reading.broken_off:
+            return _at_once(reading.end(FinishReason.LENGTH), FinishReason.LENGTH)
         said = reading.said
         going_on = await go_on(self._means.encoding, rendered, said, capabilities, guessed=reading.guessed)
-        spent = reading.spent + going_on.said
+        spent = reading.spent + going_on.said - reading.put
         room = self._room(going_on.prompt, capabilities, spent)
         if room < 1:
             limit = self._turn.max_tokens
             if not last and (limit is None or spent < limit):
                 raise self._too_long(going_on.prompt, capabilities)
             return _at_once(reading.end(FinishReason.LENGTH), FinishReason.LENGTH)
-        reading.came(Way.of(capabilities))
-        job = self._job(going_on.prompt, deployment, room)
+        reading.came(capabilities, capabilities.constrain - self._refused.get(deployment.name, frozenset()))
+        job = self._job(going_on.prompt, deployment, room, reading)
         first = not said and not reading.steps
         return self._generate(deployment, job, going_on.decoder, reading, first=first)
 
@@ -272,11 +287,16 @@ class TurnRun(Run):
                 tokens = decoder.feed(chunk)
                 if chunk.finish is None:
                     # Without a token nothing is shown: a journal could not tell that it was.
-                    if tokens and (shown := reading.feed(tokens)):
+                    if tokens and ((shown := reading.feed(tokens)) or reading.moves):
                         yield shown, None
+                    if reading.broken_off:
+                        yield reading.end(FinishReason.LENGTH), FinishReason.LENGTH
+                        return
                     continue
                 stop = () if chunk.stop_token is None else (chunk.stop_token,)
-                yield reading.feed([*tokens, *decoder.end(), *stop]) + reading.end(chunk.finish), chunk.finish
+                shown = reading.feed([*tokens, *decoder.end(), *stop])
+                reason = FinishReason.LENGTH if reading.broken_off else chunk.finish
+                yield shown if reading.moves else shown + reading.end(reason), reason
                 return
         finally:
             if isinstance(stream, AsyncGenerator):
@@ -323,11 +343,12 @@ class TurnRun(Run):
             param=self._turn.history_at,
         )
 
-    def _job(self, prompt: Prompt, deployment: Deployment, room: int) -> Generation:
+    def _job(self, prompt: Prompt, deployment: Deployment, room: int, reading: Reading) -> Generation:
         return Generation(
             prompt=prompt,
             max_tokens=room,
-            sampling=self._turn.sampling,
+            constraint=reading.constraint,
+            sampling=drawn_again(self._turn.sampling, reading.again),
             timeouts=deployment.timeouts,
             request_id=self._turn.request_id,
         )
@@ -339,7 +360,16 @@ class TurnRun(Run):
 
     def _finished(self, reading: Reading, reason: FinishReason) -> Finished:
         finished = reading.finished(reason)
+        self.report.unmet = reading.unmet
         return replace(finished, usage=self._usage + finished.usage)
+
+
+def drawn_again(sampling: Sampling, again: int) -> Sampling:
+    """The sampling for what is generated once more: drawn as before it would come out as before."""
+    if not again:
+        return sampling
+    seed = None if sampling.seed is None else sampling.seed + again
+    return replace(sampling, seed=seed, temperature=max(sampling.temperature, AGAIN_TEMPERATURE))
 
 
 async def _at_once(shown: list[Event], reason: FinishReason) -> Generated:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
-from unisono.core.conversation import Conversation, Tokens
+from unisono.core.conversation import AnswerForm, Conversation, Tokens
 from unisono.core.events import Closed, Event, HostedCall
 from unisono.core.generation import Sampling
 from unisono.core.tools import ToolServer
@@ -44,6 +44,28 @@ class Hosting:
 
 
 @dataclass(frozen=True, slots=True)
+class Forced:
+    """The model has to call one of these first, whatever it would do. `tools` are names as the client knows them, or
+    those of tools gpt-oss was trained on (`python`, `browser` for any of its functions, `browser.search`); `hosted` are
+    tools the gateway runs: a server's label and the tool's own name there, None for any of the server's. With neither
+    it is any tool on offer."""
+
+    tools: frozenset[str] | None = None
+    hosted: frozenset[tuple[str, str | None]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """The model may call these and no others, though all stay declared. Names as in `Forced`."""
+
+    tools: frozenset[str] = frozenset()
+    hosted: frozenset[tuple[str, str | None]] = frozenset()
+
+
+Choice: TypeAlias = Forced | Allowed
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """What a surface asks of the engine. `model` is the group's name after aliases; `max_tokens` None means what the
     context still holds. `stop` are the client's stop strings, matched against visible text by the gateway."""
@@ -76,6 +98,14 @@ class Turn:
     """Turns of one value go to one deployment while it works, so that its prefix cache is of use; empty for any."""
     hosting: Hosting | None = None
     """Tools the gateway runs itself in this turn."""
+    choice: Choice | None = None
+    """None leaves it to the model. A forced choice is kept once; behind the call the choice is the model's."""
+    form: AnswerForm | None = None
+    """What the final answer has to be; the model is told so too."""
+    reasoning_budget: int | None = None
+    """Tokens of analysis after which the model has to come to something, over the whole turn."""
+    unmended: frozenset[str] = frozenset()
+    """Rules of `plan.SWITCHABLE` that are switched off."""
     tools_at: str = "tools.{index}.function"
     """Where a tool stands in the request, for errors that name it."""
     history_at: str = "messages"
@@ -109,6 +139,8 @@ class Report:
     been yielded too: kept together they let another run go on behind both. It only grows."""
     left_out: int = 0
     """Oldest turns left out of the conversation because it was too long."""
+    unmet: str = ""
+    """Why a forced call was not had, or an answer of the form that was asked for; empty when both were, or none was."""
 
 
 class Run(Protocol):

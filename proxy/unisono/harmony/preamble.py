@@ -7,6 +7,7 @@ writes, and put back afterwards. All outside text is masked, so none of it can l
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +24,7 @@ from openai_harmony import (
     ToolDescription,
 )
 
-from unisono.core.conversation import Effort, Preamble
+from unisono.core.conversation import AnswerForm, Effort, Preamble
 from unisono.core.generation import MESSAGE
 from unisono.errors import InvalidRequest
 from unisono.harmony.builtins import namespaces
@@ -38,6 +39,9 @@ EFFORTS = {
 
 CHANNELS = {True: ["analysis", "commentary", "final"], False: ["analysis", "final"]}
 """By whether there are tools of any kind. Without tools `commentary` is not on offer: replies get lost there."""
+
+ANY_OBJECT = {"type": "object"}
+_UNTITLED = re.compile(r"[^A-Za-z0-9_.-]")
 
 _MARK = re.compile("\ue000([0-9]+)\ue001")
 
@@ -83,6 +87,18 @@ def tools_section(harmony: HarmonyEncoding, tools: ToolSet) -> str:
         if isinstance(failure, Exception) or type(failure).__name__ == "PanicException":
             raise InvalidRequest("The tools cannot be declared to the model.", param="tools") from failure
         raise
+
+
+def form_section(form: AnswerForm) -> str:
+    """`# Response Formats`, which stands at the end of the developer message. Raises InvalidRequest for a schema that
+    JSON cannot express."""
+    try:
+        schema = json.dumps(form.schema if form.schema is not None else ANY_OBJECT, ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError, RecursionError) as failure:
+        raise InvalidRequest("The schema holds a value that JSON cannot express.") from failure
+    name = _UNTITLED.sub("_", form.name) or "json"
+    described = "".join(f"// {line}\n" for line in form.description.splitlines())
+    return f"# Response Formats\n\n## {name}\n\n{described}{schema}"
 
 
 def _written(harmony: HarmonyEncoding, role: Role, content: Content, *, with_tools: bool) -> str:

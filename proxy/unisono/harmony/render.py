@@ -34,7 +34,7 @@ from unisono.errors import InvalidRequest
 from unisono.harmony.bounds import well_formed
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.neutral import check_structure, neutralise
-from unisono.harmony.preamble import system_text, tools_section
+from unisono.harmony.preamble import form_section, system_text, tools_section
 from unisono.harmony.recent import Recent
 from unisono.harmony.tools import ToolSet
 
@@ -188,6 +188,8 @@ class Renderer:
             sections.append(INSTRUCTIONS + preamble.instructions)
         if tools.declared:
             sections.append(self._section(tools))
+        if preamble.form is not None:
+            sections.append(form_section(preamble.form))
         if sections:
             pieces.append(Part(Form.DEVELOPER, "\n\n".join(sections)))
         return pieces + self._messages_of(conversation, tools)

@@ -27,7 +27,7 @@ from unisono.harmony.tools import ToolSet
 class Gate(Protocol):
     """Decides which messages there are at all. Asked once or twice for each message, never for a token."""
 
-    def opens(self, header: Header) -> bool:
+    def opens(self, message: Open) -> bool:
         """False: reading stops in front of the message, and nothing of it was said."""
         ...
 
@@ -35,8 +35,9 @@ class Gate(Protocol):
         """Whether nothing of a text is shown before it is complete, as it is with calls."""
         ...
 
-    def closes(self, header: Header, text: str) -> str | None:
-        """What a complete message that was held says. None: reading stops behind it, and nothing of it was said."""
+    def closes(self, header: Header, text: str, *, held: bool) -> str | None:
+        """What a complete text or call says; one that was shown says what it says. None: reading stops behind it, and
+        nothing of it was said."""
         ...
 
 
@@ -114,14 +115,15 @@ class HarmonyRouter:
         if (opened := self._begin(header, self._open.tokens)) is not None:
             self._opened.append(opened)
 
-    def reread(self, header: Sequence[int], place: int) -> list[Event]:
-        """What was begun and not closed was never said: reading goes on behind `<|start|>assistant`, where the tokens
-        `header` stand, up to `place`. They are not counted, since nobody generated them here."""
+    def reread(self, header: Sequence[int], begin: int, end: int) -> list[Event]:
+        """What was begun and not closed was never said: reading goes on with a message that begins at the place `begin`
+        and has the tokens `header` behind its `<|start|>assistant`, up to `end`. They are not counted, since nobody
+        generated them."""
         generated = self._repair.position
         self._repair = Repair(self._encoding, self._tools.declared, builtins=self._tools.builtins)
         self._repair.position = generated - len(header)
-        self._repair.origin = generated - place
-        self._repair.closed_to = place - len(header)
+        self._repair.origin = generated - end
+        self._repair.closed_to = begin
         self._parser = openai_harmony.StreamableParser(self._encoding.harmony, None)
         self._inner = self._parser._inner
         self._item, self.stopped = None, None
@@ -137,6 +139,11 @@ class HarmonyRouter:
     def count(self, tokens: int) -> None:
         """So many tokens were generated that are not read."""
         self._tokens += tokens
+
+    @property
+    def closed_to(self) -> int:
+        """The place behind the last message that was closed."""
+        return self._repair.closed_to
 
     @property
     def thinking(self) -> bool | None:
@@ -175,7 +182,7 @@ class HarmonyRouter:
                 case Body():
                     self._body(part.tokens, events)
                 case Open():
-                    if self._gate is not None and not self._gate.opens(part.header):
+                    if self._gate is not None and not self._gate.opens(part):
                         self.stopped = Stopped(part.header, part.tokens, part.begin, part.end, part.end)
                         break
                     self._open = part
@@ -245,8 +252,10 @@ class HarmonyRouter:
         self._inner.process(shut.token)
         text = self._encoding.decode(self._body_tokens)
         passes = shut.complete and self._wanted(item)
-        if self._gate is not None and passes and not self._visible:
-            says = self._gate.closes(self._open.header, text)
+        if self._gate is not None and passes and not isinstance(item, Reasoning):
+            says = self._gate.closes(self._open.header, text, held=not self._visible)
+            if self._visible:
+                says = text
             if says is None:
                 opened = self._open
                 self.stopped = Stopped(opened.header, opened.tokens, opened.begin, opened.end, shut.end, text)

@@ -1,0 +1,282 @@
+"""The course of an answer: its journal, the tokens that the current step's prompt ends in, and the moves of the plan.
+
+What the plan stops at is found at the same token however the network cuts the stream: what follows that token is
+counted and journalled, and read by nobody. A move is noted in the journal behind what it was decided on, so that
+whoever reads that again goes on behind the same prompt. No I/O.
+"""
+
+from __future__ import annotations
+
+from codecs import getincrementaldecoder
+from collections.abc import Sequence
+from typing import Final
+
+from unisono.core.conversation import Json, Tokens
+from unisono.core.events import Event, Repaired
+from unisono.core.generation import END, ENDOFTEXT, FIRST_SPECIAL, STOP_TOKENS, FinishReason
+from unisono.engine.journal import FIRST_MARK, Note, Way
+from unisono.engine.plan import BUDGET, REPETITION, Move, Plan
+from unisono.engine.repetition import SEEN, STRIDE, repeats
+from unisono.engine.turn import STEP_ENDED
+from unisono.harmony.encoding import Encoding
+from unisono.harmony.header import Header
+from unisono.harmony.router import HarmonyRouter
+
+STOPS: Final = frozenset({*STOP_TOKENS, ENDOFTEXT})
+"""What no backend generates anything behind."""
+
+_LONGEST_CHARACTER: Final = 4
+"""Tokens that a character may take."""
+
+ABLE: Final = "able"
+MOVED: Final = "moved"
+
+
+class Course:
+    """`budget` are tokens of thoughts; `watches` says whether endless repetition is looked for, `tells_able` whether it
+    matters what a backend can constrain."""
+
+    def __init__(
+        self,
+        encoding: Encoding,
+        router: HarmonyRouter,
+        plan: Plan,
+        *,
+        budget: int | None = None,
+        watches: bool = True,
+        tells_able: bool = False,
+    ) -> None:
+        self._encoding = encoding
+        self.router = router
+        self._budget = budget
+        self._watches = watches
+        self._tells_able = tells_able
+        self._way = Way()
+        self._kept: list[int] = []
+        self._begun_at = 0
+        self._generated = 0
+        self._ended: FinishReason | None = None
+        self.plan = plan
+        self.journal: list[int] = []
+        self.broken_off = False
+        """Whether the answer is over where it is: the model would go on for ever."""
+        self.opening: Tokens = ()
+        if budget is not None and budget < 1:
+            plan.exhausted()
+
+    @property
+    def said(self) -> list[int]:
+        """The tokens that the current step's prompt ends in, by the model and for it."""
+        return [*self._kept, *self._new]
+
+    @property
+    def put(self) -> int:
+        """How many more tokens the prompt ends in than were generated in the step; below 0 where some were cut."""
+        return len(self._kept) - self._generated
+
+    @property
+    def _new(self) -> list[int]:
+        return [number for number in self.journal[self._begun_at :] if number < FIRST_MARK]
+
+    @property
+    def ended(self) -> bool:
+        """Whether the step's last token is one that no backend generates anything behind."""
+        return self._begun_at < len(self.journal) and self.journal[-1] in STOPS
+
+    def begin(self, opening: Tokens, *, first: bool) -> None:
+        """A step begins; `opening` are the tokens of the message that its prompt leaves open."""
+        self.opening = opening
+        if opening and not first:
+            # What it says is looked at like what the plan opens itself.
+            self.plan.opened()
+            self.router.reread(opening[len(self._start) :], 0, 0)
+        elif opening:
+            self.router.resume(Header(verbatim=True), opening)
+        elif not first:
+            self.router.resume()
+
+    def end_step(self) -> None:
+        self.journal.append(STEP_ENDED)
+        self._begun_at = len(self.journal)
+        self._kept, self._generated = [], 0
+        self.plan.begin()
+
+    def came(self, way: Way, able: frozenset[str]) -> None:
+        """How tokens come from here on, and which kinds of constraints are kept to."""
+        if way != self._way:
+            self._way = way
+            self.journal.append(way.mark)
+            # What was guessed once is part of a message whose other tokens may be the model's own.
+            self.router.canonical = self.router.canonical or way.guessed
+        if self._tells_able and able != self.plan.able:
+            self.plan.able = able
+            kinds: list[Json] = [*sorted(able)]
+            self.note(Note({ABLE: kinds}))
+
+    def note(self, note: Note) -> None:
+        self._generated += len(self._new)
+        self._kept = self.said
+        self.journal += note.numbers()
+        self._begun_at = len(self.journal)
+
+    # -- tokens
+
+    def feed(self, tokens: Sequence[int]) -> list[Event]:
+        """Events of some more tokens, up to where the plan stops them."""
+        if self._is_plain(len(tokens)):
+            self.journal += tokens
+            events = self.router.feed(tokens)
+            self._look()
+            return events
+        events = []
+        rest = tokens
+        while rest and self.plan.move is None and not self.broken_off:
+            size = self._portion(rest)
+            self.journal += rest[:size]
+            events += self._read(rest[:size])
+            rest = rest[size:]
+        self.journal += rest
+        self.router.count(len(rest))
+        return events
+
+    def _is_plain(self, size: int) -> bool:
+        """Whether so many tokens can be read at once: nothing but the router may stop in the middle of them."""
+        return (
+            (self._budget is None or self.plan.late)
+            and not self.plan.naming
+            and self.plan.move is None
+            and not (self._watches and self._to_look <= size)
+        )
+
+    @property
+    def _to_look(self) -> int:
+        """So many tokens on, repetition is looked for."""
+        return STRIDE - (len(self.journal) - self._begun_at) % STRIDE
+
+    def _portion(self, rest: Sequence[int]) -> int:
+        size = len(rest)
+        if self.plan.naming:
+            return size
+        if self._watches:
+            size = min(size, self._to_look)
+        if self._budget is not None and not self.plan.late:
+            left = self._budget - self.router.usage.reasoning_tokens
+            if self.router.thinking is False:
+                # No thought begins before the body ends.
+                left += next((at for at, token in enumerate(rest[:size]) if token >= FIRST_SPECIAL), size)
+            size = min(size, max(left, 1))
+        return size
+
+    def _read(self, tokens: Sequence[int]) -> list[Event]:
+        if self.plan.naming:
+            self.plan.name(tokens)
+            self.router.count(len(tokens))
+            return []
+        events = self.router.feed(tokens)
+        self._look()
+        if self.plan.move is None:
+            self._look_at_budget()
+        if self.plan.move is None and self._watches and self._to_look == STRIDE:
+            self._look_for_repetition()
+        return events
+
+    def _look(self) -> None:
+        if self.router.stopped is not None and self.plan.move is None:
+            self.plan.stopped(self.router.stopped)
+
+    def _look_at_budget(self) -> None:
+        used = self.router.usage.reasoning_tokens
+        if self._budget is None or self.plan.late or used < self._budget:
+            return
+        if used < self._budget + _LONGEST_CHARACTER and self._is_in_character():
+            return
+        if self.router.thinking:
+            self.plan.thought(len(self._kept) + len(self._new), rule=BUDGET)
+        else:
+            self.plan.exhausted()
+
+    def _is_in_character(self) -> bool:
+        """Whether the last token ends inside a character."""
+        last = [token for token in self.journal[-_LONGEST_CHARACTER:] if token < FIRST_SPECIAL]
+        decoder = getincrementaldecoder("utf-8")("replace")
+        decoder.decode(self._encoding.decode_bytes(last))
+        return bool(decoder.getstate()[0])
+
+    def _look_for_repetition(self) -> None:
+        if not repeats(self.journal[max(self._begun_at, len(self.journal) - SEEN) :]):
+            return
+        if self.router.thinking and not self.plan.spent:
+            self.plan.thought(len(self._kept) + len(self._new), rule=REPETITION)
+        else:
+            self.broken_off = True
+
+    # -- ends and moves
+
+    def end(self, reason: FinishReason) -> list[Event]:
+        """Events of a generation's end; there may be a move to make."""
+        plan = self.plan
+        if plan.naming:
+            plan.name_ended()
+            self._ended = reason
+            return []
+        # What a backend that keeps to a constraint wrote is whole, whether or not it shows the token it stops at.
+        hidden = self._way.stop_hidden or plan.constraint is not None
+        events = self.router.end(reason, stop_hidden=hidden)
+        self._look()
+        if plan.move is None:
+            plan.ended(reason, self.router.closed_to)
+        self._ended = reason if plan.move is not None else None
+        if self.broken_off:
+            events.append(Repaired(REPETITION, self.router.usage.completion_tokens))
+        return events
+
+    def turn(self) -> list[Event]:
+        """Make the plan's move."""
+        move = self.plan.move
+        assert move is not None
+        said = self.said
+        events: list[Event] = []
+        kept = said[: move.kept]
+        if move.closes:
+            events += self.router.supply([END])
+            kept.append(END)
+        elif kept and kept[-1] in STOPS:
+            kept[-1] = END
+        elif kept and kept[-1] != END:
+            kept.append(END)
+        start = self._start
+        between = move.between
+        if between:
+            kept += between if kept else between[len(start) :]
+        begin = len(kept)
+        opened = bool(self.opening) and not begin
+        added: Sequence[int] = () if opened else (*(start if begin else ()), *move.header)
+        now = [*kept, *added]
+        position = self.router.usage.completion_tokens
+        self._note_move(move, kept, added)
+        self._kept = now
+        events += self.router.reread(() if move.naming else move.header, begin, len(now))
+        self.plan.made(move, begin, len(now))
+        if move.rule:
+            events.append(Repaired(move.rule, position))
+        return events
+
+    def _note_move(self, move: Move, kept: Sequence[int], added: Sequence[int]) -> None:
+        ended, self._ended = self._ended, None
+        value: dict[str, Json] = {MOVED: [*kept[move.kept :], *added], "kept": move.kept}
+        self.note(Note(value | ({"ended": ended.value} if ended is not None else {})))
+
+    def again(self, note: Note) -> list[Event] | None:
+        """What a note of a journal says was done; None for a note of somebody else."""
+        if isinstance(able := note.value.get(ABLE), list):
+            self.came(self._way, frozenset(map(str, able)))
+            return []
+        if MOVED not in note.value:
+            return None
+        ended = note.value.get("ended")
+        events = self.end(FinishReason(ended)) if isinstance(ended, str) else []
+        return events + (self.turn() if self.plan.move is not None else [])
+
+    @property
+    def _start(self) -> Tokens:
+        return tuple(self._encoding.encode_marked("<|start|>assistant"))

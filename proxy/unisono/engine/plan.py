@@ -1,0 +1,400 @@
+"""The step plan: tools that have to be called, answers of a form, thoughts within a budget, and calls that are broken.
+
+All of it is one move: stop, cut, append tokens, continue. The plan decides on moves, from what the router says of the
+messages and nothing else, so that tokens read again from a journal come to the same ones; `course` carries them out. It
+ends for anything a model may write: every kind of move is bounded. No I/O.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from unisono.core.conversation import Tokens
+from unisono.core.generation import CALL, END, AnyJson, Constraint, FinishReason
+from unisono.engine.naming import Naming
+from unisono.engine.policy import CLOSING, MOST_AGAIN, MOST_MOVES, OPENING, Act, Fault, Message, Owed
+from unisono.engine.policy import End as Ending
+from unisono.engine.wishes import Schema, Violation, Wishes, constraint_of, header_for, recipient_of
+from unisono.harmony.encoding import Encoding
+from unisono.harmony.header import ANALYSIS, COMMENTARY, FINAL, Header
+from unisono.harmony.legal import Open
+from unisono.harmony.recipients import Kind
+from unisono.harmony.router import Stopped
+
+REGENERATED_CALL: Final = "regenerated-call"
+REGENERATED_ANSWER: Final = "regenerated-answer"
+CODE_FENCE: Final = "code-fence"
+REPETITION: Final = "repetition"
+BUDGET: Final = "reasoning-budget"
+NOT_ALLOWED: Final = "tool-not-allowed"
+
+SWITCHABLE: Final = frozenset({REGENERATED_CALL, REGENERATED_ANSWER, CODE_FENCE, REPETITION})
+"""Rules that a turn may switch off."""
+
+_FENCE = re.compile(r"\s*```[A-Za-z0-9_-]*[ \t]*\r?\n(.*?)\r?\n?[ \t]*```\s*\Z", re.DOTALL)
+
+UNMET_CALL: Final = "The model did not call a tool that it had to call."
+UNMET_NONE: Final = "None of the tools that had to be called is available."
+UNMET_ARGUMENTS: Final = "The arguments of a call do not match the tool's schema."
+UNMET_FORM: Final = "The answer does not have the form that was asked for."
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Cut what was said behind the place `kept`, put whole messages `between` there, open a message with `header` (what
+    stands behind `<|start|>assistant`; empty where the model is to choose), and go on. `closes`: an open message is
+    closed first, and stands. `naming`: what is generated next is the name of a tool."""
+
+    kept: int = 0
+    header: Tokens = ()
+    between: Tokens = ()
+    closes: bool = False
+    constraint: Constraint | None = None
+    naming: bool = False
+    again: int = 0
+    """How often the same was generated before."""
+    rule: str = ""
+
+
+class Plan:
+    """For one answer. It is a router's gate, and what it decided on is its `move`."""
+
+    def __init__(self, encoding: Encoding, wishes: Wishes, violation: Violation | None) -> None:
+        self._encoding = encoding
+        self._wishes = wishes
+        self._violation = violation
+        self._call_owed = bool(wishes.forced)
+        self._form_owed = wishes.form is not None
+        self._moves = 0
+        self._again = 0
+        self._skipped = False
+        self._refused = False
+        self._answering = False
+        self._handed = False
+        self._late = False
+        self._naming = Naming(encoding, wishes.forced or ())
+        self._named_at = 0
+        self._opened_to = -1
+        self.able: frozenset[str] = frozenset()
+        """The kinds of constraints that the backend keeps to."""
+        self.move: Move | None = None
+        """What is to be done before anything more is generated."""
+        self.current = Move()
+        """The one that was made last."""
+        self.unmet = UNMET_NONE if wishes.forced == () else ""
+
+    # -- where the answer is
+
+    @property
+    def owed(self) -> Owed:
+        return Owed.CALL if self._call_owed else Owed.FORM if self._form_owed else Owed.NOTHING
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """What the backend is to keep to in the generation that is to come."""
+        wanted = self.current.constraint
+        return wanted if wanted is not None and wanted.kind in self.able else None
+
+    @property
+    def naming(self) -> bool:
+        return self.current.naming
+
+    def begin(self) -> None:
+        """Another step of the answer begins."""
+        self._moves = self._again = 0
+        self._skipped = self._answering = self._handed = False
+        # A call was made, or nothing of it is to be had any more: the rest is the model's choice.
+        self._call_owed = False
+        self.move, self.current, self._opened_to = None, Move(), -1
+
+    def opened(self) -> None:
+        """The step's prompt ends in the header of the answer."""
+        self._answering, self._opened_to = True, 0
+        if self._form_owed:
+            self.current = Move(header=self._answer_header, constraint=self._form_constraint)
+
+    @property
+    def spent(self) -> bool:
+        """Whether the model is left alone for the rest of the step."""
+        return self._moves >= MOST_MOVES
+
+    @property
+    def late(self) -> bool:
+        """Whether the budget for thoughts is used up."""
+        return self._late
+
+    # -- the gate
+
+    def opens(self, message: Open) -> bool:
+        kind = self._message(message.header)
+        if kind not in (Message.LATE_THOUGHT, Message.THOUGHT):
+            self._skipped = False
+        if message.end == self._opened_to or self.spent:
+            return True
+        act = OPENING[self.owed, kind]
+        if kind is Message.BARRED and not self._wishes.hold_calls:
+            return False
+        return act is Act.PASS or (act is Act.GUIDE and not self._can_guide(message.header))
+
+    def holds(self, header: Header) -> bool:
+        return self._message(header) is Message.ANSWER and self.owed is Owed.FORM and self.constraint is None
+
+    def closes(self, header: Header, text: str, *, held: bool) -> str | None:
+        message = self._message(header)
+        fault, says = self._judged(message, header, text)
+        end = CLOSING[message, fault]
+        if held and not self.spent and self._is_wrong(end, message):
+            return None
+        self._said(message, fault)
+        return says
+
+    def _is_wrong(self, end: Ending, message: Message) -> bool:
+        match end:
+            case Ending.SAID:
+                return False
+            case Ending.REFUSE:
+                return True
+            case Ending.AGAIN:
+                rule = REGENERATED_ANSWER if message is Message.ANSWER else REGENERATED_CALL
+                return self._again < MOST_AGAIN and rule not in self._wishes.unmended
+
+    def _said(self, message: Message, fault: Fault) -> None:
+        if message is not Message.PREAMBLE:
+            self._again = 0
+        wrong = CLOSING[message, fault] is Ending.AGAIN
+        if message in (Message.WANTED, Message.STRICT, Message.CALL):
+            self._handed = True
+            if wrong and message is not Message.CALL:
+                self.unmet = UNMET_ARGUMENTS
+            self._call_owed = self._call_owed and message is not Message.WANTED
+        elif message is Message.ANSWER and self._form_owed and not self._call_owed:
+            self._form_owed = False
+            self.unmet = UNMET_FORM if wrong else self.unmet
+
+    # -- moments
+
+    def stopped(self, at: Stopped) -> None:
+        """The router stopped where this plan had it stop."""
+        message = self._message(at.header)
+        if at.text is None:
+            self._stopped_in_front(at, message)
+        elif message is Message.BARRED:
+            self._refuse(at)
+        else:
+            self._once_more(at, message)
+
+    def thought(self, place: int, *, rule: str) -> None:
+        """The thoughts that go on at `place` are to end there."""
+        self._late = self._late or rule == BUDGET
+        if self._call_owed:
+            self._force(place, rule=rule, closes=True)
+        elif rule == BUDGET and self._wishes.tools:
+            self._set(Move(place, closes=True, rule=rule))
+        else:
+            self._open_answer(place, rule=rule, closes=True)
+
+    def exhausted(self) -> None:
+        """The budget for thoughts is used up, and none is open."""
+        self._late = True
+
+    def ended(self, reason: FinishReason, place: int) -> None:
+        """The generation ended; all messages end before `place`."""
+        if reason is not FinishReason.STOP or self.spent:
+            return
+        if self._call_owed:
+            self._force(place)
+        elif self._form_owed and not self._handed and not self._answering:
+            self._open_answer(place)
+
+    def name(self, tokens: Sequence[int]) -> None:
+        """Some more tokens of a tool's name; those behind the one that settles it say nothing."""
+        for token in tokens:
+            recipient, known = self._naming.read(token)
+            if known:
+                self._named(recipient)
+                return
+
+    def name_ended(self) -> None:
+        """Nothing more of a tool's name comes."""
+        if self.move is None:
+            self._named(self._naming.found(over=True)[0])
+
+    def made(self, move: Move, begin: int, end: int) -> None:
+        """`move` is what goes on from here; the message that it opened, if any, begins at the place `begin`, and `end`
+        is behind its header."""
+        self.move, self.current = None, move
+        self._moves += 1
+        self._naming.begin()
+        self._named_at = begin
+        self._opened_to = end if move.header else -1
+
+    def finish(self) -> None:
+        """Nothing more comes."""
+        if self._call_owed:
+            self.unmet = self.unmet or UNMET_CALL
+        elif self._form_owed and not self._handed:
+            self.unmet = self.unmet or UNMET_FORM
+
+    # -- messages
+
+    def _message(self, header: Header) -> Message:
+        recipient = recipient_of(header)
+        if header.is_call and self._wishes.calls_allowed:
+            return self._call(recipient)
+        if recipient or header.channel == ANALYSIS:
+            return Message.LATE_THOUGHT if self._late else Message.THOUGHT
+        # Without tools there is nothing that could come behind a preamble.
+        return Message.PREAMBLE if header.channel == COMMENTARY and self._wishes.tools else Message.ANSWER
+
+    def _call(self, recipient: str) -> Message:
+        wishes = self._wishes
+        if self._call_owed and recipient in (wishes.forced or ()):
+            return Message.WANTED
+        if wishes.allowed is not None and recipient not in wishes.allowed:
+            return Message.BARRED
+        return Message.STRICT if recipient in wishes.strict else Message.CALL
+
+    def _can_guide(self, header: Header) -> bool:
+        constraint = self._constraint_for(header)
+        return constraint is not None and constraint.kind in self.able
+
+    def _constraint_for(self, header: Header) -> Constraint | None:
+        recipient = recipient_of(header)
+        if not recipient:
+            return self._form_constraint
+        schema = self._wishes.schemas.get(recipient)
+        return None if schema is None else constraint_of(schema)
+
+    def _judged(self, message: Message, header: Header, text: str) -> tuple[Fault, str]:
+        """What is wrong with a body, and what it says: without a fence around it where that makes it right."""
+        if message is Message.ANSWER:
+            form = self._wishes.form
+            if form is None or self.owed is not Owed.FORM:
+                return Fault.NONE, text
+            fault = self._fault(text, form.schema, objects=form.schema is None)
+            if fault is not Fault.NONE and CODE_FENCE not in self._wishes.unmended and (fenced := _FENCE.match(text)):
+                inside = self._fault(fenced[1], form.schema, objects=form.schema is None)
+                if inside is Fault.NONE:
+                    return inside, fenced[1]
+            return fault, text
+        schema = self._wishes.schemas.get(recipient_of(header))
+        is_json = header.recipient.kind is Kind.FUNCTION or schema is not None
+        told = message is Message.CALL and self._wishes.told and recipient_of(header) not in self._wishes.own
+        if message not in (Message.WANTED, Message.STRICT, Message.CALL) or not is_json or told:
+            return Fault.NONE, text
+        return self._fault(text or "{}", None if message is Message.CALL else schema, objects=True), text
+
+    def _fault(self, text: str, schema: Schema | None, *, objects: bool) -> Fault:
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            return Fault.BROKEN
+        if objects and not isinstance(value, dict):
+            return Fault.BROKEN
+        if schema is None or self._violation is None:
+            return Fault.NONE
+        return Fault.NONE if self._violation(schema, text) is None else Fault.UNLIKE
+
+    # -- moves
+
+    def _set(self, move: Move) -> None:
+        self.move = move
+
+    def _stopped_in_front(self, at: Stopped, message: Message) -> None:
+        act = OPENING[self.owed, message]
+        if act is Act.FORCE:
+            self._force(at.begin, rule=BUDGET if message is Message.LATE_THOUGHT else "")
+        elif message is Message.BARRED:
+            self._open_answer(at.begin, rule=NOT_ALLOWED)
+        elif act is Act.GUIDE and message is Message.ANSWER:
+            self._open_answer(at.begin)
+        elif act is Act.GUIDE:
+            self._set(Move(at.begin, self._header_of(at), constraint=self._constraint_for(at.header)))
+        elif self._skipped or not self._wishes.tools:
+            self._open_answer(at.begin, rule=BUDGET)
+        else:
+            self._skipped = True
+            between = (*self._start, *self._header_of(at), END)
+            self._set(Move(at.begin, between=between, rule=BUDGET))
+
+    def _force(self, place: int, *, rule: str = "", closes: bool = False) -> None:
+        """Open the call that is owed, or the beginning of one when there are several to choose from."""
+        forced = self._wishes.forced or ()
+        if len(forced) == 1:
+            header = header_for(forced[0])
+            tokens = self._spelled(header)
+            constraint = self._constraint_for(header)
+            self._set(Move(place, tokens, closes=closes, constraint=constraint, rule=rule))
+            return
+        naming = self._naming
+        move = Move(place, naming.header, closes=closes, constraint=naming.choices, naming=True, rule=rule)
+        self._set(replace(move, again=self._again))
+
+    def _named(self, recipient: str | None) -> None:
+        """The tool is known that is to be called; or none is called that, and the model is asked again, and at last
+        left alone."""
+        if recipient is not None:
+            header = header_for(recipient)
+            self._again = 0
+            self._set(Move(self._named_at, self._spelled(header), constraint=self._constraint_for(header)))
+        elif self._again < MOST_AGAIN:
+            self._again += 1
+            self._force(self._named_at)
+        else:
+            self._call_owed, self.unmet, self._again = False, UNMET_CALL, 0
+            self._set(Move(self._named_at))
+
+    def _open_answer(self, place: int, *, rule: str = "", closes: bool = False) -> None:
+        self._answering = True
+        constraint = self._form_constraint if self.owed is Owed.FORM else None
+        self._set(Move(place, self._answer_header, closes=closes, constraint=constraint, rule=rule))
+
+    def _once_more(self, at: Stopped, message: Message) -> None:
+        self._again += 1
+        rule = REGENERATED_ANSWER if message is Message.ANSWER else REGENERATED_CALL
+        constraint = self._constraint_for(at.header)
+        free = message is Message.CALL and not self._can_guide(at.header)
+        header = () if free else self._header_of(at)
+        self._set(Move(at.begin, header, constraint=constraint, again=self._again, rule=rule))
+
+    def _refuse(self, at: Stopped) -> None:
+        """The call stands where the model can read it, with an answer that says why nothing came of it."""
+        if self._refused:
+            self._open_answer(at.begin, rule=NOT_ALLOWED)
+            return
+        self._refused = True
+        encode = self._encoding.encode_marked
+        recipient = recipient_of(at.header)
+        body = self._encoding.encode_generated(at.text or "")
+        result = (
+            *encode(f"<|start|>{recipient} to=assistant<|channel|>{at.header.channel}<|message|>"),
+            *self._encoding.encode_text("This tool is not available now. Use another one, or answer without."),
+            END,
+        )
+        between = (*self._start, *self._header_of(at), *body, CALL, *result)
+        self._set(Move(at.begin, between=between, rule=NOT_ALLOWED))
+
+    @property
+    def _form_constraint(self) -> Constraint:
+        form = self._wishes.form
+        return AnyJson() if form is None else constraint_of(form.schema)
+
+    @property
+    def _answer_header(self) -> Tokens:
+        return self._spelled(Header(FINAL))
+
+    @property
+    def _start(self) -> Tokens:
+        return tuple(self._encoding.encode_marked("<|start|>assistant"))
+
+    def _spelled(self, header: Header) -> Tokens:
+        return tuple(self._encoding.encode_marked(header.spelled()))
+
+    def _header_of(self, at: Stopped) -> Tokens:
+        """The header behind `<|start|>assistant`, as the model wrote it where that is legal."""
+        start = self._start
+        return at.tokens[len(start) :] if at.tokens[: len(start)] == start else self._spelled(at.header)
