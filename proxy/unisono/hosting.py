@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
+from unisono.api.responses.hosting.builtins import allowed
 from unisono.api.responses.hosting.servers import ServerRules
 from unisono.config import Config
 from unisono.core.conversation import Json
@@ -27,8 +28,12 @@ class Hosting:
         return self.rules.configured
 
     def unasked(self, labels: Collection[str] | None) -> tuple[ToolServer, ...]:
-        """The servers of a model, with those of their tools alone that run without approval."""
-        servers = self.rules.for_model(labels).configured.values()
+        """The servers of a model, with those of their tools alone that run without approval. One that stands for a tool
+        gpt-oss was trained on is there as that."""
+        rules = self.rules.for_model(labels)
+        named = {server.label for server in rules.trained.values()}
+        others = [server for label, server in rules.configured.items() if label not in named]
+        servers = (*others, *(allowed(server, builtin) for builtin, server in rules.trained.items()))
         return tuple(
             replace(server, allowed=(server.allowed or ToolFilter()) & ToolFilter(unasked=server.approval))
             for server in servers
@@ -59,14 +64,12 @@ class NoTools(ToolHost):
 
 def build_hosting(config: Config) -> Hosting:
     """The host and the rules of a configuration; nobody is asked anything yet. Raises ConfigError."""
-    allowed, builtins = (
-        config.unisono.mcp_allowed_hosts,
-        {str(name): label for name, label in config.unisono.builtin_tools.items()},
-    )
+    hosts = config.unisono.mcp_allowed_hosts
+    builtins = {str(builtin): label for builtin, label in config.unisono.builtin_tools.items()}
     for builtin, label in builtins.items():
         if label not in config.mcp_servers:
             raise ConfigError(f"unisono.builtin_tools.{builtin}: there is no {label!r} in mcp_servers")
-    if not config.mcp_servers and not allowed:
+    if not config.mcp_servers and not hosts:
         return Hosting(NoTools())
     from unisono.mcp import AllowedHost, McpHost, Reach, check_headers
 
@@ -76,5 +79,5 @@ def build_hosting(config: Config) -> Hosting:
             check_headers(server.headers, server.authorization)
         except InvalidRequest as error:
             raise ConfigError(f"mcp_servers.{label}: {error.message}") from None
-    reach = Reach([AllowedHost(host.host, frozenset(host.ports), host.plain_http, host.private) for host in allowed])
+    reach = Reach([AllowedHost(host.host, frozenset(host.ports), host.plain_http, host.private) for host in hosts])
     return Hosting(McpHost(reach), ServerRules(servers, builtins, reach.may_name, check_headers))

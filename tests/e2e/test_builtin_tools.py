@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.api.responses.folding import fold
+from tests.e2e.gateway import message_of
 from tests.e2e.hosting import made
 from tests.e2e.responses import ANSWER, OK, THOUGHT, TOOL, Json, Line, kinds, line, refusal, text_of
 from tests.e2e.wires import ENCODING, WIRES, Wire
@@ -312,3 +313,36 @@ async def test_where_the_server_is_gone_the_answer_comes_without_it_and_says_so(
         assert text_of(response) == "ok"
         assert response["unisono"]["recoveries"] == ["tool-left-out"]
         assert kinds(response["output"]) == ["reasoning", "message"]
+
+
+@BOTH_FORMS
+async def test_chat_runs_them_where_it_is_asked_to(here: Line, stream: bool) -> None:
+    here.say(SEARCH, RUN, OK)
+    answer = await here.gateway.chat(stream=stream, unisono={"run_tools": True})
+    assert answer.status == 200, answer.raw
+    message = message_of(answer)
+    assert (message.content, message.calls) == ("ok", [])
+    assert "namespace browser {" in here.prompts[0]
+    assert "pages__search" not in here.prompts[0]
+    assert here.said.endswith("<|start|>python to=assistant<|channel|>analysis<|message|>42\n<|end|>")
+
+
+async def test_where_somebody_is_to_be_asked_they_are(tools: Tools) -> None:
+    servers = {"pages": {"url": tools.browser, "require_approval": "always"}}
+    async with line(WIRES["vllm"], mcp_servers=servers, unisono={"builtin_tools": {"browser": "pages"}}) as here:
+        here.more = {"tools": [WEB]}
+        here.say(SEARCH)
+        first = await here.whole()
+        [request] = first["output"]
+        assert (request["type"], request["server_label"], request["name"]) == (
+            "mcp_approval_request",
+            "browser",
+            "search",
+        )
+        before = here.tokens[-1]
+        here.say(OK)
+        agreed = {"type": "mcp_approval_response", "approval_request_id": request["id"], "approve": True}
+        second = await here.whole(previous_response_id=first["id"], input=[agreed])
+        assert kinds(second["output"]) == ["web_search_call", "message"]
+        said = [*before, *ENCODING.encode_marked(SEARCH + "<|start|>browser.search to=assistant")]
+        assert here.tokens[0][: len(said)] == said

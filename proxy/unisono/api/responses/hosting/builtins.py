@@ -60,17 +60,10 @@ def to_builtin_servers(
     kinds: Sequence[str], servers: Mapping[str, ToolServer], *, owner: str, talk: str
 ) -> tuple[ToolServer, ...]:
     """Servers for the tools of those types, as far as there are `servers` for them, each once. What a browser has
-    opened belongs to the `talk`; programs of this machine are the `owner`'s. The operator who named them let them run,
-    unless they say that somebody is to be asked."""
+    opened belongs to the `talk`; programs of this machine are the `owner`'s."""
     wanted = dict.fromkeys(builtin_for(kind) for kind in kinds)
     return tuple(
-        replace(
-            server,
-            label=LABEL + builtin,
-            builtin=builtin,
-            owner=owner if server.transport is ToolTransport.STDIO else talk,
-            approval=Approval(otherwise=False) if server.approval == Approval() else server.approval,
-        )
+        replace(allowed(server, builtin), owner=owner if server.transport is ToolTransport.STDIO else talk)
         for builtin in wanted
         if (server := servers.get(builtin)) is not None
     )
@@ -79,6 +72,13 @@ def to_builtin_servers(
 def browsed_in(items: Iterable[Item]) -> tuple[str, ...]:
     """What the browser answered in a conversation, oldest first."""
     return tuple(item.output for item in items if isinstance(item, ToolResult) and item.name.startswith(_BROWSED))
+
+
+def allowed(server: ToolServer, builtin: str) -> ToolServer:
+    """The server as that builtin tool. The operator who named it lets it run, unless they say that somebody is to be
+    asked."""
+    approval = Approval(otherwise=False) if server.approval == Approval() else server.approval
+    return replace(server, label=LABEL + builtin, builtin=builtin, approval=approval)
 
 
 def builtin_notes(at: str, fields: Mapping[str, Any]) -> Iterator[str]:
