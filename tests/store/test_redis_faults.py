@@ -323,3 +323,11 @@ async def test_a_server_that_takes_no_writes_is_noticed_by_the_check(server: Ser
             client.execute_command(*mending)
             await store.check()
             assert sorted(client.keys()) == keys
+
+
+async def test_a_response_of_very_many_items_is_kept_within_the_deadline_of_one_operation(server: Server) -> None:
+    async with opened(server) as store:
+        huge = response(input=tuple(said("a") for _ in range(20_000)))
+        await store.check(huge)
+        await store.create("ann", huge)
+        assert await store.item("ann", huge.input[-1].id) == huge.input[-1]

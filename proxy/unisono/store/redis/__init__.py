@@ -7,6 +7,7 @@ conversation a response lies) are written after what they point to and before th
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -35,6 +36,8 @@ from unisono.store.redis.warnings import examine
 from unisono.store.waiting import Waiting, until_some
 
 METADATA_TRIES = 5
+OFF_LOOP_ITEMS = 1000
+"""A response of so many items is encoded in a thread: it takes several milliseconds."""
 
 
 class RedisStore:
@@ -67,7 +70,7 @@ class RedisStore:
 
     async def check(self, beginning: StoredResponse | None = None) -> None:
         if beginning is not None:
-            codec.encode_response(beginning, self._bounds)
+            await self._encoded(beginning)
         # A write that changes nothing, as the key is never there: a server that is full, read-only or cannot persist
         # refuses it like any other.
         await self._link.put(("SET", keys.NEVER, "", "XX"))
@@ -103,7 +106,7 @@ class RedisStore:
         log: LogWrite,
         revision: int | None,
     ) -> None:
-        head, given, output = codec.encode_response(response, self._bounds)
+        head, given, output = await self._encoded(response)
         anchor, kept = response.anchor, self._retention
         named = [*keys.response(tenant, anchor, response.id), *keys.lease(tenant, anchor)]
         appended = response.input + response.output if revision is not None else ()
@@ -128,6 +131,11 @@ class RedisStore:
             pointers.append(("SET", keys.anchor(tenant, response.id), anchor, "PX", ttl))
         if pointers:
             await self._link.put(*pointers)
+
+    async def _encoded(self, response: StoredResponse) -> tuple[bytes, bytes, bytes]:
+        if len(response.input) + len(response.output) < OFF_LOOP_ITEMS:
+            return codec.encode_response(response, self._bounds)
+        return await asyncio.to_thread(codec.encode_response, response, self._bounds)
 
     def _places(self, tenant: str, items: Sequence[StoredItem], place: list[str], ttl: int) -> list[Command]:
         where = orjson.dumps(place)

@@ -30,6 +30,9 @@ from unisono.store.refusals import refusal
 AT_ONCE = 64
 """Operations on the way at the same time; further ones wait within their own deadline."""
 
+WRITES_TOGETHER = 256
+"""Far fewer than a server takes within the shortest of deadlines, and enough that the way there does not count."""
+
 UNREADABLE = (
     "not an address; write redis://user:password@host:6379/0, with signs like / # @ : in a password percent-encoded"
 )
@@ -122,9 +125,12 @@ class Link:
             return await self._send(commands, ())
 
     async def put(self, *commands: Command) -> None:
-        """Run writes together that may be repeated. The second part of each is its key."""
-        async with self._bounded():
-            await self._send(commands, [str(command[1]) for command in commands])
+        """Run writes that may be repeated, so many together as fit one deadline. The second part of each is its
+        key."""
+        for start in range(0, len(commands), WRITES_TOGETHER):
+            together = commands[start : start + WRITES_TOGETHER]
+            async with self._bounded():
+                await self._send(together, [str(command[1]) for command in together])
 
     async def _send(self, commands: Sequence[Command], written: Sequence[str]) -> list[Any]:
         if len(commands) == 1 and not (self._replicas and written):
