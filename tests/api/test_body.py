@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -52,6 +53,16 @@ async def test_a_bad_body_is_refused_within_a_second(body: bytes, said: str) -> 
     with pytest.raises(InvalidRequest, match=said):
         await read(body)
     assert time.perf_counter() - begun < 1
+
+
+async def test_others_are_served_while_a_large_body_is_looked_at() -> None:
+    reading = asyncio.create_task(read(orjson.dumps({"a": [{"b": [1]} for _ in range(100_000)]})))
+    turns = 0
+    while not reading.done():
+        await asyncio.sleep(0.001)
+        turns += 1
+    assert len((await reading)["a"]) == 100_000
+    assert turns > 5
 
 
 GOOD: dict[str, dict[str, Any]] = {

@@ -6,6 +6,7 @@ number of values, and the length of one unbroken run of characters.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any
 
@@ -14,6 +15,8 @@ from starlette.requests import ClientDisconnect, Request
 
 from unisono.errors import InvalidRequest
 
+OFF_LOOP_BYTES = 256 * 1024
+"""A body from this size on is parsed in a thread: with many small values in it that takes up to half a second."""
 MAX_DEPTH = 64
 MAX_VALUES = 500_000
 """Ten megabytes of `{}` would be 3.5 million objects and a third of a gigabyte."""
@@ -33,7 +36,7 @@ async def read_json(request: Request) -> dict[str, Any]:
         body = await request.body()
     except ClientDisconnect:
         raise InvalidRequest("The connection was closed before the body was complete.") from None
-    return to_object(body)
+    return await asyncio.to_thread(to_object, body) if len(body) > OFF_LOOP_BYTES else to_object(body)
 
 
 def to_object(body: bytes) -> dict[str, Any]:
