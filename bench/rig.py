@@ -76,6 +76,13 @@ class Started:
     wire: str
     process: Process | None
 
+    @property
+    def pid(self) -> int:
+        """Raises ValueError for the direct connection."""
+        if self.process is None:
+            raise ValueError("there is no process to look at")
+        return self.process.pid
+
 
 class Rig:
     def __init__(self, folder: Path, cpus: Cpus, upstream: int | None = None) -> None:
@@ -84,7 +91,7 @@ class Rig:
         self.started: dict[str, Started] = {}
         self._stuff = folder / "material.json"
         self._renders: Process | None = None
-        self._crowd: Process | None = None
+        self._behinds: Process | None = None
         self._redis: tuple[int, Process] | None = None
         self._seed = 0
 
@@ -143,7 +150,7 @@ class Rig:
         process = Process(log, command, self._folder, self._cpus.tested, env=env)
         return Started(setting.port, contender.wire, process), process
 
-    def _launched(self, name: str, held: Work | None) -> Sample:
+    def _launched(self, name: str, held: Work | Behind | None) -> Sample:
         # A gateway that examines its backend first is not to wait for the pace of the arm before.
         self._pace(FULL_SPEED)
         started, process = self._launch(name)
@@ -155,18 +162,27 @@ class Rig:
             sample = Sample(start_s=took, start_cpu_s=used, idle_mib=idle)
             if held is None:
                 return sample
-            # What is made once, at the first request, is no stream's.
-            self._warm(started, replace(held, streams=2, requests=5))
-            before = meter.resident_mib(process.pid)
-            self._pace(held.pace)
-            line, most = _weighed(self._clients, asdict(self._load(started, held)), process.pid)
-            outcome = Outcome(**orjson.loads(line))
+            outcome, grown = self._held(started, held) if isinstance(held, Work) else self._held_behind(started, held)
             return replace(
                 sample,
-                kib_per_stream=1024 * (most - before) / held.streams,
+                kib_per_stream=1024 * grown / held.streams,
                 faults=outcome.faults,
                 examples=tuple(outcome.examples),
             )
+
+    def _held(self, started: Started, held: Work) -> tuple[Outcome, float]:
+        """What came of streams, and by how many MiB their process grew."""
+        # What is made once, at the first request, is no stream's.
+        self._warm(started, replace(held, streams=2, requests=5))
+        load = self._load(started, held)
+        self._pace(held.pace)
+        line, grown = _weighed(self._clients, asdict(load), started.pid)
+        return Outcome(**orjson.loads(line)), grown
+
+    def _held_behind(self, started: Started, held: Behind) -> tuple[Told, float]:
+        self._warm_behind(started, held)
+        line, grown = _weighed(self._crowd(), self._ask_behind(started, held), started.pid)
+        return Told(**orjson.loads(line)), grown
 
     def _rendered(self, rendering: Rendering) -> Sample:
         if self._renders is None:
@@ -192,28 +208,30 @@ class Rig:
             self._redis = port, process
         return self._redis
 
-    def _behind(self, started: Started, behind: Behind) -> Sample:
-        if self._crowd is None:
+    def _crowd(self) -> Process:
+        if self._behinds is None:
             command = [sys.executable, "-m", "bench.background", str(self._stuff)]
             process = Process("background", command, self._folder, self._cpus.others, piped=True)
-            self._crowd = self._stack.enter_context(process)
-        assert started.process is not None  # a gateway runs them
-        gateway, (store, redis) = started.process.pid, self._store()
+            self._behinds = self._stack.enter_context(process)
+        return self._behinds
+
+    def _warm_behind(self, started: Started, behind: Behind) -> None:
+        """A few at full speed; then the backend is at the pace of `behind`."""
         self._pace(FULL_SPEED)
-        few = replace(behind, streams=20, watched=10, tokens=WARM_TOKENS, spread_s=0.0)
-        _answered(self._crowd, self._ask_behind(started, few, store))
+        few = replace(behind, streams=20, watched=min(behind.watched, 10), tokens=WARM_TOKENS, spread_s=0.0)
+        _answered(self._crowd(), self._ask_behind(started, few))
         self._pace(behind.pace)
-        resident = meter.resident_mib(gateway)
-        pids = (gateway, redis.pid, self._fake.pid)
+
+    def _behind(self, started: Started, behind: Behind) -> Sample:
+        self._warm_behind(started, behind)
+        pids = (started.pid, self._store()[1].pid, self._fake.pid)
         before = [meter.cpu_seconds(pid) for pid in pids]
-        line, most = _weighed(self._crowd, self._ask_behind(started, behind, store), gateway)
-        told = Told(**orjson.loads(line))
+        told = Told(**orjson.loads(_answered(self._crowd(), self._ask_behind(started, behind))))
         used, stored, faked = (meter.cpu_seconds(pid) - was for pid, was in zip(pids, before, strict=True))
         tokens = behind.streams * behind.tokens
         return Sample(
             cpu_us_per_token=1e6 * used / tokens,
             tokens_per_s=tokens / told.seconds,
-            kib_per_stream=1024 * (most - resident) / behind.streams,
             busy=used / told.seconds,
             store_busy=stored / told.seconds,
             rig_busy=(faked + stored + told.cpu_s) / told.seconds / max(1, len(self._cpus.others)),
@@ -225,12 +243,12 @@ class Rig:
             examples=tuple(told.examples),
         )
 
-    def _ask_behind(self, started: Started, behind: Behind, store: int) -> dict[str, object]:
+    def _ask_behind(self, started: Started, behind: Behind) -> dict[str, object]:
         self._seed += 1
         ask = AskBehind(
             port=started.port,
             upstream=self.upstream,
-            store=store,
+            store=self._store()[0],
             key=KEY,
             streams=behind.streams,
             watched=behind.watched,
@@ -322,12 +340,12 @@ class Rig:
 
 
 def _weighed(process: Process, question: object, pid: int) -> tuple[bytes, float]:
-    """The line `process` answers, and the most memory `pid` was seen with meanwhile, in MiB."""
+    """The line `process` answers, and by how many MiB the process `pid` grew meanwhile, at most."""
+    most = before = meter.resident_mib(pid)
     _ask(process, question)
-    most = 0.0
     while not select.select([process.pipes[1]], [], [], WEIGH_EVERY_S)[0]:
         most = max(most, meter.resident_mib(pid))
-    return _answer(process), most
+    return _answer(process), most - before
 
 
 def _answered(process: Process, question: object) -> bytes:
