@@ -24,10 +24,12 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Visible text: an answer (`final`) or a preamble (`commentary`)."""
+    """Visible text: an answer (`final`) or a preamble (`commentary`). An `unfit` one had to be of a form and is not;
+    nothing of it was shown before that was known."""
 
     index: int
     phase: Phase
+    unfit: bool = False
 
 
 @dataclass(frozen=True, slots=True)
