@@ -36,6 +36,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 SWEEP_EVERY_S = 60.0
+TROUBLE: Mapping[int, str] = {
+    sqlite3.SQLITE_FULL: "the store is full",
+    sqlite3.SQLITE_READONLY: "the store takes no writes at the moment",
+    sqlite3.SQLITE_BUSY: "the store did not answer in time",
+}
+"""What a caller is told, by SQLite's primary codes. The error itself is the cause, for the log."""
 IN_MEMORY = "state is kept in memory only: it ends with this process"
 
 
@@ -103,7 +109,8 @@ class SqliteStore:
                 return work(act, *args, **named)
         except sqlite3.Error as error:
             self._failed = True
-            raise StoreUnavailable("the store failed; its state is as before") from error
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            raise StoreUnavailable(TROUBLE.get(code, "the store failed; its state is as before")) from error
 
     async def check(self, beginning: StoredResponse | None = None) -> None:
         if await self._do(space.examine, self._path, self._low_bytes, beginning) or self._failed:
