@@ -86,6 +86,18 @@ async def test_a_continued_prompt_begins_with_the_very_tokens_of_the_one_before(
         assert prompts[1][: len(prompts[0]) + len(made)] == prompts[0] + made
 
 
+async def test_frames_are_taken_in_the_order_they_came_however_large() -> None:
+    async with (
+        FakeVllm(script=lambda asked: VllmScript(tokens=ENCODING.encode_marked(ANSWER))) as fake,
+        gateway(config_of(f"vllm@{fake.url}")) as running,
+        connected(running) as client,
+    ):
+        await client.send(instructions="1", metadata={"n": "1"}, unknown=[{"a": 1}] * 100_000)
+        await client.send(instructions="2", metadata={"n": "2"})
+        await client.send(instructions="3", metadata={"n": "3"}, unknown=[{"a": 1}] * 100_000)
+        assert [(await client.answer())["metadata"]["n"] for _ in range(3)] == ["1", "2", "3"]
+
+
 PHASES: dict[str, Callable[[Wire], Script]] = {
     "before the backend answers": lambda wire: wire.silent(),
     "before the first token": lambda wire: wire.script(ANSWER, faults=(stall_at(0),)),

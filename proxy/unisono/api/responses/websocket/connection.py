@@ -18,6 +18,7 @@ from typing import assert_never
 from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from unisono.api.body import OFF_LOOP_BYTES
 from unisono.api.failures import failure_of
 from unisono.api.responses.answer import answer_events
 from unisono.api.responses.asked import Asked, Sender, judged, understood
@@ -116,12 +117,13 @@ class Connection:
             message = await self._socket.receive()
             if message["type"] == "websocket.disconnect":
                 raise ClientGone
-            self._take(message, group)
+            await self._take(message, group)
 
-    def _take(self, message: Message, group: asyncio.TaskGroup) -> None:
+    async def _take(self, message: Message, group: asyncio.TaskGroup) -> None:
         lane: Lane = None
         try:
-            fields, size = fields_of(message)
+            large = len(message.get("text") or "") > OFF_LOOP_BYTES
+            fields, size = await asyncio.to_thread(fields_of, message) if large else fields_of(message)
             lane = lane_of(fields)
             match to_asked(fields, size, lane):
                 case Create() as create:
