@@ -71,6 +71,7 @@ class Plan:
         self._form_owed = wishes.form is not None
         self._moves = 0
         self._again = 0
+        self._ends = 0
         self._skipped = False
         self._refused = False
         self._answering = False
@@ -86,6 +87,8 @@ class Plan:
         self.current = Move()
         """The one that was made last."""
         self.unmet = UNMET_NONE if wishes.forced == () else ""
+        self.unfit = False
+        """Whether the answer is not of the form that was asked for."""
 
     # -- where the answer is
 
@@ -105,7 +108,7 @@ class Plan:
 
     def begin(self) -> None:
         """Another step of the answer begins."""
-        self._moves = self._again = 0
+        self._moves = self._again = self._ends = 0
         self._skipped = self._answering = self._handed = False
         # A call was made, or nothing of it is to be had any more: the rest is the model's choice.
         self._call_owed = False
@@ -173,6 +176,7 @@ class Plan:
             self._call_owed = self._call_owed and message is not Message.WANTED
         elif message is Message.ANSWER and self._form_owed and not self._call_owed:
             self._form_owed = False
+            self.unfit = wrong
             self.unmet = UNMET_FORM if wrong else self.unmet
 
     # -- moments
@@ -205,7 +209,8 @@ class Plan:
         """The generation ended; all messages end before `place`."""
         if reason is not FinishReason.STOP or self.spent:
             return
-        if self._call_owed:
+        if self._call_owed and self._ends < MOST_AGAIN:
+            self._ends += 1
             self._force(place)
         elif self._form_owed and not self._handed and not self._answering:
             self._open_answer(place)
@@ -396,5 +401,5 @@ class Plan:
 
     def _header_of(self, at: Stopped) -> Tokens:
         """The header behind `<|start|>assistant`, as the model wrote it where that is legal."""
-        start = self._start
-        return at.tokens[len(start) :] if at.tokens[: len(start)] == start else self._spelled(at.header)
+        # What came as text came cut by the network; legal headers spell no markers in ordinary tokens.
+        return tuple(self._encoding.encode_marked(self._encoding.decode(at.tokens)))[len(self._start) :]

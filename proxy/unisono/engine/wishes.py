@@ -52,7 +52,8 @@ class Wishes:
     @property
     def for_backends(self) -> bool:
         """Whether it matters what a backend can constrain."""
-        return self.forced is not None or self.form is not None or bool(self.strict)
+        # A broken call of the client's is generated again, where possible under its schema.
+        return self.forced is not None or self.form is not None or bool(self.own and self.tools)
 
 
 def wishes_of(turn: Turn, tools: ToolSet, hosted: HostedTools | None) -> Wishes:

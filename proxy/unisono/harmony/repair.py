@@ -299,7 +299,8 @@ class Repair:
                 self._cut_a_call()
             self._out.append(Shut(token, complete, end))
         self._dropping = self._undecided = False
-        self._bodies, self.closed_to = [], end
+        self._bodies = []
+        self.closed_to = end if complete or not self._header.is_call else self.closed_to
 
     def _decide(self, token: int, end: int, *, complete: bool) -> None:
         """The message's role was a tool's name: its terminator tells whether it is that tool's call."""

@@ -8,7 +8,7 @@ anywhere changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import openai_harmony
@@ -36,8 +36,13 @@ class Gate(Protocol):
         ...
 
     def closes(self, header: Header, text: str, *, held: bool) -> str | None:
-        """What a complete text or call says; one that was shown says what it says. None: reading stops behind it, and
-        nothing of it was said."""
+        """What a complete text or call says: all of it, or what stands in a code fence around it; one that was shown
+        says what it says. None: reading stops behind it, and nothing of it was said."""
+        ...
+
+    @property
+    def unfit(self) -> bool:
+        """Whether the text that was let through last is not what it had to be."""
         ...
 
 
@@ -262,6 +267,7 @@ class HarmonyRouter:
                 self._item = None
                 return
             if says != text:
+                events.append(Repaired("code-fence", self._repair.position, dropped=len(text) - len(says)))
                 text, self._body_tokens = says, self._encoding.encode_generated(says)
         # The parser's deltas are a beginning of the text: it keeps the bytes of a character that never came whole, and
         # whatever stands behind such bytes in the same token.
@@ -273,6 +279,8 @@ class HarmonyRouter:
         if not self._visible:
             if isinstance(item, ToolCall) and not passes:
                 return
+            if isinstance(item, Text) and passes and self._gate is not None and self._gate.unfit:
+                item = replace(item, unfit=True)
             events.append(Opened(item))
             if text:
                 events.append(Delta(item, text))
