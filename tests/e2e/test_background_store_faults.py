@@ -146,6 +146,20 @@ async def test_a_response_whose_creation_failed_is_made_once_by_its_key(tmp_path
         assert len(prompts_about(here.fake, "Only once.")) == 1
 
 
+async def test_a_lease_that_was_granted_without_a_word_is_no_obstacle(tmp_path: Path) -> None:
+    async with pair(tmp_path) as here:
+        body: Json = {"model": "gpt-oss", "input": "Again.", "background": True}
+        await here.a.over((await here.a.post("/v1/responses", body))["id"])
+        here.server.signal(signal.SIGSTOP)
+        asking = asyncio.create_task(here.a.asks("POST", "/v1/responses", body))
+        # Longer than an operation may take: the first try is given up by then, and still lies before the server.
+        await asyncio.sleep(0.4)
+        here.server.signal(signal.SIGCONT)
+        status, answer = await asking
+        assert status == 200, answer
+        assert (await here.b.over(answer["id"]))["status"] == "completed"
+
+
 async def test_a_silent_response_outlives_a_store_that_is_away_for_long(tmp_path: Path) -> None:
     async with pair(tmp_path, waits=True) as here:
         body: Json = {"model": "gpt-oss", "input": "Wait.", "background": True}

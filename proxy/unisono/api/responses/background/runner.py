@@ -19,7 +19,7 @@ from unisono.api.responses.background.life import Ending, Life
 from unisono.api.responses.background.record import recorded
 from unisono.api.responses.background.taking import Taking
 from unisono.api.responses.holding import RENEWALS
-from unisono.api.responses.keeping import insisting
+from unisono.api.responses.keeping import PAUSES_S, insisting
 from unisono.api.responses.means import Means
 from unisono.api.responses.outbound.dialects import OPENAI
 from unisono.api.responses.past import recall
@@ -83,7 +83,7 @@ class Runner:
             raise BackendOverloaded("Too many responses run in the background; try again later.", retry_after_s=5)
         model = self._means.resolve(request.model)
         anchor = request.conversation.id if request.conversation else response_id
-        lease = await insisting(lambda: self._lease(sender.tenant, anchor, response_id))
+        lease = await self._lease(sender.tenant, anchor, response_id, pauses_s=PAUSES_S)
         if lease is None:
             raise busy(anchor)
         run = Run(sender.tenant, response_id)
@@ -158,10 +158,20 @@ class Runner:
         if self._lives.get(life.run) is life:
             del self._lives[life.run]
 
-    async def _lease(self, tenant: str, anchor: str, response_id: str, *, force: bool = False) -> Lease | None:
-        # An owner of its own for each life: one that broke off may have writes on their way still.
+    async def _lease(
+        self,
+        tenant: str,
+        anchor: str,
+        response_id: str,
+        *,
+        force: bool = False,
+        pauses_s: tuple[float, ...] = (),
+    ) -> Lease | None:
+        store, lease_s = self._means.store, self._means.lease_s
+        # An owner of its own for each life: one that broke off may have writes on their way still. The same for every
+        # try of one, which may have been granted the lease without hearing of it.
         owner = f"{self._process}:{next(self._numbers)}:{response_id}"
-        return await self._means.store.acquire(tenant, anchor, owner, self._means.lease_s, force=force)
+        return await insisting(lambda: store.acquire(tenant, anchor, owner, lease_s, force=force), pauses_s)
 
     async def _create(self, run: Run, response: StoredResponse, lease: Lease, begun: LogWrite) -> None:
         """Keep the response with its first events."""
@@ -187,7 +197,7 @@ class Runner:
         try:
             await insisting(lambda: store.release(lease))
             # The next owner's fence keeps out a write that is still on its way.
-            barrier = await insisting(lambda: self._lease(run.tenant, response.anchor, run.response))
+            barrier = await self._lease(run.tenant, response.anchor, run.response, pauses_s=PAUSES_S)
             if barrier is not None:
                 await insisting(lambda: store.delete_response(run.tenant, run.response))
                 await store.unwatch(run)
