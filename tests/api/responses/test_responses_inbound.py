@@ -219,6 +219,11 @@ def known_of(*items: StoredItem, earlier: Sequence[Item] = (), sealed: Any = Non
 
 THOUGHT = AssistantReasoning("hm", (1, 2))
 KEPT = StoredItem("rs_1", (THOUGHT,), {"id": "rs_1", "type": "reasoning"})
+FOUND = StoredItem(
+    "mcp_1",
+    (AssistantCall("mcp_1", "d__find", '{"q":1}', (1,)), ToolResult("mcp_1", "d__find", "x")),
+    {"id": "mcp_1", "type": "mcp_call", "arguments": '{"q":1}'},
+)
 EXACT: dict[str, tuple[dict[str, Any], StoredItem]] = {
     "reasoning by its id": ({"type": "reasoning", "id": "rs_1", "summary": []}, KEPT),
     "reasoning with its text": ({"type": "reasoning", "id": "rs_1", "content": [{"text": "hm"}]}, KEPT),
@@ -238,6 +243,21 @@ EXACT: dict[str, tuple[dict[str, Any], StoredItem]] = {
     "a reference without a type": (
         {"id": "msg_1"},
         StoredItem("msg_1", (AssistantMessage("Yes", Phase.FINAL, (1,)),), {"id": "msg_1", "type": "message"}),
+    ),
+    "a call a server answered, without its output": (
+        {
+            "type": "mcp_call",
+            "id": "mcp_1",
+            "server_label": "d",
+            "name": "find",
+            "arguments": '{"q":1}',
+            "output": None,
+        },
+        FOUND,
+    ),
+    "a call a server answered, spelled its own way": (
+        {"type": "mcp_call", "id": "mcp_1", "name": "find", "arguments": '{ "q": 1 }', "output": "x"},
+        FOUND,
     ),
 }
 
