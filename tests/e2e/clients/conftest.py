@@ -17,11 +17,13 @@ END_S = 40.0
 
 @dataclass(frozen=True)
 class Stage:
-    """Addresses without `/v1`. `demo` wants no key, `scripted` wants `key`."""
+    """Addresses without `/v1`. `demo` wants no key, `scripted` wants `key`. `tools` are those of the tool servers of
+    `scripted`, by their labels."""
 
     demo: str
     scripted: str
     key: str
+    tools: dict[str, str]
 
 
 @pytest.fixture(scope="session")

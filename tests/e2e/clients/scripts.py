@@ -1,15 +1,18 @@
-"""What the scripted backend writes, by the name a request's last user message gives: `script: slow`. With two names,
-`script: two calls, then: an answer`, the second is for when tools have answered.
+"""What the scripted backend writes, by the name a request's last user message gives: `script: slow`. With several
+names, `script: two calls, then: an answer`, each further one is for one more answer of a tool, the last one for all
+after it.
 
 Names that are not here are those of the malformed outputs in `tests.harmony.recoveries`.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from tests.e2e.hosting import calls
 from tests.fakes import Refusal, VllmScript, inject_at, reset_at, stall_at, vllm_context_error
 from tests.harmony.recoveries import CASES
 from unisono.harmony.encoding import load_encoding
@@ -35,6 +38,9 @@ RESULT = (
     + '{"city":"Paris","degrees":18}<|call|>'
 )
 ECHO = THOUGHT + "<|channel|>commentary to=functions.echo<|message|>" + '{"input":"said \\"so\\""}<|call|>'
+TRAINED = THOUGHT + "<|channel|>analysis to={} code<|message|>{}<|call|>"
+CITING = THOUGHT + "<|channel|>final<|message|>It is Paris【1†L4】.<|return|>"
+RESULT_OF_A_TOOL = re.compile(r"<\|start\|>(?:functions\.|browser\.|python )")
 BROKEN_AT = 24
 """Which event of an answer is the fault: its thought and a few words are through by then."""
 
@@ -57,6 +63,14 @@ SCRIPTS: dict[str, VllmScript | Refusal] = {
     "a custom call": playing(ECHO),
     "a handoff": playing(HANDOFF),
     "a result": playing(RESULT),
+    "a tool": playing(calls("echo", text="hello")),
+    "a tool, slowly": playing(calls("slow", seconds=0.5)),
+    "a tool that fails": playing(calls("broken")),
+    "a guarded tool": playing(calls("echo", text="hello").replace("docs__", "guarded__")),
+    "a search": playing(TRAINED.format("browser.search", '{"query":"capital France"}')),
+    "a page": playing(TRAINED.format("browser.open", '{"id":0}')),
+    "a program": playing(TRAINED.format("python", "print(6 * 7)")),
+    "a citation": playing(CITING),
     "slow": playing(LONG, delay_s=0.02),
     "silence at first": playing(ANSWER, faults=(stall_at(0),)),
     "silence later": playing(LONG, faults=(stall_at(BROKEN_AT),)),
@@ -79,8 +93,8 @@ def script_of() -> Callable[[dict[str, Any]], VllmScript | Refusal]:
         _, named, rest = ENCODING.decode(asked["prompt"]).rpartition("script: ")
         if not named:
             return SCRIPTS["an answer"]  # the gateway looks whether anybody is there
-        first, _, then = rest.partition("<|")[0].partition(", then: ")
-        name = then if then and "<|start|>functions." in rest else first
+        names = rest.partition("<|")[0].split(", then: ")
+        name = names[min(len(RESULT_OF_A_TOOL.findall(rest)), len(names) - 1)]
         asked_before[name] += 1
         if name.startswith("fails once"):
             return SCRIPTS["an answer"] if asked_before[name] > 1 else refusing(503, "starting")

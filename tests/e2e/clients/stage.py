@@ -1,4 +1,5 @@
-"""What the SDKs are run against: gateways as users start them, one over a real engine, one over a scripted backend.
+"""What the SDKs are run against: gateways as users start them, one over a real engine, one over a scripted backend and
+with real tool servers.
 
 Runs in the project's own environment, as a process of its own: `python -m tests.e2e.clients.stage`. It writes one line
 of JSON, the addresses, once every gateway is ready, and ends all it started when its stdin ends, which is also what
@@ -17,18 +18,22 @@ import sys
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from tests.e2e.clients.scripts import script_of
 from tests.fakes import FakeVllm
+from tests.mcp.conftest import start_upstream
 
 UNISONO = Path(sys.executable).with_name("unisono")
 MASTER_KEY = "sk-the-only-key"
 START_S = 60.0
 END_S = 15.0
 ADDRESS = re.compile(rb"listens on (http://\S+)/v1")
+TOOL_ADDRESS = re.compile(rb" at (http://\S+)")
+PAGE = "# Capitals\n\nParis is the capital of France.\n"
+"""The one page of the web that the browser knows, `capital.md`."""
 
 
 class Broken(Exception):
@@ -45,8 +50,9 @@ def demo_config() -> dict[str, Any]:
     }
 
 
-def scripted_config(url: str, closed: str) -> dict[str, Any]:
-    """One scripted backend under several names, each with a setting of its own; `closed` is where nobody listens."""
+def scripted_config(url: str, closed: str, tools: dict[str, str]) -> dict[str, Any]:
+    """One scripted backend under several names, each with a setting of its own; `closed` is where nobody listens,
+    `tools` the addresses of the tool servers by their labels. Of those, `guarded` wants every call approved."""
 
     def model(name: str, base: str = url, *, info: Any = None, ours: Any = None, **params: Any) -> dict[str, Any]:
         entry = {"model_name": name, "litellm_params": {"model": "vllm/tiny", "api_base": base, **params}}
@@ -63,11 +69,15 @@ def scripted_config(url: str, closed: str) -> dict[str, Any]:
             model("plain-reasoning", ours={"reasoning_field": "reasoning"}),
             model("down", closed),
         ],
+        "mcp_servers": {
+            label: {"url": address, "require_approval": "always" if label == "guarded" else "never"}
+            for label, address in tools.items()
+        },
         "general_settings": {"master_key": MASTER_KEY},
         # Backends fail here on purpose and must be asked again.
         "router_settings": {"allowed_fails": 10_000},
         "store": {"url": "memory://"},
-        "unisono": {"max_body_bytes": 500_000, "max_queue": 2},
+        "unisono": {"max_body_bytes": 500_000, "max_queue": 2, "builtin_tools": {"browser": "pages", "python": "runs"}},
     }
 
 
@@ -118,6 +128,42 @@ async def ended(process: asyncio.subprocess.Process) -> int:
     return process.returncode
 
 
+@asynccontextmanager
+async def tool_server(*arguments: str | Path) -> AsyncIterator[str]:
+    """A running `unisono mcp serve` on a free port: its address. Raises Broken."""
+    process = await asyncio.create_subprocess_exec(
+        *(UNISONO, "mcp", "serve", *arguments, "--port", "0"), stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        yield await tool_address_of(process, f"the server {arguments[0]} did not start")
+    finally:
+        await ended(process)
+
+
+async def tool_address_of(process: asyncio.subprocess.Process, trouble: str) -> str:
+    assert process.stdout is not None
+    with suppress(TimeoutError):
+        async with asyncio.timeout(START_S):
+            async for line in process.stdout:
+                if found := TOOL_ADDRESS.search(line):
+                    return found[1].decode()
+    raise Broken(trouble)
+
+
+async def tool_servers(stack: AsyncExitStack, folder: Path) -> dict[str, str]:
+    """Addresses of tool servers by their labels: two of the SDK's for whatever there is to call, and the two that come
+    with the gateway, a browser of a folder and Python."""
+    _, upstream = stack.enter_context(start_upstream(folder))
+    pages = folder / "pages"
+    pages.mkdir()
+    (pages / "capital.md").write_text(PAGE)
+    async with asyncio.TaskGroup() as starting:
+        browser = starting.create_task(stack.enter_async_context(tool_server("browser", "--folder", pages)))
+        python = starting.create_task(stack.enter_async_context(tool_server("python")))
+    hosted = {"docs": upstream.urls["modern"], "guarded": upstream.urls["legacy"]}
+    return {**hosted, "pages": browser.result(), "runs": python.result()}
+
+
 async def until_told() -> None:
     """Return when stdin ends, whatever it is, or at SIGTERM."""
     loop, told = asyncio.get_running_loop(), asyncio.Event()
@@ -141,11 +187,12 @@ async def perform() -> None:
         closed.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{closed.getsockname()[1]}"
         async with asyncio.TaskGroup() as starting:
-            scripted = starting.create_task(
-                stack.enter_async_context(served(folder, "scripted", scripted_config(fake.url, nobody)))
-            )
             demo = starting.create_task(stack.enter_async_context(served(folder, "demo", demo_config())))
-        addresses = {"demo": demo.result(), "scripted": scripted.result(), "key": MASTER_KEY}
+            tools = await tool_servers(stack, folder)
+            scripted = starting.create_task(
+                stack.enter_async_context(served(folder, "scripted", scripted_config(fake.url, nobody, tools)))
+            )
+        addresses = {"demo": demo.result(), "scripted": scripted.result(), "key": MASTER_KEY, "tools": tools}
         print(json.dumps(addresses), flush=True)
         await until_told()
 

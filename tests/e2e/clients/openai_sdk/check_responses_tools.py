@@ -135,9 +135,9 @@ def test_no_call_is_made_where_none_is_wanted(demo: OpenAI) -> None:
 
 
 def test_tools_of_other_makers_are_passed_over(scripted: OpenAI) -> None:
-    response = scripted.responses.create(**to_play("an answer", tools=[WEATHER, {"type": "web_search"}]))
+    response = scripted.responses.create(**to_play("an answer", tools=[WEATHER, {"type": "image_generation"}]))
     assert response.output_text == "Here is the answer."
-    assert [tool.type for tool in response.tools] == ["function", "web_search"]
+    assert [tool.type for tool in response.tools] == ["function", "image_generation"]
 
 
 async def test_an_async_loop(async_scripted: AsyncOpenAI) -> None:

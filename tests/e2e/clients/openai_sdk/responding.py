@@ -127,7 +127,7 @@ def _grow(items: list[dict[str, Any]], event: Event) -> None:
     item = items[place]
     assert event.get("item_id", item["id"]) == item["id"]
     if kind == "output_item.done":
-        settled = ("status", "encrypted_content")
+        settled = ("status", "encrypted_content", *KNOWN_AT_LAST.get(item["type"], ()))
         assert without(event["item"], *settled) == without(item, *settled)
         items[place] = event["item"]
         return
@@ -171,6 +171,25 @@ def _has_grown(field: str) -> Callable[[dict[str, Any], Event], None]:
     return check
 
 
+def _step(item: dict[str, Any], event: Event) -> None:
+    """A step of what the gateway does itself: it is named after its item."""
+    assert event["type"].split(".")[1] == item["type"]
+
+
+def _noted(item: dict[str, Any], event: Event) -> None:
+    notes = item["content"][event["content_index"]]["annotations"]
+    assert event["annotation_index"] == len(notes)
+    notes.append(event["annotation"])
+
+
+KNOWN_AT_LAST: dict[str, tuple[str, ...]] = {
+    "mcp_list_tools": ("tools", "error"),
+    "mcp_call": ("output", "error"),
+    "web_search_call": ("action",),
+    "code_interpreter_call": ("outputs",),
+}
+"""What of an item its events do not tell before it is done."""
+
 FOLDS: dict[str, Callable[[dict[str, Any], Event], None]] = {
     "content_part.added": _part_added,
     "content_part.done": _part_done,
@@ -182,5 +201,20 @@ FOLDS: dict[str, Callable[[dict[str, Any], Event], None]] = {
     "function_call_arguments.done": _has_grown("arguments"),
     "custom_tool_call_input.delta": _grows("input"),
     "custom_tool_call_input.done": _has_grown("input"),
+    "mcp_call_arguments.delta": _grows("arguments"),
+    "mcp_call_arguments.done": _has_grown("arguments"),
+    "code_interpreter_call_code.delta": _grows("code"),
+    "code_interpreter_call_code.done": _has_grown("code"),
+    "output_text.annotation.added": _noted,
+    **dict.fromkeys(
+        (
+            *("mcp_list_tools.in_progress", "mcp_list_tools.completed", "mcp_list_tools.failed"),
+            *("mcp_call.in_progress", "mcp_call.completed", "mcp_call.failed"),
+            *("web_search_call.in_progress", "web_search_call.searching", "web_search_call.completed"),
+            *("code_interpreter_call.in_progress", "code_interpreter_call.interpreting"),
+            "code_interpreter_call.completed",
+        ),
+        _step,
+    ),
 }
 """What an event does to the item it is about."""
