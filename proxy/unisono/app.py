@@ -7,7 +7,7 @@ server runs.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from fastapi import FastAPI
 
-from unisono import __version__
+from unisono import __version__, schemas
 from unisono.access.keys import Keys, MasterKey, NoKeys
 from unisono.api.chat.inbound import RunnableTools
 from unisono.api.chat.routes import ChatModel, chat_router
@@ -31,19 +31,22 @@ from unisono.api.responses.conversations.routes import conversations_router
 from unisono.api.responses.hosting.servers import ServerRules
 from unisono.api.responses.means import Means, ResponsesModel
 from unisono.api.responses.routes import responses_router
+from unisono.api.rules import ModelRules
 from unisono.config import (
     Catalogue,
     Config,
     GatewaySettings,
+    ServedModel,
     StoreSettings,
     data_folder,
 )
+from unisono.core.conversation import Json
 from unisono.core.state import Retention, Store
 from unisono.core.tools import ToolHost
 from unisono.deployments import build_pool
 from unisono.engine.engine import Engine
 from unisono.engine.memory import TurnMemory
-from unisono.errors import ConfigError
+from unisono.errors import ConfigError, InvalidRequest
 from unisono.harmony.encoding import load_encoding
 from unisono.harmony.render import Renderer
 from unisono.hosting import Hosting, build_hosting
@@ -175,6 +178,7 @@ def responses_model(catalogue: Catalogue, name: str) -> ResponsesModel:
         show_reasoning=model.settings.reasoning_field != "none",
         stream_tool_arguments=model.settings.stream_tool_arguments,
         tool_servers=None if model.settings.mcp_servers is None else frozenset(model.settings.mcp_servers),
+        rules=model_rules(model),
     )
 
 
@@ -218,7 +222,22 @@ def build_engine(pool: RoundRobinPool, tools: ToolHost | None = None) -> Engine:
         memory=TurnMemory(),
         new_call_id=lambda: f"call_{token_hex(12)}",
         tools=tools,
+        violation=violation,
     )
+
+
+def violation(schema: Mapping[str, Json], text: str) -> str | None:
+    """What is wrong with JSON that has to match a schema. One that cannot be honoured allows everything: the schemas
+    of strict tools and answers were checked, all others are the word of whoever wrote them."""
+    try:
+        schemas.check(schema, "schema")
+    except InvalidRequest:
+        return None
+    return schemas.violation(schema, text)
+
+
+def model_rules(model: ServedModel) -> ModelRules:
+    return ModelRules(model.settings.reasoning_budget, model.settings.unmended)
 
 
 def chat_model(catalogue: Catalogue, name: str, hosting: Hosting) -> ChatModel:
@@ -229,6 +248,7 @@ def chat_model(catalogue: Catalogue, name: str, hosting: Hosting) -> ChatModel:
         reasoning=ReasoningField(model.settings.reasoning_field),
         stream_tool_arguments=model.settings.stream_tool_arguments,
         runnable=RunnableTools(hosting.unasked(model.settings.mcp_servers), model.settings.run_tools),
+        rules=model_rules(model),
     )
 
 

@@ -24,6 +24,7 @@ SETTINGS = "unisono.backend"
 
 def build_pool(config: Config, catalogue: Catalogue) -> RoundRobinPool:
     """Every deployment of every group, none of them asked anything yet. Raises ConfigError."""
+    check_recoveries(config)
     factories = _Factories()
     names = deployment_names(config.model_list)
     live = {
@@ -42,6 +43,20 @@ def build_pool(config: Config, catalogue: Catalogue) -> RoundRobinPool:
         Tolerance(router.allowed_fails, router.cooldown_time),
         attempts=1 + config.num_retries,
     )
+
+
+def check_recoveries(config: Config) -> None:
+    """Raise ConfigError for a rule that cannot be switched."""
+    from unisono.engine.plan import SWITCHABLE
+
+    for index, entry in enumerate(config.model_list):
+        for rule in entry.unisono.recoveries:
+            if rule not in SWITCHABLE:
+                known = ", ".join(sorted(SWITCHABLE))
+                raise ConfigError(
+                    f"model_list[{index}].unisono.recoveries.{rule}: no rule of this name can be switched; what can: "
+                    f"{known}"
+                )
 
 
 def deployment_names(entries: Iterable[ModelEntry]) -> list[str]:

@@ -275,7 +275,8 @@ def toolbox_of(*tools: dict[str, Any], functions: list[dict[str, Any]] | None = 
 
 
 def test_functions_keep_what_they_say() -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+    schema |= {"additionalProperties": False}
     spec = {"name": "srv.get-it", "description": "Gets", "parameters": schema, "strict": True}
     expected = (FunctionTool("srv.get-it", "Gets", schema, True),)
     assert toolbox_of({"type": "function", "function": spec}).tools == expected

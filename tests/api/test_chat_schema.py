@@ -42,6 +42,10 @@ def tool(name: object, **fields: Any) -> dict[str, Any]:
     return {"tools": [{"type": "function", "function": {"name": name, **fields}}]}
 
 
+def schema_format(schema: object, **fields: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, **fields}}}
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     # field: (what is sent, the field named, the code)
     "no messages": ({"messages": []}, "messages", "invalid_value"),
@@ -117,13 +121,104 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "tools.0.tools.0.function.name",
         "invalid_value",
     ),
-    "tool_choice required": ({"tool_choice": "required"}, "tool_choice", "unsupported_value"),
-    "tool_choice named": ({"tool_choice": FUNCTION}, "tool_choice", "unsupported_value"),
-    "tool_choice allowed_tools": ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "unsupported_value"),
-    "function_call named": ({"function_call": {"name": "f"}}, "function_call", "unsupported_value"),
-    "json object": ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_value"),
-    "json schema": ({"response_format": {"type": "json_schema"}}, "response_format", "unsupported_value"),
+    "strict tool with an open schema": (
+        tool("f", parameters={"type": "object", "properties": {}}, strict=True),
+        "tools.0.function.parameters.additionalProperties",
+        "invalid_value",
+    ),
+    "strict tool with a keyword that is not strict": (
+        tool("f", parameters={"type": "object", "additionalProperties": False, "not": {}}, strict=True),
+        "tools.0.function.parameters.not",
+        "invalid_value",
+    ),
+    "tool_choice a word of nobody's": ({"tool_choice": "always"}, "tool_choice", "invalid_value"),
+    "tool_choice a number": ({"tool_choice": 3}, "tool_choice", "invalid_value"),
+    "tool_choice without a type": ({"tool_choice": {"name": "f"}}, "tool_choice", "invalid_value"),
+    "tool_choice without a name": ({"tool_choice": {"type": "function"}}, "tool_choice", "invalid_value"),
+    "tool_choice with a hostile name": (
+        {**tool("f"), "tool_choice": {"type": "function", "function": {"name": "f\n"}}},
+        "tool_choice",
+        "invalid_value",
+    ),
+    "tool_choice required without tools": ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
+    "tool_choice named without tools": ({"tool_choice": FUNCTION}, "tool_choice", "invalid_value"),
+    "tool_choice named and not declared": (
+        {**tool("g"), "tool_choice": {"type": "function", "function": {"name": "f"}}},
+        "tool_choice",
+        "invalid_value",
+    ),
+    "tool_choice of a kind that is not here": (
+        {**tool("f"), "tool_choice": {"type": "web_search"}},
+        "tool_choice",
+        "invalid_value",
+    ),
+    "allowed_tools without a list": ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "invalid_value"),
+    "allowed_tools none": (
+        {**tool("f"), "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
+        "tool_choice",
+        "invalid_value",
+    ),
+    "allowed_tools not declared": (
+        {**tool("g"), "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [FUNCTION]}},
+        "tool_choice",
+        "invalid_value",
+    ),
+    "allowed_tools in a mode of nobody's": (
+        {**tool("f"), "tool_choice": {"type": "allowed_tools", "mode": "maybe", "tools": [FUNCTION]}},
+        "tool_choice",
+        "invalid_value",
+    ),
+    "function_call named and not declared": (
+        {"functions": [{"name": "g"}], "function_call": {"name": "f"}},
+        "function_call",
+        "invalid_value",
+    ),
+    "function_call without a name": ({"function_call": {}}, "function_call", "invalid_value"),
     "response_format a string": ({"response_format": "json"}, "response_format", "invalid_value"),
+    "response_format without a type": ({"response_format": {}}, "response_format.type", "invalid_value"),
+    "response_format of another kind": (
+        {"response_format": {"type": "grammar", "grammar": "x"}},
+        "response_format",
+        "unsupported_value",
+    ),
+    "json schema that is none": (
+        schema_format([]),
+        "response_format.json_schema.schema",
+        "invalid_value",
+    ),
+    "json schema with a name for two": (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}},
+        "response_format.json_schema.name",
+        "invalid_value",
+    ),
+    "json schema with a pattern that looks ahead": (
+        schema_format({"properties": {"x": {"type": "string", "pattern": "(?=a)"}}}),
+        "response_format.json_schema.schema.properties.x.pattern",
+        "invalid_value",
+    ),
+    "json schema with a keyword that is not honoured": (
+        schema_format({"unevaluatedProperties": False}),
+        "response_format.json_schema.schema.unevaluatedProperties",
+        "invalid_value",
+    ),
+    "json schema that leads outside": (
+        schema_format({"$ref": "https://example.com/schema"}),
+        "response_format.json_schema.schema.$ref",
+        "invalid_value",
+    ),
+    "strict json schema that is open": (
+        schema_format({"type": "object", "properties": {}}, strict=True),
+        "response_format.json_schema.schema.additionalProperties",
+        "invalid_value",
+    ),
+    "schema beside json_object": (
+        {"response_format": {"type": "json_object", "schema": {"type": "what"}}},
+        "response_format.schema.type",
+        "invalid_value",
+    ),
+    "budget of reasoning": ({"reasoning": {"max_tokens": -2}}, "reasoning.max_tokens", "invalid_value"),
+    "budget a text": ({"thinking_token_budget": "5"}, "thinking_token_budget", "invalid_value"),
+    "thinking a text": ({"thinking": "hard"}, "thinking", "invalid_value"),
     "logprobs": ({"logprobs": True}, "logprobs", "unsupported_value"),
     "top_logprobs": ({"top_logprobs": 3}, "top_logprobs", "unsupported_value"),
     "modalities": ({"modalities": ["text", "audio"]}, "modalities", "unsupported_value"),
@@ -188,11 +283,6 @@ def test_an_image_is_refused_in_the_words_clients_look_for(kind: str) -> None:
     assert "does not support image input" in refusal_of(**message("user", [{"type": kind}])).message
 
 
-@pytest.mark.parametrize("choice", ["required", FUNCTION, {"type": "allowed_tools"}], ids=str)
-def test_a_forced_tool_is_refused_as_something_that_follows(choice: Any) -> None:
-    assert "follows" in refusal_of(tools=[FUNCTION], tool_choice=choice).message
-
-
 NEUTRAL: dict[str, Any] = {
     "logprobs": [None, False],
     "top_logprobs": [None, 0],
@@ -201,7 +291,10 @@ NEUTRAL: dict[str, Any] = {
     "audio": [None],
     "response_format": [None, {"type": "text"}],
     "tools": [None, []],
-    "tool_choice": [None, "auto"],
+    "tool_choice": [None, "auto", {"type": "auto"}],
+    "function_call": [None, "auto"],
+    "thinking": [None, {"type": "enabled"}, True],
+    "thinking_token_budget": [None, -1],
     "functions": [None, []],
     "stop": [None, []],
     "stream": [None, False],
@@ -249,7 +342,7 @@ def test_a_field_without_effect_is_accepted_and_noted(field: dict[str, Any]) -> 
 
 
 def test_notes_reach_into_nested_options_and_stay_few() -> None:
-    assert turn_of(reasoning={"max_tokens": 5}).notes == ("reasoning.max_tokens: no effect",)
+    assert turn_of(reasoning={"exclude": True}).notes == ("reasoning.exclude: no effect",)
     assert turn_of(chat_template_kwargs={"enable_thinking": True}).notes == (
         "chat_template_kwargs.enable_thinking: no effect",
     )

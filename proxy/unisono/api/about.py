@@ -18,7 +18,8 @@ def to_backend(reports: Sequence[Report]) -> str:
 
 
 def to_about(reports: Sequence[Report], notes: Sequence[str]) -> dict[str, Any]:
-    """The `unisono` object: how the answer came to be. `left_out` counts the oldest turns that were too much."""
+    """The `unisono` object: how the answer came to be. `left_out` counts the oldest turns that were too much, `unmet`
+    says what was asked for and could not be had."""
     about: dict[str, Any] = {
         "recoveries": to_recoveries(reports),
         "failovers": sum(report.failovers for report in reports),
@@ -26,6 +27,8 @@ def to_about(reports: Sequence[Report], notes: Sequence[str]) -> dict[str, Any]:
     }
     if left_out := max((report.left_out for report in reports), default=0):
         about["left_out"] = left_out
+    if unmet := " ".join(dict.fromkeys(report.unmet for report in reports if report.unmet)):
+        about["unmet"] = unmet
     return about | {"notes": list(notes)} if notes else about
 
 

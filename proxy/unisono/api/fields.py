@@ -6,6 +6,7 @@ Types are strict: a number written as a string is a mistake, not a number. A fie
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import orjson
@@ -120,6 +121,8 @@ Parameters = Annotated[dict[str, Any], AfterValidator(_bounded)]
 SpelledEffort = Annotated[Effort | None, BeforeValidator(to_effort)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Count = Annotated[int, Field(ge=1)]
+Budget = Annotated[int, Field(ge=-1, le=2**31 - 1)]
+"""Tokens of thoughts; below 0 for as many as it takes."""
 
 
 Temperature = Annotated[float, Field(ge=0, le=2)]
@@ -136,6 +139,11 @@ class Open(BaseModel):
     """An object that may hold more than is known here; what is more has no effect and is noted."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, hide_input_in_errors=True)
+
+
+def smallest(budgets: Iterable[int | None]) -> int | None:
+    """The budget that holds where several were given; None for none."""
+    return min((budget for budget in budgets if budget is not None and budget >= 0), default=None)
 
 
 def neutral(field: str, value: Any) -> None:

@@ -16,6 +16,7 @@ import orjson
 from unisono.api.fields import MAX_TOOLS, Open, Parameters, Text, ToolName
 from unisono.core.conversation import FunctionTool, Json
 from unisono.errors import InvalidRequest, UnsupportedValue
+from unisono.schemas import check
 
 MAX_NAME = 128
 MAX_SCHEMAS_BYTES = 1024 * 1024
@@ -131,7 +132,7 @@ def _add(found: _Collected, declared: Declared, namespace: str | None) -> None:
     spec = declared.spec
     if spec is not None:
         name = in_namespace(namespace, spec.name)
-        found.add(_to_tool(name, spec), declared.form, declared.at)
+        found.add(_to_tool(name, spec, declared.at), declared.form, declared.at)
         if namespace is not None:
             found.origins[name] = (namespace, spec.name)
         if isinstance(spec, CustomSpec) and (spec.model_extra or {}).get("format") not in (None, {"type": "text"}):
@@ -161,9 +162,12 @@ def _is_name(name: str) -> bool:
     return name.isascii() and all(letter.isalnum() or letter in "._-" for letter in name)
 
 
-def _to_tool(name: str, spec: FunctionSpec | CustomSpec) -> FunctionTool:
+def _to_tool(name: str, spec: FunctionSpec | CustomSpec, at: str) -> FunctionTool:
+    """The tool at `at`. Raises InvalidRequest for a strict schema that cannot be honoured."""
     if isinstance(spec, CustomSpec):
         return FunctionTool(name, spec.description or "", CUSTOM_PARAMETERS)
+    if spec.strict and spec.parameters is not None:
+        check(spec.parameters, f"{at}.parameters", strict=True)
     return FunctionTool(name, spec.description or "", spec.parameters, bool(spec.strict))
 
 

@@ -9,7 +9,10 @@ from fnmatch import fnmatchcase
 from unisono.config.sections import AliasTarget, Config, ModelEntry, ModelSettings
 from unisono.errors import ConfigError, UnknownModel
 
-SHOWN = ("reasoning_field", "stream_tool_arguments", "mcp_servers", "run_tools")
+SHOWN = (
+    *("reasoning_field", "stream_tool_arguments", "mcp_servers", "run_tools"),
+    *("reasoning_budget", "recoveries"),
+)
 """Settings that clients see: equal for all entries of one name."""
 
 

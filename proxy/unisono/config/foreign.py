@@ -87,7 +87,7 @@ FOREIGN: dict[str, Mapping[str, str]] = {
     "model_list[]": {LITELLM: "model_group blocked tpm rpm", LATER: "fallbacks"},
     "model_list[].litellm_params": {LITELLM: _PARAMS, LATER: "rpm tpm"},
     "model_list[].model_info": {LITELLM: _INFO},
-    "model_list[].unisono": {LATER: "reasoning_budget failover price recoveries"},
+    "model_list[].unisono": {LATER: "failover price"},
     "litellm_settings": {LITELLM: _LITELLM_SETTINGS},
     "general_settings": {LITELLM: _GENERAL},
     "mcp_servers[]": {LITELLM: _MCP_SERVERS},

@@ -68,8 +68,17 @@ class ModelSettings(Section):
     """Tool servers of `mcp_servers` that requests for this model may use; by default all."""
     run_tools: bool = False
     """True runs those of them that need no approval in Chat Completions too, unless a request says otherwise."""
+    reasoning_budget: Annotated[int, Field(ge=0)] | None = None
+    """The most tokens of thoughts in one answer; requests may ask for fewer."""
+    recoveries: dict[Name, bool] = Field(default_factory=dict)
+    """Rules by which answers are mended that are switched `off`; all others are on."""
     backend: dict[str, JsonValue] = Field(default_factory=dict)
     """Settings of the backend's adapter, as its documentation lists them."""
+
+    @property
+    def unmended(self) -> frozenset[str]:
+        """The rules that are off."""
+        return frozenset(rule for rule, on in self.recoveries.items() if not on)
 
 
 class ModelEntry(Section):

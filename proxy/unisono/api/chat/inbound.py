@@ -11,10 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from unisono.api.chat.schema import Call, ChatRequest, Message, ToolSpec
-from unisono.api.fields import MAX_MESSAGES
+from unisono.api.choice import Mode, OnOffer, ToolChoice, to_choice
+from unisono.api.fields import MAX_MESSAGES, smallest
 from unisono.api.history import History, split_markers
-from unisono.api.notes import MAX_NOTES, without_effect
+from unisono.api.notes import MAX_NOTES, notes_on_begun, without_effect
 from unisono.api.parts import REASONING_PARTS, Part, join, text_of
+from unisono.api.rules import NO_RULES, ModelRules
 from unisono.api.sampling import to_sampling
 from unisono.api.tools import CallForm, Declared, Toolbox, to_toolbox, wrap_input
 from unisono.core.conversation import (
@@ -79,11 +81,15 @@ def to_turn(
     request_id: str,
     hold_calls: bool = True,
     runnable: RunnableTools = NOTHING_TO_RUN,
+    rules: ModelRules = NO_RULES,
 ) -> ChatTurn:
-    """`model` is the group's name, `today` is YYYY-MM-DD. Raises InvalidRequest where fields contradict each other."""
+    """`model` is the group's name, `today` is YYYY-MM-DD. Raises InvalidRequest where fields contradict each other, and
+    for what is asked of calls and answers and cannot be kept."""
     toolbox = to_toolbox(declared(request))
     conversation, notes = to_conversation(request.messages, toolbox, _effort(request), today)
-    forbidden = "none" in (request.tool_choice, request.function_call)
+    asked, asked_at = _asked_choice(request)
+    forbidden = asked is not None and asked.mode is Mode.NONE
+    hosting = None if forbidden else to_hosting(request, runnable, tenant)
     turn = Turn(
         model=model,
         conversation=conversation,
@@ -97,9 +103,14 @@ def to_turn(
         whole=not request.stream,
         tenant=tenant,
         request_id=request_id,
-        hosting=None if forbidden else to_hosting(request, runnable, tenant),
+        hosting=hosting,
+        choice=to_choice(asked, OnOffer(toolbox, hosts=hosting is not None), asked_at),
+        form=request.response_format.form("response_format") if request.response_format else None,
+        reasoning_budget=smallest((*_budgets(request), rules.reasoning_budget)),
+        unmended=rules.unmended,
     )
-    all_notes = (*_notes_on_fields(request), *_notes_on_running(request, turn), *toolbox.notes, *notes)
+    begun = notes_on_begun(turn, {asked_at: turn.choice, "response_format": turn.form})
+    all_notes = (*_notes_on_fields(request), *_notes_on_running(request, turn), *begun, *toolbox.notes, *notes)
     return ChatTurn(
         turn=turn,
         choices=request.n or 1,
@@ -108,6 +119,13 @@ def to_turn(
         toolbox=toolbox,
         notes=all_notes[:MAX_NOTES],
     )
+
+
+def _asked_choice(request: ChatRequest) -> tuple[ToolChoice | None, str]:
+    """What is wanted of calls, and the field that says so."""
+    if request.tool_choice is None and request.function_call is not None:
+        return request.function_call, "function_call"
+    return request.tool_choice, "tool_choice"
 
 
 def to_hosting(request: ChatRequest, runnable: RunnableTools, tenant: str) -> Hosting | None:
@@ -252,11 +270,21 @@ def _effort(request: ChatRequest) -> Effort:
         request.think,
         request.chat_template_kwargs.reasoning_effort if request.chat_template_kwargs else None,
         request.output_config.effort if request.output_config else None,
+        Effort.LOW if request.thinking and request.thinking.type == "disabled" else None,
     )
     return next((effort for effort in spelled if effort is not None), Effort.MEDIUM)
 
 
+def _budgets(request: ChatRequest) -> Iterator[int | None]:
+    """Every spelling of a budget for thoughts."""
+    yield request.reasoning.max_tokens if request.reasoning else None
+    yield request.thinking.budget_tokens if request.thinking else None
+    yield request.chat_template_kwargs.thinking_budget if request.chat_template_kwargs else None
+    yield from (request.thinking_token_budget, request.thinking_budget, request.reasoning_budget)
+
+
 def _notes_on_fields(request: ChatRequest) -> Iterator[str]:
+    form = request.response_format
     nested = (
         ("", request.model_extra),
         ("stream_options.", request.stream_options and request.stream_options.model_extra),
@@ -264,6 +292,9 @@ def _notes_on_fields(request: ChatRequest) -> Iterator[str]:
         ("chat_template_kwargs.", request.chat_template_kwargs and request.chat_template_kwargs.model_extra),
         ("unisono.", request.unisono and request.unisono.model_extra),
         ("output_config.", request.output_config and request.output_config.model_extra),
+        ("thinking.", request.thinking and request.thinking.model_extra),
+        ("response_format.", form and form.model_extra),
+        ("response_format.json_schema.", form and form.json_schema and form.json_schema.model_extra),
     )
     for prefix, fields in nested:
         yield from without_effect(prefix, fields or {})

@@ -2,6 +2,7 @@
 
 Rules that hold in both forms:
 - visible text, preambles included, is `content` in the order it was written, with nothing put between two messages;
+- an answer that had to be of a form and is not is a `refusal`: whoever reads `content` as JSON would stumble over it;
 - reasoning never stands beside a finish reason, and a call is shown only when it is complete, with one id and an index
   that counts shown calls;
 - `finish_reason` is `tool_calls` exactly when a call is shown, unless what was shown early turned out to be cut.
@@ -123,6 +124,7 @@ def to_choice(index: int, result: Result, frame: Frame) -> dict[str, Any]:
     """One choice of a whole answer."""
     reasoning: list[str] = []
     content: list[str] = []
+    refusal: list[str] = []
     calls: list[dict[str, Any]] = []
     shown: list[CallForm] = []
     for closed in result.items:
@@ -130,7 +132,7 @@ def to_choice(index: int, result: Result, frame: Frame) -> dict[str, Any]:
             case Reasoning():
                 reasoning.append(closed.text)
             case Text():
-                content.append(closed.text)
+                (refusal if closed.item.unfit else content).append(closed.text)
             case ToolCall():
                 form = frame.toolbox.form_of(closed.item.name)
                 if closed.complete and _has_room(shown, form):
@@ -141,7 +143,8 @@ def to_choice(index: int, result: Result, frame: Frame) -> dict[str, Any]:
             case _:
                 assert_never(closed.item)
     text, thoughts = "".join(content), "".join(reasoning)
-    message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+    message: dict[str, Any] = {"role": "assistant", "content": text if text or not (calls or refusal) else None}
+    message["refusal"] = "".join(refusal) if refusal else None
     message["annotations"] = []
     if thoughts:
         message |= dict.fromkeys(frame.reasoning.names, thoughts)
@@ -178,6 +181,7 @@ class ChoiceChunks:
         self._before = b"data: " + head + b',"choices":[{"index":%d,"delta":' % index
         self._after = b',"logprobs":null,"finish_reason":null}]' + _usage_field(frame) + b"}\n\n"
         self._content = self._before + b'{"content":'
+        self._refusal = self._before + b'{"refusal":'
         names = frame.reasoning.names
         self._reasoning = [b'%s"%s":' % (b"," if place else b"", name.encode()) for place, name in enumerate(names)]
         self._shown: list[CallForm] = []
@@ -229,7 +233,7 @@ class ChoiceChunks:
             return b""
         match item:
             case Text():
-                return self._content + orjson.dumps(text) + b"}" + self._after
+                return (self._refusal if item.unfit else self._content) + orjson.dumps(text) + b"}" + self._after
             case Reasoning():
                 if not self._reasoning:
                     return b""

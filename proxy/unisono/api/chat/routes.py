@@ -18,6 +18,7 @@ from unisono.api.chat.inbound import NOTHING_TO_RUN, ChatTurn, RunnableTools, to
 from unisono.api.chat.outbound import Frame, StreamChunks, to_completion
 from unisono.api.chat.schema import ChatRequest
 from unisono.api.reasoning import ReasoningField
+from unisono.api.rules import NO_RULES, ModelRules
 from unisono.api.sse import CLIENT_CLOSED_REQUEST, KEEP_ALIVE_S, ClientGone, EventStream, until_disconnect
 from unisono.engine.turn import Run, Turns
 
@@ -34,6 +35,7 @@ class ChatModel:
     reasoning: ReasoningField = ReasoningField.BOTH
     stream_tool_arguments: bool = False
     runnable: RunnableTools = NOTHING_TO_RUN
+    rules: ModelRules = NO_RULES
 
 
 Resolve = Callable[[str], ChatModel]
@@ -67,6 +69,7 @@ def chat_router(
                 request_id=request.state.request_id,
                 hold_calls=not model.stream_tool_arguments,
                 runnable=model.runnable,
+                rules=model.rules,
             )
             return wanted, model, turn
 

@@ -12,10 +12,12 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
+from unisono.api.choice import ChosenFunction, ChosenTools
 from unisono.api.fields import (
     MAX_MESSAGES,
     MAX_TOOLS,
     Arguments,
+    Budget,
     Count,
     Id,
     LogitBias,
@@ -32,10 +34,10 @@ from unisono.api.fields import (
     TopK,
     TopP,
     neutral,
-    refused,
     to_effort,
     wrong,
 )
+from unisono.api.forms import ResponseFormat
 from unisono.api.parts import Part
 from unisono.api.tools import CustomSpec, FunctionSpec
 from unisono.core.conversation import Effort
@@ -168,10 +170,23 @@ class StreamOptions(Open):
 
 class ReasoningOptions(Open):
     effort: SpelledEffort = None
+    max_tokens: Budget | None = None
+
+
+class ThinkingOptions(Open):
+    """How Anthropic's clients say it."""
+
+    type: Text | None = None
+    budget_tokens: Budget | None = None
+
+
+def _to_thinking(value: Any) -> Any:
+    return {"type": "enabled" if value else "disabled"} if isinstance(value, bool) else value
 
 
 class TemplateOptions(Open):
     reasoning_effort: SpelledEffort = None
+    thinking_budget: Budget | None = None
 
 
 class GatewayOptions(Open):
@@ -186,16 +201,20 @@ class ChatRequest(Open):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     tools: Annotated[list[ToolSpec], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tool_choice: ChosenTools = None
     parallel_tool_calls: bool | None = None
     functions: Annotated[list[FunctionSpec], Field(max_length=MAX_TOOLS)] | None = None
-    function_call: Literal["none", "auto"] | None = None
-    response_format: dict[str, Any] | None = None
+    function_call: ChosenFunction = None
+    response_format: ResponseFormat | None = None
     reasoning_effort: SpelledEffort = None
     reasoning: ReasoningOptions | None = None
     think: Annotated[Effort | None, BeforeValidator(_to_think)] = None
     chat_template_kwargs: TemplateOptions | None = None
     output_config: ReasoningOptions | None = None
+    thinking: Annotated[ThinkingOptions | None, BeforeValidator(_to_thinking)] = None
+    thinking_token_budget: Budget | None = None
+    thinking_budget: Budget | None = None
+    reasoning_budget: Budget | None = None
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     stop: Annotated[
@@ -225,17 +244,3 @@ class ChatRequest(Open):
         assert info.field_name is not None
         neutral(info.field_name, value)
         return None
-
-    @field_validator("tool_choice", "function_call", mode="before")
-    @classmethod
-    def _unforced(cls, value: Any) -> Any:
-        if value is not None and value not in ("none", "auto"):
-            raise refused("only 'auto' and 'none' are supported in this version; forcing a tool follows")
-        return value
-
-    @field_validator("response_format")
-    @classmethod
-    def _plain(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        if value is not None and value.get("type") != "text":
-            raise refused("only {'type': 'text'} is supported in this version; JSON answers follow")
-        return value

@@ -169,6 +169,7 @@ async def assembled(
             dated=bool(past.first_day or request.background),
             sticky=sticky,
             servers=servers,
+            rules=model.rules,
         )
 
     turn = await asyncio.to_thread(turned) if size > OFF_LOOP_BYTES else turned()

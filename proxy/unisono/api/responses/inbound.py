@@ -10,17 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from unisono.api.fields import MAX_MESSAGES, Open
+from unisono.api.choice import OnOffer, to_choice
+from unisono.api.fields import MAX_MESSAGES, Open, smallest
 from unisono.api.notes import MAX_NOTES, without_effect
 from unisono.api.parts import join
 from unisono.api.responses.given import Given, GivenApprovalRequest, GivenReasoning, GivenReference
 from unisono.api.responses.hosting.builtins import builtin_for, builtin_notes, missing_setting
+from unisono.api.responses.hosting.choosing import on_offer
 from unisono.api.responses.hosting.decisions import CLIENTS_ID, Hosted, parted, settled
 from unisono.api.responses.hosting.servers import notes_on
 from unisono.api.responses.hosting.spec import MCP, McpSpec
 from unisono.api.responses.items import COMPLETED, NewId, Wire, prefix_of
 from unisono.api.responses.reading import Known, Reading
 from unisono.api.responses.schema import INCLUDABLE, ResponsesRequest, Tool
+from unisono.api.rules import NO_RULES, ModelRules
 from unisono.api.sampling import to_sampling
 from unisono.api.tools import CallForm, Declared, Toolbox, to_toolbox
 from unisono.core.conversation import Conversation, DeveloperMessage, Effort, Item, Preamble
@@ -81,10 +84,11 @@ def to_turn(
     dated: bool = False,
     sticky: str = "",
     servers: tuple[ToolServer, ...] = (),
+    rules: ModelRules = NO_RULES,
 ) -> ResponsesTurn:
     """`model` is the group's name, `today` the conversation's first day as YYYY-MM-DD, `new_id` makes the ids of the
     input's items; `seed`, `dated`, `sticky` and `servers` are the turn's. Raises InvalidRequest where fields contradict
-    each other and NotFound for a reference to nothing."""
+    each other or ask for what cannot be kept, and NotFound for a reference to nothing."""
     toolbox = to_tools(request, servers)
     reading = Reading(known, names=ToolNames(taken=(tool.name for tool in toolbox.tools)))
     reading.add(known.earlier)
@@ -93,13 +97,12 @@ def to_turn(
     now = known.now + now
     hosting = to_hosting(request, earlier, now, servers)
     said = settled(tuple(reading.history), earlier, now)
-    conversation = to_conversation(said, to_preamble(request, toolbox, today))
     turn = Turn(
         model=model,
-        conversation=conversation,
+        conversation=to_conversation(said, to_preamble(request, toolbox, today)),
         sampling=to_sampling(request),
         max_tokens=request.max_output_tokens,
-        calls_allowed=request.tool_choice != "none",
+        calls_allowed=not request.calls_nothing,
         parallel_calls=request.parallel_tool_calls is not False,
         hold_calls=hold_calls or not request.stream,
         # A whole answer could begin anew, but what tools have done is done.
@@ -114,8 +117,22 @@ def to_turn(
         tools_at="tools.{index}",
         history_at="input",
     )
+    turn = with_wishes(turn, request, on_offer(request, toolbox, servers), rules)
     notes = (*notes_on_fields(request), *toolbox.notes, *reading.notes)
     return ResponsesTurn(turn, entries, toolbox, notes[:MAX_NOTES])
+
+
+def with_wishes(turn: Turn, request: ResponsesRequest, offer: OnOffer, rules: ModelRules) -> Turn:
+    """The turn with what is asked of calls, answers and thoughts. Raises InvalidRequest for what cannot be kept."""
+    return replace(
+        turn,
+        choice=to_choice(request.tool_choice, offer),
+        form=request.form.asked("text.format") if request.form else None,
+        reasoning_budget=smallest(
+            (request.reasoning.max_tokens if request.reasoning else None, rules.reasoning_budget)
+        ),
+        unmended=rules.unmended,
+    )
 
 
 def to_tools(request: ResponsesRequest, servers: tuple[ToolServer, ...]) -> Toolbox:
@@ -136,7 +153,7 @@ def to_hosting(
 ) -> Hosting | None:
     """The tools the gateway runs itself; None where there is nothing of the kind. Where no tool is to be called there
     is none, and what was approved is not run either."""
-    servers = () if request.tool_choice == "none" else servers
+    servers = () if request.calls_nothing else servers
     if not servers and not now.decisions:
         return None
     # What a builtin tool can do is known to whoever asks for it.
@@ -235,6 +252,7 @@ def notes_on_fields(request: ResponsesRequest) -> Iterator[str]:
         ("", request),
         ("reasoning.", request.reasoning),
         ("text.", request.text),
+        ("text.format.", request.form),
         ("stream_options.", request.stream_options),
     )
     for prefix, fields in nested:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from unisono.api.responses.hosting.servers import ServerRules
 from unisono.api.responses.items import NewId
+from unisono.api.rules import NO_RULES, ModelRules
 from unisono.core.conversation import Item
 from unisono.core.state import Store
 from unisono.engine.turn import Turns
@@ -22,6 +23,7 @@ class ResponsesModel:
     show_reasoning: bool = True
     stream_tool_arguments: bool = False
     tool_servers: frozenset[str] | None = None
+    rules: ModelRules = NO_RULES
 
 
 class Seals(Protocol):

@@ -10,9 +10,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
+from unisono.api.choice import ChosenTools, Mode
 from unisono.api.fields import (
     MAX_MESSAGES,
     MAX_TOOLS,
+    Budget,
     Count,
     Id,
     LogitBias,
@@ -31,6 +33,7 @@ from unisono.api.fields import (
     refused,
     wrong,
 )
+from unisono.api.forms import TextFormat
 from unisono.api.responses.given import GivenItem
 from unisono.api.responses.hosting.spec import MCP, McpSpec
 from unisono.api.tools import CustomSpec, FunctionSpec
@@ -98,19 +101,13 @@ SPECS: dict[str, type[FunctionSpec | CustomSpec | McpSpec]] = {
 
 class ReasoningOptions(Open):
     effort: SpelledEffort = None
+    max_tokens: Budget | None = None
     summary: Literal["auto", "concise", "detailed", "none"] | None = None
 
 
 class TextOptions(Open):
-    format: dict[str, Any] | None = None
+    format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
-
-    @field_validator("format")
-    @classmethod
-    def _plain(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        if value is not None and value.get("type") != "text":
-            raise refused("only {'type': 'text'} is supported in this version; JSON answers follow")
-        return value
 
 
 class StreamOptions(Open):
@@ -146,7 +143,7 @@ class ResponsesRequest(Open):
     input: Input = Field(default_factory=list)
     instructions: Text | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tool_choice: ChosenTools = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Count | None = None
     max_output_tokens: Count | None = None
@@ -192,13 +189,6 @@ class ResponsesRequest(Open):
             raise refused("stored prompt templates are not supported; send instructions and input")
         return value
 
-    @field_validator("tool_choice", mode="before")
-    @classmethod
-    def _unforced(cls, value: Any) -> Any:
-        if value is not None and value not in ("none", "auto"):
-            raise refused("only 'auto' and 'none' are supported in this version; forcing a tool follows")
-        return value
-
     @field_validator("include")
     @classmethod
     def _includable(cls, value: list[str] | None) -> list[str] | None:
@@ -213,6 +203,15 @@ class ResponsesRequest(Open):
     def stored(self) -> bool:
         """Whether the response is to be kept; OpenAI's default is that it is."""
         return self.store is not False
+
+    @property
+    def calls_nothing(self) -> bool:
+        return self.tool_choice is not None and self.tool_choice.mode is Mode.NONE
+
+    @property
+    def form(self) -> TextFormat | None:
+        """What the answer has to be, where the request says so."""
+        return self.text.format if self.text else None
 
     @property
     def seals_reasoning(self) -> bool:

@@ -285,7 +285,7 @@ class Events:
             case Reasoning():
                 return REASONING
             case Text():
-                return TEXT
+                return REFUSAL if item.unfit else TEXT
             case ToolCall():
                 return INPUT if self._frame.toolbox.form_of(item.name) is CallForm.CUSTOM else ARGUMENTS
             case HostedCall() | Listing():

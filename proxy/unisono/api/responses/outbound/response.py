@@ -17,6 +17,7 @@ from unisono.api.responses.items import (
     prefix_of,
     reasoning,
     reasoning_part,
+    refusal_part,
     text_part,
     to_said,
 )
@@ -108,8 +109,10 @@ class Frame:
                 sealed = self.seal(said) if self.seal is not None and said is not None else None
                 shown = reasoning(item_id, parts, status, sealed)
             case Text():
-                part = annotated(text_part(closed.text), so_far.annotations if so_far is not None else ())
-                shown = message(item_id, item.phase, [part], status)
+                part = refusal_part(closed.text) if item.unfit else text_part(closed.text)
+                shown = message(
+                    item_id, item.phase, [annotated(part, so_far.annotations if so_far is not None else ())], status
+                )
             case ToolCall():
                 shown = call(item_id, item.call_id, item.name, closed.text, self.toolbox, status)
             case HostedCall():
@@ -141,6 +144,8 @@ def to_echo(request: ResponsesRequest, sampling: Sampling) -> Wire:
     """What was asked, as the response repeats it: with the values that hold where the request left a field out."""
     reasoning = request.reasoning
     effort = (reasoning.effort if reasoning else None) or Effort.MEDIUM
+    budget = {"max_tokens": reasoning.max_tokens} if reasoning and reasoning.max_tokens is not None else {}
+    form = request.form.written() if request.form else {"type": "text"}
     return {
         "background": bool(request.background),
         "conversation": {"id": request.conversation.id} if request.conversation else None,
@@ -153,13 +158,13 @@ def to_echo(request: ResponsesRequest, sampling: Sampling) -> Wire:
         "presence_penalty": sampling.presence_penalty,
         "previous_response_id": request.previous_response_id,
         "prompt_cache_key": request.prompt_cache_key,
-        "reasoning": {"effort": effort.value, "summary": reasoning.summary if reasoning else None},
+        "reasoning": {"effort": effort.value, "summary": reasoning.summary if reasoning else None} | budget,
         "safety_identifier": request.safety_identifier,
         "service_tier": "default",
         "store": request.stored,
         "temperature": sampling.temperature,
-        "text": {"format": {"type": "text"}, "verbosity": (request.text and request.text.verbosity) or "medium"},
-        "tool_choice": request.tool_choice or "auto",
+        "text": {"format": form, "verbosity": (request.text and request.text.verbosity) or "medium"},
+        "tool_choice": request.tool_choice.written() if request.tool_choice else "auto",
         "tools": [_tool(tool) for tool in request.tools or ()],
         "top_logprobs": 0,
         "top_p": sampling.top_p,
