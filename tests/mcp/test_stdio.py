@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from tests.mcp.conftest import Upstream
 from unisono.core.tools import Command, ToolServer, ToolTimeouts, ToolTransport
 from unisono.errors import ToolServerNotAllowed, ToolServerTimeout, ToolServerUnavailable
 from unisono.mcp import AllowedHost, Limits, McpHost, Reach
+from unisono.mcp.orphans import Watch
 
 HARMLESS = {"HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER"}
 
@@ -171,3 +173,77 @@ async def test_no_request_starts_a_process(server: ToolServer) -> None:
 def test_the_audit_would_notice() -> None:
     with pytest.raises(AssertionError), starts_nothing():
         subprocess.run(["/bin/true"], check=True)
+
+
+STUBBORN = """
+import os, pathlib, signal, subprocess, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen(["sleep", "60"])
+pathlib.Path(sys.argv[1]).write_text(f"{os.getpid()} {child.pid}")
+signal.pause()
+"""
+
+GATEWAY = """
+import asyncio, sys
+from unisono.core.tools import Command
+from unisono.mcp.stdio import process
+
+async def main():
+    commands = [Command((sys.executable, "-c", sys.argv[1], told)) for told in sys.argv[2:]]
+    async with process(commands[0], "a", 1000), process(commands[1], "b", 1000):
+        print("begun", flush=True)
+        await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+async def test_processes_do_not_outlive_a_gateway_that_is_killed(tmp_path: Path) -> None:
+    told = [tmp_path / "a", tmp_path / "b"]
+    gateway = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", GATEWAY, STUBBORN, *map(str, told), stdout=asyncio.subprocess.PIPE
+    )
+    assert gateway.stdout is not None
+    await gateway.stdout.readline()
+    async with asyncio.timeout(10):
+        while not all(path.exists() and " " in path.read_text() for path in told):
+            await asyncio.sleep(0.01)
+    pids = [int(pid) for path in told for pid in path.read_text().split()]
+    assert all(alive(pid) for pid in pids)
+    gateway.kill()
+    await gateway.wait()
+    async with asyncio.timeout(5):
+        while any(alive(pid) for pid in pids):
+            await asyncio.sleep(0.01)
+
+
+def test_nobody_watches_where_nothing_is_left_to_watch() -> None:
+    watch = Watch()
+    first, second = (subprocess.Popen(["sleep", "60"], start_new_session=True) for _ in range(2))
+    try:
+        watch.begin(first.pid)
+        watcher = watch._watcher
+        watch.begin(second.pid)
+        watch.end(first.pid)
+        assert watcher is watch._watcher
+        assert watcher is not None
+        # A watcher that was ended from outside is replaced by one that knows as much.
+        watcher.kill()
+        watcher.wait()
+        watch.begin(first.pid)
+        replaced = watch._watcher
+        assert replaced is not None
+        watch._leave()
+        assert {first.wait(5), second.wait(5)} == {-signal.SIGKILL}
+        assert replaced.returncode == 0
+        watch.begin(first.pid)
+        watch.end(second.pid)
+        last = watch._watcher
+        watch.end(first.pid)
+        assert last is not None
+        assert last.returncode == 0
+        assert watch._watcher is None
+    finally:
+        for child in (first, second):
+            child.kill()
+            child.wait()

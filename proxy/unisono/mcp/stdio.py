@@ -1,7 +1,8 @@
 """A tool server as a process of ours: one JSON message per line on its standard input and output.
 
 The SDK's own transport takes lines of any length and copies what it has of one with every read; this one ends a
-server that writes more than is taken. The process leads a group of its own, and at the end the whole group is gone.
+server that writes more than is taken. The process leads a group of its own, and at the end the whole group is gone,
+at the end of a gateway that is killed too.
 It sees the environment it was given and a few harmless variables. What it writes to standard error is logged, bounded.
 """
 
@@ -22,6 +23,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 
 from unisono.core.tools import Command
+from unisono.mcp.orphans import WATCH
 
 log = logging.getLogger(__name__)
 
@@ -55,11 +57,14 @@ async def process(command: Command, label: str, line_bytes: int) -> AsyncIterato
         asyncio.create_task(_log(child, label)),
     )
     try:
+        # At once: whoever is cancelled here ends the group below, which is not to be overtaken.
+        WATCH.begin(child.pid)
         yield inbox, outbox
     finally:
         # Nobody may keep a process alive by being impatient; every wait in here is bounded.
         with anyio.CancelScope(shield=True):
             await _end(child)
+            await asyncio.to_thread(WATCH.end, child.pid)
             # Nobody holds the other ends now, unless somebody escaped the group.
             await asyncio.wait(pumps, timeout=GRACE_S / 2)
             for pump in pumps:
