@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,27 @@ from unisono.cli import main
 def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
     with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, found):
         yield found
+
+
+SAYING = """
+import json, sys
+ANSWERS = {{
+    "initialize": {{
+        "protocolVersion": "2025-06-18",
+        "capabilities": {{"tools": {{}}}},
+        "serverInfo": {{"name": "a", "version": "1"}}
+    }},
+    "tools/list": {{"tools": [{tool!r}]}},
+    "tools/call": {{"content": [{{"type": "text", "text": {text!r}}}]}},
+}}
+for line in sys.stdin:
+    asked = json.loads(line)
+    if "id" in asked:
+        found = ANSWERS.get(asked["method"])
+        said = {{"error": {{"code": -32601, "message": "no"}}}} if found is None else {{"result": found}}
+        print(json.dumps({{"jsonrpc": "2.0", "id": asked["id"], **said}}), flush=True)
+"""
+"""A tool server that says what is put in."""
 
 
 def run(folder: Path, servers: dict[str, Any], *arguments: str) -> Result:
@@ -52,6 +74,19 @@ def test_a_tool_is_called(upstream: Upstream, tmp_path: Path) -> None:
     result = run(tmp_path, {"docs": docs}, "call", "docs", "broken")
     assert result.exit_code == 1
     assert "broken" in result.output
+
+
+def test_what_a_server_says_does_not_steer_the_terminal(tmp_path: Path) -> None:
+    steering = "\x1b]0;owned\x07 \u202eback\u009b2J"
+    tool = {"name": "act", "description": f"{steering}\nmore", "inputSchema": {"type": "object"}}
+    told = tmp_path / "server.py"
+    told.write_text(SAYING.format(tool=tool, text=f"{steering}\n\tnext"))
+    docs = {"transport": "stdio", "command": sys.executable, "args": [str(told)], "require_approval": "never"}
+    spelled = r"\x1b]0;owned\x07 \u202eback\x9b2J"
+    result = run(tmp_path, {"docs": docs}, "list")
+    assert (result.exit_code, result.output) == (0, f"docs\n  act  runs      {spelled}\n")
+    result = run(tmp_path, {"docs": docs}, "call", "docs", "act")
+    assert (result.exit_code, result.output) == (0, f"{spelled}\n\tnext\n")
 
 
 WRONG: dict[str, tuple[list[str], str]] = {

@@ -36,7 +36,7 @@ def show(config_path: Path, label: str | None) -> None:
     for server, answer in zip(servers, answers, strict=True):
         click.echo(server.label)
         if isinstance(answer, UnisonoError):
-            click.echo(f"  {answer.message}")
+            click.echo(f"  {_harmless(answer.message)}")
             continue
         width = max((len(tool.name) for tool in answer), default=0)
         for tool in answer:
@@ -58,8 +58,8 @@ def call(config_path: Path, label: str, tool: str, arguments: str) -> None:
     try:
         outcome = asyncio.run(_with(hosting.host, called))
     except UnisonoError as error:
-        raise click.ClickException(error.message) from error
-    click.echo(outcome.text, err=outcome.is_error)
+        raise click.ClickException(_harmless(error.message)) from error
+    click.echo(_harmless(outcome.text), err=outcome.is_error)
     if outcome.is_error:
         raise SystemExit(1)
 
@@ -104,5 +104,13 @@ async def _with(host: ToolHost, act: Callable[[ToolHost], Awaitable[T]]) -> T:
 
 
 def _first_line(text: str) -> str:
-    line = text.strip().partition("\n")[0]
+    line = _harmless(text.strip().partition("\n")[0])
     return line if len(line) <= WIDEST else f"{line[: WIDEST - 1]}…"
+
+
+def _harmless(text: str) -> str:
+    """What a server says, on a terminal: characters that nobody sees, and that would steer it, are spelled out."""
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
