@@ -214,6 +214,10 @@ async def test_a_server_that_takes_no_notices_holds_nobody_up() -> None:
         await host.aclose()
 
 
+NESTED: dict[str, object] = {"type": "object"}
+for _ in range(400):
+    NESTED = {"type": "object", "properties": {"what the server says": NESTED}}
+
 LISTS: dict[str, tuple[Acting, type[ToolServerError]]] = {
     "401": (lambda seen: [plain(401)], ToolServerUnauthorized),
     "500": (lambda seen: [plain(500)], ToolServerError),
@@ -227,6 +231,9 @@ LISTS: dict[str, tuple[Acting, type[ToolServerError]]] = {
         lambda seen: [answer(seen, {"tools": [{**TOOL, "description": "x" * 3_000_000}]})],
         ToolServerProtocolError,
     ),
+    "too deep": (lambda seen: [answer(seen, {"tools": [{**TOOL, "inputSchema": NESTED}]})], ToolServerProtocolError),
+    "no JSON": (lambda seen: [plain(200, b"{what the server says")], ToolServerProtocolError),
+    "a page": (lambda seen: [plain(200, b"what the server says", "text/html")], ToolServerProtocolError),
     "in circles": (lambda seen: [answer(seen, {"tools": [TOOL], "nextCursor": "again"})], ToolServerProtocolError),
     "without end": (
         lambda seen: [answer(seen, {"tools": [], "nextCursor": f"c{seen.json['id']}"})],
@@ -246,6 +253,7 @@ async def test_a_list_that_cannot_be_had_is_an_error_in_time(
         with pytest.raises(error) as raised:
             await host.list_tools(server)
         assert len(raised.value.message) < 400
+        assert "what the server says" not in raised.value.message
         hostile._listing = None
         assert [tool.name for tool in (await host.list_tools(server)).tools] == ["act"]
 

@@ -31,6 +31,9 @@ RESULT: Final[TypeAdapter[CallToolResult | InputRequiredResult]] = TypeAdapter(C
 
 ERROR_BYTES: Final = 4096
 UNKNOWN: Final = "It is not known whether the tool did its work."
+NOT_UNDERSTOOD: Final = ("Failed to parse", "Unexpected content type")
+"""How the SDK begins what it says itself in place of a server whose words it could not read; what follows is about its
+own parsing, and shows the words."""
 
 NOT_DONE: Final = frozenset({501, 503, 505, 507, 511})
 """HTTP statuses of 500 and above that say the call was not carried out; another may come from between."""
@@ -144,7 +147,7 @@ def _listing_failed(name: str, exchange: Exchange, error: Exception) -> ToolServ
         return ToolServerError(f"{name} did not list its tools: {exchange.problem}.")
     if exchange.status >= 300:
         return ToolServerError(f"{name} did not list its tools: HTTP {exchange.status}.")
-    if isinstance(error, MCPError):
+    if isinstance(error, MCPError) and not error.message.startswith(NOT_UNDERSTOOD):
         return ToolServerError(f"{name} did not list its tools: {cut(error.message, ERROR_BYTES)}")
     return ToolServerProtocolError(f"{name} gave a list of tools that was not understood.")
 
@@ -166,7 +169,7 @@ def _refused(exchange: Exchange, error: MCPError, session: Session) -> Asked:
         return Asked(_failed(f"The tool server answered with HTTP {status}.", unknown=True))
     if problem or (error.code == types.CONNECTION_CLOSED and (exchange.ended or session.closing)):
         return Asked(_failed(f"The tool server did not answer: {problem or 'the connection broke'}.", unknown=True))
-    if status == 202 or error.message.startswith(("Failed to parse", "Unexpected content type")):
+    if status == 202 or error.message.startswith(NOT_UNDERSTOOD):
         return Asked(_failed("The tool server's answer was not understood.", unknown=True))
     return Asked(_failed(_said(error) or f"The tool server reports error {error.code}."))
 
