@@ -208,3 +208,13 @@ def test_what_is_for_tool_servers_is_sealed_and_found_again() -> None:
             revealed(sealed, other, "another tenant")
     assert not has_secrets({"tools": [{"type": "mcp", "server_label": "c"}]})
     assert not has_secrets({})
+
+
+def test_what_a_client_writes_in_place_of_something_sealed_is_not_kept() -> None:
+    seals = Sealer(b"salt" * 8)
+    mine = seals.seal("tenant", [UserMessage("no JSON")])
+    tool = {"type": "mcp", "server_label": "a"}
+    for secrets in ({}, {"authorization": "hidden"}):
+        body = {"tools": [tool | secrets | {"sealed": mine}]}
+        assert has_secrets(body)
+        assert revealed(concealed(body, seals, "tenant"), seals, "tenant") == {"tools": [tool | secrets]}

@@ -17,7 +17,8 @@ SEALED = "sealed"
 
 
 def has_secrets(body: Mapping[str, Any]) -> bool:
-    return any(_secrets(tool) for tool in body.get("tools") or ())
+    """Whether there is something to conceal; a field that only this gateway writes is, whoever wrote it."""
+    return any(_secrets(tool) or _is_sealed(tool) for tool in body.get("tools") or ())
 
 
 def concealed(body: Mapping[str, Any], seals: Seals, tenant: str) -> dict[str, Any]:
@@ -46,9 +47,11 @@ def _secrets(tool: Any) -> dict[str, Any]:
 
 def _concealed(tool: Any, seals: Seals, tenant: str) -> Any:
     secrets = _secrets(tool)
-    if not secrets:
+    if not secrets and not _is_sealed(tool):
         return tool
     rest = {name: value for name, value in tool.items() if name not in secrets and name != SEALED}
+    if not secrets:
+        return rest
     return rest | {SEALED: seals.seal(tenant, [UserMessage(orjson.dumps(secrets).decode())])}
 
 
