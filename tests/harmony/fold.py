@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from tests.harmony.recoveries import TOOLS, C, F, P, R
 from unisono.core.conversation import Phase
@@ -13,7 +14,7 @@ from unisono.harmony.router import HarmonyRouter
 from unisono.harmony.tools import plan_tools
 
 
-def new_router(encoding: Encoding, **options: bool) -> HarmonyRouter:
+def new_router(encoding: Encoding, **options: Any) -> HarmonyRouter:
     ids = iter(f"call_{n}" for n in range(1_000_000))
     return HarmonyRouter(encoding, plan_tools(TOOLS), lambda: next(ids), **options)
 

@@ -7,7 +7,6 @@ ends for anything a model may write: every kind of move is bounded. No I/O.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from typing import Final
 from unisono.core.conversation import Tokens
 from unisono.core.generation import CALL, END, AnyJson, Constraint, FinishReason
 from unisono.engine.naming import Naming
-from unisono.engine.policy import CLOSING, MOST_AGAIN, MOST_MOVES, OPENING, Act, Fault, Message, Owed
+from unisono.engine.policy import CLOSING, MOST_AGAIN, MOST_MOVES, OPENING, Act, Fault, Message, Owed, fault_of
 from unisono.engine.policy import End as Ending
 from unisono.engine.wishes import Schema, Violation, Wishes, constraint_of, header_for, recipient_of
 from unisono.harmony.encoding import Encoding
@@ -136,9 +135,10 @@ class Plan:
         kind = self._message(message.header)
         if kind not in (Message.LATE_THOUGHT, Message.THOUGHT):
             self._skipped = False
-        if message.end == self._opened_to or self.spent:
-            return True
         act = OPENING[self.owed, kind]
+        # Thoughts behind the opening of an answer are what the model wants there: asked again it would want them again.
+        if message.end == self._opened_to or self.spent or (act is Act.SKIP and self._answering):
+            return True
         if kind is Message.BARRED and not self._wishes.hold_calls:
             return False
         return act is Act.PASS or (act is Act.GUIDE and not self._can_guide(message.header))
@@ -294,15 +294,9 @@ class Plan:
         return self._fault(text or "{}", None if message is Message.CALL else schema, objects=True), text
 
     def _fault(self, text: str, schema: Schema | None, *, objects: bool) -> Fault:
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError):
-            return Fault.BROKEN
-        if objects and not isinstance(value, dict):
-            return Fault.BROKEN
-        if schema is None or self._violation is None:
-            return Fault.NONE
-        return Fault.NONE if self._violation(schema, text) is None else Fault.UNLIKE
+        if (fault := fault_of(text, objects=objects)) is not Fault.NONE or schema is None or self._violation is None:
+            return fault
+        return fault if self._violation(schema, text) is None else Fault.UNLIKE
 
     # -- moves
 

@@ -6,8 +6,12 @@ follows from what the answer still owes.
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from enum import Enum, auto
 from typing import Final
+
+from unisono.core.generation import Sampling
 
 
 class Owed(Enum):
@@ -80,9 +84,22 @@ class Fault(Enum):
 
     NONE = auto()
     BROKEN = auto()
-    """It is no JSON object."""
+    """It is no JSON, or no object where it has to be one."""
     UNLIKE = auto()
     """It is one, and its schema does not allow it."""
+
+
+def fault_of(text: str, *, objects: bool) -> Fault:
+    """Whether a body is JSON, or with `objects` a JSON object; no schema is looked at."""
+    try:
+        value = json.loads(text, parse_constant=_refused)
+    except (ValueError, RecursionError):
+        return Fault.BROKEN
+    return Fault.NONE if isinstance(value, dict) or not objects else Fault.BROKEN
+
+
+def _refused(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
 
 
 class End(Enum):
@@ -113,3 +130,13 @@ MOST_AGAIN: Final = 2
 """So often a message is generated again."""
 MOST_MOVES: Final = 16
 """So often a generation is stopped within one step; then the model is left alone."""
+AGAIN_TEMPERATURE: Final = 0.6
+"""At least, for what is generated once more."""
+
+
+def drawn_again(sampling: Sampling, again: int) -> Sampling:
+    """The sampling for what is generated once more: drawn as before it would come out as before."""
+    if not again:
+        return sampling
+    seed = None if sampling.seed is None else sampling.seed + again
+    return replace(sampling, seed=seed, temperature=max(sampling.temperature, AGAIN_TEMPERATURE))

@@ -16,19 +16,27 @@ from typing import TypeAlias
 
 from unisono.core.conversation import Conversation
 from unisono.core.events import Event, Finished, Repaired
-from unisono.core.generation import Capabilities, Chunk, FinishReason, Generation, Prompt, Sampling, Usage
+from unisono.core.generation import Capabilities, Chunk, FinishReason, Generation, Prompt, Usage
 from unisono.core.ids import DerivedIds
 from unisono.core.ports import Deployment
 from unisono.engine.hosted import HostedTools, offers_in, with_results
 from unisono.engine.judging import LEFT_OUT
 from unisono.engine.loop import ToolLoop
 from unisono.engine.means import Means
+from unisono.engine.policy import drawn_again
 from unisono.engine.prompts import OFF_LOOP_TOKENS, Fitted, Rendered, fit, go_on, render
 from unisono.engine.reading import Reading
 from unisono.engine.round import Round
 from unisono.engine.steps import OpenFinal, RunTools
 from unisono.engine.turn import Report, Run, Turn
-from unisono.errors import BackendError, BackendProtocolError, BackendUnavailable, ContextTooLong, UnsupportedValue
+from unisono.errors import (
+    BackendError,
+    BackendProtocolError,
+    BackendUnavailable,
+    ConstraintRefused,
+    ContextTooLong,
+    UnsupportedValue,
+)
 from unisono.harmony.decode import Decoder
 from unisono.harmony.tools import plan_tools
 
@@ -38,9 +46,6 @@ DEFAULT_CONTEXT = 131_072
 ROOM_WANTED = 1_024
 """Tokens that an answer without a limit of its own is to have where turns may be left out for it."""
 
-
-AGAIN_TEMPERATURE = 0.6
-"""At least, for what is generated once more."""
 
 Generated: TypeAlias = AsyncGenerator[tuple[list[Event], FinishReason | None]]
 """What may be shown of a step, per network read; the last comes with the reason the step ended."""
@@ -218,7 +223,7 @@ class TurnRun(Run):
             reason: FinishReason | None = None
             if reading.moves and (shown := reading.turn()):
                 yield shown
-            step = await self._step(deployment, capabilities, reading, rendered, last=last)
+            step = self._unrefused(deployment, capabilities, reading, rendered, last=last)
             async with aclosing(step) as batches:
                 async for shown, reason in batches:
                     if reason is not None or reading.stop_sequence is not None or reading.moves:
@@ -249,6 +254,25 @@ class TurnRun(Run):
                 yield [*shown, self._finished(reading, reason)]
                 return
             rendered = await self._next_prompt(reading.extended(conversation), reading, capabilities)
+
+    async def _unrefused(
+        self, deployment: Deployment, capabilities: Capabilities, reading: Reading, rendered: Rendered, *, last: bool
+    ) -> Generated:
+        """The current step, without the constraints that the backend refuses to keep to."""
+        while True:
+            try:
+                async with aclosing(
+                    await self._step(deployment, capabilities, reading, rendered, last=last)
+                ) as batches:
+                    async for batch in batches:
+                        yield batch
+            except ConstraintRefused:
+                if reading.constraint is None:
+                    raise
+                refused = self._refused.get(deployment.name, frozenset())
+                self._refused[deployment.name] = refused | {reading.constraint.kind}
+            else:
+                return
 
     async def _step(
         self, deployment: Deployment, capabilities: Capabilities, reading: Reading, rendered: Rendered, *, last: bool
@@ -362,14 +386,6 @@ class TurnRun(Run):
         finished = reading.finished(reason)
         self.report.unmet = reading.unmet
         return replace(finished, usage=self._usage + finished.usage)
-
-
-def drawn_again(sampling: Sampling, again: int) -> Sampling:
-    """The sampling for what is generated once more: drawn as before it would come out as before."""
-    if not again:
-        return sampling
-    seed = None if sampling.seed is None else sampling.seed + again
-    return replace(sampling, seed=seed, temperature=max(sampling.temperature, AGAIN_TEMPERATURE))
 
 
 async def _at_once(shown: list[Event], reason: FinishReason) -> Generated:

@@ -1,0 +1,111 @@
+"""The plan's tables and the small pure parts of it: nothing is missing, and nothing goes on for ever."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from tests.engine.planning import ENCODING
+from unisono.engine.naming import MOST_TOKENS, Naming
+from unisono.engine.plan import SWITCHABLE
+from unisono.engine.policy import CLOSING, OPENING, Act, End, Fault, Message, Owed
+from unisono.engine.repetition import LENGTH, LONGEST_PERIOD, repeats
+from unisono.harmony.grammar import RULES
+
+
+def test_every_message_has_its_act_whatever_is_owed() -> None:
+    assert OPENING.keys() == set(product(Owed, Message))
+
+
+def test_every_body_has_its_end() -> None:
+    assert CLOSING.keys() == set(product(Message, Fault))
+
+
+def test_where_a_call_is_owed_nothing_but_thoughts_and_that_call_is_let_through() -> None:
+    passed = {message for message in Message if OPENING[Owed.CALL, message] in (Act.PASS, Act.GUIDE)}
+    assert passed == {Message.THOUGHT, Message.WANTED}
+
+
+def test_only_what_is_wrong_is_generated_again() -> None:
+    again = {pair for pair, end in CLOSING.items() if end is End.AGAIN}
+    assert not [pair for pair in again if pair[1] is Fault.NONE]
+    assert (Message.CALL, Fault.BROKEN) in again
+    assert (Message.CALL, Fault.UNLIKE) not in again
+
+
+def test_what_can_be_switched_off_is_a_known_rule() -> None:
+    assert RULES.keys() >= SWITCHABLE
+
+
+NAMES: dict[str, tuple[tuple[str, ...], str, str | None]] = {
+    "a whole name": (("functions.get", "functions.get_all"), ".get_all <|constrain|>json", "functions.get_all"),
+    "a name that another begins with": (("functions.get", "functions.get_all"), ".get <|constrain|>", "functions.get"),
+    "the same, and nothing behind it": (("functions.get", "functions.get_all"), ".get", "functions.get"),
+    "the beginning of one name": (("functions.weather", "functions.add"), ".wea", "functions.weather"),
+    "the beginning of two names": (("functions.weather", "functions.web"), ".we<|message|>", None),
+    "a doubled prefix": (("functions.a", "functions.b"), ".functions.b<|message|>", "functions.b"),
+    "a colon for the dot": (("functions.aa", "functions.bb"), ":bb<|message|>", None),
+    "a glued type": (("functions.aa", "functions.bb"), ".bbjson<|message|>", "functions.bb"),
+    "a trained tool": (("functions.aa", "browser.search"), "browser.search code<|message|>", "browser.search"),
+    "a function beside a trained tool": (("functions.aa", "python"), "functions.aa <|message|>", "functions.aa"),
+    "nothing": (("functions.a", "functions.b"), "<|return|>", None),
+    "prose": (("functions.a", "functions.b"), " I think that", None),
+}
+
+
+@pytest.mark.parametrize(("recipients", "said", "meant"), NAMES.values(), ids=NAMES)
+def test_a_name_is_read_as_the_one_tool_it_can_mean(recipients: tuple[str, ...], said: str, meant: str | None) -> None:
+    naming = Naming(ENCODING, recipients)
+    found: str | None = None
+    for token in ENCODING.encode_as_server(said):
+        found, known = naming.read(token)
+        if known:
+            break
+    else:
+        found, _ = naming.found(over=True)
+    assert found == meant
+
+
+def test_every_choice_is_a_whole_name_behind_what_the_prompt_ends_in() -> None:
+    recipients = ("functions.a", "python", "browser.open")
+    naming = Naming(ENCODING, recipients)
+    stem = ENCODING.decode(naming.header)
+    assert [f"{stem}{text}" for text in naming.choices.texts] == [
+        f"<|channel|>commentary to={recipient}" for recipient in recipients
+    ]
+
+
+@pytest.mark.parametrize("name", ["get_weather", "add", "x", "_y", "a-b", "9", "search_all"])
+def test_the_prompt_ends_where_a_token_ends_whichever_tool_it_is(name: str) -> None:
+    naming = Naming(ENCODING, (f"functions.{name}", "functions.other"))
+    whole = ENCODING.encode_marked(f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>")
+    assert tuple(whole[: len(naming.header)]) == naming.header
+
+
+def test_a_name_that_never_ends_is_given_up() -> None:
+    naming = Naming(ENCODING, ("functions.aa", "functions.ab"))
+    read = 0
+    for token in ENCODING.encode_text("z" * 4_000):
+        read += 1
+        if naming.read(token)[1]:
+            break
+    assert read <= MOST_TOKENS
+
+
+REPEATED: dict[str, tuple[list[int], bool]] = {
+    "one token": ([7] * (LENGTH + 1), True),
+    "one token, not often enough": ([7] * LENGTH, False),
+    "a few tokens": ([1, 2, 3] * LENGTH, True),
+    "a few tokens behind others": ([*range(1_000), *[1, 2, 3] * LENGTH], True),
+    "the longest period": (list(range(LONGEST_PERIOD)) * 10, True),
+    "a longer one": (list(range(LONGEST_PERIOD + 1)) * 10, False),
+    "something else at the end": ([*[7] * 2_000, 8], False),
+    "a number that counts": ([n for at in range(400) for n in (5, at)], False),
+    "nothing": ([], False),
+}
+
+
+@pytest.mark.parametrize(("tokens", "repeated"), REPEATED.values(), ids=REPEATED)
+def test_only_a_long_repetition_of_little_is_one(tokens: list[int], repeated: bool) -> None:
+    assert repeats(tokens) is repeated

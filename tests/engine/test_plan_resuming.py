@@ -1,0 +1,233 @@
+"""The step plan and journals: wherever a run was cut, another one goes on to the same answer; and every answer ends."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.engine.planning import ASKED, CITY_FORM, ENCODING, NAMED, WITHOUT_TOOLS, turn
+from tests.engine.scripted import IDS, Line
+from tests.engine.test_plan import CASES, Case
+from tests.engine.test_resuming import HIDDEN, flat, outputs, until_stop
+from tests.harmony.fold import check_lifecycle
+from unisono.core.events import Event, Finished
+from unisono.core.generation import CONSTRAINT_KINDS, Capabilities, Chunk, FinishReason, Generation, Timeouts
+from unisono.core.probe import Probe
+from unisono.engine.engine import Engine
+from unisono.engine.journal import Note, parts_of
+from unisono.engine.memory import TurnMemory
+from unisono.engine.policy import MOST_MOVES
+from unisono.engine.turn import Allowed, Forced, Report, Turn
+from unisono.harmony.render import Renderer
+from unisono.schemas import violation
+
+GUIDED = replace(IDS, constrain=frozenset(CONSTRAINT_KINDS))
+GUIDED_HIDDEN = replace(HIDDEN, constrain=frozenset(CONSTRAINT_KINDS))
+BACKENDS = {"ids": IDS, "ids, stop hidden": HIDDEN, "ids, guided": GUIDED, "guided, stop hidden": GUIDED_HIDDEN}
+STOPS = {200_002, 200_012, 199_999}
+
+
+class OtherPrompt(AssertionError):
+    """Neither the prompt of before nor what was said behind it."""
+
+
+@dataclass
+class Stepping:
+    """A backend that gives its outputs one after the other, each where the prompt is none that another output was begun
+    behind; behind the beginning of one it goes on with it."""
+
+    outputs: Sequence[Sequence[int]]
+    told: Capabilities
+    per_chunk: int
+    begun: list[list[int]]
+    """The prompts that outputs were begun behind, in order; shared by all backends of one turn."""
+    at: int = 0
+    """Which of them is asked for next by this one."""
+    finish: FinishReason = FinishReason.STOP
+    name: str = "stepping"
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    jobs: list[Generation] = field(default_factory=list)
+
+    @property
+    def backend(self) -> Stepping:
+        return self
+
+    async def capabilities(self) -> Capabilities:
+        return self.told
+
+    async def probe(self) -> Probe:
+        return Probe(self.told)
+
+    async def complete(self, job: Generation) -> AsyncIterator[Chunk]:
+        self.jobs.append(job)
+        rest = self._rest(list(job.prompt.tokens))
+        if not self.told.stop_visible and rest and rest[-1] in STOPS:
+            rest = rest[:-1]
+        for at in range(0, len(rest), self.per_chunk):
+            yield Chunk(tokens=rest[at : at + self.per_chunk])
+        yield Chunk()
+        yield Chunk(finish=self.finish)
+
+    def _rest(self, prompt: list[int]) -> list[int]:
+        at, self.at = self.at, self.at + 1
+        output = list(self.outputs[min(at, len(self.outputs) - 1)])
+        if at == len(self.begun):
+            self.begun.append(prompt)
+        begun = self.begun[at]
+        said = prompt[len(begun) :]
+        if prompt[: len(begun)] != begun or output[: len(said)] != said:
+            raise OtherPrompt(f"{ENCODING.decode(prompt)} is not {ENCODING.decode(begun)}")
+        return output[len(said) :]
+
+    async def aclose(self) -> None:
+        pass
+
+
+@dataclass
+class Talk:
+    """One turn that is asked again and again, each time of an engine that knows nothing of the time before."""
+
+    outputs: Sequence[Sequence[int]]
+    turn: Turn
+    told: Capabilities = IDS
+    per_chunk: int = 3
+    finish: FinishReason = FinishReason.STOP
+    begun: list[list[int]] = field(default_factory=list)
+
+    async def ask(
+        self, journal: Sequence[int] = (), *, cut: int | None = None, at: int = 0
+    ) -> tuple[list[list[Event]], Report, Stepping]:
+        backend = Stepping(self.outputs, self.told, self.per_chunk, self.begun, at, self.finish)
+        engine = Engine(
+            encoding=ENCODING,
+            renderer=Renderer(ENCODING),
+            pool=Line([backend]),
+            memory=TurnMemory(),
+            new_call_id=lambda: "call_random",
+            violation=violation,
+        )
+        run = engine.start(replace(self.turn, seed="a seed", journal=tuple(journal)))
+        batches: list[list[Event]] = []
+        async for batch in run:
+            batches.append(batch)
+            if len(batches) == cut:
+                break
+        await run.aclose()
+        return batches, run.report, backend
+
+    async def check_cut(self, whole: list[list[Event]], report: Report, cut: int) -> None:
+        """Go on behind the first `cut` batches."""
+        first, kept, backend = await self.ask(cut=cut)
+        assert first == whole[:cut]
+        # The generation that was cut goes on, unless the journal says that it was left for the next one. Two that begin
+        # behind one prompt only their output tells apart.
+        met = []
+        for at in {max(len(backend.jobs) - 1, 0), len(backend.jobs)}:
+            try:
+                second, after, _ = await self.ask(kept.journal, at=at)
+            except OtherPrompt as wrong:
+                met.append(str(wrong))
+                continue
+            assert flat(second[:1]) == flat(first)
+            told = (after.journal, after.recoveries, after.unmet) == (report.journal, report.recoveries, report.unmet)
+            if flat([*first, *second[1:]]) == flat(whole) and told:
+                return
+            met.append(f"{flat([*first, *second[1:]])}\n{after}")
+        pytest.fail(f"cut behind {cut} of {len(whole)} batches:\n{flat(whole)}\n{report}\n" + "\n".join(met))
+
+
+def tokens_of(output: Any) -> list[int]:
+    return until_stop(ENCODING.encode_as_server(output if isinstance(output, str) else output.output))
+
+
+@pytest.mark.parametrize("told", BACKENDS.values(), ids=BACKENDS)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+async def test_cutting_the_run_anywhere_changes_nothing(case: Case, told: Capabilities) -> None:
+    if replace(told, stop_visible=True) not in case.told:
+        return
+    talk = Talk([tokens_of(output) for output in case.outputs], case.turn, told)
+    whole, report, _ = await talk.ask()
+    check_lifecycle([event for batch in whole for event in batch])
+    for cut in range(1, len(whole)):
+        await talk.check_cut(whole, report, cut)
+
+
+TURNS: dict[str, Turn] = {
+    "a named tool": turn(NAMED),
+    "any tool": turn(Forced()),
+    "any tool, then a form": turn(Forced(), form=CITY_FORM),
+    "some tools": turn(Allowed(frozenset({"add"}))),
+    "a form": turn(form=CITY_FORM),
+    "a form without tools": turn(conversation=WITHOUT_TOOLS, form=CITY_FORM),
+    "a budget": turn(reasoning_budget=4),
+    "no thoughts": turn(reasoning_budget=0, conversation=WITHOUT_TOOLS),
+    "everything": turn(Forced(), form=CITY_FORM, reasoning_budget=4, stop=("zzz",), parallel_calls=False),
+    "calls as they come": turn(Allowed(frozenset({"add"})), hold_calls=False, form=CITY_FORM),
+    "nothing": turn(conversation=ASKED),
+}
+WROTE = st.one_of(outputs(), st.sampled_from([tokens_of(output) for case in CASES.values() for output in case.outputs]))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(WROTE, min_size=1, max_size=4),
+    st.sampled_from(list(TURNS.values())),
+    st.sampled_from(list(BACKENDS.values())),
+    st.sampled_from([1, 3, 1000]),
+    st.sampled_from(list(FinishReason)),
+    st.data(),
+)
+async def test_whatever_the_model_writes_the_answer_ends_and_can_be_gone_on_behind(
+    said: list[list[int]],
+    asked: Turn,
+    told: Capabilities,
+    per_chunk: int,
+    finish: FinishReason,
+    data: st.DataObject,
+) -> None:
+    if not told.stop_visible or any(output[-1] in STOPS for output in said):
+        finish = FinishReason.STOP
+    # What ended by itself did not end for want of room.
+    talk = Talk(said, asked, told, per_chunk, finish)
+    whole, report, backend = await talk.ask()
+    events = [event for batch in whole for event in batch]
+    check_lifecycle(events)
+    assert isinstance(events[-1], Finished)
+    assert len(backend.jobs) <= MOST_MOVES + 3
+    if len(whole) > 1:
+        await talk.check_cut(whole, report, data.draw(st.integers(1, len(whole) - 1)))
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(WROTE, min_size=1, max_size=4), st.sampled_from(list(TURNS.values())), st.sampled_from([IDS, GUIDED]))
+async def test_cutting_the_network_anywhere_changes_nothing_but_what_was_read_too_far(
+    said: list[list[int]], asked: Turn, told: Capabilities
+) -> None:
+    """What is shown, and what every prompt is, does not depend on how many tokens come at once."""
+    seen = []
+    for per_chunk in (1, 2, 7, 1000):
+        talk = Talk(said, asked, told, per_chunk)
+        whole, report, backend = await talk.ask()
+        events = flat(whole)
+        finished = events[-1]
+        assert isinstance(finished, Finished)
+        shown = [event for event in events if not hasattr(event, "position") and event is not finished]
+        seen.append((shown, finished.reason, [list(job.prompt.tokens) for job in backend.jobs], report.unmet))
+    assert all(each == seen[0] for each in seen)
+
+
+async def test_a_journal_says_what_was_cut_and_what_was_put_there() -> None:
+    case = CASES["a tool is named, and the model answers"]
+    talk = Talk([tokens_of(output) for output in case.outputs], case.turn, per_chunk=1000)
+    _, report, backend = await talk.ask()
+    notes = [part.value for part in parts_of(report.journal) if isinstance(part, Note)]
+    [note] = notes
+    first, second = (list(job.prompt.tokens) for job in backend.jobs)
+    kept = note["kept"]
+    assert isinstance(kept, int)
+    assert second == first + tokens_of(case.outputs[0])[:kept] + note["moved"]  # type: ignore[operator]
