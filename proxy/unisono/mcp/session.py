@@ -48,7 +48,9 @@ for _talkative in ("mcp", "httpx2", "httpcore2"):
 T = TypeVar("T")
 
 ANSWER_GRACE_S: Final = 0.5
-"""After the end of an answer, until it is clear that it answers something else."""
+ANSWER_GRACE_TURNS: Final = 1000
+"""After the end of an answer, until it is clear that it answers something else: so long, and then so many turns of the
+event loop, since on a busy one an answer may take longer from the wire to its caller."""
 
 
 class NoAnswer(Exception):
@@ -292,8 +294,12 @@ def _leave(task: asyncio.Task[Any], exchange: Exchange) -> None:
     exchange.leave()
 
 
-def _give_up(task: asyncio.Task[Any], exchange: Exchange) -> None:
-    if exchange.ended:
+def _give_up(task: asyncio.Task[Any], exchange: Exchange, turns: int = ANSWER_GRACE_TURNS) -> None:
+    if task.done() or not exchange.ended:
+        return
+    if turns:
+        asyncio.get_running_loop().call_soon(_give_up, task, exchange, turns - 1)
+    else:
         task.cancel()
 
 
