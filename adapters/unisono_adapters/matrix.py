@@ -86,12 +86,23 @@ CONSTRAINED: Mapping[str, Cell] = {
     "mlx": EXACT,
     "replay": UNCONSTRAINED,
 }
-"""What a backend can be kept to; `response_format` itself is another matter."""
-NOT_IN_THIS_VERSION = Cell(
-    Support.REFUSED,
-    "400 `unsupported_value` for a `response_format` other than text: not in this version.",
-    ("response_format", "unsupported_value"),
+"""What a backend can be kept to; `response_format` and `tool_choice` work without it, too."""
+JUDGED = (
+    "The answer is held until it is complete, judged, and written again where it is not what was asked for, twice at "
+    "most. If that is not enough it comes as a refusal, and `unisono.unmet` says why."
 )
+NAMED_FREELY = "Arguments are judged and written again in the same way; `unisono.unmet` says where a call was not had."
+FORMATS: Mapping[str, Cell] = {
+    **FORMS,
+    "mlx_server": Cell(Support.TEXT_EXACT, JUDGED),
+    "replay": Cell(Support.EXACT, JUDGED),
+}
+CHOICES: Mapping[str, Cell] = {
+    **FORMS,
+    "mlx_server": Cell(Support.TEXT_EXACT, NAMED_FREELY),
+    "replay": Cell(Support.EXACT, NAMED_FREELY),
+}
+"""What is asked of answers and of calls, by constraints where there are any."""
 NO_LOGPROBS = Cell(
     Support.REFUSED,
     "400 `unsupported_value`, on every backend.",
@@ -136,7 +147,9 @@ MATRIX: Mapping[str, Mapping[str, Cell]] = {
     },
     "logit_bias": {**ANYWHERE, "ollama": NO_BIAS, "replay": NO_BIAS},
     "constrained decoding": CONSTRAINED,
-    "response_format": dict.fromkeys(KINDS, NOT_IN_THIS_VERSION),
+    "response_format, text.format, strict tools": FORMATS,
+    "tool_choice: required, named, allowed_tools": CHOICES,
+    "reasoning budget": FORMS,
     "logprobs": dict.fromkeys(KINDS, NO_LOGPROBS),
 }
 """Feature by kind; every feature has a cell for every kind."""

@@ -55,7 +55,6 @@ async def test_a_kind_is_what_its_adapter_says_it_is(name: str, kind: Kind, tmp_
 
 ASKING = {
     "logit_bias": {"logit_bias": {"13225": 5}},
-    "response_format": {"response_format": {"type": "json_object"}},
     "logprobs": {"logprobs": True},
 }
 """Requests that ask for what some kind refuses, by the field."""
