@@ -16,7 +16,8 @@ from bench import report
 from bench.contenders import CONTENDERS, gateway_config
 from bench.processes import DidNotStart, split_cpus
 from bench.report import Judged
-from bench.rig import Rig, Sample
+from bench.rig import Rig
+from bench.sample import Sample
 from bench.scenarios import SCENARIOS, Arm, Scenario, shortened
 
 RESULTS = Path(__file__).parent / "RESULTS.md"

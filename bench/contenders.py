@@ -18,13 +18,14 @@ KEY = "sk-bench-4b1d6f0c9a7e42538d"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Where a contender works: a folder for its files, the fake backend's port, its own, and that of the run's Redis,
-    0 for contenders that need none."""
+    """Where a contender works: a folder for its files, the fake backend's port, its own, and those of the run's Redis
+    and tool server, 0 for contenders that need none."""
 
     folder: Path
     upstream: int
     port: int
     redis: int = 0
+    tools: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +38,18 @@ class Contender:
     ready: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     redis: bool = False
+    tools: bool = False
+    """Whether a tool server and a model that calls it are behind it."""
 
 
-def gateway_config(upstream: int, store: str = "memory://") -> str:
+def gateway_config(upstream: int, store: str = "memory://", tools: int = 0) -> str:
+    server = f"""\
+mcp_servers:
+  bench:
+    url: http://127.0.0.1:{tools}/mcp
+    require_approval: never
+    max_concurrent_requests: 100
+"""
     return f"""\
 model_list:
   - model_name: {vllm_wire.MODEL}
@@ -50,7 +60,7 @@ general_settings:
   master_key: {KEY}
 store:
   url: {store}
-"""
+{server if tools else ""}"""
 
 
 def litellm_config(upstream: int) -> str:
@@ -81,7 +91,7 @@ LITELLM_ENV = {
 def _unisono(setting: Setting) -> list[str]:
     store = f"redis://127.0.0.1:{setting.redis}/0" if setting.redis else "memory://"
     config = setting.folder / f"gateway-{setting.port}.yaml"
-    config.write_text(gateway_config(setting.upstream, store))
+    config.write_text(gateway_config(setting.upstream, store, setting.tools))
     program = Path(sys.executable).parent / "unisono"
     return [str(program), "serve", "--config", str(config), "--port", str(setting.port)]
 
@@ -104,5 +114,6 @@ CONTENDERS: dict[str, Contender] = {
     "aiohttp": Contender("vllm", _module("aiohttp_relay"), ready="/health"),
     "unisono": Contender("chat", _unisono, ready="/health/readiness"),
     "unisono+redis": Contender("chat", _unisono, ready="/health/readiness", redis=True),
+    "unisono+tools": Contender("chat", _unisono, ready="/health/readiness", tools=True),
     "litellm": Contender("chat", _litellm, ready="/health/readiness", env=LITELLM_ENV),
 }

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 
 from bench import litellm_env
-from bench.rig import Sample
+from bench.sample import Sample
 from bench.scenarios import COLUMNS, Scenario, Verdict
 
 PACKAGES = ("unisono", "uvicorn", "uvloop", "httptools", "aiohttp", "orjson", "openai-harmony", "fastapi", "starlette")

@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from math import nan
 from pathlib import Path
 from types import TracebackType
 
@@ -25,47 +24,19 @@ from bench.background import Told
 from bench.contenders import CONTENDERS, KEY, Setting
 from bench.fake_vllm import Pace
 from bench.load import Load, Outcome
+from bench.loops import Told as ToldLoops
 from bench.pasts import Lived
 from bench.processes import Cpus, DidNotStart, Process, call, free_port
 from bench.renders import Ask
-from bench.scenarios import FULL_SPEED, Arm, Behind, Launch, Past, Rendering, Work
+from bench.sample import Sample
+from bench.scenarios import FULL_SPEED, Arm, Behind, Launch, Looping, Past, Rendering, Work
+from bench.tooled import Tooled, start_tooled
 from unisono.harmony.encoding import load_encoding
 
 WARM_TOKENS = 64
 SETTLE_S = 0.5
 """How long after the last client left every abort has to be done, and a start be over."""
 WEIGH_EVERY_S = 0.2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """One measurement of one arm; NaN for what its kind of work does not measure. `rig_busy` is the share of their CPU
-    the fake and the load generator used: at 1 they were the limit, not the contender. `unaborted` counts the clients
-    that left without the backend being told."""
-
-    cpu_us_per_token: float = nan
-    cpu_ms_per_request: float = nan
-    tokens_per_s: float = nan
-    ttft_p50_ms: float = nan
-    ttft_p99_ms: float = nan
-    gap_p50_ms: float = nan
-    gap_p99_ms: float = nan
-    gap_max_ms: float = nan
-    busy: float = nan
-    rig_busy: float = nan
-    unaborted: float = nan
-    start_s: float = nan
-    start_cpu_s: float = nan
-    idle_mib: float = nan
-    kib_per_stream: float = nan
-    render_ms: float = nan
-    store_busy: float = nan
-    logged_p50_s: float = nan
-    logged_max_s: float = nan
-    watched_p50_s: float = nan
-    watched_max_s: float = nan
-    faults: int = 0
-    examples: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +64,7 @@ class Rig:
         self._renders: Process | None = None
         self._behinds: Process | None = None
         self._redis: tuple[int, Process] | None = None
+        self._tooled: Tooled | None = None
         self._seed = 0
 
     def __enter__(self) -> Rig:
@@ -123,6 +95,9 @@ class Rig:
             self._stack.enter_context(process)
             process.wait_ready(started.port, contender.ready)
         self.started[name] = started
+        if contender.tools:
+            self._ask_loops(started, Looping(4, 5, 250))
+            return started
         self._warm(started, Work(streams=8, tokens=WARM_TOKENS, requests=20))
         return started
 
@@ -135,6 +110,8 @@ class Rig:
                 return self._launched(arm.contender, held)
             case Behind() as behind:
                 return self._behind(self.start(arm.contender), behind)
+            case Looping() as looping:
+                return self._looped(self.start(arm.contender), looping)
             case Rendering() as rendering:
                 return self._rendered(rendering)
 
@@ -143,7 +120,9 @@ class Rig:
         if contender.command is None:
             raise ValueError(f"{name} is no process")
         redis = self._store()[0] if contender.redis else 0
-        setting = Setting(self._folder, self.upstream, free_port(), redis)
+        tooled = self._tools() if contender.tools else None
+        upstream, tools = (tooled.model, tooled.tools) if tooled else (self.upstream, 0)
+        setting = Setting(self._folder, upstream, free_port(), redis, tools)
         home = {"XDG_DATA_HOME": str(self._folder / "data"), "XDG_STATE_HOME": str(self._folder / "state")}
         log = f"{name}-{setting.port}"
         command, env = contender.command(setting), {**home, **contender.env}
@@ -214,6 +193,35 @@ class Rig:
             process = Process("background", command, self._folder, self._cpus.others, piped=True)
             self._behinds = self._stack.enter_context(process)
         return self._behinds
+
+    def _tools(self) -> Tooled:
+        """A model that calls tools, their server, and clients for them; started when they are first needed."""
+        if self._tooled is None:
+            self._tooled = start_tooled(self._stack, self._folder, self._stuff, self._cpus.others)
+        return self._tooled
+
+    def _looped(self, started: Started, looping: Looping) -> Sample:
+        pids = (started.pid, *self._tools().pids)
+        before = [meter.cpu_seconds(pid) for pid in pids]
+        told = self._ask_loops(started, looping)
+        used, *rest = (meter.cpu_seconds(pid) - was for pid, was in zip(pids, before, strict=True))
+        return Sample(
+            step_p50_ms=told.step_p50_ms,
+            step_p99_ms=told.step_p99_ms,
+            tool_p50_ms=told.tool_p50_ms,
+            steps_per_s=told.steps / told.seconds,
+            cpu_ms_per_step=1e3 * used / max(1, told.steps),
+            busy=used / told.seconds,
+            rig_busy=(sum(rest) + told.cpu_s) / told.seconds / max(1, len(self._cpus.others)),
+            faults=told.faults,
+            examples=tuple(told.examples),
+        )
+
+    def _ask_loops(self, started: Started, looping: Looping) -> ToldLoops:
+        self._seed += 1
+        tooled = self._tools()
+        ask = asdict(tooled.ask(started.port, looping, self._seed))
+        return ToldLoops(**orjson.loads(_answered(tooled.clients, ask)))
 
     def _warm_behind(self, started: Started, behind: Behind) -> None:
         """A few at full speed; then the backend is at the pace of `behind`."""

@@ -70,7 +70,16 @@ class Rendering:
     times: int
 
 
-Task = Work | Launch | Behind | Rendering
+@dataclass(frozen=True, slots=True)
+class Looping:
+    """Turns in which tools are called: see `bench.loops`."""
+
+    streams: int
+    requests: int
+    words: int
+
+
+Task = Work | Launch | Behind | Rendering | Looping
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +140,11 @@ COLUMNS: dict[str, str] = {
     "logged_max_s": "logged after, max s",
     "watched_p50_s": "at the client after, p50 s",
     "watched_max_s": "at the client after, max s",
+    "step_p50_ms": "step p50 ms",
+    "step_p99_ms": "step p99 ms",
+    "tool_p50_ms": "tool p50 ms",
+    "steps_per_s": "steps/s",
+    "cpu_ms_per_step": "CPU ms/step",
 }
 """Columns a table can show, by the field of a sample; `busy` is the tested process's share of its CPU,
 `unaborted` how many clients left without the backend being told."""
@@ -316,6 +330,16 @@ SCENARIOS: dict[str, Scenario] = {
             Verdict("watched_max_s", "unisono+redis", aim=2.0),
         ),
     ),
+    "loops": Scenario(
+        "five calls of a tool, then an answer, behind 8,000 tokens; one turn at a time and 100 at once; a step is what "
+        "lies between a call and the next prompt, without the tool's own time",
+        (
+            Arm("one", "unisono+tools", Looping(1, 20, 8_000)),
+            Arm("100 at once", "unisono+tools", Looping(100, 4, 8_000)),
+        ),
+        ("step_p50_ms", "step_p99_ms", "tool_p50_ms", "steps_per_s", "cpu_ms_per_step", "busy"),
+        (Verdict("step_p50_ms", "one", aim=3.0), Verdict("steps_per_s", "100 at once")),
+    ),
     "chunks": Scenario(
         "24 paced streams, several tokens per chunk",
         tuple(_per_chunk(tokens) for tokens in (1, 4, 10)),
@@ -340,6 +364,8 @@ def shortened(work: Task) -> Task:
             return replace(work, times=1)
         case Behind():
             return replace(work, tokens=max(12, work.tokens // 3))
+        case Looping():
+            return replace(work, requests=max(1, work.requests // 3))
         case Launch(held):
             return Launch(_shortened(held) if isinstance(held, Work) else held)
         case Work():

@@ -10,7 +10,7 @@ import pytest
 from bench import litellm_env, meter, report
 from bench.__main__ import arguments
 from bench.contenders import CONTENDERS, KEY, gateway_config, litellm_config
-from bench.rig import Sample
+from bench.sample import Sample
 from bench.scenarios import COLUMNS, SCENARIOS, Arm, Scenario, Verdict, Work, shortened
 
 SPIN = "import time\nwhile time.process_time() < 0.25: pass\n"

@@ -8,7 +8,8 @@ import pytest
 
 from bench.fake_vllm import Pace
 from bench.processes import Cpus
-from bench.rig import Rig, Sample
+from bench.rig import Rig
+from bench.sample import Sample
 from bench.scenarios import Arm, Behind, Past, Task, Work
 
 SMALL = Work(streams=1, tokens=20, requests=4, wire="responses")
