@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -83,3 +84,16 @@ def test_structured_content_that_is_too_long_is_only_text() -> None:
     assert outcome.structured is None
     assert outcome.text.startswith('{"a":"xxx')
     assert "[cut: the result has 508 bytes" in outcome.text
+
+
+@pytest.mark.parametrize("letter", ["\x00", '"', "\n", "\x1b"])
+@pytest.mark.parametrize("before", [0, 900], ids=["at once", "late"])
+def test_what_json_spells_out_counts_for_more(letter: str, before: int) -> None:
+    text = "a" * before + letter * 1000
+    shown = cut(text, 1000)
+    kept, _, mark = shown.rpartition("\n")
+    assert mark.startswith(f"[cut: the result has {before + 1000} bytes")
+    assert text.startswith(kept)
+    assert len(json.dumps(kept)) <= 1502
+    assert 1 <= len(kept) <= 1000
+    assert cut("a" * 900 + letter * 50, 1000) == "a" * 900 + letter * 50

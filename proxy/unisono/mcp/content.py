@@ -22,6 +22,9 @@ from unisono.core.tools import ToolOutcome
 
 Block: TypeAlias = TextContent | ImageContent | AudioContent | ResourceLink | EmbeddedResource
 
+CONTROLS: Final = bytes(set(range(32)) - set(b"\b\t\n\f\r"))
+ESCAPED: Final = bytes(range(32)) + b'"\\'
+
 SHORT: Final = 200
 """Characters of a name, a type or an address inside a description."""
 
@@ -57,12 +60,22 @@ def to_text(block: Block) -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """`text` in at most `most` bytes, and if it was longer, a last line that says so."""
+    """`text` in at most `most` bytes, and if it was longer, a last line that says so. What JSON adds to
+    it is held to half of that, too."""
     encoded = text.encode("utf-8", "replace")
-    if len(encoded) <= most:
+    room = encoded[:most]
+    while (spelled := _spelled_out(room)) > most // 2:
+        room = room[: len(room) * (most // 2) // spelled]
+    if len(room) == len(encoded):
         return encoded.decode("utf-8")
-    kept = encoded[:most].decode("utf-8", "ignore")
+    kept = room.decode("utf-8", "ignore")
     return f"{kept}\n[cut: the result has {len(encoded)} bytes, of which this is the beginning]"
+
+
+def _spelled_out(text: bytes) -> int:
+    """Bytes that JSON adds to UTF-8 text: one for what has a short form, five for other control characters."""
+    escaped = len(text) - len(text.translate(None, ESCAPED))
+    return escaped + 4 * (len(text) - len(text.translate(None, CONTROLS)))
 
 
 def _resource(resource: TextResourceContents | BlobResourceContents) -> str:

@@ -15,14 +15,17 @@ class Limits:
     arguments_bytes: int = 1 * MIB
     """Arguments of one call, as JSON."""
     output_bytes: int = 256 * KIB
-    """Text of one result for the model; the rest is cut off, and the text says so."""
+    """Text of one result for the model; the rest is cut off, and the text says so. Less of what JSON has to spell out:
+    a result is kept as JSON, twice, and has to fit in an item of the store (`core.state.Bounds`)."""
     answer_bytes: int = 8 * MIB
     """One message of a server; a larger one ends the exchange it belongs to."""
-    list_bytes: int = 2 * MIB
-    """All tools of a server together, as JSON."""
+    list_bytes: int = 768 * KIB
+    """All tools of a server together, as JSON. Fits in an item of the store."""
     tools: int = 512
     pages: int = 64
     """Pages of one list."""
+    entries: int = 1024
+    """Parts of one result, or tools on one page: reading each of them takes its time."""
     list_ttl_s: float = 300.0
     """How long a list is believed, unless its server says earlier that it changed."""
     sessions: int = 256
