@@ -359,3 +359,26 @@ async def test_no_secret_and_no_content_reaches_the_log(host: McpHost, caplog: p
         await host.aclose()
     assert not [canary for canary in canaries if canary in caplog.text]
     assert "canary" not in repr(server).replace("canary-query", "")
+
+
+async def test_a_result_of_endless_parts_is_read_to_a_bound_and_says_so(host: McpHost) -> None:
+    parts = [{"type": "text", "text": f"{number}"} for number in range(50_000)]
+    async with Hostile(lambda seen: [answer(seen, {"content": parts})]) as hostile:
+        outcome = await host.call(hostile.server(), "act", {})
+    most = host.limits.entries
+    assert outcome.text.split("\n")[most - 1 :] == [
+        f"{most - 1}",
+        "[cut: the result has 50000 parts, of which these are the first]",
+    ]
+
+
+async def test_an_answer_that_takes_long_to_read_is_no_other_answer(
+    host: McpHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading it holds everybody up, also those who count the time since it came."""
+    monkeypatch.setattr("unisono.mcp.session.ANSWER_GRACE_S", 0.02)
+    parts = {"content": [], "structuredContent": {"a": [{"b": number} for number in range(200_000)]}}
+    async with Hostile(lambda seen: [answer(seen, parts)]) as hostile:
+        outcome = await host.call(hostile.server(), "act", {})
+    assert outcome.text.startswith('{"a":[{"b":0},')
+    assert not outcome.is_error

@@ -10,7 +10,7 @@ from typing import Protocol, Self
 
 import anyio
 from mcp.shared.message import SessionMessage
-from mcp_types import JSONRPCRequest
+from mcp_types import JSONRPCRequest, JSONRPCResponse
 
 from unisono.mcp.exchange import CALL, EXCHANGE, Exchange
 
@@ -29,15 +29,21 @@ class Watched:
     """A transport whose end is noticed, and whose messages each carry their own record to the wire."""
 
     def __init__(
-        self, inner: AbstractAsyncContextManager[tuple[Reading, Writing]], ended: asyncio.Event, *, by_wire: bool
+        self,
+        inner: AbstractAsyncContextManager[tuple[Reading, Writing]],
+        ended: asyncio.Event,
+        *,
+        by_wire: bool,
+        entries: int,
     ) -> None:
         self._inner = inner
         self._ended = ended
         self._by_wire = by_wire
+        self._entries = entries
 
     async def __aenter__(self) -> tuple[_Inbox, _Outbox]:
         reading, writing = await self._inner.__aenter__()
-        return _Inbox(reading, self._ended), _Outbox(writing, by_wire=self._by_wire)
+        return _Inbox(reading, self._ended, self._entries), _Outbox(writing, by_wire=self._by_wire)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -65,10 +71,11 @@ class _Stream:
 class _Inbox(_Stream):
     """What the server says. When it has said its last, the session is over."""
 
-    def __init__(self, inner: Reading, ended: asyncio.Event) -> None:
+    def __init__(self, inner: Reading, ended: asyncio.Event, entries: int) -> None:
         super().__init__(inner)
         self._inner = inner
         self._ended = ended
+        self._entries = entries
 
     @property
     def last_context(self) -> contextvars.Context | None:
@@ -76,7 +83,7 @@ class _Inbox(_Stream):
 
     async def receive(self) -> SessionMessage | Exception:
         try:
-            return await self._inner.receive()
+            return shortened(await self._inner.receive(), self._entries)
         except (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
             self._ended.set()
             raise
@@ -89,6 +96,22 @@ class _Inbox(_Stream):
             return await self.receive()
         except anyio.EndOfStream:
             raise StopAsyncIteration from None
+
+
+def shortened(item: SessionMessage | Exception, entries: int) -> SessionMessage | Exception:
+    """The message, with at most about `entries` parts or tools in its result: the SDK reads each entry several times
+    over, and everybody waits meanwhile."""
+    if not isinstance(item, SessionMessage) or not isinstance(item.message, JSONRPCResponse):
+        return item
+    result = item.message.result
+    for field in ("content", "tools"):
+        found = result.get(field)
+        if isinstance(found, list) and len(found) > entries:
+            result[field] = found[:entries]
+            if field == "content":
+                text = f"[cut: the result has {len(found)} parts, of which these are the first]"
+                result[field].append({"type": "text", "text": text})
+    return item
 
 
 class _Outbox(_Stream):
