@@ -81,6 +81,11 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
         [entry("gpt-oss", "vllm/a", unisono={"backend": {"stream_interval": 0}})],
         "model_list[0].unisono.backend.stream_interval: must be a whole number of tokens, 1 or more",
     ),
+    "a recovery nobody knows": (
+        [entry("gpt-oss", "vllm/a", unisono={"recoveries": {"repetition": "off", "typos": "off"}})],
+        "model_list[0].unisono.recoveries.typos: no rule of this name can be switched; what can: code-fence, "
+        "regenerated-answer, regenerated-call, repetition",
+    ),
     "another model": (
         [entry("qwen", "vllm/qwen3")],
         "model_list[0].litellm_params.model: neither 'qwen' nor 'vllm/qwen3' says gpt-oss, and this version serves "

@@ -391,6 +391,11 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
         "model_list[2].unisono.reasoning_field: differs from model_list[0], which has the same model_name 'a'; clients "
         "of one name must see one behaviour",
     ),
+    "one name, two budgets": (
+        {"model_list": [entry("a", unisono={"reasoning_budget": 10}), entry("a")]},
+        "model_list[1].unisono.reasoning_budget: differs from model_list[0], which has the same model_name 'a'; "
+        "clients of one name must see one behaviour",
+    ),
 }
 
 
@@ -406,3 +411,10 @@ def test_a_group_knows_its_smallest_window() -> None:
     raw = [entry("a", model_info={"max_input_tokens": size}) for size in (8192, 4096)] + [entry("a")]
     model = Catalogue(parse({"model_list": raw}, {}).config).resolve("a")
     assert (len(model.entries), model.max_input_tokens) == (3, 4096)
+
+
+@pytest.mark.parametrize("word", ["off", False, "false"], ids=str)
+def test_a_recovery_is_switched_off_in_any_spelling(word: object) -> None:
+    ours = {"recoveries": {"repetition": word, "code-fence": "on"}, "reasoning_budget": 0}
+    model = Catalogue(parse({"model_list": [entry("a", unisono=ours)]}, {}).config).resolve("a")
+    assert (model.settings.unmended, model.settings.reasoning_budget) == ({"repetition"}, 0)

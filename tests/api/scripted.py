@@ -82,6 +82,11 @@ def final(index: int, *pieces: str) -> list[Event]:
     return _life(Text(index, Phase.FINAL), pieces)
 
 
+def unfit(index: int, *pieces: str) -> list[Event]:
+    """An answer that had to be of a form and is not."""
+    return _life(Text(index, Phase.FINAL, unfit=True), pieces)
+
+
 def commentary(index: int, *pieces: str) -> list[Event]:
     return _life(Text(index, Phase.COMMENTARY), pieces)
 

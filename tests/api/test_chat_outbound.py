@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.api.asgi import events_of
 from tests.api.folding import fold
-from tests.api.scripted import USAGE, call, commentary, final, finished, reasoning
+from tests.api.scripted import USAGE, call, commentary, final, finished, reasoning, unfit
 from unisono.api.chat.outbound import Frame, StreamChunks, to_completion, to_usage
 from unisono.api.reasoning import ReasoningField
 from unisono.api.tools import CallForm, Toolbox
@@ -63,6 +63,17 @@ CASES: dict[str, tuple[list[Event], list[Any], str]] = {
         [START, {"content": "Look."}, {"content": "Done"}, {}],
         "stop",
     ),
+    "an answer of no form is a refusal": (
+        [*reasoning(0, "hm"), *unfit(1, "No", "."), finished()],
+        [START, {"reasoning": "hm", "reasoning_content": "hm"}, {"refusal": "No."}, {}],
+        "stop",
+    ),
+    "a preamble stays what it is in front of a refusal": (
+        [*commentary(0, "Look."), *unfit(1, "No."), finished()],
+        [START, {"content": "Look."}, {"refusal": "No."}, {}],
+        "stop",
+    ),
+    "a refusal without a word is none": ([*unfit(0), finished()], [START, {}], "stop"),
     "a call": (
         [*call(0, 0, "f", '{"a"', ":1}"), finished()],
         [START, function(0, "f", "call_0"), arguments(0, '{"a":1}'), {}],
@@ -138,7 +149,9 @@ def same(events: list[Event], how: Frame) -> None:
     [folded] = fold(streamed([[event] for event in events], how))
     message = choice["message"] | {"content": choice["message"]["content"] or ""}
     assert message.pop("annotations") == []
-    assert message.pop("refusal") is None
+    refusal = message.pop("refusal")
+    assert folded["message"].pop("refusal", None) == refusal
+    assert refusal != ""
     assert folded["message"] == message
     assert folded["finish_reason"] == choice["finish_reason"]
 
@@ -152,12 +165,12 @@ def streams(draw: st.DrawFn) -> list[Event]:
     events: list[Event] = []
     calls = cut = 0
     for index in range(draw(st.integers(0, 6))):
-        kind = draw(st.integers(0, 4))
+        kind = draw(st.integers(0, 5))
         pieces = draw(TEXTS)
-        if kind < 3:
-            events += (reasoning, final, commentary)[kind](index, *pieces)
+        if kind < 4:
+            events += (reasoning, final, commentary, unfit)[kind](index, *pieces)
         else:
-            complete = kind == 3
+            complete = kind == 4
             events += call(index, calls, draw(NAMES), *pieces, complete=complete)
             calls, cut = calls + 1, cut + (not complete)
         if draw(st.booleans()):
@@ -329,3 +342,13 @@ def test_a_whole_answer_has_the_shape_clients_check() -> None:
             "finish_reason": "tool_calls",
         }
     ]
+
+
+def test_a_refusal_leaves_nothing_to_be_parsed() -> None:
+    report = Report(unmet="The answer does not have the form that was asked for.")
+    body = to_completion([collect([*unfit(0, "No."), finished()])], [report], frame())
+    message = body["choices"][0]["message"]
+    assert (message["content"], message["refusal"], body["choices"][0]["finish_reason"]) == (None, "No.", "stop")
+    assert body["unisono"]["unmet"] == report.unmet
+    last = streamed([[*unfit(0, "No."), finished()]], frame(), report)[-2]
+    assert last["unisono"]["unmet"] == report.unmet

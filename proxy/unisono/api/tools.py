@@ -165,7 +165,7 @@ def _is_name(name: str) -> bool:
 def _to_tool(name: str, spec: FunctionSpec | CustomSpec, at: str) -> FunctionTool:
     """The tool at `at`. Raises InvalidRequest for a strict schema that cannot be honoured."""
     if isinstance(spec, CustomSpec):
-        return FunctionTool(name, spec.description or "", CUSTOM_PARAMETERS)
+        return FunctionTool(name, spec.description or "", CUSTOM_PARAMETERS, free_text=True)
     if spec.strict and spec.parameters is not None:
         check(spec.parameters, f"{at}.parameters", strict=True)
     return FunctionTool(name, spec.description or "", spec.parameters, bool(spec.strict))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.api.responses.folding import Event, fold, kind_of, parsed
 from tests.api.responses.frames import NOW, frame, ids, request_of, streamed
-from tests.api.scripted import call, commentary, final, finished, hosted, listing, reasoning, request
+from tests.api.scripted import call, commentary, final, finished, hosted, listing, reasoning, request, unfit
 from unisono.api.responses.outbound.again import events_again
 from unisono.api.responses.outbound.dialects import OPEN_RESPONSES, OPENAI, Dialect
 from unisono.api.responses.outbound.events import Events
@@ -29,6 +29,7 @@ TEXT_LIFE = ["output_item.added", "content_part.added", "output_text.delta", "ou
 TEXT_LIFE += ["content_part.done", "output_item.done"]
 REASONING_LIFE = ["output_item.added", "content_part.added", "reasoning_text.delta", "reasoning_text.done"]
 REASONING_LIFE += ["content_part.done", "output_item.done"]
+REFUSAL_LIFE = [name.replace("output_text", "refusal") for name in TEXT_LIFE]
 CALL_LIFE = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"]
 CUSTOM_LIFE = ["output_item.added", "custom_tool_call_input.delta", "custom_tool_call_input.done", "output_item.done"]
 
@@ -50,6 +51,12 @@ CASES: dict[str, tuple[list[made.Event], list[str], str]] = {
     # what the engine says: (events, names between the frame's, the last one)
     "an answer": ([*final(0, "Hi"), finished()], TEXT_LIFE, "completed"),
     "nothing at all": ([finished()], [], "completed"),
+    "an answer that is not of its form": (
+        [*reasoning(0, "hm"), *unfit(1, "No", "."), finished()],
+        [*REASONING_LIFE, *REFUSAL_LIFE],
+        "completed",
+    ),
+    "one that says nothing": ([*unfit(0), finished()], without_delta(REFUSAL_LIFE), "completed"),
     "an empty answer has its whole life": ([*final(0), finished()], without_delta(TEXT_LIFE), "completed"),
     "an item without deltas has its text": (
         [Opened(Text(0, Phase.FINAL)), Closed(Text(0, Phase.FINAL), "Hi"), finished()],

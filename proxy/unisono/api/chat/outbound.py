@@ -142,9 +142,9 @@ def to_choice(index: int, result: Result, frame: Frame) -> dict[str, Any]:
                 pass  # the gateway's own affair
             case _:
                 assert_never(closed.item)
-    text, thoughts = "".join(content), "".join(reasoning)
-    message: dict[str, Any] = {"role": "assistant", "content": text if text or not (calls or refusal) else None}
-    message["refusal"] = "".join(refusal) if refusal else None
+    text, thoughts, refused = "".join(content), "".join(reasoning), "".join(refusal)
+    message: dict[str, Any] = {"role": "assistant", "content": text if text or not (calls or refused) else None}
+    message["refusal"] = refused or None
     message["annotations"] = []
     if thoughts:
         message |= dict.fromkeys(frame.reasoning.names, thoughts)
