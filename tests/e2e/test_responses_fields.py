@@ -88,13 +88,14 @@ NOTED: dict[str, tuple[Json, str]] = {
     "context management": ({"context_management": [{"type": "compaction"}]}, "context_management: no effect"),
     "verbosity": ({"text": {"verbosity": "low"}}, "text.verbosity: no effect"),
     "a summary": ({"reasoning": {"summary": "auto"}}, "reasoning.summary: no effect, the reasoning itself is shown"),
-    "sources": (
-        {"include": ["web_search_call.action.sources"]},
-        "include: 'web_search_call.action.sources' has no effect",
+    "results": (
+        {"include": ["file_search_call.results"]},
+        "include: 'file_search_call.results' has no effect",
     ),
     "a tool nobody configured": (
         {"tools": [{"type": "web_search"}, TOOL]},
-        "tools.0.type: skipped, tools of type 'web_search' are not available here",
+        "tools.0.type: skipped, tools of type 'web_search' are not available here; the operator has to set "
+        "unisono.builtin_tools.browser",
     ),
 }
 
@@ -327,7 +328,7 @@ async def test_a_conversation_too_long_is_refused_unless_turns_may_be_left_out(n
 
 
 async def test_an_answer_that_fills_the_window_is_incomplete(narrow: Line) -> None:
-    narrow.say(f"<|channel|>final<|message|>{WORDS * 9}<|return|>")
+    narrow.say(f"<|channel|>final<|message|>{' '.join(map(str, range(900)))}<|return|>")
     for stream in (False, True):
         response = await narrow.responds(stream=stream)
         assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})

@@ -40,6 +40,8 @@ class FunctionTool:
     description: str = ""
     parameters: Mapping[str, Json] | None = None
     strict: bool = False
+    free_text: bool = False
+    """Whether arguments that are no JSON are good too: then all of them is the text that the tool takes."""
 
 
 @dataclass(frozen=True, slots=True)

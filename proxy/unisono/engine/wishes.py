@@ -38,6 +38,8 @@ class Wishes:
     forced: tuple[str, ...] | None = None
     allowed: frozenset[str] | None = None
     schemas: Mapping[str, Schema] = field(default_factory=dict)
+    texts: frozenset[str] = frozenset()
+    """Tools that take any text."""
     strict: frozenset[str] = frozenset()
     told: bool = False
     """Whether the model reads what is wrong with a call that is none of `own`."""
@@ -63,8 +65,10 @@ def wishes_of(turn: Turn, tools: ToolSet, hosted: HostedTools | None) -> Wishes:
     choice = turn.choice if turn.calls_allowed and free else None
     client = {f"{FUNCTIONS}{tools.wire(tool.name)}": tool for tool in turn.conversation.preamble.tools}
     every = {} if hosted is None else {_recipient(name, tools): tool for name, tool in hosted.every.items()}
-    schemas: dict[str, Schema] = {name: tool.parameters or NO_ARGUMENTS for name, tool in client.items()}
-    # Code is no JSON.
+    schemas: dict[str, Schema] = {
+        name: tool.parameters or NO_ARGUMENTS for name, tool in client.items() if not tool.free_text
+    }
+    # Code is no JSON, and free text need be none.
     schemas |= {name: tool.schema or NO_ARGUMENTS for name, tool in every.items() if name != "python"}
     on_offer = [f"{FUNCTIONS}{declaration.name}" for declaration in tools.declarations]
     on_offer += [name for name in every if is_builtin(name)]
@@ -74,6 +78,7 @@ def wishes_of(turn: Turn, tools: ToolSet, hosted: HostedTools | None) -> Wishes:
         forced=tuple(name for name in on_offer if name in meant) if isinstance(choice, Forced) else None,
         allowed=meant if isinstance(choice, Allowed) else None,
         schemas=schemas,
+        texts=frozenset(name for name, tool in client.items() if tool.free_text),
         strict=frozenset(name for name, tool in client.items() if tool.strict and turn.calls_allowed),
         told=hosted is not None,
         own=frozenset(client),
