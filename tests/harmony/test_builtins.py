@@ -3,6 +3,8 @@ them."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from openai_harmony import (
     Author,
@@ -274,7 +276,7 @@ CUT: dict[str, tuple[str, str]] = {
 }
 
 
-def routed(encoding: Encoding, tokens: list[int], tools: ToolSet, reason: str = "stop", **options: bool) -> list[Event]:
+def routed(encoding: Encoding, tokens: list[int], tools: ToolSet, reason: str = "stop", **options: Any) -> list[Event]:
     ids = iter(f"call_{n}" for n in range(100))
     router = HarmonyRouter(encoding, tools, lambda: next(ids), **options)
     return router.feed(tokens) + router.end(FinishReason(reason))

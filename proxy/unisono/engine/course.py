@@ -28,6 +28,8 @@ STOPS: Final = frozenset({*STOP_TOKENS, ENDOFTEXT})
 _LONGEST_CHARACTER: Final = 4
 """Tokens that a character may take."""
 
+_NEVER: Final = 1 << 62
+
 ABLE: Final = "able"
 MOVED: Final = "moved"
 
@@ -55,6 +57,7 @@ class Course:
         self._kept: list[int] = []
         self._begun_at = 0
         self._generated = 0
+        self._free_to = 0
         self._ended: FinishReason | None = None
         self.plan = plan
         self.journal: list[int] = []
@@ -98,6 +101,7 @@ class Course:
     def end_step(self) -> None:
         self.journal.append(STEP_ENDED)
         self._begun_at = len(self.journal)
+        self._free_to = 0
         self._kept, self._generated = [], 0
         self.plan.begin()
 
@@ -118,15 +122,17 @@ class Course:
         self._kept = self.said
         self.journal += note.numbers()
         self._begun_at = len(self.journal)
+        self._free_to = 0
 
     # -- tokens
 
     def feed(self, tokens: Sequence[int]) -> list[Event]:
         """Events of some more tokens, up to where the plan stops them."""
-        if self._is_plain(len(tokens)):
+        if len(self.journal) + len(tokens) < self._free_to and self.plan.move is None:
             self.journal += tokens
             events = self.router.feed(tokens)
-            self._look()
+            if self.router.stopped is not None:
+                self._look()
             return events
         events = []
         rest = tokens
@@ -137,16 +143,15 @@ class Course:
             rest = rest[size:]
         self.journal += rest
         self.router.count(len(rest))
+        self._look_ahead()
         return events
 
-    def _is_plain(self, size: int) -> bool:
-        """Whether so many tokens can be read at once: nothing but the router may stop in the middle of them."""
-        return (
-            (self._budget is None or self.plan.late)
-            and not self.plan.naming
-            and self.plan.move is None
-            and not (self._watches and self._to_look <= size)
-        )
+    def _look_ahead(self) -> None:
+        """How far the journal may grow before anything but the router may stop what is read."""
+        if self.plan.naming or (self._budget is not None and not self.plan.late):
+            self._free_to = 0
+        else:
+            self._free_to = len(self.journal) + (self._to_look if self._watches else _NEVER)
 
     @property
     def _to_look(self) -> int:

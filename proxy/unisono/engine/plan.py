@@ -197,7 +197,7 @@ class Plan:
         if self._call_owed:
             self._force(place, rule=rule, closes=True)
         elif rule == BUDGET and self._wishes.tools:
-            self._set(Move(place, closes=True, rule=rule))
+            self.move = Move(place, closes=True, rule=rule)
         else:
             self._open_answer(place, rule=rule, closes=True)
 
@@ -286,9 +286,13 @@ class Plan:
                 if inside is Fault.NONE:
                     return inside, fenced[1]
             return fault, text
-        schema = self._wishes.schemas.get(recipient_of(header))
-        is_json = header.recipient.kind is Kind.FUNCTION or schema is not None
-        told = message is Message.CALL and self._wishes.told and recipient_of(header) not in self._wishes.own
+        recipient = recipient_of(header)
+        schema = self._wishes.schemas.get(recipient)
+        # Where the model says that it is something else, it is.
+        is_json = recipient not in self._wishes.texts
+        is_json = is_json and (header.content_type in (None, "json") or message is not Message.CALL)
+        is_json = is_json and (header.recipient.kind is Kind.FUNCTION or schema is not None)
+        told = message is Message.CALL and self._wishes.told and recipient not in self._wishes.own
         if message not in (Message.WANTED, Message.STRICT, Message.CALL) or not is_json or told:
             return Fault.NONE, text
         return self._fault(text or "{}", None if message is Message.CALL else schema, objects=True), text
@@ -300,9 +304,6 @@ class Plan:
 
     # -- moves
 
-    def _set(self, move: Move) -> None:
-        self.move = move
-
     def _stopped_in_front(self, at: Stopped, message: Message) -> None:
         act = OPENING[self.owed, message]
         if act is Act.FORCE:
@@ -312,13 +313,13 @@ class Plan:
         elif act is Act.GUIDE and message is Message.ANSWER:
             self._open_answer(at.begin)
         elif act is Act.GUIDE:
-            self._set(Move(at.begin, self._header_of(at), constraint=self._constraint_for(at.header)))
+            self.move = Move(at.begin, self._header_of(at), constraint=self._constraint_for(at.header))
         elif self._skipped or not self._wishes.tools:
             self._open_answer(at.begin, rule=BUDGET)
         else:
             self._skipped = True
             between = (*self._start, *self._header_of(at), END)
-            self._set(Move(at.begin, between=between, rule=BUDGET))
+            self.move = Move(at.begin, between=between, rule=BUDGET)
 
     def _force(self, place: int, *, rule: str = "", closes: bool = False) -> None:
         """Open the call that is owed, or the beginning of one when there are several to choose from."""
@@ -327,11 +328,11 @@ class Plan:
             header = header_for(forced[0])
             tokens = self._spelled(header)
             constraint = self._constraint_for(header)
-            self._set(Move(place, tokens, closes=closes, constraint=constraint, rule=rule))
+            self.move = Move(place, tokens, closes=closes, constraint=constraint, rule=rule)
             return
         naming = self._naming
         move = Move(place, naming.header, closes=closes, constraint=naming.choices, naming=True, rule=rule)
-        self._set(replace(move, again=self._again))
+        self.move = replace(move, again=self._again)
 
     def _named(self, recipient: str | None) -> None:
         """The tool is known that is to be called; or none is called that, and the model is asked again, and at last
@@ -339,18 +340,18 @@ class Plan:
         if recipient is not None:
             header = header_for(recipient)
             self._again = 0
-            self._set(Move(self._named_at, self._spelled(header), constraint=self._constraint_for(header)))
+            self.move = Move(self._named_at, self._spelled(header), constraint=self._constraint_for(header))
         elif self._again < MOST_AGAIN:
             self._again += 1
             self._force(self._named_at)
         else:
             self._call_owed, self.unmet, self._again = False, UNMET_CALL, 0
-            self._set(Move(self._named_at))
+            self.move = Move(self._named_at)
 
     def _open_answer(self, place: int, *, rule: str = "", closes: bool = False) -> None:
         self._answering = True
         constraint = self._form_constraint if self.owed is Owed.FORM else None
-        self._set(Move(place, self._answer_header, closes=closes, constraint=constraint, rule=rule))
+        self.move = Move(place, self._answer_header, closes=closes, constraint=constraint, rule=rule)
 
     def _once_more(self, at: Stopped, message: Message) -> None:
         self._again += 1
@@ -358,7 +359,7 @@ class Plan:
         constraint = self._constraint_for(at.header)
         free = message is Message.CALL and not self._can_guide(at.header)
         header = () if free else self._header_of(at)
-        self._set(Move(at.begin, header, constraint=constraint, again=self._again, rule=rule))
+        self.move = Move(at.begin, header, constraint=constraint, again=self._again, rule=rule)
 
     def _refuse(self, at: Stopped) -> None:
         """The call stands where the model can read it, with an answer that says why nothing came of it."""
@@ -375,7 +376,7 @@ class Plan:
             END,
         )
         between = (*self._start, *self._header_of(at), *body, CALL, *result)
-        self._set(Move(at.begin, between=between, rule=NOT_ALLOWED))
+        self.move = Move(at.begin, between=between, rule=NOT_ALLOWED)
 
     @property
     def _form_constraint(self) -> Constraint:

@@ -108,6 +108,11 @@ class Reading:
         return self._plan.constraint
 
     @property
+    def constrains(self) -> bool:
+        """Whether a backend that can is kept to something."""
+        return self._plan.current.constraint is not None
+
+    @property
     def again(self) -> int:
         """How often the message that comes was generated before."""
         return self._plan.current.again

@@ -15,6 +15,9 @@ LONGEST_PERIOD: Final = 64
 LENGTH: Final = 512
 """Tokens that have to be a repetition of what is a period before them."""
 
+FEW: Final = 24
+"""Tokens that are compared before all are."""
+
 SEEN: Final = LENGTH + LONGEST_PERIOD
 """How many of the last tokens are looked at."""
 
@@ -23,9 +26,14 @@ def repeats(tokens: Sequence[int]) -> bool:
     """Whether the last tokens of a generation repeat themselves."""
     if len(tokens) < LENGTH + 1:
         return False
-    tail = tokens[-SEEN:]
-    last = tail[-1]
+    last = tokens[-1]
+    before = tokens[-1 - LONGEST_PERIOD : -1]
+    # Most often the last token is the first of its kind for a while.
+    if last not in before:
+        return False
+    periods = [len(before) - at for at, token in enumerate(before) if token == last]
     return any(
-        tail[-1 - period] == last and tail[-LENGTH:] == tail[-LENGTH - period : -period]
-        for period in range(1, min(LONGEST_PERIOD, len(tail) - LENGTH) + 1)
+        tokens[-FEW:] == tokens[-FEW - period : -period] and tokens[-LENGTH:] == tokens[-LENGTH - period : -period]
+        for period in periods
+        if period <= len(tokens) - LENGTH
     )

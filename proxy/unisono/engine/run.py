@@ -223,7 +223,8 @@ class TurnRun(Run):
             reason: FinishReason | None = None
             if reading.moves and (shown := reading.turn()):
                 yield shown
-            step = self._unrefused(deployment, capabilities, reading, rendered, last=last)
+            asked = (deployment, capabilities, reading, rendered, last)
+            step = self._unrefused(*asked) if reading.constrains else await self._step(*asked)
             async with aclosing(step) as batches:
                 async for shown, reason in batches:
                     if reason is not None or reading.stop_sequence is not None or reading.moves:
@@ -256,14 +257,12 @@ class TurnRun(Run):
             rendered = await self._next_prompt(reading.extended(conversation), reading, capabilities)
 
     async def _unrefused(
-        self, deployment: Deployment, capabilities: Capabilities, reading: Reading, rendered: Rendered, *, last: bool
+        self, deployment: Deployment, capabilities: Capabilities, reading: Reading, rendered: Rendered, last: bool
     ) -> Generated:
         """The current step, without the constraints that the backend refuses to keep to."""
         while True:
             try:
-                async with aclosing(
-                    await self._step(deployment, capabilities, reading, rendered, last=last)
-                ) as batches:
+                async with aclosing(await self._step(deployment, capabilities, reading, rendered, last)) as batches:
                     async for batch in batches:
                         yield batch
             except ConstraintRefused:
@@ -275,7 +274,7 @@ class TurnRun(Run):
                 return
 
     async def _step(
-        self, deployment: Deployment, capabilities: Capabilities, reading: Reading, rendered: Rendered, *, last: bool
+        self, deployment: Deployment, capabilities: Capabilities, reading: Reading, rendered: Rendered, last: bool
     ) -> Generated:
         """The current step from where it is to its end. No backend is asked for one that has ended, or for which there
         is no room; without room here, and not the `last` deployment, raises ContextTooLong."""
