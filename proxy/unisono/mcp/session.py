@@ -48,8 +48,9 @@ for _talkative in ("mcp", "httpx2", "httpcore2"):
 T = TypeVar("T")
 
 ANSWER_GRACE_S: Final = 0.5
-"""After the end of an answer, until it is clear that it answers something else."""
-GRACE_STEPS: Final = 10
+ANSWER_GRACE_TURNS: Final = 1000
+"""After the end of an answer, until it is clear that it answers something else: so long, and then so many turns of the
+event loop, since on a busy one an answer may take longer from the wire to its caller."""
 
 
 class NoAnswer(Exception):
@@ -119,7 +120,7 @@ class Session:
         task.add_done_callback(self._finished)
         loop = asyncio.get_running_loop()
         if self._server.transport is ToolTransport.STREAMABLE_HTTP:
-            exchange.over = lambda: _give_up(task, exchange)
+            exchange.over = lambda: loop.call_later(ANSWER_GRACE_S, _give_up, task, exchange)
         try:
             done, _ = await asyncio.wait({task}, timeout=max(deadline - loop.time(), 0.0))
         except asyncio.CancelledError:
@@ -298,13 +299,11 @@ def _leave(task: asyncio.Task[Any], exchange: Exchange) -> None:
     exchange.leave()
 
 
-def _give_up(task: asyncio.Task[Any], exchange: Exchange, left: int = GRACE_STEPS) -> None:
-    """Soon, unless the answer is asked for again or was the right one. In steps: while a large one is read nothing else
-    runs, which is one step, however long it takes."""
-    if not exchange.ended or task.done():
+def _give_up(task: asyncio.Task[Any], exchange: Exchange, turns: int = ANSWER_GRACE_TURNS) -> None:
+    if task.done() or not exchange.ended:
         return
-    if left:
-        asyncio.get_running_loop().call_later(ANSWER_GRACE_S / GRACE_STEPS, _give_up, task, exchange, left - 1)
+    if turns:
+        asyncio.get_running_loop().call_soon(_give_up, task, exchange, turns - 1)
     else:
         task.cancel()
 
