@@ -1,6 +1,6 @@
 """Turns in which the model calls a tool several times before it answers, many at once; a process of its own.
 
-Driven by lines of JSON: one `Ask` in, one `Told` out. A step is what the gateway does between the last byte of a call
+Driven by lines of JSON: one `Ask` in, one `Told` out. A step is what the gateway does between the last token of a call
 and the next prompt; the model and the tool server say when those were, in one clock for all processes, and the time
 the tool server had the call is taken off.
 """

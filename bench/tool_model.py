@@ -1,7 +1,8 @@
 """A backend whose model calls a tool so many times and then answers, and notes when it was asked and had answered.
 
 Which step a prompt is for is the number of calls in it, and whose loop it belongs to is told by its question, so that
-a gateway needs no change to be measured. Every answer goes out at once: what follows is the gateway's time.
+a gateway needs no change to be measured. An answer goes out at once but for its last token, which comes when the rest
+has been read, as it does from a model: what follows that is the gateway's time.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ LABEL = "bench"
 TOOL = "echo"
 TIMES = b"/bench/loops"
 """Where the times of all loops are read, by their numbers, and forgotten."""
+LAST_TOKEN_S = 0.02
 STEPS = 5
 """Calls before the answer."""
 ANSWER_TOKENS = 64
@@ -108,10 +110,14 @@ class Asked(Connection):
         rendered = vllm_wire.render(self._model.says(loop, step), 1)
         request_id = f"{loop.number:024x}{step:08x}"
         filled = [chunk.fill(request_id.encode()) for chunk in rendered.rest]
-        last = rendered.tail(request_id, len(prompt), counted=True)
-        self._transport.write(b"".join([vllm_wire.STREAM_HEAD, rendered.first(request_id, prompt), *filled, last]))
-        loop.times.append((self._came, time.monotonic()))
+        end = filled.pop() + rendered.tail(request_id, len(prompt), counted=True)
+        self._transport.write(b"".join([vllm_wire.STREAM_HEAD, rendered.first(request_id, prompt), *filled]))
+        asyncio.get_running_loop().call_later(LAST_TOKEN_S, self._end, loop, self._came, end)
         return b""
+
+    def _end(self, loop: Loop, came: float, end: bytes) -> None:
+        self._transport.write(end)
+        loop.times.append((came, time.monotonic()))
 
 
 async def main(port: int, path: Path) -> None:
