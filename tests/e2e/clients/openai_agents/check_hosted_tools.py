@@ -1,4 +1,4 @@
-"""Hosted MCP tools of the Agents SDK: the gateway runs them, and asks the SDK's callback where somebody has to approve."""
+"""Hosted MCP tools of the Agents SDK: the gateway runs them, and asks the SDK's callback where it must be approved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools that the gateway runs itself, on real tool servers: MCP servers of the operator, approvals, the web and code."""
+"""Tools the gateway runs itself, on real tool servers: MCP servers of the operator, approvals, the web and code."""
 
 from __future__ import annotations
 
