@@ -102,6 +102,14 @@ async def test_tools_are_called_before_the_answer_is_given(here: Desk, ask: Any,
 
 @both_forms
 @on_both
+async def test_a_call_that_nobody_could_answer_is_no_answer(here: Desk, ask: Any, stream: bool) -> None:
+    here.think(calls("made_up"), bodies=[PARIS])
+    outcome = await ask(here, stream=stream, response_format=form(CITY))
+    assert (outcome.calls, outcome.text, outcome.unmet) == ([], PARIS, "")
+
+
+@both_forms
+@on_both
 async def test_an_answer_that_cannot_be_had_is_a_refusal(free: Desk, ask: Any, stream: bool) -> None:
     model = free.think(answers("I would rather not."), bodies=["Nor now.", "I am sorry."])
     outcome = await ask(free, stream=stream, response_format=form(CITY, strict=True))

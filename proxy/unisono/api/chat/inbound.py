@@ -90,13 +90,15 @@ def to_turn(
     asked, asked_at = _asked_choice(request)
     forbidden = asked is not None and asked.mode is Mode.NONE
     hosting = None if forbidden else to_hosting(request, runnable, tenant)
+    form = request.response_format.form("response_format") if request.response_format else None
     turn = Turn(
         model=model,
         conversation=conversation,
         sampling=to_sampling(request),
         max_tokens=request.max_completion_tokens or request.max_tokens,
         stop=tuple(request.stop),
-        calls_allowed=not forbidden,
+        # A made-up call would stand where somebody waits for JSON.
+        calls_allowed=not forbidden and (form is None or bool(toolbox.tools) or hosting is not None),
         # The old form has room for one call only.
         parallel_calls=request.parallel_tool_calls is not False and not request.functions,
         hold_calls=hold_calls or not request.stream,
@@ -105,7 +107,7 @@ def to_turn(
         request_id=request_id,
         hosting=hosting,
         choice=to_choice(asked, OnOffer(toolbox, hosts=hosting is not None), asked_at),
-        form=request.response_format.form("response_format") if request.response_format else None,
+        form=form,
         reasoning_budget=smallest((*_budgets(request), rules.reasoning_budget)),
         unmended=rules.unmended,
     )

@@ -102,7 +102,6 @@ def to_turn(
         conversation=to_conversation(said, to_preamble(request, toolbox, today)),
         sampling=to_sampling(request),
         max_tokens=request.max_output_tokens,
-        calls_allowed=not request.calls_nothing,
         parallel_calls=request.parallel_tool_calls is not False,
         hold_calls=hold_calls or not request.stream,
         # A whole answer could begin anew, but what tools have done is done.
@@ -124,10 +123,14 @@ def to_turn(
 
 def with_wishes(turn: Turn, request: ResponsesRequest, offer: OnOffer, rules: ModelRules) -> Turn:
     """The turn with what is asked of calls, answers and thoughts. Raises InvalidRequest for what cannot be kept."""
+    form = request.form.asked("text.format") if request.form else None
+    callable_ = bool(offer.toolbox.tools) or turn.hosting is not None
     return replace(
         turn,
+        # A made-up call would stand where somebody waits for JSON.
+        calls_allowed=not request.calls_nothing and (form is None or callable_),
         choice=to_choice(request.tool_choice, offer),
-        form=request.form.asked("text.format") if request.form else None,
+        form=form,
         reasoning_budget=smallest(
             (request.reasoning.max_tokens if request.reasoning else None, rules.reasoning_budget)
         ),
