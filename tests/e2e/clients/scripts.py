@@ -10,14 +10,17 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from tests.e2e.hosting import calls
-from tests.fakes import Refusal, VllmScript, inject_at, reset_at, stall_at, vllm_context_error
+from tests.fakes import Refusal, VllmScript, constraints, inject_at, reset_at, stall_at, vllm_context_error
 from tests.harmony.recoveries import CASES
+from unisono.core import generation
 from unisono.harmony.encoding import load_encoding
 
 ENCODING = load_encoding()
+ASSISTANT = ENCODING.encode_marked("<|start|>assistant")
 
 THOUGHT = "<|channel|>analysis<|message|>Let me see.<|end|><|start|>assistant"
 ANSWER = THOUGHT + "<|channel|>final<|message|>Here is the answer.<|return|>"
@@ -71,6 +74,7 @@ SCRIPTS: dict[str, VllmScript | Refusal] = {
     "a page": playing(TRAINED.format("browser.open", '{"id":0}')),
     "a program": playing(TRAINED.format("python", "print(6 * 7)")),
     "a citation": playing(CITING),
+    "no JSON": playing(THOUGHT + "<|channel|>final<|message|>I would rather not.<|return|>"),
     "slow": playing(LONG, delay_s=0.02),
     "silence at first": playing(ANSWER, faults=(stall_at(0),)),
     "silence later": playing(LONG, faults=(stall_at(BROKEN_AT),)),
@@ -84,13 +88,41 @@ SCRIPTS: dict[str, VllmScript | Refusal] = {
 }
 
 
+ENDS = {generation.CALL, generation.END}
+
+
+def _is_alike(one: int, other: object) -> bool:
+    return one == other or (one in ENDS and other in ENDS)
+
+
+def going_on(script: VllmScript, prompt: list[int]) -> VllmScript | None:
+    """What is left of a script that the prompt holds the beginning of; None where it holds nothing of it. A call that
+    another message follows ends as any message does."""
+    for place in [at for at, token in enumerate(prompt) if token == generation.START]:
+        said = prompt[place + 2 :]
+        written = script.tokens[: len(said)]
+        alike = len(written) == len(said) and all(map(_is_alike, said, written))
+        if prompt[place : place + 2] == ASSISTANT and said and alike:
+            return replace(script, tokens=script.tokens[len(said) :])
+    return None
+
+
 def script_of() -> Callable[[dict[str, Any]], VllmScript | Refusal]:
     """A fresh backend's behaviour. Two scripts look at more than their name: `fails once ...` answers from the second
-    time it is asked, and `n in reverse` lets the choice with the higher seed wait."""
+    time it is asked, and `n in reverse` lets the choice with the higher seed wait. It goes on behind what it said
+    itself; where it is kept to a schema otherwise it writes the least that is allowed, and behind any other header that
+    it did not write `I am sorry.`"""
     asked_before: Counter[str] = Counter()
 
     def script(asked: dict[str, Any]) -> VllmScript | Refusal:
-        _, named, rest = ENCODING.decode(asked["prompt"]).rpartition("script: ")
+        prompt = ENCODING.decode(asked["prompt"])
+        held = constraints.vllm(asked)
+        own = SCRIPTS.get(prompt.rpartition("script: ")[2].partition("<|")[0].partition(", then: ")[0])
+        if isinstance(own, VllmScript) and (rest_of_it := going_on(own, asked["prompt"])) is not None:
+            return rest_of_it
+        if held is not None or prompt.endswith("<|message|>"):
+            return playing((held.example() if held is not None else "I am sorry.") + "<|return|>")
+        _, named, rest = prompt.rpartition("script: ")
         if not named:
             return SCRIPTS["an answer"]  # the gateway looks whether anybody is there
         names = rest.partition("<|")[0].split(", then: ")

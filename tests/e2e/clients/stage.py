@@ -50,9 +50,10 @@ def demo_config() -> dict[str, Any]:
     }
 
 
-def scripted_config(url: str, closed: str, tools: dict[str, str]) -> dict[str, Any]:
-    """One scripted backend under several names, each with a setting of its own; `closed` is where nobody listens,
-    `tools` the addresses of the tool servers by their labels. Of those, `guarded` wants every call approved."""
+def scripted_config(url: str, free: str, closed: str, tools: dict[str, str]) -> dict[str, Any]:
+    """One scripted backend under several names, each with a setting of its own; `free` is one that cannot be kept to a
+    schema, `closed` is where nobody listens, `tools` the addresses of the tool servers by their labels. Of those,
+    `guarded` wants every call approved."""
 
     def model(name: str, base: str = url, *, info: Any = None, ours: Any = None, **params: Any) -> dict[str, Any]:
         entry = {"model_name": name, "litellm_params": {"model": "vllm/tiny", "api_base": base, **params}}
@@ -67,6 +68,7 @@ def scripted_config(url: str, closed: str, tools: dict[str, str]) -> dict[str, A
             model("small", info={"max_input_tokens": 300}),
             model("early", ours={"stream_tool_arguments": True}),
             model("plain-reasoning", ours={"reasoning_field": "reasoning"}),
+            model("free", free),
             model("down", closed),
         ],
         "mcp_servers": {
@@ -182,6 +184,8 @@ async def perform() -> None:
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="unisono-clients-")))
         fake = await stack.enter_async_context(FakeVllm(script=script_of()))
+        free = await stack.enter_async_context(FakeVllm(script=script_of()))
+        free.patient.constrains = False
         # Bound and never listening: connections are refused, and nobody else can take the port meanwhile.
         closed = stack.enter_context(socket.socket())
         closed.bind(("127.0.0.1", 0))
@@ -190,7 +194,9 @@ async def perform() -> None:
             demo = starting.create_task(stack.enter_async_context(served(folder, "demo", demo_config())))
             tools = await tool_servers(stack, folder)
             scripted = starting.create_task(
-                stack.enter_async_context(served(folder, "scripted", scripted_config(fake.url, nobody, tools)))
+                stack.enter_async_context(
+                    served(folder, "scripted", scripted_config(fake.url, free.url, nobody, tools))
+                )
             )
         addresses = {"demo": demo.result(), "scripted": scripted.result(), "key": MASTER_KEY, "tools": tools}
         print(json.dumps(addresses), flush=True)

@@ -1,0 +1,59 @@
+"""Results of a type, and tools that an agent has to use."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+from agents import Agent, ModelRefusalError, ModelSettings, OpenAIResponsesModel, Runner, function_tool
+from openai import AsyncOpenAI
+from pydantic import BaseModel
+
+
+class Place(BaseModel):
+    """Where something is."""
+
+    country: Literal["France", "Japan"]
+    capital: bool
+
+
+def agent_of(model: OpenAIResponsesModel, *tools: Any, choice: str | None = None, **fields: Any) -> Agent[Any]:
+    settings = ModelSettings(temperature=0, tool_choice=choice)
+    return Agent(name="asker", model=model, tools=list(tools), model_settings=settings, **fields)
+
+
+async def test_a_result_is_of_its_type(demo: OpenAIResponsesModel) -> None:
+    result = await Runner.run(agent_of(demo, output_type=Place), "Hello!")
+    assert isinstance(result.final_output, Place)
+
+
+async def test_a_streamed_result_is_of_its_type(demo: OpenAIResponsesModel) -> None:
+    running = Runner.run_streamed(agent_of(demo, output_type=Place), "Hello!")
+    async for _ in running.stream_events():
+        pass
+    assert isinstance(running.final_output, Place)
+
+
+@pytest.mark.parametrize("choice", ["required", "look_up"])
+async def test_a_tool_is_used_once_where_it_has_to_be(demo: OpenAIResponsesModel, choice: str) -> None:
+    asked: list[str] = []
+
+    @function_tool
+    def look_up(country: Literal["France", "Japan"]) -> str:
+        """Looks a country up.
+
+        Args:
+            country: Its name
+        """
+        asked.append(country)
+        return "18 degrees, sunny"
+
+    result = await Runner.run(agent_of(demo, look_up, choice=choice, output_type=Place), "Hello!", max_turns=3)
+    assert len(asked) == 1
+    assert isinstance(result.final_output, Place)
+
+
+async def test_a_refusal_is_no_result(scripted_client: AsyncOpenAI) -> None:
+    free = OpenAIResponsesModel("free", scripted_client)
+    with pytest.raises(ModelRefusalError, match="I would rather not"):
+        await Runner.run(agent_of(free, output_type=Place), "script: no JSON", max_turns=1)
