@@ -65,7 +65,7 @@ async def site() -> AsyncIterator[Site]:
     ids, text = WIRES["vllm"], WIRES["mlx_server"]
     async with ids.fake() as one, text.fake() as other, ids.fake() as slow:
         done, also_done = ids.script(DONE), text.script(DONE)
-        song = ids.script("<|channel|>final<|message|>" + "la " * 20_000, delay_s=STEP_S)
+        song = ids.script("<|channel|>final<|message|>" + " ".join(map(str, range(10_000))), delay_s=STEP_S)
         one.script = lambda asked: done  # type: ignore[assignment]
         other.script = lambda asked: also_done  # type: ignore[assignment]
         slow.script = lambda asked: song  # type: ignore[assignment]

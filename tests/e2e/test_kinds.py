@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.e2e.gateway import Gateway, config_of, gateway, message_of
-from tests.e2e.test_recoveries import AFTER_A_CALL, BY_NUMBER, ENCODING, TERMINATORS, ask, check, number_in
+from tests.e2e.gateway import Gateway, gateway, message_of
+from tests.e2e.test_recoveries import AFTER_A_CALL, BY_NUMBER, ENCODING, TERMINATORS, as_it_is, ask, check, number_in
 from tests.fakes.llamacpp import FakeLlamaCpp, LlamaCppScript
 from tests.fakes.ollama import FakeOllama, OllamaScript
 from tests.fakes.sglang import FakeSglang, SglangScript
@@ -53,13 +53,13 @@ FAKES: dict[str, Any] = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["sglang", "llamacpp"])
 async def ids(request: pytest.FixtureRequest) -> AsyncIterator[Gateway]:
-    async with FAKES[request.param]() as fake, gateway(config_of(f"{request.param}@{fake.url}")) as running:
+    async with FAKES[request.param]() as fake, gateway(as_it_is(f"{request.param}@{fake.url}")) as running:
         yield running
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["ollama raw", "ollama template"])
 async def text(request: pytest.FixtureRequest) -> AsyncIterator[Gateway]:
-    async with FAKES[request.param]() as fake, gateway(config_of(f"ollama@{fake.url}")) as running:
+    async with FAKES[request.param]() as fake, gateway(as_it_is(f"ollama@{fake.url}")) as running:
         yield running
 
 

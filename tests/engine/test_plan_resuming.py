@@ -120,8 +120,8 @@ class Talk:
         await run.aclose()
         return batches, run.report, backend
 
-    async def check_cut(self, whole: list[list[Event]], report: Report, cut: int) -> None:
-        """Go on behind the first `cut` batches."""
+    async def check_cut(self, whole: list[list[Event]], report: Report, cut: int, *, exact: bool = True) -> None:
+        """Go on behind the first `cut` batches. Not `exact`: where a repair beside a cut stands may be one off."""
         first, kept, backend = await self.ask(cut=cut)
         assert first == whole[:cut]
         # The generation that was cut goes on, unless the journal says that it was left for the next one. Two that begin
@@ -133,9 +133,9 @@ class Talk:
             except OtherPrompt as wrong:
                 met.append(str(wrong))
                 continue
-            assert flat(second[:1]) == flat(first)
+            assert flat(second[:1], exact=exact) == flat(first, exact=exact)
             told = (after.journal, after.recoveries, after.unmet) == (report.journal, report.recoveries, report.unmet)
-            if flat([*first, *second[1:]]) == flat(whole) and told:
+            if flat([*first, *second[1:]], exact=exact) == flat(whole, exact=exact) and told:
                 return
             met.append(f"{flat([*first, *second[1:]])}\n{after}")
         pytest.fail(f"cut behind {cut} of {len(whole)} batches:\n{flat(whole)}\n{report}\n" + "\n".join(met))
@@ -200,7 +200,7 @@ async def test_whatever_the_model_writes_the_answer_ends_and_can_be_gone_on_behi
     assert isinstance(events[-1], Finished)
     assert len(backend.jobs) <= MOST_MOVES + 3
     if len(whole) > 1:
-        await talk.check_cut(whole, report, data.draw(st.integers(1, len(whole) - 1)))
+        await talk.check_cut(whole, report, data.draw(st.integers(1, len(whole) - 1)), exact=False)
 
 
 @settings(max_examples=80, deadline=None)
