@@ -46,7 +46,8 @@ imports: $(SYNCED)
 	$(BIN)/lint-imports
 
 unit: $(SYNCED) .state-server
-	$(BIN)/pytest -m "not slow" -n $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/pytest -m "not slow and not alone" -n $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/pytest -m "alone and not slow"
 
 # The official client libraries, each in an environment of its own.
 test-clients: $(SYNCED)

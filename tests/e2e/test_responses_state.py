@@ -289,7 +289,7 @@ async def test_what_is_refused_leaves_the_conversation_as_it_was_and_free(
 @WAYS
 async def test_one_response_at_a_time_is_made_in_a_conversation(talk: Line, stream: bool) -> None:
     conversation = await talk.conversation()
-    talk.say(ANSWER, delay_s=0.05)
+    talk.say(ANSWER, delay_s=0.15)
     first = asyncio.create_task(talk.responds(stream=stream, conversation=conversation))
     await talk.fake.asked()
     for other in (False, True):

@@ -18,6 +18,8 @@ from unisono.core.state import Retention, Status
 from unisono.errors import StoreUnavailable
 from unisono.store.redis import RedisStore, keys
 
+pytestmark = pytest.mark.alone
+
 
 @dataclass
 class Relay:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
 from unisono.api.responses.means import Means
@@ -14,13 +14,25 @@ from unisono.errors import StoreError
 RENEWALS = 3
 """How often a lease is renewed in the time it holds: one that fails may fail once more."""
 
+GIVEN_BACK_WITHIN_S = (0.02, 0.05, 0.1, 0.15)
+"""Pauses while a lease may be given back: what held it has ended, or goes on for longer than this."""
+
 log = logging.getLogger("unisono.responses")
+
+
+async def soon_free(acquire: Callable[[], Awaitable[Lease | None]]) -> Lease | None:
+    """A lease that may be just about to be given back: a client that was told the end asks for more at once."""
+    for pause_s in GIVEN_BACK_WITHIN_S:
+        if (lease := await acquire()) is not None:
+            return lease
+        await asyncio.sleep(pause_s)
+    return await acquire()
 
 
 @asynccontextmanager
 async def held(means: Means, tenant: str, anchor: str, owner: str) -> AsyncIterator[Lease | None]:
     """The lease of `anchor`; None when somebody else has it. Losing it is found out by the next write under it."""
-    lease = await means.store.acquire(tenant, anchor, owner, means.lease_s)
+    lease = await soon_free(lambda: means.store.acquire(tenant, anchor, owner, means.lease_s))
     if lease is None:
         yield None
         return

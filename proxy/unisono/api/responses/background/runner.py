@@ -18,7 +18,7 @@ from unisono.api.responses.asked import Sender, assembled, busy
 from unisono.api.responses.background.life import Ending, Life
 from unisono.api.responses.background.record import recorded
 from unisono.api.responses.background.taking import Taking
-from unisono.api.responses.holding import RENEWALS
+from unisono.api.responses.holding import RENEWALS, soon_free
 from unisono.api.responses.keeping import PAUSES_S, insisting
 from unisono.api.responses.means import Means
 from unisono.api.responses.outbound.dialects import OPENAI
@@ -83,7 +83,7 @@ class Runner:
             raise BackendOverloaded("Too many responses run in the background; try again later.", retry_after_s=5)
         model = self._means.resolve(request.model)
         anchor = request.conversation.id if request.conversation else response_id
-        lease = await self._lease(sender.tenant, anchor, response_id, pauses_s=PAUSES_S)
+        lease = await soon_free(lambda: self._lease(sender.tenant, anchor, response_id, pauses_s=PAUSES_S))
         if lease is None:
             raise busy(anchor)
         run = Run(sender.tenant, response_id)
