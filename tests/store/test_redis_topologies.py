@@ -117,16 +117,14 @@ async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
         end([sentinel, replica, primary])
 
 
-async def acknowledged(store: RedisStore, until: asyncio.Event) -> list[str]:
-    """Write until told to stop, and name what the store said it has."""
-    kept = []
+async def acknowledged(store: RedisStore, until: asyncio.Event, kept: list[str]) -> None:
+    """Write until told to stop, and add to `kept` what the store said it has."""
     while not until.is_set():
         one = response(status=Status.COMPLETED)
         with contextlib.suppress(StoreUnavailable):
             await store.create("ann", one)
             kept.append(one.id)
         await asyncio.sleep(0.002)
-    return kept
 
 
 async def test_a_failover_loses_nothing_that_waited_for_a_replica(pair: Pair) -> None:
@@ -134,12 +132,16 @@ async def test_a_failover_loses_nothing_that_waited_for_a_replica(pair: Pair) ->
     assert await careful.start() == ()
     assert any("failover" in warning for warning in await careless.start())
     over = asyncio.Event()
-    writing = [asyncio.create_task(acknowledged(store, over)) for store in (careful, careless)]
-    await asyncio.sleep(0.4)
+    kept: list[str] = []
+    hoped: list[str] = []
+    writing = [asyncio.create_task(acknowledged(*each)) for each in ((careful, over, kept), (careless, over, hoped))]
+    async with asyncio.timeout(20):
+        while len(kept) <= 20:
+            await asyncio.sleep(0.05)
     pair.relay.flowing.clear()
     await asyncio.sleep(0.4)
     over.set()
-    kept, hoped = await asyncio.gather(*writing)
+    await asyncio.gather(*writing)
     pair.primary.end()
     deadline = time.monotonic() + 20
     while True:
