@@ -16,9 +16,9 @@ export UV_PROJECT_ENVIRONMENT := $(VENV)
 SYNCED := $(VENV)/.synced
 ARGS :=
 # Tests that wait on servers wait side by side.
-WORKERS := 3
+WORKERS := 4
 
-.PHONY: help serve test lint types imports unit test-clients test-engines test-crash fmt bench clean
+.PHONY: help serve test lint types imports unit test-clients test-engines test-crash test-leaks test-slow test-restarts chaos fmt bench clean
 
 help:
 	@echo "make serve          serve what is on this machine, or the demo model (ARGS='--config my.yaml')"
@@ -27,6 +27,10 @@ help:
 	@echo "make types imports unit test-clients    the parts of make test"
 	@echo "make test-engines   real vLLM, llama.cpp and mlx-lm on this CPU; 5 GB and half an hour the first time"
 	@echo "make test-crash     kill processes at every step of a background response; ten minutes"
+	@echo "make test-leaks     twenty thousand streams, a quarter broken off; three minutes"
+	@echo "make test-slow      all that make test leaves out for its length"
+	@echo "make test-restarts  restart replicas under load; a minute"
+	@echo "make chaos          storms of faults for as long as one likes (ARGS='--minutes 15', '--seed 7 --talk 3')"
 	@echo "make bench          measure the gateway (ARGS go to the bench)"
 	@echo "make clean          remove what was set up and built"
 
@@ -62,6 +66,23 @@ test-engines: $(SYNCED)
 test-crash: $(SYNCED) .state-server
 	$(BIN)/pytest -m slow tests/e2e/test_background_crashes.py tests/e2e/test_background_store_faults.py $(ARGS)
 
+# What so many leave behind shows over the noise of the allocator.
+test-leaks: $(SYNCED)
+	$(BIN)/pytest -m slow tests/e2e/test_leaks.py -s $(ARGS)
+
+# Everything that make test leaves out because it takes long, but for real engines.
+test-slow: $(SYNCED) .state-server
+	$(BIN)/pytest -m slow --ignore tests/engines_all $(ARGS)
+	CLIENTS=all tests/e2e/run
+
+# Two replicas, restarted one after the other under 200 streams.
+test-restarts: $(SYNCED) .state-server
+	$(BIN)/pytest -m slow tests/e2e/test_rolling.py $(ARGS)
+
+# Backends that break, stall, die and come back under talks on every surface; says which seed went wrong.
+chaos: $(SYNCED)
+	$(BIN)/python -m tests.chaos $(ARGS)
+
 fmt: $(SYNCED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -75,7 +96,7 @@ clean:
 
 $(SYNCED): pyproject.toml uv.lock
 	@$(MAKE) -s --no-print-directory .python-found $(UV)
-	$(UV) sync --quiet --locked --extra demo --python-preference only-system
+	$(UV) sync --quiet --locked --extra demo --extra otel --python-preference only-system
 	@touch $@
 
 .PHONY: .python-found

@@ -9,16 +9,16 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
-import uvloop
 
 from bench import http_client, material, vllm_wire, wires
 from bench.http_client import Connection, Lost
 from bench.load import quantile
 from bench.material import Answer, Material
+from bench.tally import Tally, answer_lines
 from unisono.access.keys import MASTER_TENANT
 from unisono.core.state import StoredResponse
 from unisono.store.redis import RedisStore
@@ -49,22 +49,13 @@ class Ask:
 
 
 @dataclass(slots=True)
-class Told:
+class Told(Tally):
     """Seconds between the backend's last byte and the end in the log (`logged`), or at the client (`watched`)."""
 
-    seconds: float = 0.0
-    cpu_s: float = 0.0
     logged_p50_s: float = 0.0
     logged_max_s: float = 0.0
     watched_p50_s: float = 0.0
     watched_max_s: float = 0.0
-    faults: int = 0
-    examples: list[str] = field(default_factory=list)
-
-    def fault(self, said: str) -> None:
-        self.faults += 1
-        if len(self.examples) < 3:
-            self.examples.append(said)
 
 
 class Crowd:
@@ -109,11 +100,7 @@ class Crowd:
         request = wires.request("responses", self._stuff, question, tokens=ask.tokens, stream=watched, key=ask.key)
         reader = Watching(self._ids, asked) if watched else Beginning(self._ids, asked)
         try:
-            connection = await http_client.connect(ask.port)
-            try:
-                status = await connection.request(request, reader.feed)
-            finally:
-                connection.close()
+            status = await http_client.once(ask.port, request, reader.feed)
             fault = reader.fault(status, self._stuff.answer(ask.tokens))
         except (Lost, OSError) as error:
             fault = f"{type(error).__name__}: {error}"
@@ -200,10 +187,7 @@ async def run(stuff: Material, ask: Ask) -> Told:
 
 def main(path: Path) -> None:
     stuff = material.load(path)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        for line in sys.stdin:
-            told = runner.run(run(stuff, Ask(**orjson.loads(line))))
-            print(orjson.dumps(asdict(told)).decode(), flush=True)
+    answer_lines(lambda line: run(stuff, Ask(**orjson.loads(line))))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from bench import litellm_env, vllm_wire
@@ -40,6 +41,8 @@ class Contender:
     redis: bool = False
     tools: bool = False
     """Whether a tool server and a model that calls it are behind it."""
+    everywhere: bool = False
+    """Whether it may use every CPU there is, and shares them with the rest of the run."""
 
 
 def gateway_config(upstream: int, store: str = "memory://", tools: int = 0) -> str:
@@ -88,12 +91,12 @@ LITELLM_ENV = {
 }
 
 
-def _unisono(setting: Setting) -> list[str]:
+def _unisono(setting: Setting, workers: int = 1) -> list[str]:
     store = f"redis://127.0.0.1:{setting.redis}/0" if setting.redis else "memory://"
     config = setting.folder / f"gateway-{setting.port}.yaml"
     config.write_text(gateway_config(setting.upstream, store, setting.tools))
     program = Path(sys.executable).parent / "unisono"
-    return [str(program), "serve", "--config", str(config), "--port", str(setting.port)]
+    return [str(program), "serve", "--config", str(config), "--port", str(setting.port), "--workers", str(workers)]
 
 
 def _litellm(setting: Setting) -> list[str]:
@@ -115,5 +118,9 @@ CONTENDERS: dict[str, Contender] = {
     "unisono": Contender("chat", _unisono, ready="/health/readiness"),
     "unisono+redis": Contender("chat", _unisono, ready="/health/readiness", redis=True),
     "unisono+tools": Contender("chat", _unisono, ready="/health/readiness", tools=True),
+    "unisono+one": Contender("chat", _unisono, ready="/health/readiness", redis=True, everywhere=True),
+    "unisono+two": Contender(
+        "chat", partial(_unisono, workers=2), ready="/health/readiness", redis=True, everywhere=True
+    ),
     "litellm": Contender("chat", _litellm, ready="/health/readiness", env=LITELLM_ENV),
 }

@@ -82,6 +82,15 @@ async def connect(port: int) -> Connection:
     return connection
 
 
+async def once(port: int, request: bytes, sink: Callable[[bytes], None]) -> int:
+    """One request on a connection of its own; returns the status. Raises Lost, and OSError."""
+    connection = await connect(port)
+    try:
+        return await connection.request(request, sink)
+    finally:
+        connection.close()
+
+
 def message(path: str, body: bytes, method: str = "POST", key: str = "") -> bytes:
     """One request; with a `key` it carries it as a bearer."""
     head = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"

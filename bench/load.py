@@ -10,16 +10,16 @@ import asyncio
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
-import uvloop
 
 from bench import http_client, material, wires
 from bench.http_client import Connection, Lost
 from bench.material import Material
 from bench.pasts import Lived, live
+from bench.tally import Tally, answer_lines
 
 NOTHING: Mapping[str, object] = {}
 
@@ -61,14 +61,11 @@ class Load:
 
 
 @dataclass(slots=True)
-class Outcome:
+class Outcome(Tally):
     """What came of a load. Times in milliseconds; the gaps are those of the streams, not of the cold prompts."""
 
     requests: int = 0
     tokens: int = 0
-    seconds: float = 0.0
-    cpu_s: float = 0.0
-    """CPU of the load generator itself: near `seconds`, it was the limit."""
     ttft_p50_ms: float = 0.0
     ttft_p99_ms: float = 0.0
     gap_p50_ms: float = 0.0
@@ -76,8 +73,6 @@ class Outcome:
     gap_max_ms: float = 0.0
     left: int = 0
     """Requests whose client hung up in the middle of the answer."""
-    faults: int = 0
-    examples: list[str] = field(default_factory=list)
 
 
 def quantile(values: list[float], share: float) -> float:
@@ -176,9 +171,7 @@ class Clients:
         outcome.requests += 1
         outcome.tokens += tokens
         if fault is not None:
-            outcome.faults += 1
-            if len(outcome.examples) < 3:
-                outcome.examples.append(fault)
+            outcome.fault(fault)
 
 
 def _usable(idle: list[Connection]) -> Connection | None:
@@ -201,14 +194,15 @@ def parse(line: bytes | str) -> Load | Lived:
 
 def main(path: Path) -> None:
     clients = Clients(material.load(path))
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        for line in sys.stdin:
-            match parse(line):
-                case Lived() as lived:
-                    said = orjson.dumps(runner.run(live(clients.stuff, lived)))
-                case Load() as load:
-                    said = orjson.dumps(asdict(runner.run(clients.run(load))))
-            print(said.decode(), flush=True)
+
+    async def answer(line: str) -> object:
+        match parse(line):
+            case Lived() as lived:
+                return await live(clients.stuff, lived)
+            case Load() as load:
+                return await clients.run(load)
+
+    answer_lines(answer)
 
 
 if __name__ == "__main__":

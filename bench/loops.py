@@ -11,17 +11,17 @@ import asyncio
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import orjson
-import uvloop
 
 from bench import http_client, material, wires
 from bench.http_client import Lost
 from bench.load import quantile
 from bench.material import Material
+from bench.tally import Tally, answer_lines
 from bench.tool_model import ANSWER_TOKENS, LABEL, STEPS, TIMES
 
 TOOLS = [{"type": "mcp", "server_label": LABEL}]
@@ -46,22 +46,13 @@ class Ask:
 
 
 @dataclass(slots=True)
-class Told:
+class Told(Tally):
     """Milliseconds of a step, and of the tool server within it."""
 
-    seconds: float = 0.0
-    cpu_s: float = 0.0
     steps: int = 0
     step_p50_ms: float = 0.0
     step_p99_ms: float = 0.0
     tool_p50_ms: float = 0.0
-    faults: int = 0
-    examples: list[str] = field(default_factory=list)
-
-    def fault(self, said: str) -> None:
-        self.faults += 1
-        if len(self.examples) < 3:
-            self.examples.append(said)
 
 
 async def run(stuff: Material, ask: Ask) -> Told:
@@ -115,11 +106,7 @@ async def _one(stuff: Material, ask: Ask, request: bytes) -> str | None:
     """What went wrong with a loop; None when all of it came."""
     reader = LoopReader()
     try:
-        connection = await http_client.connect(ask.port)
-        try:
-            status = await connection.request(request, reader.feed)
-        finally:
-            connection.close()
+        status = await http_client.once(ask.port, request, reader.feed)
     except (Lost, OSError) as error:
         return f"{type(error).__name__}: {error}"
     return reader.wrong(status, stuff.answer(ANSWER_TOKENS).content)
@@ -161,21 +148,14 @@ class LoopReader:
 async def _times(port: int, path: bytes) -> dict[str, Any]:
     """What a process noted since it was asked last."""
     parts = list[bytes]()
-    connection = await http_client.connect(port)
-    try:
-        await connection.request(http_client.message(path.decode(), b""), parts.append)
-    finally:
-        connection.close()
+    await http_client.once(port, http_client.message(path.decode(), b""), parts.append)
     noted: dict[str, Any] = orjson.loads(b"".join(parts))
     return noted
 
 
 def main(path: Path) -> None:
     stuff = material.load(path)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        for line in sys.stdin:
-            told = runner.run(run(stuff, Ask(**orjson.loads(line))))
-            print(orjson.dumps(asdict(told)).decode(), flush=True)
+    answer_lines(lambda line: run(stuff, Ask(**orjson.loads(line))))
 
 
 if __name__ == "__main__":

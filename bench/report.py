@@ -13,8 +13,8 @@ from pathlib import Path
 from statistics import median
 
 from bench import litellm_env
-from bench.sample import Sample
-from bench.scenarios import COLUMNS, Scenario, Verdict
+from bench.sample import COLUMNS, Sample
+from bench.scenarios import Scenario, Verdict
 
 PACKAGES = ("unisono", "uvicorn", "uvloop", "httptools", "aiohttp", "orjson", "openai-harmony", "fastapi", "starlette")
 LIMITED = 0.9

@@ -25,11 +25,13 @@ from bench.contenders import CONTENDERS, KEY, Setting
 from bench.fake_vllm import Pace
 from bench.load import Load, Outcome
 from bench.loops import Told as ToldLoops
+from bench.moves import Ask as AskMoves
+from bench.moves import Told as ToldMoves
 from bench.pasts import Lived
 from bench.processes import Cpus, DidNotStart, Process, call, free_port
 from bench.renders import Ask
 from bench.sample import Sample
-from bench.scenarios import FULL_SPEED, Arm, Behind, Launch, Looping, Past, Rendering, Work
+from bench.scenarios import FULL_SPEED, Arm, Behind, Launch, Looping, Moving, Past, Rendering, Work
 from bench.tooled import Tooled, start_tooled
 from unisono.harmony.encoding import load_encoding
 
@@ -63,6 +65,7 @@ class Rig:
         self._stuff = folder / "material.json"
         self._renders: Process | None = None
         self._behinds: Process | None = None
+        self._moves: Process | None = None
         self._redis: tuple[int, Process] | None = None
         self._tooled: Tooled | None = None
         self._seed = 0
@@ -114,6 +117,8 @@ class Rig:
                 return self._looped(self.start(arm.contender), looping)
             case Rendering() as rendering:
                 return self._rendered(rendering)
+            case Moving() as moving:
+                return self._moved(moving)
 
     def _launch(self, name: str) -> tuple[Started, Process]:
         contender = CONTENDERS[name]
@@ -126,7 +131,8 @@ class Rig:
         home = {"XDG_DATA_HOME": str(self._folder / "data"), "XDG_STATE_HOME": str(self._folder / "state")}
         log = f"{name}-{setting.port}"
         command, env = contender.command(setting), {**home, **contender.env}
-        process = Process(log, command, self._folder, self._cpus.tested, env=env)
+        cpus = self._cpus.tested | self._cpus.others if contender.everywhere else self._cpus.tested
+        process = Process(log, command, self._folder, cpus, env=env)
         return Started(setting.port, contender.wire, process), process
 
     def _launched(self, name: str, held: Work | Behind | None) -> Sample:
@@ -171,6 +177,20 @@ class Rig:
         self._seed += 1
         ask = Ask(rendering.how, rendering.words, rendering.times, self._seed)
         return Sample(render_ms=float(_answered(self._renders, asdict(ask))))
+
+    def _moved(self, moving: Moving) -> Sample:
+        if self._moves is None:
+            command = [sys.executable, "-m", "bench.moves"]
+            process = Process("moves", command, self._folder, self._cpus.tested, piped=True)
+            self._moves = self._stack.enter_context(process)
+        told = ToldMoves(**orjson.loads(_answered(self._moves, asdict(AskMoves(moving.how, moving.times)))))
+        return Sample(
+            generations=told.generations,
+            ms_per_answer=told.ms_per_answer,
+            us_per_token=told.us_per_token,
+            faults=told.faults,
+            examples=tuple(told.examples),
+        )
 
     def _store(self) -> tuple[int, Process]:
         """The run's one Redis, started when it is first needed: its port and its process."""

@@ -38,5 +38,42 @@ class Sample:
     tool_p50_ms: float = nan
     steps_per_s: float = nan
     cpu_ms_per_step: float = nan
+    generations: float = nan
+    ms_per_answer: float = nan
+    us_per_token: float = nan
     faults: int = 0
     examples: tuple[str, ...] = ()
+
+
+COLUMNS: dict[str, str] = {
+    "cpu_us_per_token": "CPU µs/token",
+    "cpu_ms_per_request": "CPU ms/request",
+    "tokens_per_s": "tok/s",
+    "ttft_p50_ms": "first token p50 ms",
+    "ttft_p99_ms": "first token p99 ms",
+    "gap_p50_ms": "gap p50 ms",
+    "gap_p99_ms": "gap p99 ms",
+    "gap_max_ms": "gap max ms",
+    "busy": "CPU busy",
+    "unaborted": "not aborted",
+    "start_s": "seconds to the first healthy answer",
+    "start_cpu_s": "CPU s until then",
+    "idle_mib": "MiB idle",
+    "kib_per_stream": "KiB/stream",
+    "render_ms": "render CPU ms",
+    "store_busy": "CPU of Redis busy",
+    "logged_p50_s": "logged after, p50 s",
+    "logged_max_s": "logged after, max s",
+    "watched_p50_s": "at the client after, p50 s",
+    "watched_max_s": "at the client after, max s",
+    "step_p50_ms": "step p50 ms",
+    "step_p99_ms": "step p99 ms",
+    "tool_p50_ms": "tool p50 ms",
+    "steps_per_s": "steps/s",
+    "cpu_ms_per_step": "CPU ms/step",
+    "generations": "generations/answer",
+    "ms_per_answer": "ms/answer",
+    "us_per_token": "µs/token",
+}
+"""Columns a table can show, by the field of a sample; `busy` is the tested process's share of its CPU,
+`unaborted` how many clients left without the backend being told."""

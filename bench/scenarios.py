@@ -79,7 +79,15 @@ class Looping:
     words: int
 
 
-Task = Work | Launch | Behind | Rendering | Looping
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """Answers as they were asked for, without a server: see `bench.moves`."""
+
+    how: str
+    times: int
+
+
+Task = Work | Launch | Behind | Rendering | Looping | Moving
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,37 +127,6 @@ class Scenario:
     by_default: bool = True
 
 
-COLUMNS: dict[str, str] = {
-    "cpu_us_per_token": "CPU µs/token",
-    "cpu_ms_per_request": "CPU ms/request",
-    "tokens_per_s": "tok/s",
-    "ttft_p50_ms": "first token p50 ms",
-    "ttft_p99_ms": "first token p99 ms",
-    "gap_p50_ms": "gap p50 ms",
-    "gap_p99_ms": "gap p99 ms",
-    "gap_max_ms": "gap max ms",
-    "busy": "CPU busy",
-    "unaborted": "not aborted",
-    "start_s": "seconds to the first healthy answer",
-    "start_cpu_s": "CPU s until then",
-    "idle_mib": "MiB idle",
-    "kib_per_stream": "KiB/stream",
-    "render_ms": "render CPU ms",
-    "store_busy": "CPU of Redis busy",
-    "logged_p50_s": "logged after, p50 s",
-    "logged_max_s": "logged after, max s",
-    "watched_p50_s": "at the client after, p50 s",
-    "watched_max_s": "at the client after, max s",
-    "step_p50_ms": "step p50 ms",
-    "step_p99_ms": "step p99 ms",
-    "tool_p50_ms": "tool p50 ms",
-    "steps_per_s": "steps/s",
-    "cpu_ms_per_step": "CPU ms/step",
-}
-"""Columns a table can show, by the field of a sample; `busy` is the tested process's share of its CPU,
-`unaborted` how many clients left without the backend being told."""
-
-
 def _each(work: Work, *contenders: str) -> tuple[Arm, ...]:
     return tuple(Arm(name, name, work) for name in contenders)
 
@@ -170,6 +147,21 @@ def _surfaces(speed: str, work: Work) -> tuple[Arm, ...]:
     return tuple(Arm(f"{speed}, {name}", "unisono+redis", replace(work, wire=wire)) for name, wire in wires.items())
 
 
+def _moved(*names: str) -> tuple[Arm, ...]:
+    return tuple(Arm(name, "unisono", Moving(name, 60)) for name in names)
+
+
+def _more(most: dict[str, int]) -> tuple[Verdict, ...]:
+    """The generations of an answer that are its own, and the time it takes against a plain one."""
+    counts = (Verdict("generations", name, "plain", difference=True, aim=float(aim)) for name, aim in most.items())
+    return (*counts, *(Verdict("ms_per_answer", name, "plain", difference=True) for name in most))
+
+
+CALLED = {
+    "named": 1, "named, guided": 1, "required, one tool": 1, "required, several": 2, "required, several, guided": 2,
+}  # fmt: skip
+FORMED = {"schema": 0, "schema, guided": 1, "schema, wrong once": 1}
+"""Further generations that an answer may take."""
 PACED = Work(streams=24, tokens=256, spread_s=0.02, pace=TOKEN_EVERY_20_MS)
 FEW_PACED = replace(PACED, streams=6)
 """What LiteLLM keeps up with on any CPU; at 24 streams it may be at its limit, which its share of the CPU tells."""
@@ -182,6 +174,8 @@ FIRST_TURN = Work(streams=1, tokens=16, requests=10, history=100_000, fresh=True
 NEXT_TURN = replace(FIRST_TURN, fresh=False)
 COLD = Cold(words=60_000, every_s=0.25, count=28)
 CANARY = Work(streams=8, tokens=400, spread_s=0.02, pace=TOKEN_EVERY_20_MS, cold=COLD)
+CROWD = Work(streams=1000, tokens=60, spread_s=8.0, pace=Pace(interval_us=200_000))
+"""All of them run at once for a third of the time."""
 CONTINUED = Work(streams=1, tokens=64, requests=40, wire="responses")
 """Chains and conversations of fifty turns, ten of them; in a conversation the fourth request finds three turns more."""
 BEHIND = Behind(streams=500, watched=100, tokens=200, spread_s=10.0, pace=Pace(interval_us=100_000))
@@ -318,6 +312,16 @@ SCENARIOS: dict[str, Scenario] = {
             Verdict("ttft_p50_ms", "conversation of 50", "fresh", difference=True, aim=10.0),
         ),
     ),
+    "workers": Scenario(
+        "1,000 streams at 5 tokens per second each, 60 tokens, on two workers and on one process; clients and backend "
+        "share the CPUs with them",
+        (Arm("two workers", "unisono+two", CROWD), Arm("one process", "unisono+one", CROWD)),
+        ("gap_p50_ms", "gap_p99_ms", "tokens_per_s", "cpu_us_per_token", "busy"),
+        (
+            Verdict("gap_p99_ms", "two workers", aim=250.0),
+            Verdict("cpu_us_per_token", "two workers", "one process", aim=1.1),
+        ),
+    ),
     "background": Scenario(
         "500 responses in the background at 10 tokens per second each, 200 tokens, 100 of them streamed to clients",
         (Arm("unisono+redis", "unisono+redis", BEHIND),),
@@ -339,6 +343,24 @@ SCENARIOS: dict[str, Scenario] = {
         ),
         ("step_p50_ms", "step_p99_ms", "tool_p50_ms", "steps_per_s", "cpu_ms_per_step", "busy"),
         (Verdict("step_p50_ms", "one", aim=3.0), Verdict("steps_per_s", "100 at once")),
+    ),
+    "forced": Scenario(
+        "tools that have to be called, in front of a model by script: generations of an answer and the engine's time",
+        _moved("plain", *CALLED),
+        ("generations", "ms_per_answer"),
+        _more(CALLED),
+    ),
+    "schema": Scenario(
+        "JSON of a schema, in front of a model by script: generations of an answer and the engine's time",
+        _moved("plain", *FORMED),
+        ("generations", "ms_per_answer"),
+        _more(FORMED),
+    ),
+    "plan": Scenario(
+        "tokens of an answer of which nothing is asked, one by one: the router, and the router with the plan before it",
+        tuple(Arm(how, "unisono", Moving(how, 5)) for how in ("router alone", "with the plan")),
+        ("us_per_token",),
+        (Verdict("us_per_token", "with the plan", "router alone", aim=1.06),),
     ),
     "chunks": Scenario(
         "24 paced streams, several tokens per chunk",
@@ -364,6 +386,8 @@ def shortened(work: Task) -> Task:
             return replace(work, times=1)
         case Behind():
             return replace(work, tokens=max(12, work.tokens // 3))
+        case Moving():
+            return replace(work, times=max(1, work.times // 3))
         case Looping():
             return replace(work, requests=max(1, work.requests // 3))
         case Launch(held):

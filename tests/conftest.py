@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from unisono.harmony.encoding import Encoding, load_encoding
+
 settings.register_profile("project", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("project")
 
@@ -18,3 +20,9 @@ def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data-home")))
         yield
+
+
+@pytest.fixture(scope="session")
+def encoding() -> Encoding:
+    """Loaded once."""
+    return load_encoding()

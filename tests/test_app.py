@@ -359,6 +359,36 @@ def test_importing_and_building_touch_no_network_and_no_model() -> None:
     assert took < 15
 
 
+STARTED = """
+import asyncio, json, sys
+import unisono.app
+from unisono.config import parse
+config = json.loads(sys.argv[1])
+app = unisono.app.build(parse(config, {}).config)
+async def started():
+    built = "mcp" in sys.modules
+    async with app.router.lifespan_context(app):
+        print(json.dumps([built, "mcp" in sys.modules, "unisono.mcp.asking" in sys.modules]))
+asyncio.run(started())
+"""
+MODEL_LIST = [{"model_name": "gpt-oss", "litellm_params": {"model": "vllm/a", "api_base": "http://127.0.0.1:9"}}]
+TOOLS_NAMED: dict[str, tuple[dict[str, Any], bool]] = {
+    "no tool servers": ({}, False),
+    "the operator's": ({"mcp_servers": {"docs": {"url": "http://127.0.0.1:9/mcp"}}}, True),
+    "those of requests": ({"unisono": {"mcp_allowed_hosts": ["mcp.example.com"]}}, True),
+}
+
+
+@pytest.mark.parametrize(("sections", "loaded"), TOOLS_NAMED.values(), ids=TOOLS_NAMED)
+def test_what_talks_to_tool_servers_is_loaded_at_start_where_there_are_some(
+    sections: dict[str, Any], loaded: bool
+) -> None:
+    config = json.dumps({"model_list": MODEL_LIST, "store": {"url": "memory://"}, **sections})
+    asked = [sys.executable, "-c", STARTED, config]
+    done = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=60)
+    assert json.loads(done.stdout) == [False, loaded, loaded]
+
+
 DATES: dict[str, tuple[dict[str, Any], str]] = {
     "fixed": ({"current_date": "2026-01-31"}, "Current date: 2026-01-31\n"),
     "as YAML has it": ({"current_date": date(2026, 1, 31)}, "Current date: 2026-01-31\n"),

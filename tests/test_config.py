@@ -22,6 +22,7 @@ EXAMPLE_ENVIRON = {
     "UNISONO_SALT_KEY": "salt-of-this-gateway",
     "DOCS_TOKEN": "docs-secret",
     "CRM_SECRET": "crm-secret",
+    "OTEL_KEY": "otel-secret",
 }
 
 
@@ -66,7 +67,8 @@ def test_the_example_shows_every_option() -> None:
 
 def test_the_example_states_the_defaults() -> None:
     loaded = load(EXAMPLE, EXAMPLE_ENVIRON).config
-    assert loaded.unisono.model_copy(update={"salt_key": None}) == Config().unisono
+    unsaid = {"salt_key": None, "metrics_listen": None, "otel": None}
+    assert loaded.unisono.model_copy(update=unsaid) == Config().unisono
     assert loaded.store.model_copy(update={"url": None}) == Config().store
     assert loaded.store.url is not None
     assert loaded.store.url.get_secret_value() == f"sqlite:///{data_folder({})}/state.db"
@@ -251,16 +253,17 @@ UNUSED: dict[str, tuple[dict[str, Any], str]] = {
         "general_settings.database_url: LiteLLM's; it has no effect here",
     ),
     "strategy": (
-        {"router_settings": {"routing_strategy": "least-busy"}},
-        "router_settings.routing_strategy: LiteLLM's; it has no effect here",
+        {"router_settings": {"routing_strategy": "latency-based-routing"}},
+        "router_settings.routing_strategy: 'latency-based-routing' is LiteLLM's; requests are routed by prefix-aware "
+        "here",
     ),
     "rate limit": (
         {"model_list": [entry(litellm_params={"rpm": 10})]},
         "model_list[0].litellm_params.rpm: not used by this version",
     ),
     "price": (
-        {"model_list": [entry(model_info={"input_cost_per_token": 0.1})]},
-        "model_list[0].model_info.input_cost_per_token: LiteLLM's; it has no effect here",
+        {"model_list": [entry(model_info={"input_cost_per_second": 0.1})]},
+        "model_list[0].model_info.input_cost_per_second: LiteLLM's; it has no effect here",
     ),
     "a tool server's": (
         {"mcp_servers": {"docs": {"url": "http://x", "extra_headers": ["Authorization"]}}},
@@ -292,7 +295,8 @@ def test_a_typical_litellm_file_comes_along() -> None:
     assert loaded.config.model_list[0].kind == "vllm"
     assert loaded.config.num_retries == 1
     assert loaded.config.timeouts(loaded.config.model_list[0]).total_s == 300
-    assert len(loaded.warnings) == 11
+    assert loaded.config.router_settings.routing_strategy == "simple-shuffle"
+    assert len(loaded.warnings) == 10
 
 
 def test_the_nearest_timeout_wins() -> None:

@@ -117,7 +117,18 @@ def test_no_code_is_kept_as_a_comment(path: Path) -> None:
 
 def test_every_folder_of_tests_is_about_a_package_or_says_what_else() -> None:
     packages = {path.name for package in ("proxy/unisono", "adapters") for path in (ROOT / package).iterdir()}
-    others = {"adapters", "bench", "contract", "e2e", "engines", "engines_all", "fakes", "golden", "__pycache__"}
+    others = {
+        "adapters",
+        "bench",
+        "chaos",
+        "contract",
+        "e2e",
+        "engines",
+        "engines_all",
+        "fakes",
+        "golden",
+        "__pycache__",
+    }
     folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir()}
     assert folders - packages - others == set()
 

@@ -37,7 +37,7 @@ async def generate(
     """Send `body` and yield what `fold` makes of the answer."""
     begun = False
     try:
-        answer = await wire.post(path, body, job.timeouts, job.request_id, framing)
+        answer = await wire.post(path, body, job, framing)
     except BackendError as error:
         raise refusal(job, error) from error.__cause__
     try:

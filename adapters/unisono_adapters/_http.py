@@ -12,8 +12,6 @@ import io
 import itertools
 import re
 import socket
-import struct
-from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,71 +19,30 @@ import aiohttp
 import orjson
 from yarl import URL
 
-from unisono.core.generation import Timeouts
+from unisono.core.generation import Generation, Timeouts
 from unisono.core.ports import BackendOptions
 from unisono.errors import BackendProtocolError, BackendTimeout, BackendUnavailable, ConfigError
 from unisono_adapters._failures import CAUGHT, LONGEST_DETAIL, Failures, Statuses, fault
 from unisono_adapters._framing import SSE, Framing
+from unisono_adapters._leaving import Dropping, Polite
 
 KEEP_ALIVE_S = 4.0
 """Idle connections are dropped before uvicorn's default of 5 s drops them in our face."""
 PROBE_S = 10.0
 LONGEST_ANSWER = 4 * 1024 * 1024
 """Bytes of an answer that is not a stream."""
+MOST_AT_ONCE = 16 * 1024
+"""Bytes of a stream that are made something of before others have their turn."""
+BUFFER_BYTES = 32 * 1024
+"""From twice as much that nobody has read yet on, nothing more is taken from the backend."""
+RECEIVE_BUFFER_BYTES = 64 * 1024
+"""What the system takes of an answer while nobody reads it; left to itself it goes up to tens of megabytes."""
 LINGER_S = 0.1
 """How long a finished answer may take to end, so that its connection can be used again."""
+NO_PAGE = (400, 403, 404, 405, 501)
+"""What servers answer for a page of theirs that they do not have, or were started without."""
 
 _HEADER_SAFE = re.compile(r"[A-Za-z0-9._:-]{1,120}")
-
-
-def _drop(transport: asyncio.Transport | None) -> None:
-    """Close with RST. A polite close first delivers what a stalled backend does not read, and a server that is told
-    by FIN learns of it one write late."""
-    if transport is None or transport.is_closing():
-        return
-    sock = transport.get_extra_info("socket")
-    if sock is not None:
-        # uvloop raises ValueError for a socket that is gone, asyncio OSError.
-        with suppress(OSError, ValueError):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    transport.abort()
-
-
-class _Response(aiohttp.ClientResponse):
-    """Drops its socket when it is closed before its end."""
-
-    async def start(self, connection: Any) -> aiohttp.ClientResponse:
-        transport = connection.transport
-        try:
-            return await super().start(connection)
-        except BaseException:
-            self._leave(transport)
-            raise
-
-    def close(self) -> None:
-        if self.connection is not None:
-            self._leave(self.connection.transport)
-        super().close()
-
-    def _leave(self, transport: asyncio.Transport | None) -> None:
-        _drop(transport)
-
-
-class _PoliteResponse(_Response):
-    """Closes with FIN as long as the head has not come: the backend's head still arrives, what follows does not."""
-
-    _answered = False
-
-    async def start(self, connection: Any) -> aiohttp.ClientResponse:
-        started = await super().start(connection)
-        self._answered = True
-        return started
-
-    def _leave(self, transport: asyncio.Transport | None) -> None:
-        if not self._answered and transport is not None and not transport.get_write_buffer_size():
-            transport.close()
-        else:
-            _drop(transport)
 
 
 class _Watch:
@@ -154,13 +111,17 @@ class Answer:
         self._ended = False
 
     async def read(self) -> list[bytes] | None:
-        """The data of the events that one network read completed, perhaps none; None at the end of the stream."""
+        """The data of the events that one read completed, perhaps none; None at the end of the stream. Nothing more is
+        taken from the backend than was read, and a little."""
         if self._ended:
             return None
         self._watch.waiting()
         try:
-            read = await self._content.readany()
+            read = await self._content.read(MOST_AT_ONCE)
             if read:
+                if len(read) == MOST_AT_ONCE:
+                    # What is there already is read without waiting, however much comes behind it.
+                    await asyncio.sleep(0)
                 return self._cutter.feed(read)
             self._ended = True
             return self._cutter.end()
@@ -198,7 +159,7 @@ class Wire:
         """`statuses` are the HTTP statuses that mean something of their own here; `polite` is for a backend that goes
         on for ever with a request when it cannot send the head of its answer. Raises ConfigError for an address or key
         that cannot be used."""
-        self._response_class = _PoliteResponse if polite else _Response
+        self._response_class = Polite if polite else Dropping
         self._base = _base(options.api_base)
         secret = options.api_key or None
         self.failures = Failures(statuses, secret)
@@ -214,14 +175,15 @@ class Wire:
         self._live: set[Answer] = set()
         self._serial = itertools.count(1)
 
-    async def post(
-        self, path: str, body: bytes, timeouts: Timeouts, request_id: str = "", framing: Framing = SSE
-    ) -> Answer:
+    async def post(self, path: str, body: bytes, job: Generation, framing: Framing = SSE) -> Answer:
         """Send a JSON body and return the stream of events that answers it. Raises the `BackendError` family."""
         headers = self._headers | {"Content-Type": "application/json", "Accept": framing.content_type}
-        if request_id and _HEADER_SAFE.fullmatch(request_id):
+        if _HEADER_SAFE.fullmatch(job.request_id):
             # Numbered, since one request of a client may become several generations at the same time.
-            headers["X-Request-Id"] = f"{request_id}-{next(self._serial)}"
+            headers["X-Request-Id"] = f"{job.request_id}-{next(self._serial)}"
+        if job.trace is not None:
+            headers |= job.trace.headers
+        timeouts = job.timeouts
         started = asyncio.get_running_loop().time()
         deadline = started + min(timeouts.first_token_s, timeouts.total_s)
         limits = aiohttp.ClientTimeout(total=None, connect=timeouts.connect_s)
@@ -259,6 +221,31 @@ class Wire:
                     if isinstance(body, str):
                         raise BackendProtocolError("the backend answered a question about itself with something else")
                     return body
+        except TimeoutError as error:
+            raise BackendTimeout("the backend did not answer a question about itself in time") from error
+        except CAUGHT as error:
+            raise fault(error) from error
+
+    async def get_page(self, path: str, within_s: float, longest: int) -> bytes | None:
+        """A page that the server has about itself, as it stands; None when it has none there. Raises the
+        `BackendError` family: BackendProtocolError for one of more than `longest` bytes."""
+        try:
+            async with (
+                asyncio.timeout(within_s),
+                self._open().request(
+                    "GET", self._base.joinpath(path), headers=self._headers, allow_redirects=False
+                ) as response,
+            ):
+                if response.status in NO_PAGE:
+                    return None
+                if response.status != 200:
+                    raise self.failures.refusal(response.status, await _whole(response), response.headers)
+                page = bytearray()
+                while read := await response.content.readany():
+                    page += read
+                    if len(page) > longest:
+                        raise BackendProtocolError("the backend's page about itself has no end")
+                return bytes(page)
         except TimeoutError as error:
             raise BackendTimeout("the backend did not answer a question about itself in time") from error
         except CAUGHT as error:
@@ -309,7 +296,8 @@ class Wire:
             trace.on_connection_reuseconn.append(_note_reuse)
             self._session = aiohttp.ClientSession(
                 # Without a limit: how many run at once is the gateway's decision, and a queue here would be unseen.
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, socket_factory=_socket),
+                read_bufsize=BUFFER_BYTES,
                 cookie_jar=aiohttp.DummyCookieJar(),
                 response_class=self._response_class,
                 auto_decompress=False,
@@ -318,6 +306,13 @@ class Wire:
                 trace_configs=[trace],
             )
         return self._session
+
+
+def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
+    return made
 
 
 async def _note_reuse(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:

@@ -23,6 +23,7 @@ from unisono.core.generation import (
     Form,
     Generation,
     JsonSchema,
+    Load,
     OneOf,
 )
 from unisono.core.ports import BackendOptions
@@ -34,7 +35,9 @@ from unisono_adapters._events import count, decoded, generate, text_of, token_id
 from unisono_adapters._examine import Subject, examine
 from unisono_adapters._failures import Failures, IdsMissing, is_error
 from unisono_adapters._http import Wire
+from unisono_adapters._load import LoadPages, amount, document, part
 from unisono_adapters._lost_ids import LostIds
+from unisono_adapters._metrics import by_part, samples
 
 STOP_TYPES: Mapping[str, FinishReason] = {
     "eos": FinishReason.STOP,
@@ -76,6 +79,7 @@ class LlamaCppBackend:
         """Raises ConfigError."""
         self._model = options.model
         self._wire = Wire(options, {503: (BackendOverloaded, "the backend is loading its model or has no free slot")})
+        self._load = LoadPages(self._wire, {"metrics": _gauges, "slots": _slots, "health": _health})
 
     async def probe(self) -> Probe:
         """Asks for its properties, then examines it. The context is that of one slot, which is what a request gets."""
@@ -98,6 +102,10 @@ class LlamaCppBackend:
 
     def complete(self, job: Generation) -> AsyncIterator[Chunk]:
         return generate(self._wire, "completion", self._body(job), job, CompletionFold(self._wire.failures))
+
+    async def load(self) -> Load | None:
+        """The server answers between two steps of its batch, so one that reads a long prompt may take too long."""
+        return await self._load.read()
 
     async def aclose(self) -> None:
         await self._wire.aclose()
@@ -138,6 +146,39 @@ class LlamaCppBackend:
         if job.constraint is not None:
             body.update(_constrained(job.constraint))
         return orjson.dumps(body)
+
+
+RUNNING, WAITING = "llamacpp:requests_processing", "llamacpp:requests_deferred"
+TOKENS, USED = "llamacpp:kv_cache_tokens", "llamacpp:kv_cache_usage_ratio"
+GAUGES = (RUNNING, WAITING, TOKENS, USED)
+
+
+def _gauges(page: bytes) -> Load | None:
+    """The page is there with `--metrics`; its gauges of the cache are those of older builds."""
+    found = {name: sum(by_part(told, ()).values()) for name, told in samples(page, *GAUGES).items()}
+    if RUNNING not in found:
+        return None
+    return Load(
+        running=round(found[RUNNING]),
+        waiting=round(found.get(WAITING, 0.0)),
+        tokens=round(found[TOKENS]) if TOKENS in found else None,
+        cache_used=part(found.get(USED)),
+    )
+
+
+def _slots(page: bytes) -> Load | None:
+    """What waits for a slot is not told here. Off by `--no-slots`, in older builds on by `--slots`."""
+    slots = document(page)
+    if not isinstance(slots, list) or not all(isinstance(slot, dict) for slot in slots):
+        return None
+    return Load(sum(slot.get("is_processing") is True for slot in slots), 0)
+
+
+def _health(page: bytes) -> Load | None:
+    """Builds of 2024 count their slots here."""
+    told = document(page)
+    running = amount(told.get("slots_processing")) if isinstance(told, dict) else None
+    return None if running is None else Load(running, amount(told.get("deferred")) or 0)
 
 
 def _constrained(constraint: Constraint) -> dict[str, object]:

@@ -80,10 +80,12 @@ class _Running:
     cached: int
     guide: Guide | None = None
     begun: bool = False
+    generated: int = 0
 
 
 class Batch:
-    """Runs requests on `model`. `submit` is for any thread; everything else belongs to the thread that calls `run`."""
+    """Runs requests on `model`. `submit` and `load` are for any thread; everything else belongs to the thread that
+    calls `run`."""
 
     def __init__(self, model: object, context: int | None, tell: Callable[[list[Told]], None], limits: Limits) -> None:
         self._model = model
@@ -98,6 +100,15 @@ class Batch:
 
     def submit(self, command: Command) -> None:
         self._commands.put(command)
+
+    @property
+    def load(self) -> tuple[int, int, int]:
+        """Requests in the batch and behind it, and how many tokens those in the batch hold; a step ago or now."""
+        # In the order they came, which is the order they are taken in; one step, so nothing changes meanwhile.
+        taken = list(self._running.values())
+        running = taken[: self._limits.batch]
+        tokens = sum(len(request.prompt) + request.generated for request in running)
+        return len(running), len(taken) - len(running) + self._commands.qsize(), tokens
 
     def warm_up(self) -> None:
         """Generate one token: shows that the model not only loads but runs. Raises whatever mlx does."""
@@ -183,6 +194,7 @@ class Batch:
             request = self._running[response.uid]
             cached = None if request.begun else request.cached
             request.begun = True
+            request.generated += 1
             told.append((request.route[0], _said(request, response, cached)))
             if response.finish_reason is not None:
                 del self._running[response.uid]

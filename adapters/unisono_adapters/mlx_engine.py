@@ -2,7 +2,8 @@
 
 Started by `mlx_local` as `python -m unisono_adapters.mlx_engine`, with a listening socket already open and the read
 end of a pipe as its standard input. It lives as long as that pipe: when the process that started it goes away, however
-that happens, the pipe ends and so does the engine. The socket loop runs in the main thread and stays responsive, the
+that happens, the pipe ends and so does the engine. With `--shared` it has no pipe and lives as long as anybody is
+connected. The socket loop runs in the main thread and stays responsive, the
 model in a thread of its own (`mlx_batch`). What libraries print goes to standard error, never to a client.
 """
 
@@ -29,6 +30,8 @@ from unisono_adapters.mlx_wire import (
     LINE_LIMIT,
     Ask,
     Cancel,
+    Count,
+    Counted,
     Encoded,
     Failed,
     Ready,
@@ -49,6 +52,9 @@ DEMO = "demo"
 
 _STUCK_BYTES = 8 * 1024 * 1024
 """A gateway that has this much unread output is stuck; its connection is cut, which frees its requests."""
+
+_LINGER_S = 1.0
+"""How long a shared engine waits for the next gateway when the last one has gone."""
 
 _log = logging.getLogger(__name__)
 
@@ -81,6 +87,8 @@ class _Engine:
     compiling: set[tuple[int, int]] = field(default_factory=set)
     """Requests whose grammar is not compiled yet: connection, and id there."""
     most_compiling: int = 256
+    shared: bool = False
+    """Whether it ends when nobody is connected any more, and not with whoever started it."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         number = next(self.numbers)
@@ -96,6 +104,12 @@ class _Engine:
             del self.writers[number]
             self._withdraw(number)
             writer.close()
+            if self.shared and not self.writers:
+                self.loop.call_later(_LINGER_S, self._unneeded)
+
+    def _unneeded(self) -> None:
+        if not self.writers:
+            self.over.set()
 
     def _obey(self, number: int, writer: asyncio.StreamWriter, line: bytes) -> None:
         message = from_line(line)
@@ -112,6 +126,9 @@ class _Engine:
             case Tokenize(request, texts):
                 codes = [self.loaded.tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
                 writer.write(to_line(Encoded(request, codes)))
+            case Count(request):
+                running, waiting, tokens = self.loaded.batch.load
+                writer.write(to_line(Counted(request, running, waiting + len(self.compiling), tokens)))
             case _:
                 raise WireError(f"{type(message).__name__} is not for the engine")
 
@@ -233,7 +250,7 @@ def _generate(model: str, limits: Limits, engine: _Engine) -> None:
         _log.exception("loading %s failed", model)
         failure = Failed(f"{model} cannot be loaded: {type(error).__name__}: {error}")
     else:
-        engine.loop.call_soon_threadsafe(engine.greet, Ready(loaded.context, installed()), loaded)
+        engine.loop.call_soon_threadsafe(engine.greet, Ready(loaded.context, installed(), os.getpid()), loaded)
         loaded.batch.run()
         return
     engine.loop.call_soon_threadsafe(engine.greet, failure, None)
@@ -257,7 +274,7 @@ def _remove(address: str) -> None:
 
 
 async def _run(args: argparse.Namespace) -> int:
-    engine = _Engine(asyncio.get_running_loop(), most_compiling=max(1, args.waiting))
+    engine = _Engine(asyncio.get_running_loop(), most_compiling=max(1, args.waiting), shared=args.shared)
     listener = socket.socket(fileno=args.listener)
     listener.setblocking(False)
     server = await asyncio.start_unix_server(engine.serve, sock=listener, limit=LINE_LIMIT)
@@ -283,12 +300,14 @@ def main() -> None:
     parser.add_argument("--waiting", type=int, required=True)
     parser.add_argument("--prefill-chunk", type=int, required=True)
     parser.add_argument("--prefix-cache-bytes", type=int, required=True)
+    parser.add_argument("--shared", action="store_true", help="live as long as anybody is connected")
     args = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the gateway, which ends this process when it is done
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     with socket.socket(fileno=os.dup(args.listener)) as listener:
         address = str(listener.getsockname())
-    threading.Thread(target=_end_with_parent, args=(address,), name="lifeline", daemon=True).start()
+    if not args.shared:
+        threading.Thread(target=_end_with_parent, args=(address,), name="lifeline", daemon=True).start()
     code = asyncio.run(_run(args))
     _remove(address)
     sys.stderr.flush()

@@ -10,7 +10,16 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 
-from unisono.core.generation import CONSTRAINT_KINDS, Capabilities, Chunk, FinishReason, Form, Generation, Timeouts
+from unisono.core.generation import (
+    CONSTRAINT_KINDS,
+    Capabilities,
+    Chunk,
+    FinishReason,
+    Form,
+    Generation,
+    Load,
+    Timeouts,
+)
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Probe
 from unisono.errors import (
@@ -25,6 +34,7 @@ from unisono.errors import (
     UnisonoError,
 )
 from unisono_adapters._examine import Subject, examine
+from unisono_adapters._load import LOAD_S
 from unisono_adapters.mlx_jobs import Limits
 from unisono_adapters.mlx_process import Engine, Inbox
 from unisono_adapters.mlx_wire import Ready, Reason
@@ -37,6 +47,9 @@ _STALLED_S = 30.0
 
 _LOAD_TIMEOUT_S = 900.0
 """A large model on a slow disk takes minutes; this is not part of any request's own timeouts."""
+
+_MOST_AT_ONCE = 256
+"""Tokens of a chunk. A client that was slow has many waiting for it."""
 
 _SHUT_DOWN = "the mlx backend is shut down"
 
@@ -122,6 +135,18 @@ class MlxLocalBackend:
         finally:
             engine.drop(number)
 
+    async def load(self) -> Load | None:
+        """Of the engine process, and of every gateway it works for; None while it does not run."""
+        if self._start is None or not self._start.done() or self._start.cancelled() or self._start.exception():
+            return None
+        engine, _ = self._start.result()
+        try:
+            async with asyncio.timeout(LOAD_S):
+                counted = await engine.count()
+        except TimeoutError as error:
+            raise BackendTimeout("the engine process did not say in time what it has to do") from error
+        return Load(counted.running, counted.waiting, counted.tokens)
+
     async def aclose(self) -> None:
         """End the engine process and every request in it. May be called again."""
         self._closed = True
@@ -204,18 +229,20 @@ async def _wait(engine: Engine, inbox: Inbox, timeouts: Timeouts, asked_at: floa
 
 
 def _take(engine: Engine, inbox: Inbox, prompt_tokens: int | None) -> Chunk:
-    """Everything that has arrived, as one chunk. Tokens that came before an engine died are given first."""
+    """What has arrived, as one chunk; of very much, what can be read at once. Tokens that came before an engine died
+    are given first."""
     inbox.arrived.clear()
     if not inbox.tokens:
         if inbox.refused is not None:
             raise _REFUSALS[inbox.refused.reason](inbox.refused.message)
         raise BackendUnavailable(engine.lost or "the engine process gave no answer")
-    tokens, inbox.tokens = inbox.tokens, []
-    if inbox.refused is not None or engine.lost is not None:
+    tokens = inbox.tokens[:_MOST_AT_ONCE].tolist()
+    del inbox.tokens[:_MOST_AT_ONCE]
+    if inbox.tokens or inbox.refused is not None or engine.lost is not None:
         inbox.arrived.set()
     return Chunk(
         tokens=tokens,
-        finish=None if inbox.finish is None else _FINISH[inbox.finish],
+        finish=None if inbox.finish is None or inbox.tokens else _FINISH[inbox.finish],
         prompt_tokens=prompt_tokens,
         cached_tokens=None if prompt_tokens is None else inbox.cached,
     )

@@ -10,31 +10,34 @@ import asyncio
 import itertools
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from unisono.core.generation import Generation
 from unisono.errors import BackendUnavailable
 from unisono_adapters.mlx_jobs import Limits
+from unisono_adapters.mlx_log import Log, meaning
 from unisono_adapters.mlx_wire import (
     LINE_LIMIT,
     Ask,
     Cancel,
+    Count,
+    Counted,
     Encoded,
     Failed,
     Output,
     Pulse,
     Ready,
     Refused,
+    ToEngine,
     ToGateway,
     Tokenize,
     WireError,
@@ -42,13 +45,8 @@ from unisono_adapters.mlx_wire import (
     to_line,
 )
 
-_LOG_BYTES = 8192
-_QUOTED_LINES = 3
-_QUOTED_CHARACTERS = 500
 _PATIENCE_S = 2.0
 """How long the process gets to end by itself."""
-_LAST_WORDS_S = 0.5
-"""How long the end of the output may take to be read; a grandchild could hold the pipe open for ever."""
 _LONGEST_ADDRESS = 100
 """Bytes; what a Unix-domain socket's path may have on every platform, less a little."""
 
@@ -66,17 +64,39 @@ _SECRET = "HF_TOKEN"  # noqa: S105 - the variable's name; nothing is downloaded,
 
 @dataclass(slots=True)
 class Inbox:
-    """What has come for one request and was not taken yet; bounded by the request's own `max_tokens`."""
+    """What has come for one request and was not taken yet: at most its own `max_tokens`, at four bytes each."""
 
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
-    tokens: list[int] = field(default_factory=list)
+    tokens: array[int] = field(default_factory=lambda: array("I"))
     finish: str | None = None
     cached: int | None = None
     refused: Refused | None = None
     encoded: Encoded | None = None
+    counted: Counted | None = None
 
 
 Process: TypeAlias = subprocess.Popen[bytes]
+
+SHARED = "UNISONO_ENGINES"
+"""The variable that names the folder where the workers of one gateway find the engines they share."""
+
+
+class Life(Protocol):
+    """A process as its gateway holds it. What it does may take a moment, and is done in a thread."""
+
+    pid: int
+
+    def kill(self) -> None:
+        """End it without asking."""
+        ...
+
+    def leave(self) -> None:
+        """It is not needed here any more."""
+        ...
+
+    def ended(self) -> tuple[str, str]:
+        """Of a process whose connection broke: how it ended, and its last words; either may be empty."""
+        ...
 
 
 class Engine:
@@ -85,15 +105,11 @@ class Engine:
     `lost` is None while the process can be asked, and then why it cannot; every inbox is woken when that changes.
     """
 
-    def __init__(
-        self, process: Process, folder: Path, log: _Log, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    def __init__(self, life: Life, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.lost: str | None = None
         self.served = False
         """Whether it has finished a request, which says more than that it started."""
-        self._process = process
-        self._folder = folder
-        self._log = log
+        self._life = life
         self._reader = reader
         self._writer = writer
         self._ids = itertools.count()
@@ -105,23 +121,25 @@ class Engine:
 
     @classmethod
     async def start(cls, model: str, limits: Limits) -> Engine:
-        """Start a process and connect. The model loads after that: see `ready`. Raises BackendUnavailable."""
-        spawning = asyncio.create_task(asyncio.to_thread(_spawn, model, limits))
+        """Connect to a process of its own, or to one that all workers of a gateway share, where there are some. The
+        model loads after that: see `ready`. Raises BackendUnavailable."""
+        spawning = asyncio.create_task(asyncio.to_thread(_begun, model, limits))
         try:
-            process, folder, connection = await asyncio.shield(spawning)
+            life, connection = await asyncio.shield(spawning)
         except OSError as error:
             raise BackendUnavailable(f"the engine process cannot be started: {error}") from error
         except asyncio.CancelledError:
-            process, folder, connection = await spawning  # a thread cannot be cancelled, and its process must not stay
+            life, connection = await spawning  # a thread cannot be cancelled, and its process must not stay
             connection.close()
-            await asyncio.to_thread(_discard, process, folder)
+            await asyncio.to_thread(life.leave)
             raise
         reader, writer = await asyncio.open_unix_connection(sock=connection, limit=LINE_LIMIT)
-        return cls(process, folder, _Log(process), reader, writer)
+        return cls(life, reader, writer)
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        """0 for one of another process that has not said it yet."""
+        return self._life.pid
 
     async def ready(self) -> Ready:
         """Wait until the model is loaded. Raises BackendUnavailable when it cannot be."""
@@ -157,20 +175,32 @@ class Engine:
         finally:
             del self._inboxes[number]
 
+    async def count(self) -> Counted:
+        """What there is to do. Raises BackendUnavailable."""
+        number, inbox = self._open()
+        try:
+            self._writer.write(to_line(Count(number)))
+            await inbox.arrived.wait()
+            if inbox.counted is None:
+                raise BackendUnavailable(self.lost or "the engine process did not answer")
+            return inbox.counted
+        finally:
+            del self._inboxes[number]
+
     def silent_since(self, moment: float) -> float:
         """Seconds without a word from the engine, counted from `moment` (monotonic) at the earliest."""
         return time.monotonic() - max(self._heard_at, moment)
 
     def kill(self) -> None:
         """End it without asking; `lost` follows."""
-        self._process.kill()
+        self._life.kill()
 
     async def stop(self) -> None:
         """End the process and wait for it. Requests that still run are woken. May be called again."""
         self._ending = True
         self._lose("the engine process was shut down")
         self._writer.close()
-        await asyncio.to_thread(_discard, self._process, self._folder)
+        await asyncio.to_thread(self._life.leave)
         await self._listening
 
     def _open(self) -> tuple[int, Inbox]:
@@ -191,18 +221,19 @@ class Engine:
         self._writer.close()
         if self._ending:
             return
-        code = await asyncio.to_thread(_discard, self._process, self._folder)
-        last_words = await asyncio.to_thread(self._log.last_words)
-        self._lose(f"the engine process ended ({_meaning(code)}){trouble}{last_words}")
+        how, last_words = await asyncio.to_thread(self._life.ended)
+        self._lose(f"the engine process ended{how}{trouble}{last_words}")
 
-    def _deliver(self, message: ToGateway | Ask | Cancel | Tokenize) -> None:
+    def _deliver(self, message: ToGateway | ToEngine) -> None:
         match message:
             case Ready() | Failed():
+                if isinstance(message, Ready):
+                    self._life.pid = message.pid
                 if not self._greeting.done():
                     self._greeting.set_result(message)
             case Output(number, tokens, finish, cached):
                 if inbox := self._inboxes.get(number):
-                    inbox.tokens += tokens
+                    inbox.tokens.extend(tokens)
                     inbox.finish = finish
                     inbox.cached = cached if inbox.cached is None else inbox.cached
                     inbox.arrived.set()
@@ -215,9 +246,13 @@ class Engine:
                 if inbox := self._inboxes.get(number):
                     inbox.encoded = message
                     inbox.arrived.set()
+            case Counted(number):
+                if inbox := self._inboxes.get(number):
+                    inbox.counted = message
+                    inbox.arrived.set()
             case Pulse():
                 pass
-            case Ask() | Cancel() | Tokenize():
+            case Ask() | Cancel() | Tokenize() | Count():
                 raise WireError(f"{type(message).__name__} is not for a gateway")
 
     def _lose(self, why: str) -> None:
@@ -229,47 +264,61 @@ class Engine:
             inbox.arrived.set()
 
 
-class _Log:
-    """The last of what the process printed. A thread of its own reads it, so that a full pipe never blocks it."""
+class _Owned:
+    """A process of this gateway alone, which ends with it."""
 
-    def __init__(self, process: Process) -> None:
-        self._kept = b""
-        self._thread = threading.Thread(target=self._drain, args=(process,), name="mlx-engine-log", daemon=True)
-        self._thread.start()
+    def __init__(self, process: Process, folder: Path) -> None:
+        self.pid = process.pid
+        self._process = process
+        self._folder = folder
+        self._log = Log(process)
 
-    def last_words(self) -> str:
-        """The last lines of a process that has ended, as the tail of a message; empty when it printed nothing."""
-        self._thread.join(_LAST_WORDS_S)
-        lines = [line.strip() for line in self._kept.decode("utf-8", errors="replace").splitlines() if line.strip()]
-        if not lines:
-            return ""
-        quoted = " / ".join(lines[-_QUOTED_LINES:])[-_QUOTED_CHARACTERS:]
-        return "; it last wrote: " + "".join(letter if letter.isprintable() else " " for letter in quoted)
+    def kill(self) -> None:
+        self._process.kill()
 
-    def _drain(self, process: Process) -> None:
-        if process.stdout is None:
-            return
-        with process.stdout as pipe:
-            while piece := os.read(pipe.fileno(), 4096):
-                self._kept = (self._kept + piece)[-_LOG_BYTES:]
+    def leave(self) -> None:
+        _discard(self._process, self._folder)
+
+    def ended(self) -> tuple[str, str]:
+        return meaning(_discard(self._process, self._folder)), self._log.last_words()
 
 
-def _spawn(model: str, limits: Limits) -> tuple[Process, Path, socket.socket]:
+def _begun(model: str, limits: Limits) -> tuple[Life, socket.socket]:
+    folder = os.environ.get(SHARED)
+    if folder is None:
+        return _spawn(model, limits)
+    from unisono_adapters.mlx_shared import joined
+
+    return joined(Path(folder), model, limits)
+
+
+def _spawn(model: str, limits: Limits) -> tuple[Life, socket.socket]:
     """Start the process with a listening socket to which the returned one is already connected, so that nothing has to
     be waited for and the end of the process is the end of the connection at any moment."""
     folder = _private_folder()
-    address = str(folder / "engine.sock")
+    try:
+        process, connection = spawned(folder / "engine.sock", model, limits, stdin=subprocess.PIPE)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return _Owned(process, folder), connection
+
+
+def spawned(
+    address: Path, model: str, limits: Limits, *, stdin: int, stdout: int = subprocess.PIPE, shared: bool = False
+) -> tuple[Process, socket.socket]:
+    """A process that listens at `address`, and a connection to it. Raises OSError."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            listener.bind(address)
-            listener.listen(16)
-            connection.connect(address)
+            listener.bind(str(address))
+            listener.listen(64)
+            connection.connect(str(address))
             connection.setblocking(False)
             process = subprocess.Popen(  # noqa: S603 - our own module, by this interpreter
-                _command(model, limits, listener.fileno()),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                [*_command(model, limits, listener.fileno()), *(["--shared"] if shared else [])],
+                stdin=stdin,
+                stdout=stdout,
                 stderr=subprocess.STDOUT,
                 pass_fds=(listener.fileno(),),
                 env=_environment(),
@@ -277,9 +326,8 @@ def _spawn(model: str, limits: Limits) -> tuple[Process, Path, socket.socket]:
             )
     except BaseException:
         connection.close()
-        shutil.rmtree(folder, ignore_errors=True)
         raise
-    return process, folder, connection
+    return process, connection
 
 
 def _command(model: str, limits: Limits, listener: int) -> list[str]:
@@ -324,12 +372,3 @@ def _discard(process: Process, folder: Path) -> int:
         code = process.wait()
     shutil.rmtree(folder, ignore_errors=True)
     return code
-
-
-def _meaning(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"killed by signal {-code}"

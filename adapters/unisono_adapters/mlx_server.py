@@ -2,23 +2,25 @@
 
 Special tokens are spelled out in its text, all but the one that stopped it, which it hides. It answers HTTP/1.0 and
 ends a body by closing the connection, so an end without `[DONE]` is a crash; and it answers 404 for whatever goes
-wrong while it generates. Measured on mlx-lm 0.32.2.
+wrong while it generates. From the first text it generates it drops a space; where that matters, inside a message, the
+answer is asked for in another way (`_seam`). Measured on mlx-lm 0.32.2.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 import orjson
 
-from unisono.core.generation import Capabilities, Chunk, Form, Generation
+from unisono.core.generation import Capabilities, Chunk, Form, Generation, Load
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Probe
 from unisono.errors import BackendError, BackendProtocolError, BackendUnavailable
-from unisono_adapters import _completions
+from unisono_adapters import _completions, _seam
 from unisono_adapters._constraints import refused_kind
 from unisono_adapters._examine import Subject, examine
 from unisono_adapters._http import Wire
+from unisono_adapters._written import Written
 
 LOADED = "default_model"
 """The model the server was started with. By any other name it would look for one on the hub."""
@@ -37,6 +39,7 @@ class MlxServerBackend:
         """Raises ConfigError."""
         # A client that it loses before it has sent its head is noticed nowhere: it generates to the limit for nobody.
         self._wire = Wire(options, {404: (BackendError, "the backend failed while it generated")}, polite=True)
+        self._written = Written()
 
     async def probe(self) -> Probe:
         """Asks for its health, which knows whether the generating thread lives, then examines it. The server does not
@@ -48,26 +51,40 @@ class MlxServerBackend:
         if status != "ok":
             raise BackendUnavailable("the backend says it is not well")
         claims = Capabilities(prompt=Form.TEXT, output=Form.TEXT, stop_visible=False, logit_bias=True)
-        return await examine(Subject(self.complete, claims, remedies=REMEDIES))
+        return await examine(Subject(self._streamed, claims, remedies=REMEDIES))
 
     def complete(self, job: Generation) -> AsyncIterator[Chunk]:
         """Raises ConstraintRefused for a constraint: it would be ignored without a word."""
         if job.constraint is not None:
             raise refused_kind(job.constraint)
+        assert job.prompt.text is not None, "a text backend was given a prompt without text"
+        if _seam.is_inside(job.prompt) or job.prompt.text in self._written:
+            chunks = _seam.go_on(self._wire, job, _body, self._written)
+        else:
+            self._written.asked(job.prompt)
+            chunks = self._streamed(job)
+        return self._written.noting(job.prompt.text, chunks)
+
+    def _streamed(self, job: Generation) -> AsyncGenerator[Chunk]:
         return _completions.complete(self._wire, _body(job), job, Form.TEXT)
+
+    async def load(self) -> Load | None:
+        """Nothing: the server has no page for it."""
+        return None
 
     async def aclose(self) -> None:
         await self._wire.aclose()
 
 
-def _body(job: Generation) -> bytes:
+def _body(job: Generation, in_one_piece: bool = False) -> bytes:
+    """Only an answer in one piece tells the ids of its tokens."""
     assert job.prompt.text is not None, "a text backend was given a prompt without text"
+    as_a_stream = {"stream": True, "stream_options": {"include_usage": True}}
     body = {
         "model": LOADED,
         "prompt": job.prompt.text,
         "max_tokens": job.max_tokens,
-        "stream": True,
-        "stream_options": {"include_usage": True},
+        **({"stream": False, "logprobs": True} if in_one_piece else as_a_stream),
         **_completions.sampling(job),
     }
     if job.sampling.repetition_penalty == 1.0:

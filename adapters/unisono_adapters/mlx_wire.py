@@ -1,7 +1,8 @@
 """What a gateway and the engine process say to each other: one JSON object per line over a Unix-domain socket.
 
-Both sides import this module and nothing of each other. A gateway sends Ask, Cancel and Tokenize; the engine sends
-Ready or Failed once per connection, then Output and Refused by the `id` the gateway chose, and Pulse while it works.
+Both sides import this module and nothing of each other. A gateway sends Ask, Cancel, Tokenize and Count; the engine
+sends Ready or Failed once per connection, then Output, Refused, Encoded and Counted by the `id` the gateway chose, and
+Pulse while it works.
 Ids are unique per connection, so several gateway processes can share one engine.
 """
 
@@ -49,12 +50,20 @@ class Tokenize:
 
 
 @dataclass(frozen=True, slots=True)
+class Count:
+    """Say what there is to do, for every gateway."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
     """The model is loaded and has generated a token. `context` is its window, None when its config names none; with
-    `guides`, it keeps to constraints."""
+    `guides`, it keeps to constraints. `pid` is the engine's."""
 
     context: int | None
     guides: bool = False
+    pid: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +102,26 @@ class Encoded:
 
 
 @dataclass(frozen=True, slots=True)
+class Counted:
+    """Answers Count: requests in the batch and behind it, and the tokens that those in the batch hold."""
+
+    id: int
+    running: int
+    waiting: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Pulse:
     """The generation thread is alive; at most one a second, only while it works."""
 
 
-ToEngine: TypeAlias = Ask | Cancel | Tokenize
-ToGateway: TypeAlias = Ready | Failed | Output | Refused | Encoded | Pulse
+ToEngine: TypeAlias = Ask | Cancel | Tokenize | Count
+ToGateway: TypeAlias = Ready | Failed | Output | Refused | Encoded | Counted | Pulse
 
 _KINDS: dict[str, type[ToEngine | ToGateway]] = {
-    kind.__name__.lower(): kind for kind in (Ask, Cancel, Tokenize, Ready, Failed, Output, Refused, Encoded, Pulse)
+    kind.__name__.lower(): kind
+    for kind in (Ask, Cancel, Tokenize, Count, Ready, Failed, Output, Refused, Encoded, Counted, Pulse)
 }
 
 

@@ -31,6 +31,7 @@ from unisono.core.generation import (
     Form,
     Generation,
     JsonSchema,
+    Load,
     OneOf,
     Prompt,
     Sampling,
@@ -157,6 +158,10 @@ class OllamaBackend:
                 self._found = None
             raise
 
+    async def load(self) -> Load | None:
+        """Nothing: `/api/ps` lists the models that are loaded, not what they are doing."""
+        return None
+
     async def aclose(self) -> None:
         await self._wire.aclose()
 
@@ -243,6 +248,7 @@ class OllamaBackend:
                 context=plan.num_ctx,
                 # On the other route its own parser would misread a prompt that ends inside of a message.
                 constrain=frozenset() if plan.route is Route.TEMPLATE else CONSTRAINED,
+                prefill=plan.route is not Route.TEMPLATE,
             ),
             remedies=REMEDIES,
             long_prompt=LONG_PROMPT if plan.num_ctx > LONG_PROMPT + PROBE_TOKENS else 0,

@@ -37,6 +37,7 @@ from unisono.core.generation import (
     FinishReason,
     Form,
     Generation,
+    Load,
 )
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Finding, Probe
@@ -72,6 +73,7 @@ class ReplayBackend:
         self._interval_s = _number(extra.get("interval_s", 0.0), "interval_s", (int, float), 0)
         self._context = _number(extra.get("context", 131072), "context", int, 1)
         self._turns: Sequence[RecordedTurn] | None = None
+        self._playing = 0
 
     async def probe(self) -> Probe:
         """Reads the recording."""
@@ -94,13 +96,21 @@ class ReplayBackend:
             tokens, finish = tokens[: job.max_tokens], FinishReason.LENGTH
         step = int(self._chunk)
         deadline = asyncio.get_running_loop().time() + job.timeouts.total_s
-        for start in range(0, max(len(tokens), 1), step):
-            await self._pace(job, first=start == 0, deadline=deadline)
-            piece = tokens[start : start + step]
-            if start + step < len(tokens):
-                yield Chunk(tokens=piece)
-            else:
-                yield Chunk(tokens=piece, finish=finish, prompt_tokens=len(prompt))
+        self._playing += 1
+        try:
+            for start in range(0, max(len(tokens), 1), step):
+                await self._pace(job, first=start == 0, deadline=deadline)
+                piece = tokens[start : start + step]
+                if start + step < len(tokens):
+                    yield Chunk(tokens=piece)
+                else:
+                    yield Chunk(tokens=piece, finish=finish, prompt_tokens=len(prompt))
+        finally:
+            self._playing -= 1
+
+    async def load(self) -> Load | None:
+        """What is being played; nothing ever waits."""
+        return Load(self._playing, 0)
 
     async def aclose(self) -> None:
         """Nothing is held open."""

@@ -8,7 +8,7 @@ same still names it in `matched_stop`. Read in the source of version 0.5.23, not
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import assert_never
 
@@ -24,6 +24,7 @@ from unisono.core.generation import (
     Form,
     Generation,
     JsonSchema,
+    Load,
     OneOf,
 )
 from unisono.core.ports import BackendOptions
@@ -32,6 +33,8 @@ from unisono_adapters import _completions
 from unisono_adapters._constraints import as_regex, schema_of
 from unisono_adapters._examine import Subject, examine, not_served
 from unisono_adapters._http import Wire
+from unisono_adapters._load import LoadPages, amount, document, part
+from unisono_adapters._metrics import by_part, samples
 from unisono_adapters._model_list import model_list
 
 REMEDIES = {
@@ -50,6 +53,7 @@ class SglangBackend:
         """Raises ConfigError."""
         self._model = options.model
         self._wire = Wire(options)
+        self._load = LoadPages(self._wire, {"metrics": _gauges, "v1/loads": _ranks, "get_load": _ranks})
 
     async def probe(self) -> Probe:
         """Asks for the model list: that the model is there, and how long its context is; then examines it."""
@@ -86,6 +90,9 @@ class SglangBackend:
     def complete(self, job: Generation) -> AsyncIterator[Chunk]:
         return _completions.complete(self._wire, self._body(job), job, Form.IDS, stop_field="matched_stop")
 
+    async def load(self) -> Load | None:
+        return await self._load.read()
+
     async def aclose(self) -> None:
         await self._wire.aclose()
 
@@ -110,6 +117,50 @@ class SglangBackend:
         if job.constraint is not None:
             body.update(_constrained(job.constraint))
         return orjson.dumps(body)
+
+
+RUNNING, WAITING = "sglang:num_running_reqs", "sglang:num_queue_reqs"
+TOKENS, USED = "sglang:num_used_tokens", "sglang:token_usage"
+RANK = ("model_name", "dp_rank")
+"""The labels that tell its data-parallel schedulers apart. A scheduler may be told of by each of its processes."""
+
+
+def _gauges(page: bytes) -> Load | None:
+    """The page is there with `--enable-metrics`."""
+    found = samples(page, RUNNING, WAITING, TOKENS, USED)
+    if RUNNING not in found:
+        return None
+    running, waiting, tokens, used = (
+        by_part(found.get(name, ()), RANK).values() for name in (RUNNING, WAITING, TOKENS, USED)
+    )
+    return Load(
+        running=round(sum(running)),
+        waiting=round(sum(waiting)),
+        tokens=round(sum(tokens)) if tokens else None,
+        cache_used=part(sum(used) / len(used)) if used else None,
+    )
+
+
+def _ranks(page: bytes) -> Load | None:
+    """An object for each scheduler: a list of them in older versions, where `num_reqs` are all that it holds, and a
+    document around it from 0.5.6 on."""
+    told = document(page)
+    ranks = told.get("loads") if isinstance(told, dict) else told
+    if not isinstance(ranks, list) or not ranks or not all(isinstance(rank, dict) for rank in ranks):
+        return None
+    waiting = sum(amount(rank.get("num_waiting_reqs")) or 0 for rank in ranks)
+    if (held := _sum(ranks, "num_reqs")) is not None:
+        return Load(max(held - waiting, 0), waiting, _sum(ranks, "num_tokens"))
+    if (running := _sum(ranks, "num_running_reqs")) is None:
+        return None
+    used = [value for rank in ranks if (value := part(rank.get("token_usage"))) is not None]
+    return Load(running, waiting, _sum(ranks, "num_used_tokens"), sum(used) / len(used) if used else None)
+
+
+def _sum(ranks: Sequence[Mapping[str, object]], name: str) -> int | None:
+    """None unless every rank tells it."""
+    told = [amount(rank.get(name)) for rank in ranks]
+    return sum(known) if len(known := [each for each in told if each is not None]) == len(told) else None
 
 
 def _constrained(constraint: Constraint) -> dict[str, object]:

@@ -24,6 +24,7 @@ from unisono.core.generation import (
     Form,
     Generation,
     JsonSchema,
+    Load,
     OneOf,
 )
 from unisono.core.ports import BackendOptions
@@ -33,6 +34,8 @@ from unisono_adapters import _completions
 from unisono_adapters._constraints import schema_of
 from unisono_adapters._examine import Subject, examine, not_served
 from unisono_adapters._http import Wire
+from unisono_adapters._load import LoadPages, amount, document, part
+from unisono_adapters._metrics import by_part, samples
 from unisono_adapters._model_list import model_list
 from unisono_adapters._whitespace import as_tag
 
@@ -54,6 +57,8 @@ class VllmBackend:
         if self._interval is not None and (type(self._interval) is not int or self._interval < 1):
             raise ConfigError("litellm_params.stream_interval: must be a whole number of tokens, 1 or more")
         self._wire = Wire(options)
+        self._load = LoadPages(self._wire, {"metrics": _gauges, "load": self._counted})
+        self._counts = False
 
     async def probe(self) -> Probe:
         """Asks for the model list: that the model is there, and how long its context is; then examines it."""
@@ -106,6 +111,17 @@ class VllmBackend:
             else:
                 return
 
+    async def load(self) -> Load | None:
+        return await self._load.read()
+
+    def _counted(self, page: bytes) -> Load | None:
+        """Requests that run and that wait are one number here, which stays 0 on a server that was not told to count:
+        a first one that is not 0 shows that it was."""
+        told = document(page)
+        held = amount(told.get("server_load")) if isinstance(told, dict) else None
+        self._counts = self._counts or bool(held)
+        return Load(held, 0) if held is not None and self._counts else None
+
     async def aclose(self) -> None:
         await self._wire.aclose()
 
@@ -130,6 +146,30 @@ class VllmBackend:
         if structured is not None:
             body["structured_outputs"] = structured
         return orjson.dumps(body)
+
+
+RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
+USED, SIZE = "vllm:kv_cache_usage_perc", "vllm:cache_config_info"
+ENGINE = ("model_name", "engine")
+"""The labels that tell the engines of one server apart; each of them has its own gauges and its own cache."""
+
+
+def _gauges(page: bytes) -> Load | None:
+    """None for a server that keeps no statistics (`--disable-log-stats`)."""
+    found = samples(page, RUNNING, WAITING, USED, SIZE)
+    if RUNNING not in found:
+        return None
+    running, waiting, used = (by_part(found.get(name, ()), ENGINE).values() for name in (RUNNING, WAITING, USED))
+    # Every engine has a cache of the same size; blocks times their size would be too much, since the layers that see
+    # only a window of the text take blocks of their own.
+    sizes = [sample.labels.get("kv_cache_size_tokens", "") for sample in found.get(SIZE, ())]
+    size = next((int(size) for size in sizes if size.isdecimal() and len(size) < 16), None)
+    return Load(
+        running=round(sum(running)),
+        waiting=round(sum(waiting)),
+        tokens=round(sum(used) * size) if used and size is not None else None,
+        cache_used=part(sum(used) / len(used)) if used else None,
+    )
 
 
 def _structured(constraint: Constraint) -> Mapping[str, object]:

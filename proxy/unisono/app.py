@@ -6,10 +6,11 @@ server runs.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from secrets import token_bytes, token_hex
 from typing import TYPE_CHECKING
@@ -19,11 +20,15 @@ from fastapi import FastAPI
 
 from unisono import __version__, schemas
 from unisono.access.keys import Keys, MasterKey, NoKeys
+from unisono.access.limits import Books
+from unisono.access.prices import prices_of
+from unisono.access.virtual import VirtualKeys
 from unisono.api.chat.inbound import RunnableTools
 from unisono.api.chat.routes import ChatModel, chat_router
 from unisono.api.door import doors
 from unisono.api.failures import register
 from unisono.api.health import Readiness, health_routes
+from unisono.api.metrics import metrics_router
 from unisono.api.models import models_router
 from unisono.api.reasoning import ReasoningField
 from unisono.api.responses.background.runner import Runner
@@ -32,6 +37,7 @@ from unisono.api.responses.hosting.servers import ServerRules
 from unisono.api.responses.means import Means, ResponsesModel
 from unisono.api.responses.routes import responses_router
 from unisono.api.rules import ModelRules
+from unisono.api.usage import usage_router
 from unisono.config import (
     Catalogue,
     Config,
@@ -40,17 +46,23 @@ from unisono.config import (
     StoreSettings,
     data_folder,
 )
+from unisono.core.access import Caller
 from unisono.core.conversation import Json
 from unisono.core.state import Retention, Store
 from unisono.core.tools import ToolHost
 from unisono.deployments import build_pool
 from unisono.engine.engine import Engine
 from unisono.engine.memory import TurnMemory
-from unisono.errors import ConfigError, InvalidRequest
+from unisono.engine.turn import Turns
+from unisono.errors import ConfigError, InvalidRequest, ModelNotAllowed, UnknownModel
 from unisono.harmony.encoding import load_encoding
 from unisono.harmony.render import Renderer
 from unisono.hosting import Hosting, build_hosting
-from unisono.routing.pool import RoundRobinPool
+from unisono.metering import MeteredTurns
+from unisono.observing import Observing, build_observing
+from unisono.parts import Part, kept
+from unisono.routing.pool import RoutingPool
+from unisono.running import EndingTurns
 from unisono.store import open_store
 from unisono.store.upkeep import Upkeep
 
@@ -67,17 +79,17 @@ class Gateway:
 
     config: Config
     catalogue: Catalogue
-    pool: RoundRobinPool
+    pool: RoutingPool
     store: Store
     upkeep: Upkeep
+    parts: Parts
+    virtual_keys: VirtualKeys
+    runner: Runner | None = None
     _sealers: list[Sealer] = field(default_factory=list)
 
     async def salt(self) -> bytes:
-        """What seals are made with: the configured key, else the store's. Raises `StoreUnavailable`."""
-        configured = self.config.unisono.salt_key
-        if configured is not None:
-            return configured.get_secret_value().encode()
-        return await self.store.secret(SALT, token_bytes(SALT_BYTES))
+        """What seals and keys are made with. Raises `StoreUnavailable`."""
+        return await salt_of(self.config, self.store)
 
     async def sealer(self) -> Sealer:
         """The one sealer of this gateway, made when it is first needed. Raises `StoreUnavailable`."""
@@ -87,35 +99,76 @@ class Gateway:
             self._sealers.append(Sealer(await self.salt()))
         return self._sealers[0]
 
+    async def caller(self, tenant: str, key: str) -> Caller:
+        """Who began something, by tenant and id of their key. Raises `StoreUnavailable`."""
+        return await self.virtual_keys.caller(tenant, key) if key else Caller(tenant, raw=True)
 
-def build(config: Config) -> FastAPI:
-    """The whole gateway. Raises ConfigError; needs no running loop."""
+    async def hand_over(self) -> None:
+        """Leave responses that run in the background to whoever looks for them next, and begin no more of them here."""
+        if self.runner is not None:
+            await self.runner.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a gateway with another configuration may go on with."""
+
+    store: Part[tuple[Store, Upkeep]]
+    hosting: Part[Hosting]
+    memory: TurnMemory
+    renderer: Renderer
+    observing: Observing
+
+
+def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> FastAPI:
+    """The whole gateway. What of `keep` is open and fits the configuration is used on. `share` is how many processes
+    like this one there are: limits are divided among them. Raises ConfigError; needs no running loop."""
     if not config.model_list:
         raise ConfigError("model_list: there is no model in it")
     catalogue = Catalogue(config)
-    pool = build_pool(config, catalogue)
-    store = build_store(config.store)
-    gateway = Gateway(config, catalogue, pool, store, Upkeep(store))
-    hosting = build_hosting(config)
-    engine = build_engine(pool, hosting.host)
-    means = responses_means(gateway, engine, hosting.rules)
-    runner = Runner(means, process=token_hex(8))
+    pool = build_pool(config, catalogue, share=share, keep=None if keep is None else keep.pool)
+    parts = build_parts(config, keep.parts if keep is not None else None, share)
+    store, upkeep = parts.store.value
+    hosting = parts.hosting.value
+    virtual_keys = VirtualKeys(
+        store,
+        lambda: salt_of(config, store),
+        known_while_down=config.unisono.when_store_is_down == "known_keys",
+    )
+    gateway = Gateway(config, catalogue, pool, store, upkeep, parts, virtual_keys)
+    books = Books(store, held_s=config.store.lease_s)
+    engine = MeteredTurns(
+        build_engine(pool, hosting.host, parts),
+        books,
+        prices_of(config.model_list),
+        lenient=config.unisono.when_store_is_down == "known_keys",
+    )
+    # Background responses end with no request: they are left to others where they are.
+    observing = parts.observing
+    behind = observing.turns(engine, background=True)
+    runner = Runner(responses_means(gateway, behind, hosting.rules), process=token_hex(8))
+    gateway = replace(gateway, runner=runner)
+    turns = observing.turns(EndingTurns(engine))
+    means = responses_means(gateway, turns, hosting.rules)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        pool.start()
-        try:
-            await gateway.upkeep.start()
+        async with AsyncExitStack() as opened:
+            opened.push_async_callback(pool.aclose)
+            pool.start()
+            # Side by side: each may take its time where something is not there.
+            await asyncio.gather(
+                opened.enter_async_context(parts.store),
+                opened.enter_async_context(parts.hosting),
+            )
+            await opened.enter_async_context(observing.watching(config, catalogue, pool, upkeep))
+            opened.push_async_callback(books.aclose)
+            opened.push_async_callback(runner.aclose)
             runner.start()
             yield
-        finally:
-            await runner.aclose()
-            await hosting.host.aclose()
-            await pool.aclose()
-            await gateway.upkeep.aclose()
 
     master_key = config.general_settings.master_key
-    keys: Keys = NoKeys() if master_key is None else MasterKey(master_key.get_secret_value())
+    keys: Keys = NoKeys() if master_key is None else MasterKey(master_key.get_secret_value(), virtual_keys)
     app = FastAPI(
         title="Unisono",
         version=__version__,
@@ -132,15 +185,17 @@ def build(config: Config) -> FastAPI:
             origins=config.unisono.cors_origins,
             max_body_bytes=config.unisono.max_body_bytes,
             body_deadline_s=config.unisono.body_timeout_s,
+            answered=observing.answered,
         ),
     )
     register(app)
     app.include_router(health_routes(lambda: readiness(gateway)))
-    app.include_router(models_router(cards=lambda: cards(gateway), created=int(time.time())))
+    app.include_router(metrics_router(observing.shown, names_keys=config.unisono.metrics_per_key))
+    app.include_router(models_router(cards=lambda caller: cards(gateway, caller), created=int(time.time())))
     app.include_router(
         chat_router(
-            turns=engine,
-            resolve=lambda name: chat_model(catalogue, name, hosting),
+            turns=turns,
+            resolve=lambda name, caller: chat_model(catalogue, name, hosting, caller),
             today=lambda: current_date(config.unisono),
             new_id=lambda: token_hex(16),
             clock=time.time,
@@ -151,28 +206,45 @@ def build(config: Config) -> FastAPI:
         conversations_router(store=store, today=means.today, new_id=means.new_id, clock=time.time),
     )
     app.include_router(responses_router(means, runner))
+    app.include_router(usage_router(ledger=store.ledger, clock=time.time))
     app.state.gateway = gateway
     return app
 
 
-def responses_means(gateway: Gateway, engine: Engine, servers: ServerRules | None = None) -> Means:
+def responses_means(gateway: Gateway, turns: Turns, servers: ServerRules | None = None) -> Means:
     """What the Responses API works with."""
     return Means(
-        turns=engine,
+        turns=turns,
         store=gateway.store,
-        resolve=lambda name: responses_model(gateway.catalogue, name),
+        resolve=lambda name, caller: responses_model(gateway.catalogue, name, caller),
         seals=gateway.sealer,
         today=lambda: current_date(gateway.config.unisono),
         new_id=lambda prefix: prefix + token_hex(16),
         clock=time.time,
         lease_s=gateway.config.store.lease_s,
+        kept_s=gateway.config.store.ttl_s,
         servers=servers or ServerRules(),
+        caller_of=gateway.caller,
     )
 
 
-def responses_model(catalogue: Catalogue, name: str) -> ResponsesModel:
-    """The group a client's name stands for, as the Responses API shows it. Raises UnknownModel."""
-    model = catalogue.resolve(name)
+def allowed_model(catalogue: Catalogue, name: str, caller: Caller) -> ServedModel:
+    """The group a client's name stands for, if the caller may use it by this name or by its own. Raises UnknownModel,
+    and ModelNotAllowed, which tells whoever may not use all models nothing of which others there are."""
+    model = None
+    try:
+        model = catalogue.resolve(name)
+    except UnknownModel:
+        if caller.models is None or not name:
+            raise
+    if model is None or not caller.may_ask(name, model.name):
+        raise ModelNotAllowed(f"This key may not use a model `{name[:256]}`.", param="model")
+    return model
+
+
+def responses_model(catalogue: Catalogue, name: str, caller: Caller) -> ResponsesModel:
+    """The group a client's name stands for, as the Responses API shows it. Raises as `allowed_model`."""
+    model = allowed_model(catalogue, name, caller)
     return ResponsesModel(
         group=model.name,
         show_reasoning=model.settings.reasoning_field != "none",
@@ -182,16 +254,53 @@ def responses_model(catalogue: Catalogue, name: str) -> ResponsesModel:
     )
 
 
-def build_store(settings: StoreSettings) -> Store:
-    """The configured store, or a file in the user's data folder, which memory replaces where nothing can be written.
-    Not started yet. Raises ConfigError."""
+def build_parts(config: Config, old: Parts | None, share: int) -> Parts:
+    """Raises ConfigError."""
+    observing = build_observing(config, None if old is None else old.observing, share)
+
+    def store() -> Part[tuple[Store, Upkeep]]:
+        opened = observing.store(build_store(config.store, share))
+        upkeep = Upkeep(opened)
+        return Part((opened, upkeep), config.store, start=upkeep.start, close=upkeep.aclose)
+
+    settings = (config.mcp_servers, config.unisono.mcp_allowed_hosts, config.unisono.builtin_tools)
+
+    def hosting() -> Part[Hosting]:
+        built = build_hosting(config)
+        return Part(built, settings, start=built.host.start, close=built.host.aclose)
+
+    return Parts(
+        store=kept(None if old is None else old.store, config.store, store),
+        hosting=kept(None if old is None else old.hosting, settings, hosting),
+        memory=TurnMemory() if old is None else old.memory,
+        renderer=Renderer(load_encoding()) if old is None else old.renderer,
+        observing=observing,
+    )
+
+
+def build_store(settings: StoreSettings, share: int = 1) -> Store:
+    """The configured store, or a file in the user's data folder, which memory replaces where nothing can be written
+    and nobody else is to find it. Not started yet. Raises ConfigError."""
+    if share > 1 and store_address(settings).startswith("memory:"):
+        raise ConfigError(
+            f"store.url: {share} workers cannot share state that is kept in memory; use redis://, or leave it out to "
+            "keep state in a file"
+        )
     return open_store(
         store_address(settings),
         Retention(response_s=settings.ttl_s, conversation_s=settings.ttl_s, log_s=settings.log_ttl_s),
         deadline_s=settings.deadline_s,
         replicas=settings.replicas,
-        or_memory=settings.url is None,
+        or_memory=settings.url is None and share == 1,
     )
+
+
+async def salt_of(config: Config, store: Store) -> bytes:
+    """The gateway's secret: the configured one, else the store's. Raises `StoreUnavailable`."""
+    configured = config.unisono.salt_key
+    if configured is not None:
+        return configured.get_secret_value().encode()
+    return await store.secret(SALT, token_bytes(SALT_BYTES))
 
 
 def store_address(settings: StoreSettings) -> str:
@@ -212,14 +321,14 @@ def current_date(settings: GatewaySettings) -> str:
             return day.isoformat()
 
 
-def build_engine(pool: RoundRobinPool, tools: ToolHost | None = None) -> Engine:
+def build_engine(pool: RoutingPool, tools: ToolHost | None = None, parts: Parts | None = None) -> Engine:
     """The engine over a pool and whoever runs tools; reads the vocabulary that comes with the package."""
     encoding = load_encoding()
     return Engine(
         encoding=encoding,
-        renderer=Renderer(encoding),
+        renderer=Renderer(encoding) if parts is None else parts.renderer,
         pool=pool,
-        memory=TurnMemory(),
+        memory=TurnMemory() if parts is None else parts.memory,
         new_call_id=lambda: f"call_{token_hex(12)}",
         tools=tools,
         violation=violation,
@@ -237,17 +346,17 @@ def violation(schema: Mapping[str, Json], text: str) -> str | None:
 
 
 def model_rules(model: ServedModel) -> ModelRules:
-    return ModelRules(model.settings.reasoning_budget, model.settings.unmended)
+    return ModelRules(model.settings.reasoning_budget, model.settings.unmended, model.settings.failover)
 
 
-def chat_model(catalogue: Catalogue, name: str, hosting: Hosting) -> ChatModel:
-    """The group a client's name stands for, as Chat Completions shows it. Raises UnknownModel."""
-    model = catalogue.resolve(name)
+def chat_model(catalogue: Catalogue, name: str, hosting: Hosting, caller: Caller) -> ChatModel:
+    """The group a client's name stands for, as Chat Completions shows it. Raises as `allowed_model`."""
+    model = allowed_model(catalogue, name, caller)
     return ChatModel(
         group=model.name,
         reasoning=ReasoningField(model.settings.reasoning_field),
         stream_tool_arguments=model.settings.stream_tool_arguments,
-        runnable=RunnableTools(hosting.unasked(model.settings.mcp_servers), model.settings.run_tools),
+        runnable=RunnableTools(hosting.unasked(model.settings.mcp_servers, caller), model.settings.run_tools),
         rules=model_rules(model),
     )
 
@@ -261,9 +370,13 @@ class Card:
     owned_by: str = "unisono"
 
 
-def cards(gateway: Gateway) -> list[Card]:
-    """Every name clients may see, with the window as far as it is known by now."""
-    return [Card(name, gateway.pool.context(model.name)) for name, model in gateway.catalogue.listed()]
+def cards(gateway: Gateway, caller: Caller) -> list[Card]:
+    """Every name a caller may see, with the window as far as it is known by now."""
+    return [
+        Card(name, gateway.pool.context(model.name))
+        for name, model in gateway.catalogue.listed()
+        if caller.may_ask(name, model.name)
+    ]
 
 
 def readiness(gateway: Gateway) -> Readiness:

@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
 
-from unisono.config import KIND_ALIASES, KINDS, Catalogue, Config, GatewaySettings, ModelEntry
+from unisono.config import KIND_ALIASES, KINDS, Catalogue, Config, ModelEntry
 from unisono.core.ports import Backend, BackendOptions
 from unisono.errors import ConfigError
+from unisono.routing.deployment import LiveDeployment, Terms
+from unisono.routing.group import Rules
 from unisono.routing.health import Tolerance
-from unisono.routing.pool import LiveDeployment, RoundRobinPool
-from unisono.routing.slots import SlottedBackend
+from unisono.routing.policy import Strategy
+from unisono.routing.pool import Kept, RoutingPool
+from unisono.routing.queue import Bounds
 
 BACKENDS = "unisono.backends"
 """The entry-point group adapters register themselves in, by kind."""
@@ -22,26 +25,75 @@ SETTINGS = "unisono.backend"
 """Where an entry holds what is its adapter's alone."""
 
 
-def build_pool(config: Config, catalogue: Catalogue) -> RoundRobinPool:
-    """Every deployment of every group, none of them asked anything yet. Raises ConfigError."""
+def build_pool(config: Config, catalogue: Catalogue, *, share: int = 1, keep: RoutingPool | None = None) -> RoutingPool:
+    """Every deployment of every group, none of them asked anything yet. So many processes `share` what limits allow.
+    Deployments of the pool to `keep` that mean the same backend go on in this one, with all that is known of them, from
+    its start on. Raises ConfigError."""
     check_recoveries(config)
     factories = _Factories()
     names = deployment_names(config.model_list)
-    live = {
-        id(entry): LiveDeployment(
-            name=name,
-            backend=_backend(entry, f"model_list[{index}]", factories, config.unisono),
-            timeouts=config.timeouts(entry),
-            weight=entry.litellm_params.weight,
-            context=entry.model_info.max_input_tokens,
-        )
-        for index, (entry, name) in enumerate(zip(config.model_list, names, strict=True))
-    }
-    router = config.router_settings
-    return RoundRobinPool(
+    rules = routing_rules(config, share)
+    earlier = _earlier(keep)
+    kept: list[Kept] = []
+    live: dict[int, LiveDeployment] = {}
+    for index, (entry, name) in enumerate(zip(config.model_list, names, strict=True)):
+        path = f"model_list[{index}]"
+        options = _options(entry)
+        terms = _terms(entry, name, config, share)
+        context = entry.model_info.max_input_tokens
+        # Built in any case: it is the adapter that knows whether the settings can be used.
+        backend = _backend(entry, options, path, factories)
+        identity = (options.kind, options.model, options.api_base, options.api_key, dict(options.extra), context)
+        same = next((one for one in earlier if one.identity == identity), None)
+        if same is not None and keep is not None:
+            earlier.remove(same)
+            kept.append(Kept(same, terms, keep))
+            live[id(entry)] = same
+        else:
+            live[id(entry)] = LiveDeployment(terms, backend, context=context, identity=identity)
+    return RoutingPool(
         {model.name: [live[id(entry)] for entry in model.entries] for model in catalogue.groups()},
-        Tolerance(router.allowed_fails, router.cooldown_time),
-        attempts=1 + config.num_retries,
+        rules,
+        stand_ins=catalogue.stand_ins,
+        kept=kept,
+        prefixes=keep.prefixes if keep is not None else None,
+    )
+
+
+def routing_rules(config: Config, share: int = 1) -> Rules:
+    """How requests find their way."""
+    router, gateway = config.router_settings, config.unisono
+    per_key = gateway.max_queue_per_key
+    return Rules(
+        strategy=Strategy(router.routing_strategy),
+        bounds=Bounds(
+            length=_part(gateway.max_queue, share) if gateway.max_queue else 0,
+            per_owner=_part(per_key, share) if per_key else per_key,
+            timeout_s=gateway.queue_timeout_s,
+        ),
+        tolerance=Tolerance(router.allowed_fails, router.cooldown_time),
+        num_retries=config.num_retries,
+    )
+
+
+def _part(limit: int, share: int) -> int:
+    return max(1, limit // share)
+
+
+def _earlier(keep: RoutingPool | None) -> list[LiveDeployment]:
+    return [live for members in keep.members().values() for live in members] if keep is not None else []
+
+
+def _terms(entry: ModelEntry, name: str, config: Config, share: int) -> Terms:
+    params = entry.litellm_params
+    requests, tokens = params.max_parallel_requests, entry.unisono.max_tokens_in_flight
+    return Terms(
+        name=name,
+        timeouts=config.timeouts(entry),
+        weight=params.weight,
+        order=params.order,
+        max_requests=None if requests is None else _part(requests, share),
+        max_tokens=None if tokens is None else _part(tokens, share),
     )
 
 
@@ -72,31 +124,28 @@ def deployment_names(entries: Iterable[ModelEntry]) -> list[str]:
     return names
 
 
-def _backend(entry: ModelEntry, path: str, factories: _Factories, settings: GatewaySettings) -> Backend:
+def _options(entry: ModelEntry) -> BackendOptions:
     params = entry.litellm_params
-    factory = factories.of(entry, path)
-    extra = AdapterSettings(entry.unisono.backend)
-    options = BackendOptions(
+    return BackendOptions(
         kind=entry.kind,
         model=entry.backend_model,
         api_base=params.api_base,
         api_key=params.api_key.get_secret_value() if params.api_key else None,
-        extra=extra,
+        extra=AdapterSettings(entry.unisono.backend),
     )
+
+
+def _backend(entry: ModelEntry, options: BackendOptions, path: str, factories: _Factories) -> Backend:
+    extra = options.extra
+    assert isinstance(extra, AdapterSettings)
+    factory = factories.of(entry, path)
     try:
         backend = factory(options)
     except ConfigError as error:
         raise ConfigError(f"{path}.{extra.placed(str(error))}") from error
     if extra.unread:
         raise ConfigError(f"{path}.{SETTINGS}.{extra.unread[0]}: the {entry.kind} adapter does not know this key")
-    if params.max_parallel_requests is None:
-        return backend
-    return SlottedBackend(
-        backend,
-        places=params.max_parallel_requests,
-        max_queue=settings.max_queue,
-        queue_timeout_s=settings.queue_timeout_s,
-    )
+    return backend
 
 
 class AdapterSettings(Mapping[str, object]):

@@ -3,6 +3,7 @@
     UnisonoError
       InvalidRequest                400 invalid_request_error
         UnsupportedValue            400 unsupported_value
+        ApprovalUsed                409 approval_used
         UnknownModel                404 model_not_found
         NotFound                    404 not_found
           PreviousResponseNotFound  404 previous_response_not_found
@@ -14,13 +15,19 @@
         InvalidStreamId             400 invalid_stream_id
         TooManyStreams              400 websocket_stream_limit_reached
         ConnectionTooOld            400 websocket_connection_limit_reached
+      LimitReached                  429 rate_limit_exceeded
+        TokensLimited               429 rate_limit_exceeded
+        QuotaExceeded               429 insufficient_quota
       NotAuthenticated              401 invalid_api_key
       NotAllowed                    403 permission_denied
+        ModelNotAllowed             403 model_not_allowed
         ToolServerNotAllowed        403 tool_server_not_allowed
       BackendError                  502 backend_error
         BackendUnavailable          503 backend_unavailable
         BackendUnfit                503 backend_unfit
+          CannotGoOn                503 backend_cannot_go_on
         BackendOverloaded           503 backend_overloaded
+          ShareExceeded             429 rate_limit_exceeded
         BackendTimeout              504 backend_timeout
         BackendProtocolError        502 backend_protocol_error
         BackendRejected             400 backend_rejected_request
@@ -36,6 +43,7 @@
         ToolServerTimeout           504 tool_server_timeout
         ToolServerProtocolError     502 tool_server_protocol_error
         ToolServerUnauthorized      502 tool_server_unauthorized
+      ShuttingDown                  503 shutting_down
       InternalError                 500 internal_error
 
 What the model writes is never on this tree. `ConfigError` stands apart: it is for operators, at start.
@@ -43,6 +51,7 @@ What the model writes is never on this tree. `ConfigError` stands apart: it is f
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 
@@ -72,6 +81,12 @@ class UnsupportedValue(InvalidRequest):
     """A field or value this gateway understands and refuses."""
 
     code = "unsupported_value"
+
+
+class ApprovalUsed(InvalidRequest):
+    """An approval is for one call: another response makes it, or has made it."""
+
+    status, code = 409, "approval_used"
 
 
 class UnknownModel(InvalidRequest):
@@ -126,12 +141,45 @@ class ConnectionTooOld(InvalidRequest):
     code = "websocket_connection_limit_reached"
 
 
+class LimitReached(UnisonoError):
+    """A key asked for more than it may use now. `headers` tell what it may."""
+
+    status, type, code = 429, "requests", "rate_limit_exceeded"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message, param=param, retry_after_s=retry_after_s)
+        self.headers = headers or {}
+
+
+class TokensLimited(LimitReached):
+    type = "tokens"
+
+
+class QuotaExceeded(LimitReached):
+    """A budget is spent until its next period."""
+
+    type, code = "insufficient_quota", "insufficient_quota"
+
+
 class NotAuthenticated(UnisonoError):
     status, type, code = 401, "invalid_request_error", "invalid_api_key"
 
 
 class NotAllowed(UnisonoError):
     status, type, code = 403, "invalid_request_error", "permission_denied"
+
+
+class ModelNotAllowed(NotAllowed):
+    """A model that a key may not use. It reads the same whether there is such a model or not."""
+
+    code = "model_not_allowed"
 
 
 class ToolServerNotAllowed(NotAllowed):
@@ -160,8 +208,20 @@ class BackendUnfit(BackendError):
     status, code = 503, "backend_unfit"
 
 
+class CannotGoOn(BackendUnfit):
+    """Nothing is wrong with it, but it would not see what was said so far as it was said."""
+
+    code = "backend_cannot_go_on"
+
+
 class BackendOverloaded(BackendError):
     status, code = 503, "backend_overloaded"
+
+
+class ShareExceeded(BackendOverloaded):
+    """What one key asked for is more than its share of a model that others are waiting for too."""
+
+    status, type, code = 429, "requests", "rate_limit_exceeded"
 
 
 class BackendTimeout(BackendError):
@@ -250,6 +310,12 @@ class ToolServerUnauthorized(ToolServerError):
     """It wants other credentials than the ones it was shown."""
 
     code = "tool_server_unauthorized"
+
+
+class ShuttingDown(UnisonoError):
+    """The gateway ends, or this process of it, and cannot finish what it began. Another one answers."""
+
+    status, code = 503, "shutting_down"
 
 
 class ConfigError(Exception):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from unisono.api.responses.hosting.builtins import allowed
 from unisono.api.responses.hosting.servers import ServerRules
 from unisono.config import Config
+from unisono.core.access import Caller
 from unisono.core.conversation import Json
 from unisono.core.tools import Approval, Progress, ToolFilter, ToolHost, ToolList, ToolOutcome, ToolServer
 from unisono.errors import ConfigError, InvalidRequest, ToolServerNotAllowed
@@ -27,10 +28,10 @@ class Hosting:
     def configured(self) -> Mapping[str, ToolServer]:
         return self.rules.configured
 
-    def unasked(self, labels: Collection[str] | None) -> tuple[ToolServer, ...]:
-        """The servers of a model, with those of their tools alone that run without approval. One that stands for a tool
-        gpt-oss was trained on is there as that."""
-        rules = self.rules.for_model(labels)
+    def unasked(self, labels: Collection[str] | None, caller: Caller) -> tuple[ToolServer, ...]:
+        """The servers of a model that a caller may use, with those of their tools alone that run without approval. One
+        that stands for a tool gpt-oss was trained on is there as that."""
+        rules = self.rules.for_model(labels).for_caller(caller)
         named = {server.label for server in rules.trained.values()}
         others = [server for label, server in rules.configured.items() if label not in named]
         servers = (*others, *(allowed(server, builtin) for builtin, server in rules.trained.items()))
@@ -43,6 +44,9 @@ class Hosting:
 
 class NoTools(ToolHost):
     """The host of a gateway without tool servers."""
+
+    async def start(self) -> None:
+        """Nothing is needed."""
 
     async def list_tools(self, server: ToolServer, *, deadline: float | None = None) -> ToolList:
         raise ToolServerNotAllowed("There are no tool servers here.")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from unisono.access.keys import Caller, MasterKey, NoKeys
+from unisono.access.keys import MasterKey, NoKeys
+from unisono.core.access import Caller
 from unisono.errors import NotAuthenticated
 
 KEY = "sk-unisono-2b7e151628aed2a6"
@@ -28,20 +29,20 @@ HOSTILE: dict[str, str | None] = {
 }
 
 
-def test_the_master_key_is_the_default_tenant() -> None:
-    assert MasterKey(KEY).identify(KEY) == Caller("default")
+async def test_the_master_key_is_the_default_tenant() -> None:
+    assert await MasterKey(KEY).identify(KEY) == Caller("default", raw=True)
 
 
 @pytest.mark.parametrize("presented", HOSTILE.values(), ids=HOSTILE)
-def test_anything_but_the_key_is_refused_without_saying_why_it_differs(presented: str | None) -> None:
+async def test_anything_but_the_key_is_refused_without_saying_why_it_differs(presented: str | None) -> None:
     with pytest.raises(NotAuthenticated) as refused:
-        MasterKey(KEY).identify(presented)
+        await MasterKey(KEY).identify(presented)
     assert KEY not in refused.value.message
     assert refused.value.status == 401
 
 
-def test_a_key_outside_ascii_works() -> None:
-    assert MasterKey("schlüssel-🔑").identify("schlüssel-🔑").tenant == "default"
+async def test_a_key_outside_ascii_works() -> None:
+    assert (await MasterKey("schlüssel-🔑").identify("schlüssel-🔑")).tenant == "default"
 
 
 def test_an_empty_master_key_cannot_be_configured() -> None:
@@ -50,8 +51,8 @@ def test_an_empty_master_key_cannot_be_configured() -> None:
 
 
 @pytest.mark.parametrize("presented", [None, "dummy", ""], ids=["no key", "an SDK's dummy", "empty"])
-def test_without_keys_everyone_is_the_local_user(presented: str | None) -> None:
-    assert NoKeys().identify(presented) == Caller("local")
+async def test_without_keys_everyone_is_the_local_user(presented: str | None) -> None:
+    assert await NoKeys().identify(presented) == Caller("local", raw=True)
 
 
 def test_the_key_is_not_kept_in_readable_form() -> None:

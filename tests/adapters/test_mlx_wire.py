@@ -15,6 +15,8 @@ from unisono_adapters.mlx_local import MlxLocalBackend
 from unisono_adapters.mlx_wire import (
     Ask,
     Cancel,
+    Count,
+    Counted,
     Encoded,
     Failed,
     Output,
@@ -43,6 +45,8 @@ MESSAGES: dict[str, ToEngine | ToGateway] = {
     "output in the middle": Output(3, [5]),
     "refused": Refused(3, "context", "too long"),
     "encoded": Encoded(4, [[1, 2], []]),
+    "count": Count(5),
+    "counted": Counted(5, 2, 1, 300),
     "pulse": Pulse(),
 }
 

@@ -14,6 +14,8 @@ from typing import Any
 import orjson
 from starlette.types import ASGIApp, Message
 
+from unisono.core.access import Caller
+
 
 class Exchange:
     def __init__(
@@ -136,3 +138,8 @@ def events_of(stream: bytes) -> list[Any]:
         found.append("[DONE]" if data == b"[DONE]" else orjson.loads(data))
     assert stream.endswith(b"\n\n") or not stream
     return found
+
+
+async def by_name(key: str | None) -> Caller:
+    """A caller for every key, of the tenant it names."""
+    return Caller(key or "")

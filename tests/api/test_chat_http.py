@@ -16,6 +16,7 @@ from unisono.api.chat.routes import ChatModel, chat_router
 from unisono.api.door import doors
 from unisono.api.failures import register
 from unisono.api.reasoning import ReasoningField
+from unisono.core.access import Caller
 from unisono.core.conversation import Effort, Phase, UserMessage
 from unisono.core.events import Delta, Event, Opened, Reasoning, Text
 from unisono.core.generation import FinishReason
@@ -32,7 +33,7 @@ ANSWER: list[Event] = [*reasoning(0, "hm"), *final(1, "Hel", "lo"), finished()]
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 
-def resolve(name: str) -> ChatModel:
+def resolve(name: str, _: Caller) -> ChatModel:
     if name not in MODELS:
         raise UnknownModel(f"There is no model '{name}'.", param="model")
     return MODELS[name]
@@ -93,6 +94,7 @@ async def test_the_engine_is_asked_for_what_the_client_wants() -> None:
     await request(turns, model="gpt-4o", reasoning_effort="high", max_tokens=9, stop="x", tools=[TOOL]).run()
     [turn] = turns.turns
     assert (turn.model, turn.tenant, turn.request_id) == ("gpt-oss-20b", "local", "req_0")
+    assert turn.caller == Caller("local", raw=True)
     assert (turn.max_tokens, turn.stop) == (9, ("x",))
     assert turn.conversation.items == (UserMessage("Hi"),)
     assert turn.conversation.preamble.effort is Effort.HIGH

@@ -11,6 +11,7 @@ from unisono.api.chat.inbound import ChatTurn, to_turn
 from unisono.api.chat.schema import ChatRequest
 from unisono.api.failures import failure_of
 from unisono.api.fields import EFFORTS
+from unisono.core.access import Caller
 from unisono.core.conversation import Effort
 from unisono.core.generation import Sampling
 from unisono.errors import InvalidRequest, UnisonoError
@@ -22,7 +23,7 @@ FUNCTION = {"type": "function", "function": {"name": "f"}}
 def turn_of(**fields: Any) -> ChatTurn:
     body = {"model": "gpt-oss-20b", "messages": [USER]} | fields
     request = ChatRequest.model_validate(body)
-    return to_turn(request, model="group", today="2026-11-20", tenant="default", request_id="req_1")
+    return to_turn(request, model="group", today="2026-11-20", caller=Caller("default"), request_id="req_1")
 
 
 def refusal_of(**fields: Any) -> UnisonoError:

@@ -16,6 +16,7 @@ from unisono.api.responses.outbound.response import to_echo
 from unisono.api.responses.reading import Known
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.rules import ModelRules
+from unisono.core.access import Caller
 from unisono.core.conversation import AnswerForm, Effort
 from unisono.core.generation import Sampling
 from unisono.core.tools import ToolServer
@@ -78,7 +79,7 @@ def tool(name: str) -> dict[str, Any]:
 def chat(rules: ModelRules = ModelRules(), **fields: Any) -> ChatTurn:  # noqa: B008 - it is frozen
     messages = fields.pop("messages", [{"role": "user", "content": "Hi"}])
     request = ChatRequest.model_validate({"model": "m", "messages": messages, **fields})
-    return to_turn(request, model="m", today="2026-11-20", tenant="t", request_id="r", rules=rules)
+    return to_turn(request, model="m", today="2026-11-20", caller=Caller("t"), request_id="r", rules=rules)
 
 
 DOCS = ToolServer("docs", "https://docs.example/mcp")
@@ -92,7 +93,7 @@ def responses(**fields: Any) -> Turn:
         Known(),
         model="m",
         today="2026-11-20",
-        tenant="t",
+        caller=Caller("t"),
         request_id="r",
         new_id=ids(),
         servers=(DOCS, WEB),

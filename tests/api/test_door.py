@@ -12,11 +12,13 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from tests.api.asgi import Exchange
-from unisono.access.keys import Caller, MasterKey, NoKeys
+from unisono.access.keys import MasterKey, NoKeys
 from unisono.api.body import read_json
 from unisono.api.door import HEALTH_PATHS, Authenticate, doors, is_loopback
 from unisono.api.failures import register
 from unisono.api.sse import until_disconnect
+from unisono.core.access import Caller
+from unisono.errors import NotAuthenticated
 
 KEY = "sk-right"
 BEARER = ("authorization", f"Bearer {KEY}")
@@ -102,8 +104,13 @@ async def test_only_the_key_opens(headers: list[tuple[str, str]], status: int) -
         assert answer.json() == {"tenant": "default", "body": {"a": 1}}
 
 
-async def test_an_authenticator_may_answer_with_nobody() -> None:
-    app = gateway(authenticate=lambda key: Caller("team") if key == "k" else None)
+async def test_who_is_let_in_is_for_the_authenticator_to_say() -> None:
+    async def authenticate(key: str | None) -> Caller:
+        if key != "k":
+            raise NotAuthenticated("no")
+        return Caller("team")
+
+    app = gateway(authenticate=authenticate)
     assert (await post(app)).status == 401
     assert (await post(app, ("x-api-key", "k"))).json()["tenant"] == "team"
 

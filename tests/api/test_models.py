@@ -8,6 +8,8 @@ import pytest
 from fastapi import FastAPI
 
 from tests.api.asgi import Exchange
+from unisono.access.keys import NoKeys
+from unisono.api.door import doors
 from unisono.api.failures import register
 from unisono.api.models import models_router
 
@@ -20,10 +22,14 @@ class Card:
 
 
 def app() -> FastAPI:
-    gateway = FastAPI(docs_url=None, openapi_url=None)
+    gateway = FastAPI(
+        docs_url=None,
+        openapi_url=None,
+        middleware=doors(authenticate=NoKeys().identify, keyless=True, new_id=lambda: "0"),
+    )
     register(gateway)
     cards = [Card("gpt-oss-120b", 131072), Card("openai/gpt-oss-20b", None)]
-    gateway.include_router(models_router(cards=lambda: cards, created=1700000000))
+    gateway.include_router(models_router(cards=lambda _: cards, created=1700000000))
     return gateway
 
 

@@ -10,8 +10,8 @@ import pytest
 from bench import litellm_env, meter, report
 from bench.__main__ import arguments
 from bench.contenders import CONTENDERS, KEY, gateway_config, litellm_config
-from bench.sample import Sample
-from bench.scenarios import COLUMNS, SCENARIOS, Arm, Scenario, Verdict, Work, shortened
+from bench.sample import COLUMNS, Sample
+from bench.scenarios import SCENARIOS, Arm, Scenario, Verdict, Work, shortened
 
 SPIN = "import time\nwhile time.process_time() < 0.25: pass\n"
 IDLE = "import subprocess, sys, time\n{}\ntime.sleep(60)"

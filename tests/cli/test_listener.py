@@ -1,4 +1,5 @@
-"""Connections over real sockets: slow and endless headers are closed, everything honest is served."""
+"""Connections over real sockets: slow and endless headers are closed, so are clients that take nothing, and everything
+honest is served."""
 
 from __future__ import annotations
 
@@ -11,13 +12,18 @@ from typing import Any
 import pytest
 import uvicorn
 
+from tests.e2e.slow_clients import over_http
 from unisono.cli.listener import connections
 
 HEADER_TIMEOUT_S = 0.25
+WRITE_TIMEOUT_S = 0.4
+KEEP_ALIVE_S = 1
+UNTAKEN = {"/endless": 10**9, "/large": 1_000_000, "/small": 40_000}
+"""Bytes of answers that a client with a small receive buffer does not take by itself."""
 
 
 async def app(scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]) -> None:
-    """Answers with the size of the body; `/slow` takes longer than the header deadline."""
+    """Answers with the size of the body; `/slow` takes longer than the header deadline, `/endless` comes in pieces."""
     size, more = 0, True
     while more:
         message = await receive()
@@ -25,17 +31,48 @@ async def app(scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[
         more = message.get("more_body", False)
     if scope["path"] == "/slow":
         await asyncio.sleep(3 * HEADER_TIMEOUT_S)
-    body = str(size).encode()
+    body = str(size).encode().ljust(UNTAKEN.get(scope["path"], 0) % 10**9)
+    if scope["path"] == "/endless":
+        await endless(receive, send)
+        return
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
     await send({"type": "http.response.body", "body": body})
+
+
+written: list[int] = []
+"""Bytes of every endless answer that is over."""
+
+
+async def endless(receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]) -> None:
+    """Goes on until the client has left."""
+
+    async def left() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    leaving = asyncio.create_task(left())
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    size = 0
+    while not leaving.done():
+        await send({"type": "http.response.body", "body": b"p" * 1000, "more_body": True})
+        size += 1000
+        await asyncio.sleep(0)
+    written.append(size)
 
 
 @asynccontextmanager
 async def listening() -> AsyncIterator[int]:
     listener = socket.create_server(("127.0.0.1", 0))
-    protocol = connections(HEADER_TIMEOUT_S, max_header_bytes=4096)
+    protocol = connections(HEADER_TIMEOUT_S, max_header_bytes=4096, write_timeout_s=WRITE_TIMEOUT_S)
     server = uvicorn.Server(
-        uvicorn.Config(app, http=protocol, lifespan="off", log_config=None, timeout_graceful_shutdown=1)
+        uvicorn.Config(
+            app,
+            http=protocol,
+            lifespan="off",
+            log_config=None,
+            timeout_graceful_shutdown=1,
+            timeout_keep_alive=KEEP_ALIVE_S,
+        )
     )
     server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]
     serving = asyncio.create_task(server.serve([listener]))
@@ -135,3 +172,37 @@ async def test_an_idle_connection_is_kept_until_its_keep_alive_ends() -> None:
         writer.write(GET)
         assert await answer(reader) == (200, b"0")
         writer.close()
+
+
+STUCK = {
+    "amid a stream": GET.replace(b"/ ", b"/endless "),
+    "amid a large answer": GET.replace(b"/ ", b"/large "),
+    "behind the last answer": GET.replace(b"/ ", b"/small ").replace(b"host", b"connection: close\r\nhost"),
+    "behind an answer": GET.replace(b"/ ", b"/small "),
+    "in a row of answers": GET.replace(b"/ ", b"/small ") * 20,
+}
+
+
+@pytest.mark.parametrize("asked", STUCK.values(), ids=STUCK)
+async def test_a_client_that_takes_nothing_loses_its_connection(asked: bytes) -> None:
+    written.clear()
+    async with listening() as port:
+        client = await over_http(f"http://127.0.0.1:{port}", asked)
+        await client.cut_off(within_s=KEEP_ALIVE_S + 3 * WRITE_TIMEOUT_S)
+        await client.end()
+        if b"endless" in asked:
+            await asyncio.sleep(0.05)
+            assert len(written) == 1
+            assert written[0] < 150_000
+
+
+async def test_a_client_that_takes_little_at_a_time_keeps_its_connection() -> None:
+    loop = asyncio.get_running_loop()
+    async with listening() as port:
+        client = await over_http(f"http://127.0.0.1:{port}", GET.replace(b"/ ", b"/endless "))
+        until = loop.time() + 4 * WRITE_TIMEOUT_S
+        while loop.time() < until:
+            async with asyncio.timeout(WRITE_TIMEOUT_S):
+                assert await loop.sock_recv(client.sock, 4096)
+            await asyncio.sleep(WRITE_TIMEOUT_S / 20)
+        await client.end()

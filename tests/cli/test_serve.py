@@ -22,7 +22,8 @@ from urllib.request import Request, urlopen
 import pytest
 
 from tests.fakes import FakeVllm
-from unisono.cli.serve import curl_line, is_loopback, passwords_of
+from unisono.cli.secrecy import passwords_of
+from unisono.cli.serve import curl_line, is_loopback
 from unisono.harmony.encoding import load_encoding
 
 UNISONO = str(Path(sys.executable).with_name("unisono"))

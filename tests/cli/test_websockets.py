@@ -21,7 +21,7 @@ from unisono.access.keys import MasterKey, NoKeys
 from unisono.api.door import doors
 from unisono.api.failures import register
 from unisono.app import build
-from unisono.cli.serve import server_config
+from unisono.cli.server import server_config
 from unisono.config import parse
 from unisono.errors import InvalidRequest
 

@@ -204,6 +204,20 @@ async def test_an_idempotency_key_belongs_to_one_body(home: Home) -> None:
     assert await store.claim("ann", "k 1\n{}", "another", "resp_5") == "resp_5"
 
 
+async def test_whoever_has_a_key_may_keep_it_longer(home: Home) -> None:
+    store = await home.open()
+    for key, again_s in (("short", None), ("long", 5.0), ("not shorter", 0.01)):
+        first_s = 5.0 if key == "not shorter" else 0.3
+        assert await store.claim("ann", key, "digest", "resp_1", for_s=first_s) == "resp_1"
+        if again_s is not None:
+            assert await store.claim("ann", key, "digest", "resp_1", for_s=again_s) == "resp_1"
+        # Nobody else's word counts.
+        assert await store.claim("ann", key, "digest", "resp_2", for_s=9.0) == "resp_1"
+    await asyncio.sleep(0.4)
+    owners = [await store.claim("ann", key, "digest", "resp_3") for key in ("short", "long", "not shorter")]
+    assert owners == ["resp_3", "resp_1", "resp_1"]
+
+
 async def test_fifty_duplicates_at_once_are_one_response(home: Home) -> None:
     store = await home.open()
     owners = await asyncio.gather(*(store.claim("ann", "key", "digest", f"resp_{n}") for n in range(50)))

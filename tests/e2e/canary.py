@@ -22,6 +22,8 @@ class Canary:
         self._worst_s = 0.0
         self._heard = 0
         self._ended = False
+        self.gaps_s: list[float] = []
+        """Every one of them, by the clock alone."""
 
     async def listen(self, running: Gateway, model: str) -> None:
         body = {"model": model, "messages": [{"role": "user", "content": "Sing"}], "stream": True}
@@ -29,6 +31,7 @@ class Canary:
             async for _ in response.content.iter_any():
                 now = _clocks()
                 passed_s, worked_s = now[0] - self._last[0], now[1] - self._last[1]
+                self.gaps_s.append(passed_s)
                 self._worst_s = max(self._worst_s, min(passed_s, worked_s))
                 self._last = now
                 self._heard += 1

@@ -13,9 +13,10 @@ from typing import Any
 
 import aiohttp
 import uvicorn
+from fastapi import FastAPI
 
 from unisono.app import build
-from unisono.cli.serve import server_config
+from unisono.cli.server import server_config
 from unisono.config import parse
 
 
@@ -36,6 +37,8 @@ class Answer:
 class Gateway:
     url: str
     session: aiohttp.ClientSession
+    app: FastAPI | None = None
+    """What runs, for tests that look at what it holds."""
 
     async def chat(self, *, path: str = "/v1/chat/completions", **fields: Any) -> Answer:
         body = {"model": "gpt-oss", "messages": [{"role": "user", "content": "Hi"}], **fields}
@@ -87,7 +90,7 @@ async def gateway(config: Mapping[str, Any]) -> AsyncIterator[Gateway]:
         await asyncio.sleep(0.005)
     try:
         async with aiohttp.ClientSession() as session:
-            yield Gateway(f"http://127.0.0.1:{listener.getsockname()[1]}", session)
+            yield Gateway(f"http://127.0.0.1:{listener.getsockname()[1]}", session, app)
     finally:
         server.should_exit = True
         await serving

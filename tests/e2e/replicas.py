@@ -9,7 +9,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -27,21 +27,21 @@ Json = dict[str, Any]
 
 @dataclass
 class Replica:
-    """A `unisono serve` on a free port. Its log is in `folder`."""
+    """A `unisono serve` on a free port, with further `arguments`. Its log is in `folder`, and so is its
+    configuration."""
 
     folder: Path
     config: Mapping[str, Any]
+    arguments: Sequence[str] = ()
     url: str = ""
     process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / "config.json"
-        path.write_text(json.dumps(self.config))
+        self.write(self.config)
+        command = (UNISONO, "serve", "--port", "0", "--config", str(self.path), *self.arguments)
         with (self.folder / "log").open("ab") as log:
-            self.process = await asyncio.create_subprocess_exec(
-                UNISONO, "serve", "--port", "0", "--config", str(path), stdout=asyncio.subprocess.PIPE, stderr=log
-            )
+            self.process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=log)
         assert self.process.stdout is not None
         async with asyncio.timeout(STARTING_S):
             async for line in self.process.stdout:
@@ -52,8 +52,27 @@ class Replica:
         raise RuntimeError(self.log)
 
     @property
+    def path(self) -> Path:
+        return self.folder / "config.json"
+
+    def write(self, config: Mapping[str, Any]) -> None:
+        """What it reads when it starts, and when it is told to read again."""
+        self.path.write_text(json.dumps(config))
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    @property
     def log(self) -> str:
         return (self.folder / "log").read_text()
+
+    async def logged(self, words: str, times: int = 1) -> None:
+        """Return when its log has said so."""
+        async with asyncio.timeout(STARTING_S):
+            while self.log.count(words) < times:
+                await asyncio.sleep(0.02)
 
     def signal(self, number: signal.Signals) -> None:
         assert self.process is not None
@@ -77,8 +96,8 @@ class Replica:
 
 
 @asynccontextmanager
-async def replica(folder: Path, config: Mapping[str, Any]) -> AsyncIterator[Replica]:
-    one = Replica(folder, config)
+async def replica(folder: Path, config: Mapping[str, Any], *arguments: str) -> AsyncIterator[Replica]:
+    one = Replica(folder, config, arguments)
     try:
         yield await one.start()
     finally:

@@ -20,7 +20,7 @@ from tests.e2e.gateway import config_of, gateway
 from tests.e2e.replicas import LEASE_S, Client, Json, Relay, Replica, Told, one_chunk, one_command, replica
 from tests.e2e.wires import ENCODING
 from tests.fakes import FakeVllm
-from unisono.access.keys import LOCAL_TENANT
+from unisono.core.access import LOCAL_TENANT
 from unisono.core.conversation import Tokens
 from unisono.core.state import Retention
 from unisono.store.redis import RedisStore, scripts

@@ -21,7 +21,7 @@ from tests.e2e.gateway import config_of
 from tests.e2e.replicas import LEASE_S, Client, Json, Replica, Told
 from tests.e2e.wires import ENCODING
 from tests.fakes import FakeVllm
-from unisono.access.keys import LOCAL_TENANT
+from unisono.core.access import LOCAL_TENANT
 from unisono.core.state import Retention
 from unisono.store.redis import RedisStore
 

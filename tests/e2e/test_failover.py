@@ -1,57 +1,109 @@
-"""Another deployment answers as long as the client has seen nothing."""
+"""A deployment that fails anywhere in an answer is nothing a client sees: another goes on, of another kind too."""
 
 from __future__ import annotations
 
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import groupby
+from typing import Any
+
 import pytest
 
-from tests.e2e.gateway import config_of, gateway, message_of
-from tests.fakes import FakeVllm, reset_at
+from tests.e2e.gateway import Answer, Gateway, config_of, gateway, message_of
+from tests.e2e.playing import Play, fake_of
+from tests.e2e.responses import streamed
+from tests.fakes import FakeVllm, Refusal, VllmScript, close_at, half_event_at, inject_at, reset_at, stall_at
+from tests.fakes.faults import Fault
 from unisono.harmony.encoding import load_encoding
 
 ENCODING = load_encoding()
-ANSWER = ENCODING.encode_marked(
-    "<|channel|>analysis<|message|>Think first.<|end|><|channel|>final<|message|>Then answer in full.<|return|>"
+THINKS = (
+    "<|channel|>analysis<|message|>Think first, of 🐦‍⬛ and of more than one thing.<|end|><|start|>assistant"
+    "<|channel|>final<|message|>Then answer in full: naïve, 日本 and “quoted”, to the end.<|return|>"
 )
-HELD = ENCODING.encode_marked(
-    "<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>"
+CALLS = (
+    "<|channel|>analysis<|message|>I look it up.<|end|><|start|>assistant<|channel|>commentary to=functions.f "
+    '<|constrain|>json<|message|>{"text": "naïve \\"q\\" 日本", "n": [1, 2, 3]}<|call|>'
 )
+SCRIPTS = {"thoughts and text": THINKS, "a call": CALLS}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+GARBAGE = b'data: {"id": garbage\n\n'
+ERROR = b'data: {"error": {"message": "CUDA error", "type": "InternalServerError", "code": 500}}\n\n'
+SHORT = ENCODING.encode_marked("<|channel|>final<|message|>Then answer in full.<|return|>")
+PAIRS = [
+    ("vllm", "llamacpp"),
+    ("llamacpp", "mlx_server"),
+    ("mlx_server", "ollama"),
+    ("ollama", "sglang"),
+    ("sglang", "vllm"),
+    ("mlx_server", "vllm"),
+]
+FAULTS: dict[str, Callable[[int], Fault]] = {
+    "reset": reset_at,
+    "end": close_at,
+    "half an event": half_event_at,
+    "garbage": lambda k: inject_at(k, GARBAGE),
+    "an error under 200": lambda k: inject_at(k, ERROR),
+}
+PATIENT = {"allowed_fails": 100_000, "cooldown_time": 0.01}
+"""Nobody rests here: who fails is asked again."""
 
 
-async def test_a_whole_answer_may_break_off_anywhere() -> None:
-    for position in (1, 5, len(ANSWER) - 2):
-        async with (
-            FakeVllm(tokens=ANSWER, faults=(reset_at(position),)) as broken,
-            FakeVllm(tokens=ANSWER) as well,
-            gateway(config_of(f"vllm@{broken.url}", f"vllm@{well.url}")) as running,
-        ):
-            failovers = 0
-            for _ in range(2):
-                said = message_of(await running.chat())
-                assert (said.reasoning, said.content) == ("Think first.", "Then answer in full.")
-                assert said.note["recoveries"] == ["missing-start"]
-                assert said.usage["completion_tokens"] == len(ANSWER)
-                failovers += said.note["failovers"]
-            assert failovers == 1
+def config(*deployments: str, **unisono: Any) -> dict[str, Any]:
+    config = config_of(*deployments, router_settings=PATIENT)
+    for entry in config["model_list"]:
+        entry["unisono"] = unisono
+        entry["litellm_params"] |= {"stream_timeout": 0.3}
+    return config
 
 
-async def test_a_stream_may_break_off_while_all_of_it_is_held() -> None:
-    async with (
-        FakeVllm(tokens=HELD, faults=(reset_at(len(HELD) - 2),)) as broken,
-        FakeVllm(tokens=ANSWER) as well,
-        gateway(config_of(f"vllm@{broken.url}", f"vllm@{well.url}")) as running,
-    ):
-        answers = [await running.chat(stream=True) for _ in range(2)]
-        assert [message_of(answer).content for answer in answers] == ["Then answer in full."] * 2
-        assert sorted(message_of(answer).note["failovers"] for answer in answers) == [0, 1]
-        assert all(message_of(answer).note["recoveries"] == ["missing-start"] for answer in answers)
+@asynccontextmanager
+async def stage(*kinds: str, **unisono: Any) -> AsyncIterator[tuple[Play, Gateway]]:
+    """A gateway before one server of each kind, all with the same model."""
+    play = Play(THINKS)
+    async with AsyncExitStack() as stack:
+        fakes = [(kind, await stack.enter_async_context(fake_of(kind))) for kind in kinds]
+        for kind, fake in fakes:
+            play.serve(kind, fake)
+        here = config(*(f"{kind}@{fake.url}" for kind, fake in fakes), **unisono)
+        yield play, await stack.enter_async_context(gateway(here))
+
+
+def essence(answer: Answer) -> tuple[Any, ...]:
+    said = message_of(answer)
+    return said.reasoning, said.content, said.calls, said.finish_reason
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+async def test_an_answer_that_breaks_off_anywhere_goes_on_elsewhere(pair: tuple[str, str], fault: str) -> None:
+    async with stage(*pair) as (play, running):
+        for script in SCRIPTS.values():
+            play.script = script
+            asked: dict[str, Any] = {"tools": [TOOL], "stream_options": {"include_usage": True}}
+            whole = message_of(await running.chat(stream=True, **asked))
+            for position in (1, 4, 9, 14, 20):
+                for stream in (True, False):
+                    play.asked.clear()
+                    play.failures = [FAULTS[fault](position)]
+                    answer = await running.chat(stream=stream, **(asked if stream else {"tools": [TOOL]}))
+                    assert answer.status == 200, answer.raw
+                    said = message_of(answer)
+                    assert essence(answer) == (whole.reasoning, whole.content, whole.calls, whole.finish_reason)
+                    assert said.note["failovers"] == 1
+                    # One of them asks twice to go on inside a message.
+                    assert sorted(kind for kind, _ in groupby(play.asked)) == sorted(pair)
+                    assert abs(said.usage["completion_tokens"] - whole.usage["completion_tokens"]) <= 2
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 async def test_a_prompt_too_long_for_one_deployment_goes_to_a_larger_one(stream: bool) -> None:
     long = [{"role": "user", "content": "word " * 300}]
     async with (
-        FakeVllm(tokens=ANSWER, context=200) as small,
-        FakeVllm(tokens=ANSWER, context=4096) as large,
+        FakeVllm(tokens=SHORT, context=200) as small,
+        FakeVllm(tokens=SHORT, context=4096) as large,
         gateway(config_of(f"vllm@{small.url}", f"vllm@{large.url}")) as running,
     ):
         for _ in range(2):
@@ -63,9 +115,104 @@ async def test_a_prompt_too_long_for_one_deployment_goes_to_a_larger_one(stream:
 async def test_a_prompt_too_long_for_all_is_said_so() -> None:
     long = [{"role": "user", "content": "word " * 300}]
     async with (
-        FakeVllm(tokens=ANSWER, context=200) as one,
-        FakeVllm(tokens=ANSWER, context=200) as other,
+        FakeVllm(tokens=SHORT, context=200) as one,
+        FakeVllm(tokens=SHORT, context=200) as other,
         gateway(config_of(f"vllm@{one.url}", f"vllm@{other.url}")) as running,
     ):
         answer = await running.chat(messages=long)
         assert (answer.status, answer.body["error"]["code"]) == (400, "context_length_exceeded")
+
+
+async def test_an_answer_goes_on_through_one_kind_after_the_other() -> None:
+    kinds = ("vllm", "llamacpp", "sglang", "mlx_server", "ollama")
+    async with stage(*kinds) as (play, running):
+        for script in SCRIPTS.values():
+            play.script = script
+            whole = essence(await running.chat(stream=True, tools=[TOOL]))
+            for first in (2, 5):
+                play.failures = [reset_at(first), close_at(4), half_event_at(3), Refusal(503, b"{}")]
+                play.asked.clear()
+                answer = await running.chat(stream=True, tools=[TOOL])
+                assert "error" not in answer.events[-1], answer.events[-1]
+                assert essence(answer) == whole
+                assert message_of(answer).note["failovers"] == 4
+                assert sorted(kind for kind, _ in groupby(play.asked)) == sorted(kinds)
+
+
+async def test_a_backend_that_falls_silent_is_left_when_its_time_is_over() -> None:
+    async with stage("vllm", "mlx_server", first_token_timeout_s=0.3) as (play, running):
+        whole = essence(await running.chat(stream=True))
+        for position in (0, 6):
+            play.failures = [stall_at(position)]
+            begun = time.monotonic()
+            answer = await running.chat(stream=True)
+            assert essence(answer) == whole
+            assert message_of(answer).note["failovers"] == 1
+            assert 0.25 < time.monotonic() - begun < 5.0
+
+
+async def test_responses_go_on_too_streamed_whole_and_in_the_background() -> None:
+    async with stage("vllm", "mlx_server", "llamacpp") as (play, running):
+        for script in SCRIPTS.values():
+            play.script = script
+            body = {"model": "gpt-oss", "input": "Hi", "tools": [{"type": "function", "name": "f", "parameters": {}}]}
+            whole = said_in((await running.post("/v1/responses", json.dumps(body).encode())).body)
+            for stream, background in ((True, False), (False, False), (True, True)):
+                play.failures = [reset_at(3), reset_at(5)]
+                asked = {**body, "stream": stream, "background": background}
+                answer = await running.post("/v1/responses", json.dumps(asked).encode())
+                response = streamed(answer).last if stream else answer.body
+                assert said_in(response) == whole
+                assert response["unisono"]["failovers"] == 2
+                assert response["status"] == "completed"
+                kept = (await running.get(f"/v1/responses/{response['id']}")).body
+                assert said_in(kept) == whole
+                if not stream:
+                    assert answer.headers["x-unisono-failovers"] == "2"
+
+
+def said_in(response: Any) -> list[Any]:
+    """What a response says, without ids."""
+    items = response["output"]
+    return [(i["type"], i.get("content"), i.get("arguments"), i.get("name")) for i in items]
+
+
+async def test_with_failover_switched_off_a_stream_ends_in_the_error_behind_what_there_is() -> None:
+    async with stage("vllm", "llamacpp", failover=False) as (play, running):
+        play.failures = [reset_at(12)]
+        answer = await running.chat(stream=True)
+        assert answer.events[-1]["error"]["code"] in ("backend_unavailable", "backend_protocol_error")
+        assert len(play.asked) == 1
+        play.failures = [reset_at(12)]
+        said = message_of(await running.chat())
+        assert (said.note["failovers"], said.finish_reason) == (1, "stop")
+
+
+async def test_with_nowhere_to_go_a_stream_ends_in_the_error_behind_what_there_is() -> None:
+    async with stage("vllm", "llamacpp") as (play, running):
+        whole = message_of(await running.chat(stream=True))
+        play.failures = [reset_at(6), *[Refusal(503, b"{}")] * 8]
+        answer = await running.chat(stream=True)
+        assert answer.events[-1]["error"]["type"] == "server_error"
+        shown = "".join(c["delta"].get("reasoning") or "" for e in answer.events[:-1] for c in e["choices"])
+        assert shown
+        assert (whole.reasoning or "").startswith(shown)
+
+
+async def test_a_body_that_spells_a_marker_goes_on_where_ids_are_taken_and_nowhere_else() -> None:
+    """No server that takes text could tell it from the real one."""
+    said = [*ENCODING.encode_marked("<|channel|>final<|message|>"), *ENCODING.encode_text("The <|end|> is text here.")]
+
+    def rest(asked: dict[str, Any]) -> VllmScript:
+        prompt = asked["prompt"]
+        left = next(said[at:] for at in range(len(said), -1, -1) if prompt[len(prompt) - at :] == said[:at])
+        broken = left == said and len(one.requests) + len(other.requests) == 1
+        return VllmScript(tokens=[*left, 200002], faults=(reset_at(len(said) - 2),) if broken else ())
+
+    async with FakeVllm(script=rest) as one, FakeVllm(script=rest) as other, fake_of("ollama") as text:
+        text.script = lambda asked: Refusal(503, b"{}")
+        async with gateway(config(f"vllm@{one.url}", f"ollama@{text.url}", f"vllm@{other.url}")) as running:
+            answer = await running.chat(stream=True)
+            assert message_of(answer).content == "The <|end|> is text here."
+            assert message_of(answer).note["failovers"] in (1, 2)
+            assert not [seen for seen in text.requests if "The <" in seen.json["prompt"]]

@@ -12,6 +12,7 @@ import pytest
 from tests.contract.servers import Server
 from tests.e2e.hosting import DOCS, calls, desk, made, result
 from tests.e2e.responses import ANSWER, OK, THOUGHT, Json, Line, kinds, refusal, text_of
+from tests.e2e.wires import WIRES
 from tests.mcp.conftest import Upstream, start_upstream
 
 DENIED = "The user did not approve this call."
@@ -31,6 +32,13 @@ def asking(upstream: Upstream, sections: Json) -> AbstractAsyncContextManager[Li
 @pytest.fixture
 async def here(upstream: Upstream) -> AsyncIterator[Line]:
     async with asking(upstream, {}) as found:
+        yield found
+
+
+@pytest.fixture
+async def free(upstream: Upstream) -> AsyncIterator[Line]:
+    """The same, where the backend keeps to no constraint: it says what a test has it say."""
+    async with desk(upstream, WIRES["mlx_server"], entry={"require_approval": "always"}) as found:
         yield found
 
 
@@ -69,6 +77,38 @@ async def test_an_approved_call_is_made_and_stands_where_it_was_asked_for(
     here.say(OK)
     await here.whole(previous_response_id=second["id"], input="Thanks")
     assert calls("echo", "", text=text) + result("echo", text) in here.said
+
+
+FORCED: dict[str, Any] = {
+    "any tool": "required",
+    "any of the server": {"type": "mcp", "server_label": "docs"},
+    "this one": {"type": "mcp", "server_label": "docs", "name": "echo"},
+}
+
+
+@pytest.mark.parametrize("choice", FORCED.values(), ids=FORCED)
+@pytest.mark.parametrize("background", [False, True], ids=["at once", "background"])
+async def test_an_approved_call_is_the_one_that_had_to_be_made(free: Line, choice: Any, background: bool) -> None:
+    first, request = await asked_for(free, "has to be", tool_choice=choice)
+    free.say(ANSWER)
+    fields = {"previous_response_id": first["id"], "input": [decided(request, True)], "tool_choice": choice}
+    second = (await free.streamed(background=True, **fields)).last if background else await free.whole(**fields)
+    assert kinds(second["output"]) == ["mcp_call", "reasoning", "message"]
+    assert "unmet" not in second["unisono"]
+
+
+@pytest.mark.parametrize("approve", [True, False], ids=["another is approved", "it is denied"])
+async def test_a_call_that_was_not_made_still_has_to_be(free: Line, approve: bool) -> None:
+    first, request = await asked_for(free, "not it")
+    name = "facts" if approve else "echo"
+    free.say(calls(name, **({} if approve else {"text": "again"})))
+    choice = {"type": "mcp", "server_label": "docs", "name": name}
+    answer = [decided(request, approve)]
+    second = await free.whole(previous_response_id=first["id"], input=answer, tool_choice=choice)
+    assert [each["name"] for each in made(second, "mcp_approval_request")] == [name]
+    free.say(ANSWER)
+    third = await free.whole(previous_response_id=first["id"], input="And?", tool_choice=choice)
+    assert third["unisono"]["unmet"]
 
 
 async def test_a_call_that_is_not_approved_is_not_made_and_the_model_is_told_why(

@@ -80,6 +80,7 @@ async def test_a_gateway_that_dies_in_a_call_leaves_it_made_once(
             assert result("slow", "done" if idempotent else OUTCOME_UNKNOWN) in last
 
 
+@pytest.mark.slow
 async def test_a_gateway_that_leaves_behind_a_result_leaves_the_result(
     upstream: Upstream, redis_server: Server, tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.gateway import message_of
 from tests.e2e.hosting import calls, desk, result
-from tests.e2e.responses import ANSWER, CALL, Line
+from tests.e2e.responses import ANSWER, CALL, THOUGHT, Line
 from tests.e2e.wires import ENCODING, WIRES, deployment
 from tests.fakes import reset_at
 from tests.mcp.conftest import Upstream, start_upstream
@@ -95,6 +95,55 @@ async def test_the_clients_own_calls_are_the_clients(upstream: Upstream, stream:
         assert message.finish_reason == "tool_calls"
         assert [name for name, _ in message.calls] == ["look"]
         assert result("echo", "mine and yours") in here.said
+
+
+MINE = CALL.removeprefix(THOUGHT)
+NEXT = "<|start|>assistant"
+
+
+def hosted_first(text: str) -> list[str]:
+    return [calls("echo", text=text), CALL]
+
+
+def hosted_beside(text: str) -> list[str]:
+    return [calls("echo", text=text) + NEXT + MINE]
+
+
+def hosted_behind(text: str) -> list[str]:
+    return [CALL + NEXT + calls("echo", "", text=text)]
+
+
+@BOTH_FORMS
+@pytest.mark.parametrize("said", [hosted_first, hosted_beside, hosted_behind], ids=lambda said: said.__name__)
+async def test_what_was_run_beside_the_clients_calls_is_there_when_it_answers_them(
+    upstream: Upstream, said: Any, stream: bool
+) -> None:
+    """The client sends back its own call alone."""
+    text = f"beside {said.__name__} {stream}"
+    async with desk(upstream) as here:
+        here.say(*said(text))
+        fields: dict[str, Any] = {"tools": [LOOK], "stream": stream, **RUN}
+        asked = [{"role": "user", "content": "Hi"}]
+        first = await here.gateway.chat(messages=asked, **fields)
+        if stream:
+            deltas = [choice["delta"] for event in first.events for choice in event["choices"]]
+            found = [call for delta in deltas for call in delta.get("tool_calls") or ()]
+            [call_id] = [call["id"] for call in found if call.get("id")]
+        else:
+            [call] = first.body["choices"][0]["message"]["tool_calls"]
+            call_id = call["id"]
+        [(name, arguments)] = message_of(first).calls
+        mine = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        told: list[Any] = [
+            {"role": "assistant", "tool_calls": [mine]},
+            {"role": "tool", "tool_call_id": call_id, "content": "It is up."},
+        ]
+        here.say(ANSWER)
+        await here.gateway.chat(messages=[*asked, *told], **fields)
+        assert here.said.count(result("echo", text)) == 1
+        places = [here.said.index(each) for each in (f'"text":"{text}"', result("echo", text), "It is up.")]
+        assert places == sorted(places)
+        assert upstream.noted(text) == [f"echo {text}"]
 
 
 async def test_a_server_that_is_not_there_is_done_without(upstream: Upstream) -> None:

@@ -335,6 +335,21 @@ async def test_a_server_may_be_named_by_its_exact_address_or_on_an_allowed_host(
         assert tool["server_url"] == url.replace("/mcp", "/<redacted>")
 
 
+@pytest.mark.parametrize("fields", [{}, {"stream": True}], ids=["whole", "streamed"])
+async def test_a_name_that_leads_inside_is_refused_by_its_field(upstream: Upstream, fields: Json) -> None:
+    """The host is allowed; where its name leads is known when it is looked up."""
+    hosts_ = {"host": "localhost", "ports": [], "plain_http": True}
+    async with desk(upstream, unisono={"mcp_allowed_hosts": [hosts_]}) as here:
+        here.say(OK)
+        port = upstream.urls["modern"].split(":")[2]
+        named = {"type": "mcp", "server_label": "inside", "server_url": f"http://localhost:{port}"}
+        tool = {"type": "function", "name": "look", "parameters": {}}
+        answer = await here.post(tools=[tool, named], **fields)
+        message = refusal(answer, 403, "tools.1.server_url", "tool_server_not_allowed")
+        assert message.startswith("'tools.1.server_url': ")
+        assert here.fake.requests == [] or not here.prompts
+
+
 async def test_a_model_has_the_servers_it_is_given(upstream: Upstream) -> None:
     wire = WIRES["vllm"]
     async with wire.fake() as fake:

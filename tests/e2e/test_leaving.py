@@ -15,16 +15,12 @@ import pytest
 import pytest_asyncio
 
 from tests.e2e.gateway import Gateway, gateway, message_of
-from tests.e2e.wires import WIRES, Fake, Script, Wire, asked, deployment
+from tests.e2e.wires import ANSWERING, DONE, PHASES, WIRES, Fake, Script, Wire, asked, deployment
 from tests.fakes import stall_at
 
 AT_ONCE_S = 1.0
 """250 ms is the promise, and what an idle machine needs is a few; the rest is for a busy one. Whoever does not notice
 takes many times as long."""
-THINKING = "<|channel|>analysis<|message|>" + "hm, " * 400
-ANSWERING = "<|channel|>final<|message|>" + "la " * 400
-CALLING = '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"at":"' + "sky " * 400
-DONE = "<|channel|>final<|message|>Done.<|return|>"
 LONG_TEXT = "中文字符" * 100_000
 """So much that rendering it takes a thread a good part of a second."""
 WINDOW = 10_000_000
@@ -94,14 +90,6 @@ async def begun(site: Site, choices: int = 1) -> None:
     await asyncio.sleep(0.08)
 
 
-PHASES: dict[str, Callable[[Wire], Script]] = {
-    "before the backend answers": lambda wire: wire.silent(),
-    "before the first token": lambda wire: wire.script(DONE, faults=(stall_at(0),)),
-    "amid the reasoning": lambda wire: wire.script(THINKING, delay_s=0.01),
-    "amid the answer": lambda wire: wire.script(ANSWERING, delay_s=0.01),
-    "while the backend is silent": lambda wire: wire.script(ANSWERING, faults=(stall_at(9),)),
-    "while a call is held": lambda wire: wire.script(CALLING, delay_s=0.01),
-}
 WAYS: dict[str, dict[str, Any]] = {
     "whole": {},
     "stream": {"stream": True},

@@ -14,17 +14,14 @@ from websockets.exceptions import ConnectionClosedError, InvalidStatus
 
 from tests.api.responses.folding import TERMINAL, fold
 from tests.e2e.gateway import Gateway, config_of, gateway
-from tests.e2e.wires import WIRES, Fake, Script, Wire, deployment
-from tests.fakes import FakeVllm, VllmScript, stall_at
+from tests.e2e.wires import PHASES, WIRES, Fake, Script, Wire, deployment
+from tests.fakes import FakeVllm, VllmScript
 from unisono.harmony.encoding import load_encoding
 
 ENCODING = load_encoding()
 AT_ONCE_S = 1.0
 """250 ms is the promise, and what an idle machine needs is a few; the rest is for a busy one."""
 ANSWER = "<|channel|>final<|message|>Sunny.<|return|>"
-THINKING = "<|channel|>analysis<|message|>" + "hm, " * 400
-ANSWERING = "<|channel|>final<|message|>" + "la " * 400
-CALLING = '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"at":"' + "sky " * 400
 TOOLS = [{"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}]
 KEY = "sk-right"
 
@@ -96,16 +93,6 @@ async def test_frames_are_taken_in_the_order_they_came_however_large() -> None:
         await client.send(instructions="2", metadata={"n": "2"})
         await client.send(instructions="3", metadata={"n": "3"}, unknown=[{"a": 1}] * 100_000)
         assert [(await client.answer())["metadata"]["n"] for _ in range(3)] == ["1", "2", "3"]
-
-
-PHASES: dict[str, Callable[[Wire], Script]] = {
-    "before the backend answers": lambda wire: wire.silent(),
-    "before the first token": lambda wire: wire.script(ANSWER, faults=(stall_at(0),)),
-    "amid the reasoning": lambda wire: wire.script(THINKING, delay_s=0.01),
-    "amid the answer": lambda wire: wire.script(ANSWERING, delay_s=0.01),
-    "while the backend is silent": lambda wire: wire.script(ANSWERING, faults=(stall_at(9),)),
-    "while a call is held": lambda wire: wire.script(CALLING, delay_s=0.01),
-}
 
 
 @pytest.mark.parametrize("go", [Client.close, Client.crash])

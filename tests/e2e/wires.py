@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.fakes import FakeMlxServer, FakeVllm, MlxScript, Seen, Stall, Step, VllmScript
+from tests.fakes import FakeMlxServer, FakeVllm, MlxScript, Seen, Stall, Step, VllmScript, stall_at
 from unisono.harmony.encoding import load_encoding
 
 ENCODING = load_encoding()
@@ -55,6 +55,20 @@ class _SilentMlx(MlxScript):
 
 
 WIRES = {name: Wire(name) for name in ("vllm", "mlx_server")}
+
+THINKING = "<|channel|>analysis<|message|>" + "hm, " * 400
+ANSWERING = "<|channel|>final<|message|>" + "la " * 400
+CALLING = '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"at":"' + "sky " * 400
+DONE = "<|channel|>final<|message|>Done.<|return|>"
+PHASES: dict[str, Callable[[Wire], Script]] = {
+    "before the backend answers": lambda wire: wire.silent(),
+    "before the first token": lambda wire: wire.script(DONE, faults=(stall_at(0),)),
+    "amid the reasoning": lambda wire: wire.script(THINKING, delay_s=0.01),
+    "amid the answer": lambda wire: wire.script(ANSWERING, delay_s=0.01),
+    "while the backend is silent": lambda wire: wire.script(ANSWERING, faults=(stall_at(9),)),
+    "while a call is held": lambda wire: wire.script(CALLING, delay_s=0.01),
+}
+"""What a client can leave in the middle of. The tool that is called is `look`."""
 
 
 def deployment(

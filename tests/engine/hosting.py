@@ -57,6 +57,9 @@ class Servers(ToolHost):
     left: list[str] = field(default_factory=list)
     """Calls that were cancelled."""
 
+    async def start(self) -> None:
+        """There is nothing to load."""
+
     async def list_tools(self, server: ToolServer, *, deadline: float | None = None) -> ToolList:
         self.asked.append(server.label)
         offered = self.offered[server.label]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Self
 
 from tests.harmony.fold import check_lifecycle
 from tests.harmony.recoveries import TOOLS
@@ -13,11 +15,12 @@ from unisono.core.events import Event, Finished
 from unisono.core.generation import Capabilities, Chunk, FinishReason, Form, Generation, Timeouts
 from unisono.core.ports import Deployment
 from unisono.core.probe import Probe
+from unisono.core.routes import Ask, Demand, Try
 from unisono.engine.engine import Engine
 from unisono.engine.memory import TurnMemory
 from unisono.engine.turn import Report, Turn
 from unisono.engine.wishes import Violation
-from unisono.errors import UnisonoError
+from unisono.errors import BackendUnavailable, UnisonoError
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.render import Renderer
 
@@ -38,8 +41,27 @@ class Step:
     cached: int | None = None
 
 
+class Standing:
+    """What a double is to the pool: a deployment that is its own backend, and knows of itself what it was told."""
+
+    told: Capabilities
+
+    @property
+    def backend(self) -> Self:
+        return self
+
+    async def capabilities(self) -> Capabilities:
+        return self.told
+
+    async def probe(self) -> Probe:
+        return Probe(self.told)
+
+    async def load(self) -> None:
+        """It does not say."""
+
+
 @dataclass
-class Scripted:
+class Scripted(Standing):
     """A deployment and its backend: plays its steps one after the other, `per_chunk` tokens or letters at a time."""
 
     encoding: Encoding
@@ -49,16 +71,6 @@ class Scripted:
     name: str = "scripted"
     timeouts: Timeouts = field(default_factory=Timeouts)
     jobs: list[Generation] = field(default_factory=list)
-
-    @property
-    def backend(self) -> Scripted:
-        return self
-
-    async def capabilities(self) -> Capabilities:
-        return self.told
-
-    async def probe(self) -> Probe:
-        return Probe(self.told)
 
     async def complete(self, job: Generation) -> AsyncIterator[Chunk]:
         self.jobs.append(job)
@@ -79,19 +91,72 @@ class Scripted:
 
 @dataclass
 class Line:
-    """A pool that tries its deployments in order."""
+    """A pool that tries its deployments in order, each until it fails; its routes are their own places. `taken` are the
+    places that are held."""
 
     deployments: Sequence[Deployment]
     failures: list[UnisonoError] = field(default_factory=list)
+    demands: list[Demand] = field(default_factory=list)
+    taken: int = 0
+    most_taken: int = 0
+    well: int = 0
+    """How often a place was told that all was well."""
+    began: list[str] = field(default_factory=list)
+    """Of every generation with a token: where it was."""
 
-    def choose(self, model: str, sticky: str = "") -> Sequence[Deployment]:
-        return self.deployments
+    def route(self, ask: Ask) -> Stand:
+        return Stand(self, list(self.deployments))
 
-    def failed(self, deployment: Deployment, error: UnisonoError) -> None:
-        self.failures.append(error)
 
-    def succeeded(self, deployment: Deployment) -> None:
-        pass
+@dataclass
+class Stand:
+    line: Line
+    left: list[Deployment]
+    tries: list[Try] = field(default_factory=list)
+    failure: UnisonoError | None = None
+
+    @property
+    def elsewhere(self) -> bool:
+        return len(self.left) > 1
+
+    async def place(self, demand: Demand) -> Held:
+        self.line.demands.append(demand)
+        if not self.left:
+            raise self.failure or BackendUnavailable("nobody is there")
+        [deployment, *_] = self.left
+        if self.failure is not None or not self.tries:
+            self.tries.append(Try(deployment.name))
+            self.failure = None
+        return Held(self, deployment, await deployment.capabilities())
+
+
+@dataclass
+class Held:
+    stand: Stand
+    deployment: Deployment
+    capabilities: Capabilities
+
+    def began(self) -> None:
+        self.stand.line.began.append(self.deployment.name)
+
+    def failed(self, error: UnisonoError) -> None:
+        self.stand.tries[-1] = Try(self.deployment.name, error.code)
+        self.stand.failure = error
+        self.stand.left.remove(self.deployment)
+        self.stand.line.failures.append(error)
+
+    def succeeded(self) -> None:
+        self.stand.line.well += 1
+
+    def __enter__(self) -> Held:
+        self.stand.line.taken += 1
+        self.stand.line.most_taken = max(self.stand.line.most_taken, self.stand.line.taken)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stand.line.taken -= 1
 
 
 @dataclass
@@ -139,8 +204,10 @@ class Runner:
         max_tokens: int | None = None,
         stop: tuple[str, ...] = (),
         calls_allowed: bool = True,
+        failover: bool = True,
     ) -> Outcome:
         turn = Turn("m", conversation, max_tokens=max_tokens, stop=stop, calls_allowed=calls_allowed, tenant="team")
+        turn = replace(turn, failover=failover)
         run = self.engine.start(turn)
         batches = [batch async for batch in run]
         assert all(batches)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
 
-from tests.engine.scripted import ANSWER, ASKED, IDS, TEXT, THOUGHT, Line, Runner, Scripted, Step
+from tests.engine.scripted import ANSWER, ASKED, IDS, TEXT, THOUGHT, Line, Runner, Scripted, Stand, Step
 from unisono.core.conversation import (
     AssistantCall,
     AssistantMessage,
@@ -22,7 +21,7 @@ from unisono.core.conversation import (
 from unisono.core.events import Closed, ToolCall
 from unisono.core.generation import Capabilities, FinishReason
 from unisono.core.ids import DerivedIds
-from unisono.core.ports import Deployment
+from unisono.core.routes import Ask
 from unisono.engine.engine import Engine
 from unisono.engine.memory import TurnMemory
 from unisono.engine.turn import Report, Turn
@@ -191,11 +190,11 @@ async def test_a_dated_conversation_keeps_its_day_and_leaves_no_trace(encoding: 
 class Noting(Line):
     """A pool that notes what it is asked."""
 
-    asked: tuple[str, str] = ("", "")
+    asked: Ask | None = None
 
-    def choose(self, model: str, sticky: str = "") -> Sequence[Deployment]:
-        self.asked = (model, sticky)
-        return self.deployments
+    def route(self, ask: Ask) -> Stand:
+        self.asked = ask
+        return super().route(ask)
 
 
 async def test_a_turn_is_chosen_for_by_what_it_belongs_to(encoding: Encoding) -> None:
@@ -207,9 +206,9 @@ async def test_a_turn_is_chosen_for_by_what_it_belongs_to(encoding: Encoding) ->
         memory=TurnMemory(),
         new_call_id=lambda: "call_1",
     )
-    async for _ in engine.start(Turn("m", ASKED, sticky="conv_1")):
+    async for _ in engine.start(Turn("m", ASKED, sticky="conv_1", tenant="team")):
         pass
-    assert pool.asked == ("m", "conv_1")
+    assert pool.asked == Ask("m", owner="team", sticky="conv_1")
 
 
 @pytest.mark.parametrize("seed", ["", "a seed"], ids=["random", "derived"])

@@ -13,11 +13,12 @@ from tests.engine.hosting import ANSWER, DOCS, ENCODING, FILES, SEARCH, Servers,
 from tests.engine.scripted import ASKED, IDS, TEXT
 from tests.harmony.fold import items_of
 from tests.harmony.recoveries import C, F, P, R
-from unisono.core.conversation import AssistantCall, FunctionTool, ToolResult, UserMessage
+from unisono.core.conversation import AnswerForm, AssistantCall, FunctionTool, ToolResult, UserMessage
 from unisono.core.events import Closed, Event, HostedCall, Listed, Listing, Opened, Ran, ToolCall
 from unisono.core.generation import Capabilities, FinishReason
 from unisono.core.tools import ToolOutcome
 from unisono.engine.engine import Engine
+from unisono.engine.plan import UNMET_FORM
 from unisono.engine.turn import Decision, Hosting, must_be_kept
 from unisono.errors import (
     BackendUnavailable,
@@ -350,6 +351,22 @@ async def test_a_call_that_needs_approval_is_shown_and_handed_back() -> None:
     assert talk.host.made == []
     assert report.recoveries == []
     assert not any(isinstance(event, Ran) for event in events)
+
+
+FORM = AnswerForm("city", {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]})
+HANDED: dict[str, tuple[str, str]] = {
+    "a request for approval": (call("files__delete", '{"q":"x"}'), ""),
+    "a call of the client": (call("get_weather", '{"city":"Paris"}'), ""),
+    "nothing": (ANSWER, UNMET_FORM),
+}
+
+
+@pytest.mark.parametrize(("output", "unmet"), HANDED.values(), ids=HANDED)
+async def test_a_form_is_not_missed_in_what_is_handed_back(output: str, unmet: str) -> None:
+    talk = hosting(Talk([output]), servers=(FILES,))
+    talk = replace(talk, turn=replace(talk.turn, form=FORM, unmended=frozenset({"regenerated-answer"})))
+    _, report = await talk.events()
+    assert report.unmet == unmet
 
 
 WAITING = AssistantCall("call_old", "files__delete", '{"q":"x"}')

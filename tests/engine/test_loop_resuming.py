@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from tests.engine.test_resuming import HIDDEN, flat
 from tests.harmony.fold import items_of
 from tests.harmony.recoveries import CASES, F, R
 from unisono.core.conversation import AssistantCall, Conversation, Json
-from unisono.core.events import Closed, Event, Finished, HostedCall, Ran
+from unisono.core.events import Closed, Event, Finished, HostedCall, Ran, Repaired
 from unisono.core.generation import Capabilities, Form
 from unisono.core.tools import ToolOutcome
 from unisono.engine.journal import NOTE, Note, parts_of
@@ -101,13 +102,16 @@ async def check_cuts(talk: Talk, cuts: Sequence[int] | None = None) -> None:
 
 
 def _may_be_made_again(batch: Sequence[Event]) -> bool:
-    item = batch[0].item  # type: ignore[union-attr]
-    return isinstance(item, HostedCall) and item.tool in DOCS.idempotent
+    calls = [event.item for event in batch if isinstance(event, Closed) and isinstance(event.item, HostedCall)]
+    return all(item.tool in DOCS.idempotent for item in calls)
 
 
 def _is_told(batch: Sequence[Event]) -> bool:
     """Whether nothing was made at all."""
-    return len(batch) > 1 and isinstance(batch[0], Ran) and batch[0].outcome.is_error
+    return any(
+        isinstance(event, Ran) and event.outcome.is_error and isinstance(told, Repaired)
+        for event, told in pairwise(batch)
+    )
 
 
 async def check_unknown(talk: Talk, journal: Sequence[int]) -> None:

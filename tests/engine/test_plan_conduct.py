@@ -33,6 +33,7 @@ from unisono.core.events import Closed, Delta, Event, Opened, Text
 from unisono.core.generation import Chunk, FinishReason, Generation, JsonSchema, Sampling
 from unisono.engine.engine import Engine
 from unisono.engine.memory import TurnMemory
+from unisono.engine.plan import UNMET_FORM
 from unisono.engine.turn import Allowed, Forced, Run
 from unisono.errors import BackendRejected, ConstraintRefused
 from unisono.harmony.render import Renderer
@@ -75,6 +76,41 @@ async def test_nothing_of_an_answer_is_shown_before_it_is_right_where_it_is_not(
         at for at, batch in enumerate(batches) if any(isinstance(e, Opened) and isinstance(e.item, Text) for e in batch)
     ]
     assert [event.text for event in batches[at] if isinstance(event, Delta)] == [PARIS]
+
+
+BROKEN = '{"city":"Pa<|end|>'
+"""What a grammar of JSON lets through: in a string any token is text to it, markers too."""
+
+
+async def test_an_answer_that_broke_off_under_a_grammar_is_generated_again_where_nothing_was_shown() -> None:
+    outputs = [T + S + RAIN, BROKEN, PARIS + "<|return|>"]
+    asked = await ask(outputs, turn(form=CITY_FORM, whole=True), GUIDED)
+    assert asked.items == (R("Hm."), F(PARIS))
+    assert asked.rules == ("regenerated-answer",)
+    assert asked.report.unmet == ""
+    assert asked.constraints == [None, JsonSchema(CITY), JsonSchema(CITY)]
+
+
+async def test_an_answer_that_breaks_off_under_a_grammar_each_time_is_no_answer() -> None:
+    asked = await ask([T + S + RAIN, BROKEN, BROKEN, BROKEN], turn(form=CITY_FORM, whole=True), GUIDED)
+    [answer] = [event.item for event in asked.events if isinstance(event, Closed) and isinstance(event.item, Text)]
+    assert answer.unfit
+    assert asked.report.unmet == UNMET_FORM
+
+
+async def test_an_answer_that_broke_off_under_a_grammar_and_was_shown_is_told_to_be_none() -> None:
+    asked = await ask([T + S + RAIN, BROKEN], turn(form=CITY_FORM), GUIDED)
+    assert texts_of(asked.events) == ['{"city":"Pa']
+    assert asked.report.unmet == UNMET_FORM
+
+
+@pytest.mark.parametrize("whole", [False, True])
+async def test_an_answer_that_is_cut_under_a_grammar_is_told_to_be_none(whole: bool) -> None:
+    cut = Step('{"city":"Pa', FinishReason.LENGTH)
+    asked = await ask([T + S + RAIN, cut], turn(form=CITY_FORM, whole=whole), GUIDED)
+    assert texts_of(asked.events) == ['{"city":"Pa']
+    assert asked.finished.reason is FinishReason.LENGTH
+    assert asked.report.unmet == UNMET_FORM
 
 
 async def test_an_answer_that_is_cut_is_given_as_far_as_it_came() -> None:
@@ -177,7 +213,7 @@ async def test_a_call_that_may_not_be_made_is_not_shown_while_it_comes() -> None
     assert asked.items == (R("Hm."), F("It rains."))
 
 
-LA = "la " * 700
+LA = "la " * 4_500
 
 
 @pytest.mark.parametrize("told", [IDS, TEXT], ids=["ids", "text"])

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.engine.planning import ENCODING
 from unisono.engine.naming import MOST_TOKENS, Naming
 from unisono.engine.plan import SWITCHABLE
 from unisono.engine.policy import CLOSING, OPENING, Act, End, Fault, Message, Owed
-from unisono.engine.repetition import LENGTH, LONGEST_PERIOD, repeats
+from unisono.engine.repetition import LENGTH, LENGTH_OF_THOUGHTS, LONGEST_PERIOD, repeats
 from unisono.harmony.grammar import RULES
 
 
@@ -93,19 +96,58 @@ def test_a_name_that_never_ends_is_given_up() -> None:
     assert read <= MOST_TOKENS
 
 
+ZEROS = ENCODING.encode_text("0, " * 1_000)
+ROW = ENCODING.encode_text("| 2026-01-01 | nothing to report | 0.00 | - |\n")
+BASE64 = ENCODING.encode_text("QUJD" * 1_000)
+CODE = ENCODING.encode_text("    assert value == expected, message\n" * 150)
 REPEATED: dict[str, tuple[list[int], bool]] = {
     "one token": ([7] * (LENGTH + 1), True),
     "one token, not often enough": ([7] * LENGTH, False),
     "a few tokens": ([1, 2, 3] * LENGTH, True),
+    "a few tokens, not often enough": ([*range(1_000), *[1, 2, 3] * (LENGTH // 3)], False),
     "a few tokens behind others": ([*range(1_000), *[1, 2, 3] * LENGTH], True),
-    "the longest period": (list(range(LONGEST_PERIOD)) * 10, True),
-    "a longer one": (list(range(LONGEST_PERIOD + 1)) * 10, False),
-    "something else at the end": ([*[7] * 2_000, 8], False),
-    "a number that counts": ([n for at in range(400) for n in (5, at)], False),
+    "the longest period": (list(range(LONGEST_PERIOD)) * 65, True),
+    "the longest period, not often enough": (list(range(LONGEST_PERIOD)) * 64, False),
+    "a longer one": (list(range(LONGEST_PERIOD + 1)) * 80, False),
+    "a period with a part that is repeated": (([7] * 60 + [8]) * 80, True),
+    "one token where it was another for once": ([*[7] * 4_000, 8, *[7] * 4_000], False),
+    "something else at the end": ([*[7] * 6_000, 8], False),
+    "a number that counts": ([n for at in range(4_000) for n in (5, at)], False),
+    "a list of a thousand zeros": (ZEROS, False),
+    "a table of two hundred equal rows": (ROW * 200, False),
+    "data of one letter group": (BASE64, False),
+    "equal lines of code": (CODE, False),
+    "a table that never ends": (ROW * 600, True),
     "nothing": ([], False),
 }
 
 
 @pytest.mark.parametrize(("tokens", "repeated"), REPEATED.values(), ids=REPEATED)
 def test_only_a_long_repetition_of_little_is_one(tokens: list[int], repeated: bool) -> None:
-    assert repeats(tokens) is repeated
+    assert repeats(tokens, 0) is repeated
+    # What was before the generation is no part of it.
+    before = [*tokens[:LONGEST_PERIOD], *tokens]
+    assert repeats(before, min(LONGEST_PERIOD, len(tokens))) is repeated
+
+
+def test_less_is_enough_in_thoughts() -> None:
+    assert repeats(ROW * 60, 0, LENGTH_OF_THOUGHTS)
+    assert not repeats(ROW * 60, 0)
+
+
+def repeats_in_any_way(tokens: Sequence[int], length: int) -> bool:
+    """What it means, word by word."""
+    return any(
+        len(tokens) >= length + period and all(tokens[-1 - at] == tokens[-1 - at - period] for at in range(length))
+        for period in range(1, LONGEST_PERIOD + 1)
+    )
+
+
+@given(
+    st.lists(st.integers(0, 2), max_size=80),
+    st.lists(st.integers(0, 1), min_size=1, max_size=LONGEST_PERIOD + 2),
+    st.integers(LENGTH_OF_THOUGHTS - 4, LENGTH_OF_THOUGHTS + LONGEST_PERIOD + 4),
+)
+def test_whatever_the_period_is_it_is_found(before: list[int], period: list[int], size: int) -> None:
+    tokens = [*before, *(period * size)[:size]]
+    assert repeats(tokens, 0, LENGTH_OF_THOUGHTS) is repeats_in_any_way(tokens, LENGTH_OF_THOUGHTS)

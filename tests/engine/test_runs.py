@@ -9,6 +9,7 @@ from tests.harmony.fold import items_of
 from tests.harmony.recoveries import C, F, R
 from unisono.core.conversation import AssistantMessage, Conversation, UserMessage
 from unisono.core.generation import Capabilities, FinishReason, Form, Usage
+from unisono.engine.turn import Turn
 from unisono.errors import BackendRejected, BackendUnavailable, ContextTooLong, UnisonoError
 from unisono.harmony.encoding import Encoding
 
@@ -93,24 +94,75 @@ HIDDEN = {
 
 
 @pytest.mark.parametrize("output", HIDDEN.values(), ids=HIDDEN)
-async def test_what_was_not_shown_yet_leaves_no_trace_of_a_failed_backend(output: str, encoding: Encoding) -> None:
+async def test_what_was_not_shown_yet_leaves_nothing_of_a_failed_backend_but_its_tokens(
+    output: str, encoding: Encoding
+) -> None:
     failing = Scripted(encoding, [Step(output, failure=BackendUnavailable("gone"), cached=7)], name="one")
     other = Scripted(encoding, [Step(THOUGHT + ANSWER)], name="two")
-    outcome = await Runner(encoding, failing, other).ask()
+    outcome = await Runner(encoding, failing, other).ask(failover=False)
     assert items_of(outcome.events) == (R("Hm."), F("one two three"))
     assert (outcome.report.failovers, outcome.report.backend, outcome.report.recoveries) == (1, "two", [])
-    said = encoding.encode_as_server(THOUGHT + ANSWER)
-    assert outcome.finished.usage == Usage(len(other.jobs[0].prompt.tokens), len(said), 2, 0)
+    generated = len(encoding.encode_as_server(output)) + len(encoding.encode_as_server(THOUGHT + ANSWER))
+    assert outcome.finished.usage == Usage(len(other.jobs[0].prompt.tokens), generated, 2, 7)
     assert not outcome.finished.cut_call
 
 
-@pytest.mark.parametrize("failure", [BackendUnavailable("gone"), BackendRejected("no")], ids=["gone", "rejected"])
-async def test_a_failure_after_something_was_shown_is_raised(failure: UnisonoError, encoding: Encoding) -> None:
+REST = {"a header": "<|message|>{}<|call|>", "half a call": "1}<|call|>"}
+
+
+@pytest.mark.parametrize("case", REST)
+async def test_what_was_not_shown_yet_is_gone_on_with(case: str, encoding: Encoding) -> None:
+    failing = Scripted(encoding, [Step(HIDDEN[case], failure=BackendUnavailable("gone"), cached=7)], name="one")
+    other = Scripted(encoding, [Step(REST[case], cached=9)], name="two")
+    outcome = await Runner(encoding, failing, other).ask()
+    assert items_of(outcome.events) == (C("f", "{}" if case == "a header" else '{"a":1}'),)
+    assert [(each.deployment, each.failure) for each in outcome.report.tries] == [
+        ("one", "backend_unavailable"),
+        ("two", ""),
+    ]
+    said = encoding.encode_as_server(HIDDEN[case])
+    assert list(other.jobs[0].prompt.tokens) == [*failing.jobs[0].prompt.tokens, *said]
+    generated = len(said) + len(encoding.encode_as_server(REST[case]))
+    assert outcome.finished.usage == Usage(len(failing.jobs[0].prompt.tokens), generated, 0, 7)
+
+
+RAISED: dict[str, tuple[UnisonoError, bool]] = {
+    "nobody is to go on": (BackendUnavailable("gone"), False),
+    "the request is refused": (BackendRejected("no"), True),
+}
+
+
+@pytest.mark.parametrize(("failure", "failover"), RAISED.values(), ids=RAISED)
+async def test_a_failure_after_something_was_shown_is_raised_when(
+    failure: UnisonoError, failover: bool, encoding: Encoding
+) -> None:
     failing = Scripted(encoding, [Step("<|channel|>final<|message|>one", failure=failure)], per_chunk=1)
     other = Scripted(encoding, [Step(ANSWER)])
+    runner = Runner(encoding, failing, other)
     with pytest.raises(type(failure)):
-        await Runner(encoding, failing, other).ask()
+        await runner.ask(failover=failover)
     assert other.jobs == []
+    assert runner.pool.failures == [failure]
+    assert runner.pool.taken == 0
+
+
+async def test_an_answer_that_finds_nowhere_to_go_on_has_not_moved(encoding: Encoding) -> None:
+    gone = BackendUnavailable("gone")
+    backend = Scripted(encoding, [Step("<|channel|>final<|message|>one", failure=gone)], per_chunk=1)
+    run = Runner(encoding, backend).engine.start(Turn("m", ASKED))
+    with pytest.raises(BackendUnavailable):
+        [batch async for batch in run]
+    assert run.report.failovers == 0
+    assert [(each.deployment, each.failure) for each in run.report.tries] == [("scripted", gone.code)]
+
+
+async def test_a_place_is_told_of_the_first_token_of_every_generation(encoding: Encoding) -> None:
+    silent = Scripted(encoding, [Step("", failure=BackendUnavailable("gone"), cached=7)], name="one")
+    failing = Scripted(encoding, [Step(THOUGHT, cached=7, failure=BackendUnavailable("gone"))], name="two", per_chunk=1)
+    other = Scripted(encoding, [Step("<|return|>"), Step("one two<|return|>")], TEXT, name="three")
+    runner = Runner(encoding, silent, failing, other)
+    assert (await runner.ask()).report.failovers == 2
+    assert runner.pool.began == ["two", "three", "three"]
 
 
 async def test_only_the_first_prompt_is_counted_and_what_of_it_was_cached(encoding: Encoding) -> None:

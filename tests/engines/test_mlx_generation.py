@@ -104,6 +104,24 @@ async def test_a_prompt_is_cached_for_its_own_tenant_only(backend: Backend) -> N
     assert cached == [0, len(prompt) - 1, 0]
 
 
+@pytest.mark.slow
+async def test_a_slow_reader_gets_all_of_it_some_tokens_at_a_time(backend: Backend) -> None:
+    [dot] = ENCODING.encode_text(".")
+    job = replace(
+        greedy(prompt_for("Hello!")), max_tokens=300, sampling=Sampling(temperature=0.0, logit_bias={dot: 100.0})
+    )
+    stream = backend.complete(job)
+    first = await anext(stream)
+    async with asyncio.timeout(60):
+        # The engine says that it is done with it by working for somebody else, who came later.
+        assert await answer(backend, replace(job, max_tokens=320)) == ([dot] * 320, FinishReason.LENGTH)
+    rest = [chunk async for chunk in stream]
+
+    assert [len(chunk.tokens) for chunk in rest] == [256, 300 - 256 - len(first.tokens)]
+    assert [chunk.finish for chunk in rest] == [None, FinishReason.LENGTH]
+    assert {token for chunk in (first, *rest) for token in chunk.tokens} == {dot}
+
+
 async def test_eight_at_once_answer_as_each_does_alone(backend: Backend) -> None:
     jobs = [greedy(prompt_for(user), salt="together") for user, _ in CHATS.values()]
 

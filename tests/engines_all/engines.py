@@ -227,8 +227,8 @@ ENGINES = {
 
 
 @contextmanager
-def running(name: str) -> Iterator[Running]:
-    """The engine, started and ended. Raises EngineFailed."""
+def running(name: str, port: int | None = None) -> Iterator[Running]:
+    """The engine, started and ended, on a port that is free or on the one that is said. Raises EngineFailed."""
     engine = ENGINES[name]
     for needed in engine.needs:
         if not needed.exists():
@@ -238,7 +238,7 @@ def running(name: str) -> Iterator[Running]:
         return
     log = LOGS / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    port = free_port()
+    port = port or free_port()
     url = f"http://127.0.0.1:{port}"
     variables = {**os.environ, "HF_HUB_OFFLINE": "1", **(engine.variables or {})}
     began = time.monotonic()

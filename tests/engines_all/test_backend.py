@@ -10,7 +10,7 @@ import pytest
 
 from tests.engines.demo_prompts import CHATS, ENCODING, greedy, prompt_for
 from tests.engines_all.conversations import FILLER, LONGEST, conversations, recorded
-from tests.engines_all.engines import AT_ONCE, CONTEXT, Running, idle_soon
+from tests.engines_all.engines import AT_ONCE, CONTEXT, ENGINES, Running, idle_soon
 from unisono.core.generation import (
     CALL,
     ENDOFTEXT,
@@ -119,9 +119,10 @@ async def test_a_prompt_may_fill_the_context_up_to_what_is_left_to_write(backend
 
 
 @pytest.mark.parametrize("over", [0, 1, 5000])
+# The gateway holds the others to a limit.
+@pytest.mark.parametrize("engine", [name for name, one in ENGINES.items() if one.context is not None], indirect=True)
 async def test_a_prompt_that_leaves_no_room_is_too_long(engine: Running, backend: Backend, over: int) -> None:
-    if engine.engine.context is None:
-        pytest.skip("this engine knows no limit; the gateway holds it to one")
+    assert engine.engine.context is not None
     with pytest.raises(ContextTooLong):
         await chunks_of(backend, greedy([13225] * (engine.engine.context + over), 5))
     assert delivered(await chunks_of(backend, greedy(prompt_for("Hello!")))) == GREETING
@@ -219,9 +220,9 @@ async def test_cancelling_leaves_the_engine_idle_in_whatever_phase(
     await idle_soon(engine)
 
 
+# The others read text.
+@pytest.mark.parametrize("engine", [name for name, one in ENGINES.items() if one.shows_stop], indirect=True)
 async def test_an_id_outside_the_vocabulary_is_refused_and_hurts_nobody(engine: Running, backend: Backend) -> None:
-    if not engine.engine.shows_stop:
-        pytest.skip("this engine reads text")
     neighbour = asyncio.create_task(chunks_of(backend, greedy(prompt_for("Hello!"))))
     for token in (201088, 300_000, 2**31):
         with pytest.raises(BackendRejected):

@@ -21,15 +21,17 @@ What depends on the request is a callable from its JSON to a script or a Refusal
 
 `fake.script` may be assigned between requests. Faults are functions from steps to steps and combine in order:
 `faults=(reset_at(3),)`, `close_at`, `stall_at`, `inject_at(2, b"data: garbage\\n\\n")`, `without_done`, `done_twice`,
-`half_event_at(1)`, `recut(7)` (every 7 bytes a write of their own), `in_one_write`, `line_ends(b"\\r\\n")`. Position k
-counts events from 0, the usage event and `[DONE]` included; `Refusal` answers without a stream. `WireServer` is the
-bare server for anything else: a callable from a request to steps (Write, Sleep, Stall, Reset, Close).
+`half_event_at(1)`, `flood_from(2, 10**8)` (never more than the client takes), `recut(7)` (every 7 bytes a write of
+their own), `in_one_write`, `line_ends(b"\\r\\n")`. Position k counts events from 0, the usage event and `[DONE]`
+included; `Refusal` answers without a stream. `WireServer` is the bare server for anything else: a callable from a
+request to steps (Write, Sleep, Stall, Flood, Reset, Close).
 """
 
 from .dialects import FakeMlxServer, FakeVllm, MlxScript, Patient, Refusal, VllmScript, vllm_context_error
 from .faults import (
     close_at,
     done_twice,
+    flood_from,
     half_event_at,
     in_one_write,
     inject_at,
@@ -42,7 +44,7 @@ from .faults import (
 from .llamacpp import FakeLlamaCpp, LlamaCppScript
 from .ollama import FakeOllama, OllamaScript
 from .sglang import FakeSglang, SglangScript
-from .wire import Close, Reset, Seen, Sleep, Stall, Step, WireServer, Write
+from .wire import Close, Flood, Reset, Seen, Sleep, Stall, Step, WireServer, Write
 
 __all__ = [
     "Close",
@@ -51,6 +53,7 @@ __all__ = [
     "FakeOllama",
     "FakeSglang",
     "FakeVllm",
+    "Flood",
     "LlamaCppScript",
     "MlxScript",
     "OllamaScript",
@@ -67,6 +70,7 @@ __all__ = [
     "Write",
     "close_at",
     "done_twice",
+    "flood_from",
     "half_event_at",
     "in_one_write",
     "inject_at",

@@ -12,7 +12,8 @@ from unisono.harmony.encoding import load_encoding
 from . import constraints
 from .constraints import GrammarError, Held
 from .faults import Fault
-from .wire import TOKENIZERS, Close, Seen, Sleep, Stall, Step, WireServer, Write
+from .loads import Pages, vllm_pages
+from .wire import TOKENIZERS, Close, Flood, Seen, Sleep, Stall, Step, WireServer, Write
 
 STOP_IDS = (200002, 200012, 199999)
 
@@ -132,11 +133,13 @@ class VllmScript(Script):
 @dataclass(frozen=True)
 class MlxScript(Script):
     """Text in pieces of `per_chunk` characters, or in `pieces`, each one token to `max_tokens`. Special tokens are
-    spelled out and the one that stopped it is not part of the text."""
+    spelled out and the one that stopped it is not part of the text; nor is a space at its very beginning. In one piece
+    it is cut into the tokens it has, whose ids are told."""
 
     text: str = ""
     pieces: Sequence[object] | None = None
     keepalives: int = 2
+    stop: int = STOP_IDS[0]
 
     def events(self, asked: dict[str, Any]) -> list[bytes]:
         whole: list[object] = (
@@ -147,6 +150,8 @@ class MlxScript(Script):
         limit = asked.get("max_tokens") or 512
         pieces = whole[:limit]
         finish = self.finish or ("length" if len(pieces) < len(whole) else "stop")
+        if pieces and isinstance(pieces[0], str):
+            pieces[0] = pieces[0].removeprefix(" ")
         events = [f": keepalive {n + 1}/{self.keepalives}\n\n".encode() for n in range(self.keepalives)]
         events += [self._choice(asked, piece, None) for piece in pieces]
         events.append(self._choice(asked, "", finish))
@@ -155,7 +160,23 @@ class MlxScript(Script):
             events.append(sse_event({**usage, "usage": self.usage(11, len(pieces) + 1)}))
         return [*events, b"data: [DONE]\n\n"]
 
+    def in_one_piece(self, asked: dict[str, Any]) -> bytes:
+        spelled = self.text if self.pieces is None else "".join(map(str, self.pieces))
+        whole = [*load_encoding().encode_marked(spelled), self.stop]
+        tokens = whole[: asked.get("max_tokens") or 512]
+        finish = self.finish or ("length" if len(tokens) < len(whole) else "stop")
+        shown = tokens[:-1] if finish == "stop" else tokens
+        ids = {"content": [{"id": token, "logprob": 0.0} for token in tokens]} if asked.get("logprobs") else None
+        text = load_encoding().decode(shown).removeprefix(" ")
+        choice = {"index": 0, "finish_reason": finish, "logprobs": ids, "text": text}
+        answer = {**self._frame(asked), "choices": [choice], "usage": self.usage(11, len(tokens))}
+        return json.dumps(answer).encode()
+
     def steps(self, asked: dict[str, Any]) -> list[Step]:
+        if not asked.get("stream"):
+            document = self.in_one_piece(asked)
+            about = f"Content-type: application/json\r\nContent-Length: {len(document)}\r\n\r\n"
+            return [Write(b"HTTP/1.0 200 OK\r\n" + about.encode()), *self.paced([document]), Close()]
         head = (
             b"HTTP/1.0 200 OK\r\nServer: BaseHTTP/0.6 Python/3.11.7\r\nDate: Fri, 20 Nov 2026 18:00:00 GMT\r\n"
             b"Content-type: text/event-stream\r\nCache-Control: no-cache\r\nAccess-Control-Allow-Origin: *\r\n\r\n"
@@ -183,11 +204,22 @@ def chunked(content_type: bytes, body: Iterable[Step]) -> list[Step]:
         b"HTTP/1.1 200 OK\r\ndate: Fri, 20 Nov 2026 18:00:00 GMT\r\nserver: uvicorn\r\n"
         b"content-type: " + content_type + b"\r\nTransfer-Encoding: chunked\r\n\r\n"
     )
-    framed: list[Step] = [
-        Write(b"%x\r\n%s\r\n" % (len(step.data), step.data)) if isinstance(step, Write) and step.framed else step
-        for step in body
-    ]
+    framed = [_in_a_chunk(step) for step in body]
     return [Write(head), *framed, Write(b"0\r\n\r\n")]
+
+
+def _in_a_chunk(step: Step) -> Step:
+    match step:
+        case Write(data, framed=True):
+            return Write(_chunk(data))
+        case Flood(pieces, total):
+            return Flood(tuple(map(_chunk, pieces)), total)
+        case _:
+            return step
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
 
 
 def sse_event(data: dict[str, object]) -> bytes:
@@ -287,7 +319,7 @@ class Patient:
 
 
 class FakeVllm(WireServer):
-    """vLLM. `api_key` set, it wants that key; `models` is what its list says."""
+    """vLLM. `api_key` set, it wants that key; `models` is what its list says, `pages` what it tells of its load."""
 
     def __init__(
         self,
@@ -306,6 +338,7 @@ class FakeVllm(WireServer):
         self.patient = Patient()
         self.api_key = api_key
         self.knows_tags = True
+        self.pages: Pages = vllm_pages(self)
         self.models: object = {
             "object": "list",
             "data": [{"id": model, "object": "model", "owned_by": "vllm", "root": model, "max_model_len": context}],
@@ -316,6 +349,8 @@ class FakeVllm(WireServer):
             return Refusal(401, b'{"error":"Unauthorized"}').steps()
         if seen.path == "/v1/models":
             return Refusal(200, json.dumps(self.models).encode()).steps()
+        if seen.path in self.pages:
+            return Refusal(200, self.pages[seen.path]()).steps()
         if not self.reads_body and seen.method == "POST":
             return [Sleep(3600)]
         if seen.path not in ("/v1/completions", *TOKENIZERS):

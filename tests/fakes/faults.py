@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .wire import Close, Reset, Sleep, Stall, Step, Write
+from .wire import Close, Flood, Reset, Sleep, Stall, Step, Write
 
 Fault = Callable[[list[Step]], list[Step]]
 
@@ -109,5 +109,17 @@ def line_ends(*ends: bytes) -> Fault:
                 step = Write(data, framed=True)
             changed.append(step)
         return changed
+
+    return fault
+
+
+def flood_from(k: int, total: int) -> Fault:
+    """All events from k on but the last three over and over, as fast as the client takes them, until `total` bytes are
+    out; then the last three."""
+
+    def fault(steps: list[Step]) -> list[Step]:
+        place = _place(steps, k)
+        pieces = tuple(step.data for step in steps[place:-3] if isinstance(step, Write))
+        return [*steps[:place], Flood(pieces, total), *steps[-3:]]
 
     return fault

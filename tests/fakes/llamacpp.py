@@ -13,8 +13,11 @@ from unisono.harmony.encoding import load_encoding
 from . import constraints
 from .constraints import GrammarError
 from .dialects import STOP_IDS, Patient, Refusal, Script, chunked, sse_event
+from .loads import Pages, llamacpp_pages
 from .wire import TOKENIZERS, Seen, Sleep, Step, WireServer
 
+SWITCHED = ("/metrics", "/slots")
+"""Pages that are there or not, by how the server was started."""
 STOP_TYPES = {"stop": "eos", "length": "limit"}
 
 
@@ -123,7 +126,7 @@ class LlamaCppPatient(Patient):
 
 
 class FakeLlamaCpp(WireServer):
-    """llama-server. `context` is that of one slot."""
+    """llama-server. `context` is that of one slot, `pages` tell of its load."""
 
     def __init__(
         self,
@@ -139,6 +142,7 @@ class FakeLlamaCpp(WireServer):
         self.script = script or (lambda asked: constant)
         self.patient = LlamaCppPatient()
         self.loading = False
+        self.pages: Pages = llamacpp_pages(self)
         self.properties: object = {
             "default_generation_settings": {"id": 0, "n_ctx": context, "is_processing": False, "params": {}},
             "total_slots": 2,
@@ -151,6 +155,11 @@ class FakeLlamaCpp(WireServer):
             return LOADING.steps()
         if seen.path == "/props":
             return Refusal(200, json.dumps(self.properties).encode()).steps()
+        if seen.path in self.pages:
+            return Refusal(200, self.pages[seen.path]()).steps()
+        if seen.path in SWITCHED:
+            words = f"This server does not support {seen.path[1:]} endpoint. Start it with `--{seen.path[1:]}`"
+            return llamacpp_error(501, "not_supported_error", words).steps()
         if not self.reads_body:
             return [Sleep(3600)]
         if seen.path not in ("/completion", *TOKENIZERS):

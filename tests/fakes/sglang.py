@@ -12,6 +12,7 @@ from unisono.harmony.encoding import load_encoding
 from . import constraints
 from .constraints import GrammarError
 from .dialects import STOP_IDS, Patient, Refusal, Script, chunked, sse_event
+from .loads import Pages, sglang_pages
 from .wire import ABOUT_ITSELF, Seen, Sleep, Step, WireServer
 
 
@@ -81,7 +82,7 @@ class SglangPatient(Patient):
 
 
 class FakeSglang(WireServer):
-    """SGLang. `context` is its whole window; a request has to leave one token of it."""
+    """SGLang. `context` is its whole window; a request has to leave one token of it. `pages` tell of its load."""
 
     def __init__(
         self,
@@ -98,6 +99,7 @@ class FakeSglang(WireServer):
         self.script = script or (lambda asked: constant)
         self.patient = SglangPatient()
         self.context = context
+        self.pages: Pages = sglang_pages(self)
         self.models: object = {
             "object": "list",
             "data": [{"id": model, "object": "model", "owned_by": "sglang", "root": model, "max_model_len": context}],
@@ -106,6 +108,8 @@ class FakeSglang(WireServer):
     def _answer(self, seen: Seen) -> list[Step]:
         if seen.path == "/v1/models":
             return Refusal(200, json.dumps(self.models).encode()).steps()
+        if seen.path in self.pages:
+            return Refusal(200, self.pages[seen.path]()).steps()
         if not self.reads_body:
             return [Sleep(3600)]
         if seen.path not in ("/v1/completions", *ABOUT_ITSELF):

@@ -16,6 +16,9 @@ TOKENIZERS = ("/tokenize", "/detokenize")
 ABOUT_ITSELF = (*TOKENIZERS, "/v1/tokenize", "/v1/detokenize", "/api/show")
 """What is asked with a POST and is no generation."""
 
+BUCKET = 32 * 1024
+"""Bytes of a flood that are written at once."""
+
 
 @dataclass(frozen=True)
 class Write:
@@ -36,6 +39,15 @@ class Stall:
 
 
 @dataclass(frozen=True)
+class Flood:
+    """`pieces` over and over, `total` bytes in all, each as soon as the client takes the ones before it. Pieces are
+    body, as `framed` bytes are."""
+
+    pieces: tuple[bytes, ...]
+    total: int
+
+
+@dataclass(frozen=True)
 class Reset:
     """RST: the connection breaks."""
 
@@ -45,7 +57,7 @@ class Close:
     """FIN: the connection ends politely."""
 
 
-Step = Write | Sleep | Stall | Reset | Close
+Step = Write | Sleep | Stall | Flood | Reset | Close
 
 
 @dataclass
@@ -62,6 +74,8 @@ class Seen:
     """When the script was through."""
     gone_at: float | None = None
     """When the client dropped the connection before that."""
+    poured: int = 0
+    """Bytes of floods that went out so far."""
     _gone: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
 
     @property
@@ -91,6 +105,8 @@ class WireServer:
         self.failures: list[Exception] = []
         self.at_port = 0
         """Where it listens once it is entered; 0 is a free one."""
+        self.send_buffer = 0
+        """Bytes the system takes of what is written before the client does; 0 leaves it to the system."""
         self._live: set[_Connection] = set()
         self._server: asyncio.Server | None = None
 
@@ -153,6 +169,8 @@ class _Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._buffer = bytearray()
         self._arrived = asyncio.Event()
+        self._writable = asyncio.Event()
+        self._writable.set()
         self._transport: asyncio.Transport | None = None
         self._current: Seen | None = None
         self.task: asyncio.Task[None] | None = None
@@ -160,6 +178,9 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Not checked: uvloop's transports are no subclass of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
+        if self._server.send_buffer:
+            sock = transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._server.send_buffer)
         self._server.connections += 1
         self._number = self._server.connections
         self._server._live.add(self)
@@ -184,6 +205,12 @@ class _Connection(asyncio.Protocol):
             seen._gone.set()
         if self.task is not None:
             self.task.cancel()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
 
     def drop(self) -> None:
         if self._transport is not None:
@@ -249,6 +276,8 @@ class _Connection(asyncio.Protocol):
                     await asyncio.sleep(seconds)
                 case Stall():
                     await asyncio.Event().wait()
+                case Flood(pieces, total):
+                    await self._pour(b"".join(pieces), total)
                 case Reset():
                     self._finish()
                     self.reset()
@@ -258,6 +287,17 @@ class _Connection(asyncio.Protocol):
                     self._transport.close()
                     return False
         return True
+
+    async def _pour(self, water: bytes, total: int) -> None:
+        assert self._transport is not None
+        assert self._current is not None
+        while self._current.poured < total:
+            for start in range(0, len(water), BUCKET):
+                self._transport.write(water[start : start + BUCKET])
+                self._current.poured += len(water[start : start + BUCKET])
+                # Other connections have their turn, too.
+                await asyncio.sleep(0)
+                await self._writable.wait()
 
     def _finish(self) -> None:
         assert self._current is not None

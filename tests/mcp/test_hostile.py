@@ -380,5 +380,5 @@ async def test_an_answer_that_takes_long_to_read_is_no_other_answer(
     parts = {"content": [], "structuredContent": {"a": [{"b": number} for number in range(200_000)]}}
     async with Hostile(lambda seen: [answer(seen, parts)]) as hostile:
         outcome = await host.call(hostile.server(), "act", {})
-    assert outcome.text.startswith('{"a":[{"b":0},')
+    assert outcome.text.startswith('{"a": [{"b": 0},')
     assert not outcome.is_error

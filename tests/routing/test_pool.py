@@ -1,252 +1,28 @@
-"""The pool: order, rest and recovery, shared probes, and places at a backend."""
+"""The pool: who watches, what is told, what is kept from an earlier one."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field, replace
+import time
+from contextlib import suppress
 
 import pytest
 
-from unisono.core.generation import Capabilities, Chunk, FinishReason, Form, Generation, Prompt
-from unisono.core.ports import Backend, Pool
-from unisono.core.probe import MEANINGS, Check, Finding, Probe
-from unisono.errors import (
-    BackendOverloaded,
-    BackendProtocolError,
-    BackendRejected,
-    BackendTimeout,
-    BackendUnavailable,
-    BackendUnfit,
-    ContextTooLong,
-    UnisonoError,
-    UnknownModel,
-)
+from tests.routing.doubles import ASK, DEMAND, IDS, Clock, Script, known_pool, live_of, script_of
+from unisono.core.generation import Load
+from unisono.errors import BackendOverloaded, BackendProtocolError, BackendTimeout, BackendUnavailable, UnisonoError
 from unisono.routing import pool as pool_module
+from unisono.routing.deployment import FOREIGN_PROMPT, LiveDeployment, Terms
+from unisono.routing.group import Rules
 from unisono.routing.health import Tolerance
-from unisono.routing.pool import LiveDeployment, RoundRobinPool
-from unisono.routing.slots import SlottedBackend
-
-IDS = Capabilities(prompt=Form.IDS, output=Form.IDS, stop_visible=True, context=8192)
-JOB = Generation(Prompt([1]), max_tokens=1)
-
-
-@dataclass
-class Script:
-    """A backend that does what its test says; counts what it is asked."""
-
-    outcomes: list[Capabilities | Probe | UnisonoError] = field(default_factory=lambda: [IDS])
-    gate: asyncio.Event | None = None
-    probes: int = 0
-    streaming: int = 0
-    closed: bool = False
-
-    async def probe(self) -> Probe:
-        outcome = self.outcomes[min(self.probes, len(self.outcomes) - 1)]
-        self.probes += 1
-        if self.gate is not None:
-            await self.gate.wait()
-        if isinstance(outcome, UnisonoError):
-            raise outcome
-        return outcome if isinstance(outcome, Probe) else Probe(outcome)
-
-    async def complete(self, job: Generation) -> AsyncIterator[Chunk]:
-        self.streaming += 1
-        try:
-            if self.gate is not None:
-                await self.gate.wait()
-            yield Chunk(tokens=[1])
-            yield Chunk(finish=FinishReason.STOP)
-        finally:
-            self.streaming -= 1
-
-    async def aclose(self) -> None:
-        self.closed = True
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def pool_of(*names: str, clock: Callable[[], float], **tolerance: float) -> tuple[RoundRobinPool, list[LiveDeployment]]:
-    deployments = [LiveDeployment(name, Script(), clock=clock) for name in names]
-    allowed = Tolerance(int(tolerance.get("allowed_fails", 1)), tolerance.get("cooldown_s", 30.0))
-    return RoundRobinPool({"m": deployments}, allowed, clock=clock), deployments
-
-
-def names(pool: Pool, model: str = "m", sticky: str = "") -> list[str]:
-    return [deployment.name for deployment in pool.choose(model, sticky)]
-
-
-def test_deployments_take_turns() -> None:
-    pool, _ = pool_of("a", "b", clock=Clock())
-    assert [names(pool) for _ in range(3)] == [["a", "b"], ["b", "a"], ["a", "b"]]
-
-
-def test_models_take_turns_independently() -> None:
-    clock = Clock()
-    groups = {m: [LiveDeployment(f"{m}{i}", Script(), clock=clock) for i in (1, 2)] for m in ("x", "y")}
-    pool = RoundRobinPool(groups, clock=clock)
-    assert [names(pool, "x"), names(pool, "y"), names(pool, "x")] == [["x1", "x2"], ["y1", "y2"], ["x2", "x1"]]
-
-
-def test_a_request_gets_no_more_backends_than_attempts() -> None:
-    deployments = [LiveDeployment(name, Script()) for name in "abcd"]
-    pool = RoundRobinPool({"m": deployments}, attempts=2)
-    assert [len(pool.choose("m")) for _ in range(4)] == [2] * 4
-    assert {name for _ in range(4) for name in names(pool)} == set("abcd")
-
-
-def test_turns_of_one_value_go_to_one_deployment_and_take_nobodys_turn() -> None:
-    pool, _ = pool_of("a", "b", "c", clock=Clock())
-    orders = {key: names(pool, sticky=key) for key in map(str, range(20))}
-    assert {order[0] for order in orders.values()} == {"a", "b", "c"}
-    assert all(names(pool, sticky=key) == order for key, order in orders.items())
-    assert [names(pool)[0] for _ in range(3)] == ["a", "c", "b"]
-
-
-def test_a_value_leaves_its_deployment_while_that_rests_and_comes_back() -> None:
-    clock = Clock()
-    pool, deployments = pool_of("a", "b", "c", clock=clock, allowed_fails=0, cooldown_s=30)
-    first, second, third = names(pool, sticky="k")
-    [resting] = [d for d in deployments if d.name == first]
-    pool.failed(resting, BackendUnavailable("gone"))
-    assert names(pool, sticky="k") == [second, third, first]
-    clock.now += 31
-    assert names(pool, sticky="k") == [first, second, third]
-
-
-async def test_a_value_does_not_wait_for_its_full_deployment_while_another_is_free() -> None:
-    slotted = [SlottedBackend(Script(), places=1, max_queue=1, queue_timeout_s=1) for _ in range(2)]
-    deployments = [LiveDeployment(name, backend) for name, backend in zip("ab", slotted, strict=True)]
-    pool = RoundRobinPool({"m": deployments})
-    first, second = names(pool, sticky="k")
-    [full] = [d for d in deployments if d.name == first]
-    stream = full.backend.complete(JOB)
-    await anext(stream)
-    assert names(pool, sticky="k") == [second, first]
-    async for _ in stream:
-        pass
-    assert names(pool, sticky="k") == [first, second]
-
-
-def test_an_unknown_model_is_unknown() -> None:
-    pool, _ = pool_of("a", clock=Clock())
-    with pytest.raises(UnknownModel):
-        pool.choose("other")
-
-
-def test_after_the_allowed_failures_the_next_one_sends_it_to_rest_and_time_brings_it_back() -> None:
-    clock = Clock()
-    pool, (a, _) = pool_of("a", "b", clock=clock, allowed_fails=2, cooldown_s=30)
-    for _ in range(2):
-        pool.failed(a, BackendUnavailable("gone"))
-    assert "a" in {names(pool)[0], names(pool)[0]}
-    pool.failed(a, BackendUnavailable("gone"))
-    assert [names(pool) for _ in range(2)] == [["b", "a"], ["b", "a"]]
-    clock.now += 30
-    assert {names(pool)[0], names(pool)[0]} == {"a", "b"}
-    pool.failed(a, BackendUnavailable("still gone"))
-    assert [names(pool)[0] for _ in range(2)] == ["b", "b"]
-
-
-def test_a_success_forgives() -> None:
-    pool, (a, _) = pool_of("a", "b", clock=Clock(), allowed_fails=1)
-    for _ in range(5):
-        pool.failed(a, BackendUnavailable("gone"))
-        pool.succeeded(a)
-    assert {names(pool)[0], names(pool)[0]} == {"a", "b"}
-
-
-def test_when_all_rest_all_are_tried() -> None:
-    pool, deployments = pool_of("a", "b", clock=Clock(), allowed_fails=0)
-    for deployment in deployments:
-        pool.failed(deployment, BackendTimeout("slow"))
-    assert sorted(names(pool)) == ["a", "b"]
-
-
-COUNTED: dict[str, tuple[UnisonoError, bool]] = {
-    "gone": (BackendUnavailable("x"), True),
-    "slow": (BackendTimeout("x"), True),
-    "garbage": (BackendProtocolError("x"), True),
-    "busy": (BackendOverloaded("x"), False),
-    "unfit": (BackendUnfit("x"), False),
-    "the request was wrong": (BackendRejected("x"), False),
-    "the prompt was too long": (ContextTooLong("x"), False),
-}
-
-
-@pytest.mark.parametrize(("error", "counted"), COUNTED.values(), ids=COUNTED)
-def test_only_what_speaks_against_the_backend_counts(error: UnisonoError, counted: bool) -> None:
-    pool, (a, _) = pool_of("a", "b", clock=Clock(), allowed_fails=0)
-    pool.failed(a, error)
-    assert ([names(pool)[0] for _ in range(2)] == ["b", "b"]) is counted
-
-
-async def test_callers_at_the_same_time_share_one_probe() -> None:
-    script = Script(gate=asyncio.Event())
-    deployment = LiveDeployment("a", script)
-    callers = [asyncio.create_task(deployment.capabilities()) for _ in range(5)]
-    await asyncio.sleep(0)
-    callers[0].cancel()
-    await asyncio.sleep(0)
-    assert script.gate is not None
-    script.gate.set()
-    found = await asyncio.gather(*callers, return_exceptions=True)
-    assert isinstance(found[0], asyncio.CancelledError)
-    assert found[1:] == [IDS] * 4
-    assert await deployment.capabilities() == IDS
-    assert script.probes == 1
-
-
-async def test_a_failed_probe_is_remembered_for_a_moment_only() -> None:
-    clock = Clock()
-    script = Script([BackendUnavailable("not yet"), IDS])
-    deployment = LiveDeployment("a", script, clock=clock)
-    for _ in range(3):
-        with pytest.raises(BackendUnavailable):
-            await deployment.capabilities()
-    assert script.probes == 1
-    clock.now += 3
-    assert await deployment.capabilities() == IDS
-
-
-async def test_what_comes_back_after_a_rest_is_probed_again() -> None:
-    pool, (a, _) = pool_of("a", "b", clock=Clock(), allowed_fails=0)
-    assert isinstance(a.backend, Script)
-    await a.capabilities()
-    pool.failed(a, BackendUnavailable("restarting"))
-    await a.capabilities()
-    assert a.backend.probes == 2
-
-
-WINDOWS: dict[str, tuple[int | None, int | None, int | None]] = {
-    "the backend's": (8192, None, 8192),
-    "ours, where it says nothing": (None, 4096, 4096),
-    "ours, where it is smaller": (8192, 4096, 4096),
-    "the backend's, where ours is larger": (8192, 100_000, 8192),
-    "unknown": (None, None, None),
-}
-
-
-@pytest.mark.parametrize(("claimed", "configured", "window"), WINDOWS.values(), ids=WINDOWS)
-async def test_the_window_is_the_smaller_of_what_is_known(
-    claimed: int | None, configured: int | None, window: int | None
-) -> None:
-    script = Script([Capabilities(Form.TEXT, Form.TEXT, stop_visible=False, context=claimed)])
-    deployment = LiveDeployment("a", script, context=configured)
-    assert (await deployment.capabilities()).context == window
-    assert RoundRobinPool({"m": [deployment]}).context("m") == window
+from unisono.routing.policy import ANSWER_WORK, Wanted
+from unisono.routing.pool import Kept, RoutingPool
+from unisono.routing.queue import Bounds
 
 
 async def test_backends_are_probed_in_the_background_and_their_state_is_told() -> None:
     ready, broken = LiveDeployment("a", Script()), LiveDeployment("b", Script([BackendUnavailable("http://secret")]))
-    pool = RoundRobinPool({"m": [ready, broken]})
+    pool = RoutingPool({"m": [ready, broken]})
     assert [status.state for status in pool.status()] == ["unknown", "unknown"]
     pool.start()
     async with asyncio.timeout(5):
@@ -256,7 +32,6 @@ async def test_backends_are_probed_in_the_background_and_their_state_is_told() -
         ("a", "ready", ""),
         ("b", "failing", "backend_unavailable"),
     ]
-    pool.failed(ready, BackendTimeout("x"))
     await pool.aclose()
     assert all(isinstance(d.backend, Script) and d.backend.closed for d in (ready, broken))
 
@@ -264,7 +39,7 @@ async def test_backends_are_probed_in_the_background_and_their_state_is_told() -
 async def test_a_backend_that_goes_away_without_traffic_is_noticed_and_used_all_the_same() -> None:
     clock = Clock()
     deployment = LiveDeployment("a", Script([IDS, BackendUnavailable("gone"), IDS]), clock=clock)
-    pool = RoundRobinPool({"m": [deployment]}, clock=clock)
+    pool = RoutingPool({"m": [deployment]}, clock=clock)
     states = []
     for _ in range(3):
         await asyncio.gather(deployment.check(), return_exceptions=True)
@@ -273,107 +48,11 @@ async def test_a_backend_that_goes_away_without_traffic_is_noticed_and_used_all_
     assert states == ["ready", "failing", "ready"]
 
 
-WRONG = Finding(Check.TOKENIZER, ok=False, detail="Its ids are others.", remedy="Serve a gpt-oss model.")
-HIDDEN = Finding(Check.STOP_TOKEN, ok=False, detail="It hides the stop token.")
-
-
-async def test_a_backend_with_a_fatal_finding_is_not_used_until_it_is_found_well() -> None:
-    clock = Clock()
-    deployment = LiveDeployment("a", Script([Probe(IDS, (WRONG, HIDDEN)), Probe(IDS, (HIDDEN,))]), clock=clock)
-    pool = RoundRobinPool({"m": [deployment]}, clock=clock)
-    for _ in range(2):
-        with pytest.raises(BackendUnfit, match="a is not fit for use: tokenizer"):
-            await deployment.capabilities()
-    (status,) = pool.status()
-    meaning = MEANINGS[Check.TOKENIZER]
-    assert (status.state, status.reason) == ("unfit", f"tokenizer: {meaning.problem} {meaning.remedy}")
-    assert WRONG.detail not in status.reason
-    clock.now += 3
-    assert await deployment.capabilities() == IDS
-    assert pool.status()[0].state == "ready"
-
-
-async def test_a_backend_that_was_good_and_is_found_unfit_is_dropped() -> None:
-    deployment = LiveDeployment("a", Script([IDS, Probe(IDS, (WRONG,))]))
-    assert await deployment.capabilities() == IDS
-    with pytest.raises(BackendUnfit):
-        await deployment.check()
-    with pytest.raises(BackendUnfit):
-        await deployment.capabilities()
-
-
-STUCK = Finding(Check.GENERATION, ok=False)
-
-
-async def test_a_backend_that_was_good_and_is_only_stuck_is_kept_and_told() -> None:
-    deployment = LiveDeployment("a", Script([IDS, Probe(IDS, (STUCK,))]))
-    pool = RoundRobinPool({"m": [deployment]})
-    await deployment.check()
-    with pytest.raises(BackendUnfit):
-        await deployment.check()
-    assert pool.status()[0].state == "unfit"
-    assert await deployment.capabilities() == IDS
-
-
-async def test_a_backend_that_was_stuck_from_the_start_is_not_used() -> None:
-    deployment = LiveDeployment("a", Script([Probe(IDS, (STUCK,))]))
-    with pytest.raises(BackendUnfit):
-        await deployment.capabilities()
-
-
-async def test_what_comes_back_after_a_rest_gets_requests_once_a_probe_found_it_well() -> None:
-    clock = Clock()
-    pool, (a, b) = pool_of("a", "b", clock=clock, allowed_fails=0, cooldown_s=30)
-    await a.capabilities()
-    assert {names(pool)[0] for _ in range(2)} == {"a", "b"}
-    await b.capabilities()
-    pool.failed(b, BackendUnavailable("gone"))
-    clock.now += 31
-    assert {names(pool)[0] for _ in range(2)} == {"a"}
-    await b.check()
-    assert {names(pool)[0] for _ in range(2)} == {"a", "b"}
-
-
-async def test_an_unfit_backend_is_examined_more_and_more_seldom() -> None:
-    clock = Clock()
-    script = Script([Probe(IDS, (WRONG,))])
-    deployment = LiveDeployment("a", script, clock=clock)
-    pauses = []
-    for _ in range(7):
-        with pytest.raises(BackendUnfit):
-            await deployment.capabilities()
-        began = clock.now
-        while not deployment.stale(clock.now):
-            clock.now += 1
-            if not deployment.stale(clock.now):
-                with pytest.raises(BackendUnfit):
-                    await deployment.capabilities()
-        pauses.append(clock.now - began)
-    assert pauses == [2, 4, 8, 16, 30, 30, 30]
-    assert script.probes == 7
-
-
-async def test_a_backend_in_use_is_not_asked_and_an_idle_one_more_and_more_seldom() -> None:
-    clock = Clock()
-    deployment = LiveDeployment("a", Script(), clock=clock)
-    pool = RoundRobinPool({"m": [deployment]}, clock=clock)
-    pauses = []
-    for _ in range(7):
-        await deployment.check()
-        began = clock.now
-        while not deployment.stale(clock.now):
-            clock.now += 10
-        pauses.append(clock.now - began)
-    assert pauses == [30, 60, 120, 240, 480, 600, 600]
-    pool.succeeded(deployment)
-    assert [deployment.stale(clock.now + later) for later in (0, 29, 30)] == [False, False, True]
-
-
 async def test_a_probe_that_hangs_keeps_no_other_backend_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "WATCH_EVERY_S", 0.001)
     hanging = LiveDeployment("a", Script(gate=asyncio.Event()))
     other = LiveDeployment("b", Script([BackendUnavailable("not yet"), IDS]))
-    pool = RoundRobinPool({"m": [hanging, other]})
+    pool = RoutingPool({"m": [hanging, other]})
     pool.start()
     async with asyncio.timeout(5):
         while other.known is None:
@@ -386,7 +65,7 @@ async def test_a_probe_that_hangs_keeps_no_other_backend_waiting(monkeypatch: py
 async def test_not_everything_is_probed_at_once() -> None:
     gate = asyncio.Event()
     scripts = [Script(gate=gate) for _ in range(pool_module.PROBES_AT_ONCE + 5)]
-    pool = RoundRobinPool({"m": [LiveDeployment(str(i), script) for i, script in enumerate(scripts)]})
+    pool = RoutingPool({"m": [LiveDeployment(str(i), script) for i, script in enumerate(scripts)]})
     pool.start()
     await asyncio.sleep(0.02)
     assert sum(script.probes for script in scripts) == pool_module.PROBES_AT_ONCE
@@ -397,43 +76,10 @@ async def test_not_everything_is_probed_at_once() -> None:
     await pool.aclose()
 
 
-UNSIZED = Finding(Check.CONTEXT, ok=False, detail="It does not say how large its context is.")
-
-
-async def test_a_context_that_is_configured_is_a_context_that_is_known() -> None:
-    deployment = LiveDeployment("a", Script([Probe(replace(IDS, context=None), (UNSIZED,))]), context=32768)
-    probe = await deployment.check()
-    assert probe.findings == (Finding(Check.CONTEXT, ok=True, detail="32768 tokens"),)
-
-
-async def test_what_a_check_found_is_logged_once_with_its_remedy(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "unisono.routing.pool")
-    deployment = LiveDeployment("a", Script([Probe(IDS, (WRONG, HIDDEN))]))
-    for _ in range(3):
-        with pytest.raises(BackendUnfit):
-            await deployment.check()
-    found = [record for record in caplog.records if record.message == "backend check failed"]
-    assert [(r.levelno, vars(r)["check"], vars(r)["reason"], vars(r)["remedy"]) for r in found] == [
-        (logging.ERROR, "tokenizer", WRONG.detail, WRONG.remedy),
-        (logging.INFO, "stop_token", HIDDEN.detail, MEANINGS[Check.STOP_TOKEN].remedy),
-    ]
-
-
-async def test_what_is_not_ready_is_asked_again_soon_and_what_is_ready_now_and_then() -> None:
-    clock = Clock()
-    deployment = LiveDeployment("a", Script([BackendUnavailable("gone"), IDS]), clock=clock)
-    assert deployment.stale(clock.now)
-    with pytest.raises(BackendUnavailable):
-        await deployment.check()
-    assert deployment.stale(clock.now)
-    await deployment.check()
-    assert [deployment.stale(clock.now + later) for later in (0, 29, 31)] == [False, False, True]
-
-
 async def test_watching_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "WATCH_EVERY_S", 0.001)
     script = Script([BackendUnavailable("not yet"), BackendUnavailable("not yet"), IDS])
-    pool = RoundRobinPool({"m": [LiveDeployment("a", script)]})
+    pool = RoutingPool({"m": [LiveDeployment("a", script)]})
     pool.start()
     async with asyncio.timeout(5):
         while pool.status()[0].state != "ready":
@@ -444,7 +90,7 @@ async def test_watching_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_settling_waits_for_probes_but_not_for_ever() -> None:
     slow = Script(gate=asyncio.Event())
-    pool = RoundRobinPool({"m": [LiveDeployment("a", Script()), LiveDeployment("b", slow)]})
+    pool = RoutingPool({"m": [LiveDeployment("a", Script()), LiveDeployment("b", slow)]})
     await pool.settled(0.02)
     assert [status.state for status in pool.status()] == ["ready", "unknown"]
     assert slow.gate is not None
@@ -456,7 +102,7 @@ async def test_settling_waits_for_probes_but_not_for_ever() -> None:
 
 async def test_closing_during_a_probe_ends_it() -> None:
     script = Script(gate=asyncio.Event())
-    pool = RoundRobinPool({"m": [LiveDeployment("a", script)]})
+    pool = RoutingPool({"m": [LiveDeployment("a", script)]})
     pool.start()
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -465,63 +111,216 @@ async def test_closing_during_a_probe_ends_it() -> None:
     assert script.closed
 
 
-async def drain(backend: Backend) -> int:
-    return len([chunk async for chunk in backend.complete(JOB)])
+async def test_what_is_told_of_a_deployment() -> None:
+    clock = Clock()
+    pool, (a, b) = await known_pool(live_of("a", clock, max_requests=1), live_of("b", clock, order=1), clock=clock)
+    a.tolerance = b.tolerance = Tolerance(0, 30.0)
+    with await pool.route(ASK).place(DEMAND):
+        b.failed(BackendTimeout("slow"))
+        waiting = asyncio.create_task(pool.route(ASK).place(DEMAND))
+        await asyncio.sleep(0)
+        one, other = pool.status()
+        assert (one.state, one.running, one.tokens, one.waiting, one.circuits) == ("ready", 1, 1124, 1, {})
+        assert (other.state, other.reason, other.circuits) == (
+            "resting",
+            "was silent for too long too often",
+            {"timeout": "open"},
+        )
+        assert 27 <= other.rests_s <= 33
+        clock.now += 40
+        assert (pool.status()[1].state, pool.status()[1].circuits) == ("half-open", {"timeout": "half-open"})
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
 
 
-async def test_a_backend_gets_only_as_many_as_it_has_places() -> None:
-    script = Script(gate=asyncio.Event())
-    backend = SlottedBackend(script, places=2, max_queue=10, queue_timeout_s=5)
-    running = [asyncio.create_task(drain(backend)) for _ in range(5)]
+async def test_a_rest_ends_with_two_probes_and_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "WATCH_EVERY_S", 0.001)
+    clock = Clock()
+    pool, (a, _) = await known_pool("a", "b", clock=clock, rules=Rules(tolerance=Tolerance(0, 30.0)))
+    a.failed(BackendUnavailable("gone"))
+    pool.start()
+    await asyncio.sleep(0.02)
+    assert (pool.status()[0].state, script_of(a).probes) == ("resting", 1)
+    clock.now += 40
+    async with asyncio.timeout(5):
+        while pool.status()[0].state != "ready":
+            await asyncio.sleep(0.001)
+    assert script_of(a).probes == 3
+    await pool.aclose()
+
+
+async def test_a_probe_that_fails_makes_the_rest_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "WATCH_EVERY_S", 0.001)
+    clock = Clock()
+    pool, (a, _) = await known_pool("a", "b", clock=clock, rules=Rules(tolerance=Tolerance(0, 30.0)))
+    a.failed(BackendUnavailable("gone"))
+    script_of(a).outcomes = [BackendUnavailable("still gone")]
+    clock.now += 40
+    pool.start()
+    async with asyncio.timeout(5):
+        while not pool.status()[0].rests_s > 50:
+            await asyncio.sleep(0.001)
+    assert script_of(a).probes == 2
+    await pool.aclose()
+
+
+async def test_a_deployment_that_dies_is_known_to_be_gone_within_a_moment_and_used_when_it_is_back() -> None:
+    """By the pool's own clock: nothing here waits for the next look around, which is seconds away."""
+    pool, (a, b) = await known_pool("a", "b", clock=time.monotonic, rules=Rules(tolerance=Tolerance(1, 60.0)))
+    pool.start()
+    await asyncio.sleep(0.02)
+    script_of(a).outcomes = [BackendUnavailable("gone")]
+    a._probed_at -= 5
+    began = time.monotonic()
+    a.failed(BackendProtocolError("broke off"))
+    async with asyncio.timeout(1):
+        while pool.status()[0].state != "failing":
+            await asyncio.sleep(0.005)
+    script_of(a).outcomes = [IDS]
+    async with asyncio.timeout(3):
+        while pool.status()[0].state != "ready":
+            await asyncio.sleep(0.005)
+    assert time.monotonic() - began < 3
+    assert script_of(b).probes == 1
+    await pool.aclose()
+
+
+async def test_doubts_are_looked_into_once_a_second() -> None:
+    pool, (a, _) = await known_pool("a", "b", clock=time.monotonic, rules=Rules(tolerance=Tolerance(9, 60.0)))
+    pool.start()
+    async with asyncio.timeout(1.5):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(1.3):
+                while True:
+                    a.circuits = {}
+                    a.failed(BackendUnavailable("gone"))
+                    await asyncio.sleep(0.005)
+    assert 1 <= script_of(a).probes <= 3
+    await pool.aclose()
+
+
+LOADS: dict[str, tuple[list[Load | UnisonoError | None], int]] = {
+    "requests of others": ([Load(running=3, waiting=2)], 5),
+    "it does not say": ([None], 0),
+    "what it said is no longer true": ([Load(running=9, waiting=0), BackendUnavailable("x")], 0),
+}
+
+
+@pytest.mark.parametrize(("loads", "foreign"), LOADS.values(), ids=LOADS)
+async def test_servers_that_share_a_model_are_asked_for_their_load(
+    loads: list[Load | UnisonoError | None], foreign: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "LOAD_EVERY_S", 0.001)
+    clock = Clock()
+    pool, (a, b) = await known_pool("a", "b", clock=clock)
+    script_of(a).loads = loads
+    pool.start()
     await asyncio.sleep(0.01)
-    assert script.streaming == 2
-    assert backend.full
-    assert script.gate is not None
-    script.gate.set()
-    assert await asyncio.gather(*running) == [2] * 5
-    assert not backend.full
-
-
-async def test_the_line_is_bounded_in_length_and_time() -> None:
-    script = Script(gate=asyncio.Event())
-    backend = SlottedBackend(script, places=1, max_queue=1, queue_timeout_s=0.02)
-    served = asyncio.create_task(drain(backend))
-    await asyncio.sleep(0)
-    waiting = asyncio.create_task(drain(backend))
-    await asyncio.sleep(0)
-    with pytest.raises(BackendOverloaded) as too_long_a_line:
-        await drain(backend)
-    assert too_long_a_line.value.retry_after_s is not None
-    with pytest.raises(BackendOverloaded):
-        await waiting
-    assert script.gate is not None
-    script.gate.set()
-    assert await served == 2
-
-
-async def test_leaving_the_line_or_the_stream_frees_the_place() -> None:
-    script = Script(gate=asyncio.Event())
-    backend = SlottedBackend(script, places=1, max_queue=5, queue_timeout_s=5)
-    streaming, waiting = (asyncio.create_task(drain(backend)) for _ in range(2))
+    assert script_of(a).asked_for_load == 0
+    with await pool.route(ASK).place(DEMAND):
+        pass
+    async with asyncio.timeout(5):
+        while script_of(a).asked_for_load < len(loads) or pool.status()[0].foreign != foreign:
+            await asyncio.sleep(0.001)
+    asked = script_of(b).asked_for_load
     await asyncio.sleep(0.01)
-    for task in (waiting, streaming):
-        task.cancel()
-    await asyncio.gather(streaming, waiting, return_exceptions=True)
-    assert (script.streaming, backend.full) == (0, False)
-    assert script.gate is not None
-    script.gate.set()
-    stream = backend.complete(JOB)
-    await anext(stream)
-    await stream.aclose()  # type: ignore[attr-defined]
-    assert (script.streaming, backend.full) == (0, False)
+    # A server that does not say is not asked again and again.
+    assert script_of(b).asked_for_load == asked == 1
+    clock.now += 60
+    async with asyncio.timeout(5):
+        while pool.status()[0].foreign:
+            await asyncio.sleep(0.001)
+    await pool.aclose()
 
 
-async def test_a_deployment_with_a_free_place_comes_first() -> None:
-    busy = LiveDeployment("busy", SlottedBackend(Script(), places=1, max_queue=5, queue_timeout_s=5))
-    free = LiveDeployment("free", Script())
-    pool = RoundRobinPool({"m": [busy, free]})
-    stream = busy.backend.complete(JOB)
-    await anext(stream)
-    assert [names(pool)[0] for _ in range(3)] == ["free"] * 3
-    await stream.aclose()  # type: ignore[attr-defined]
-    assert {names(pool)[0], names(pool)[0]} == {"busy", "free"}
+async def test_a_single_deployment_is_not_asked_for_its_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "LOAD_EVERY_S", 0.001)
+    pool, (a,) = await known_pool("a", clock=Clock())
+    pool.start()
+    with await pool.route(ASK).place(DEMAND):
+        await asyncio.sleep(0.02)
+    assert script_of(a).asked_for_load == 0
+    await pool.aclose()
+
+
+def test_what_the_gateway_gave_a_server_is_no_load_of_others() -> None:
+    live = live_of("a", Clock())
+    live.candidate.take(Wanted(900, 1000))
+    live.claimed(Load(running=1, waiting=0, tokens=800))
+    assert (live.candidate.foreign_requests, live.candidate.foreign) == (0, 0)
+    live.claimed(Load(running=3, waiting=0, tokens=9000))
+    assert (live.candidate.foreign_requests, live.candidate.foreign) == (2, 2 * ANSWER_WORK)
+    live.claimed(Load(running=2, waiting=3))
+    assert (live.candidate.foreign_requests, live.candidate.foreign) == (4, 4 * ANSWER_WORK + 3 * FOREIGN_PROMPT)
+    live.claimed(Load(running=0, waiting=2))
+    assert (live.candidate.foreign_requests, live.candidate.foreign) == (1, ANSWER_WORK + FOREIGN_PROMPT)
+
+
+async def test_refusals_are_logged_but_not_each_of_them(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    rules = Rules(bounds=Bounds(length=0))
+    pool, _ = await known_pool(live_of("a", clock, max_requests=1), clock=clock, rules=rules)
+    with await pool.route(ASK).place(DEMAND):
+        for _ in range(50):
+            with pytest.raises(BackendOverloaded):
+                await pool.route(ASK).place(DEMAND)
+            clock.now += 0.125
+    logged = [vars(record)["refused"] for record in caplog.records if record.message == "requests refused"]
+    assert logged == [1] + [8] * 6
+
+
+async def test_a_deployment_that_is_kept_goes_on_with_all_that_is_known_of_it() -> None:
+    clock = Clock()
+    old, (kept, dropped) = await known_pool("a", "b", clock=clock)
+    old.start()
+    place = await old.route(ASK).place(DEMAND)
+    route = old.route(ASK)
+    (held,) = (live for live in (kept, dropped) if live is place.deployment)
+    new = RoutingPool(
+        {"m": [kept], "other": [added := live_of("c", clock)]},
+        kept=[Kept(kept, Terms("renamed", weight=3), old)],
+        prefixes=old.prefixes,
+        clock=clock,
+    )
+    assert kept.name == "a"
+    new.start()
+    assert (kept.name, kept.candidate.weight) == ("renamed", 3)
+    assert new.status()[0].state == "ready"
+    await old.aclose()
+    assert [script_of(live).closed for live in (kept, dropped, added)] == [False, True, False]
+    # What the old pool gave away is held until it is left.
+    with place:
+        assert held.candidate.running == 1
+    assert held.candidate.running == 0
+    with await route.place(DEMAND) as late:
+        assert late.deployment in (kept, dropped)
+    await new.aclose()
+    assert script_of(kept).closed
+    assert script_of(added).closed
+
+
+async def test_a_pool_that_was_never_started_takes_nothing_from_another() -> None:
+    clock = Clock()
+    old, (a,) = await known_pool("a", clock=clock)
+    new = RoutingPool({"m": [a]}, kept=[Kept(a, Terms("b"), old)], prefixes=old.prefixes, clock=clock)
+    await new.aclose()
+    assert (a.name, script_of(a).closed) == ("a", False)
+    with await old.route(ASK).place(DEMAND):
+        pass
+    await old.aclose()
+    assert script_of(a).closed
+
+
+async def test_a_place_that_is_left_in_the_old_pool_is_given_out_in_the_new_one() -> None:
+    clock = Clock()
+    old, (a,) = await known_pool(live_of("a", clock, max_requests=1), clock=clock)
+    new = RoutingPool({"m": [a]}, kept=[Kept(a, a.terms, old)], prefixes=old.prefixes, clock=clock)
+    new.start()
+    with await old.route(ASK).place(DEMAND):
+        waiting = asyncio.create_task(new.route(ASK).place(DEMAND))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+    with await waiting:
+        assert a.candidate.running == 1
+    await old.aclose()
+    await new.aclose()

@@ -99,6 +99,11 @@ HARD: dict[str, tuple[dict[str, Any], str]] = {
         {"patternProperties": {f"^{n}[a-z]+$": {"type": "null"} for n in range(100)}},
         json.dumps({f"{n}abc": 1 for n in range(20_000)}),
     ),
+    "expressions that are compiled again and again": (
+        {"items": {"anyOf": [{"pattern": rf"^\\w{n}$"} for n in range(200)]}},
+        json.dumps(["abc"] * 1_000),
+    ),
+    "an expression with many ways": ({"pattern": "[ab]*a[ab]{900}c"}, json.dumps("abbab" * 100_000)),
     "too deep": (SUITE["recursive"].schema, nested(40)),
     "too deep to be read": ({}, "[" * 2_000 + "]" * 2_000),
     "too long": ({}, json.dumps("x" * 1_000_001)),

@@ -8,42 +8,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.contract.state import EVERY_ITEM, conversation, full_response
+from tests.drawn import item, text, tokens
 from unisono.core import records
+from unisono.core.access import NO_PERIOD, KeyDigest, KeyRecord, Limits, Period
 from unisono.core.conversation import (
-    AssistantCall,
-    AssistantMessage,
-    AssistantReasoning,
-    DeveloperMessage,
-    Item,
     Json,
-    Phase,
-    ToolResult,
-    UserMessage,
 )
-from unisono.core.generation import VOCABULARY, Usage
+from unisono.core.generation import Usage
 from unisono.core.state import Bounds, Status, StoredConversation, StoredItem, StoredResponse
 from unisono.errors import InternalError, StoreUnreadable
 from unisono.store import codec
 
 BOUNDS = Bounds()
 
-text = st.text(st.characters(exclude_categories=("Cs",)), max_size=30)
-tokens = st.lists(st.integers(0, VOCABULARY - 1), max_size=8).map(tuple)
 scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | text
 scalars |= st.floats(allow_nan=False, allow_infinity=False)
 json: st.SearchStrategy[Json] = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3), max_leaves=8
 )
 objects = st.dictionaries(text, json, max_size=4)
-said: st.SearchStrategy[Item] = st.one_of(
-    st.builds(UserMessage, text),
-    st.builds(DeveloperMessage, text),
-    st.builds(AssistantReasoning, text, tokens),
-    st.builds(AssistantMessage, text, st.sampled_from(Phase), tokens),
-    st.builds(AssistantCall, text, text, text, tokens),
-    st.builds(ToolResult, text, text, text),
-)
-items = st.builds(StoredItem, text, st.lists(said, max_size=3).map(tuple), objects)
+items = st.builds(StoredItem, text, st.lists(item, max_size=3).map(tuple), objects)
 counts = st.integers(0, 10**9)
 responses = st.builds(
     StoredResponse,
@@ -66,6 +50,36 @@ responses = st.builds(
 @given(items)
 def test_an_item_survives_the_way_to_bytes_and_back(item: StoredItem) -> None:
     assert codec.decode_item(codec.encode_item(item, BOUNDS)) == item
+
+
+times = st.floats(0, 1e11)
+names = st.none() | st.frozensets(text, max_size=3)
+amounts = st.none() | st.integers(0, 2**53)
+periods = st.sampled_from([NO_PERIOD, Period("day"), Period("month"), Period("every", 2_592_000)])
+limits = st.builds(Limits, amounts, amounts, amounts, amounts, amounts, periods, times)
+keys = st.builds(
+    KeyRecord,
+    id=text,
+    tenant=text,
+    digests=st.lists(st.builds(KeyDigest, text, st.none() | times), max_size=3).map(tuple),
+    created_at=times,
+    name=text,
+    ending=text,
+    expires_at=st.none() | times,
+    revoked_at=st.none() | times,
+    limits=limits,
+    models=names,
+    mcp_servers=names,
+    tags=st.dictionaries(text, text, max_size=3),
+    raw=st.booleans(),
+    revision=st.integers(0, 10**9),
+)
+
+
+@given(keys)
+def test_a_key_survives_the_way_to_bytes_and_back(key: KeyRecord) -> None:
+    assert codec.decode_key(codec.encode_key(key)) == key
+    assert codec.encode_key(codec.decode_key(codec.encode_key(key))) == codec.encode_key(key)
 
 
 @given(responses)

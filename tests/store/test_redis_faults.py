@@ -79,19 +79,26 @@ async def test_a_stalled_server_fails_in_time_and_writes_nothing_twice(server: S
         assert await store.count("ann", "tokens", 5, once="a", for_s=60) == 5
 
 
+async def asked_by_many(store: RedisStore) -> list[object]:
+    """What 100 callers at once are answered, errors included."""
+    asking = (store.responses("ann", [f"resp_{number}"]) for number in range(100))
+    return list(await asyncio.gather(*asking, return_exceptions=True))
+
+
 async def test_many_callers_of_a_stalled_server_all_fail_in_time(server: Server) -> None:
     async with opened(server) as store:
         server.signal(signal.SIGSTOP)
         try:
             with within_the_deadline():
-                results = await asyncio.gather(
-                    *(store.responses("ann", [f"resp_{n}"]) for n in range(100)), return_exceptions=True
-                )
+                results = await asked_by_many(store)
         finally:
             server.signal(signal.SIGCONT)
         assert {type(result) for result in results} == {StoreUnavailable}
-        await asyncio.sleep(0.1)
-        assert await asyncio.gather(*(store.responses("ann", ["resp_1"]) for _ in range(100))) == [(None,)] * 100
+        # All of them connect anew, and how soon they can is the machine's affair.
+        async with asyncio.timeout(10):
+            while StoreUnavailable in map(type, answers := await asked_by_many(store)):
+                await asyncio.sleep(0.1)
+        assert answers == [(None,)] * 100
 
 
 async def test_slow_answers_fail_in_time_and_are_not_taken_for_later_ones(server: Server) -> None:
@@ -266,7 +273,9 @@ async def test_settings_that_can_lose_state_are_told_at_start(server: Server) ->
 
 async def test_settings_a_server_keeps_to_itself_are_told_too(server: Server) -> None:
     with server.client() as client:
-        client.execute_command("ACL", "SETUSER", "app", "on", ">secret", "~t:*", "&t:*", "+@all", "-config")
+        client.execute_command(
+            "ACL", "SETUSER", "app", "on", ">secret", "~t:*", "resetchannels", "&t:*", "+@all", "-config"
+        )
     store = RedisStore(server.url.replace("//", "//app:secret@"))
     (warning,) = await store.start()
     assert "cannot be read" in warning

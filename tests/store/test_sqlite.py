@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.state import answered, conversation, response, said
+from unisono.core.access import KeyDigest, KeyRecord
 from unisono.core.state import LogWrite, Retention, Status
 from unisono.errors import StoreUnavailable, StoreUnreadable
 from unisono.store.sqlite import SqliteStore
@@ -109,6 +110,21 @@ async def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(StoreUnreadable, match="newer version"):
         await store.start()
     await store.aclose()
+
+
+async def test_a_file_from_before_there_were_keys_takes_them(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    for number in range(2):
+        store = SqliteStore(path)
+        await store.start()
+        kept = response(f"resp_{number}")
+        await store.create("ann", kept)
+        record = await store.put_key(KeyRecord(f"key_{number}", "ann", (KeyDigest(f"digest_{number}"),), 1.0))
+        assert await store.key_of(f"digest_{number}") == record
+        await store.aclose()
+        with closing(sqlite3.connect(path)) as db:
+            db.execute("DROP TABLE virtual_keys")
+            db.execute("DROP TABLE key_digests")
 
 
 async def test_what_is_no_database_is_refused(tmp_path: Path) -> None:

@@ -29,7 +29,9 @@ async def served(server: ToolServer, *, remembers: bool = False, key: str | None
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     app = application(server, "127.0.0.1", key=key, remembers=remembers)
-    running = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none", timeout_graceful_shutdown=1))
+    running = uvicorn.Server(
+        uvicorn.Config(app, log_config=None, log_level="error", ws="none", timeout_graceful_shutdown=1)
+    )
     running.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
     task = asyncio.create_task(running.serve(sockets=[listener]))
     while not running.started:

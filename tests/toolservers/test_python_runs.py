@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -170,6 +172,42 @@ async def test_a_limit_ends_the_program_and_nothing_else(way: Way, code: str, sa
     assert outcome.exit_code not in (0, None)
     assert said in outcome.logs
     assert not outcome.timed_out
+
+
+FILLING = {
+    "many files": "n = 0\nwhile True:\n  n += 1\n  open(f'f{n}', 'wb').write(b'x' * 10**6)",
+    "files in folders": "import os\nwhile True:\n  os.mkdir('d'); os.chdir('d'); open('f', 'wb').write(b'x' * 10**6)",
+    "endless empty files": "n = 0\nwhile True:\n  n += 1\n  open(f'f{n}', 'w').close()",
+    "from a child": (
+        "import os, time\nif os.fork(): time.sleep(60)\nn = 0\n"
+        "while True:\n  n += 1\n  open(f'f{n}', 'wb').write(b'x' * 10**6)"
+    ),
+}
+
+
+@pytest.mark.parametrize("code", FILLING.values(), ids=FILLING)
+async def test_the_disk_is_bounded_whatever_it_is_filled_with(any_way: Way, code: str) -> None:
+    before = shutil.disk_usage(tempfile.gettempdir()).used
+    outcome = await run(code, any_way, Limits(seconds=20.0, disk=16 * MIB))
+    assert outcome.disk_full
+    assert outcome.remark == "[The program wrote more files than it may; it was ended.]"
+    assert not outcome.timed_out
+    # Others write here, too; what a run left would be far more.
+    assert shutil.disk_usage(tempfile.gettempdir()).used - before < 1024 * MIB
+
+
+async def test_what_everybody_may_write_to_is_counted_and_swept(way: Way) -> None:
+    if not way.drops:
+        pytest.skip("takes root, so that a run has a user of its own")
+    mark = f"unisono-left-{time.monotonic_ns()}"
+    there = [Path(place) / mark for place in ("/tmp", "/dev/shm")]
+    code = f"import os\nfor p in {list(map(str, there))}: os.mkdir(p); open(p + '/f', 'wb').write(b'x' * 10**6)"
+    assert (await run(code, way)).exit_code == 0
+    assert [path for path in there if path.exists()] == []
+    filling = f"import os\nos.mkdir('{there[0]}')\nn = 0\nwhile True:\n  n += 1\n  "
+    filling += f"open(f'{there[0]}/{{n}}', 'wb').write(b'x' * 10**6)"
+    assert (await run(filling, way, Limits(seconds=20.0, disk=16 * MIB))).disk_full
+    assert not there[0].exists()
 
 
 async def test_a_fork_bomb_stays_small_and_is_gone_afterwards(any_way: Way) -> None:

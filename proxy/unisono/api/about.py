@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import ceil
 from typing import Any
 
+from unisono.core.accounts import Standing
 from unisono.engine.turn import Report
 
 
@@ -17,12 +19,16 @@ def to_backend(reports: Sequence[Report]) -> str:
     return ", ".join(dict.fromkeys(report.backend for report in reports if report.backend))
 
 
+def _failovers(reports: Sequence[Report]) -> int:
+    return sum(report.failovers for report in reports)
+
+
 def to_about(reports: Sequence[Report], notes: Sequence[str]) -> dict[str, Any]:
     """The `unisono` object: how the answer came to be. `left_out` counts the oldest turns that were too much, `unmet`
     says what was asked for and could not be had."""
     about: dict[str, Any] = {
         "recoveries": to_recoveries(reports),
-        "failovers": sum(report.failovers for report in reports),
+        "failovers": _failovers(reports),
         "backend": to_backend(reports),
     }
     if left_out := max((report.left_out for report in reports), default=0):
@@ -33,8 +39,36 @@ def to_about(reports: Sequence[Report], notes: Sequence[str]) -> dict[str, Any]:
 
 
 def backend_header(reports: Sequence[Report]) -> Mapping[str, str]:
-    backend = to_backend(reports)
-    return {"x-unisono-backend": _header_text(backend)} if backend else {}
+    """Who answered, how often another one had to be turned to, and how the caller's account stands; of a stream, as far
+    as that is known."""
+    backend, failovers = to_backend(reports), _failovers(reports)
+    told = {"x-unisono-backend": _header_text(backend)} if backend else {}
+    standing = next((report.standing for report in reversed(reports) if report.standing is not None), None)
+    limits = {} if standing is None else limit_headers(standing)
+    return told | ({"x-unisono-failovers": str(failovers)} if failovers else {}) | limits
+
+
+def limit_headers(standing: Standing) -> dict[str, str]:
+    """OpenAI's headers on what a key may use in a minute and what is left of it."""
+    limits = standing.limits
+    told: dict[str, str] = {}
+    for name, limit, left, reset_s in (
+        ("requests", limits.rpm, standing.requests_left, standing.requests_reset_s),
+        ("tokens", limits.tpm, standing.tokens_left, standing.tokens_reset_s),
+    ):
+        if limit is not None and left is not None:
+            told[f"x-ratelimit-limit-{name}"] = str(limit)
+            told[f"x-ratelimit-remaining-{name}"] = str(left)
+            told[f"x-ratelimit-reset-{name}"] = _duration(reset_s)
+    return told
+
+
+def _duration(seconds: float) -> str:
+    """As OpenAI writes it: `850ms`, `6s`, `1m1s`."""
+    if 0 < seconds < 1:
+        return f"{ceil(seconds * 1000)}ms"
+    minutes, rest = divmod(ceil(seconds), 60)
+    return f"{minutes}m{rest}s" if minutes else f"{rest}s"
 
 
 def recoveries_header(reports: Sequence[Report]) -> Mapping[str, str]:

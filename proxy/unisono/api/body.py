@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import orjson
 from starlette.requests import ClientDisconnect, Request
@@ -16,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from unisono.errors import InvalidRequest
 
 OFF_LOOP_BYTES = 256 * 1024
-"""A body from this size on is parsed in a thread: with many small values in it that takes up to half a second."""
+"""A body from this size on is parsed and judged in threads: with many small values in it either may take a second."""
 MAX_DEPTH = 64
 MAX_VALUES = 500_000
 """Ten megabytes of `{}` would be 3.5 million objects and a third of a gigabyte."""
@@ -30,13 +31,21 @@ RUN_TOO_LONG = f"More than {MAX_RUN:,} characters without a break cannot be toke
 _RUNS = (re.compile(r"[^\s\d!-/:-@\[-`{-~]*+"), re.compile(r"(?:[^\s\w]|_)*+"), re.compile(r"[\s/]*+"))
 
 
+Result = TypeVar("Result")
+
+
 async def read_json(request: Request) -> dict[str, Any]:
     """The body as a JSON object. Raises InvalidRequest, and what the door's body limits raise."""
     try:
         body = await request.body()
     except ClientDisconnect:
         raise InvalidRequest("The connection was closed before the body was complete.") from None
-    return await asyncio.to_thread(to_object, body) if len(body) > OFF_LOOP_BYTES else to_object(body)
+    return await off_loop(lambda: to_object(body), len(body))
+
+
+async def off_loop(work: Callable[[], Result], size: int) -> Result:
+    """What `work` on a body of `size` bytes returns or raises; done in a thread where it would hold up the others."""
+    return await asyncio.to_thread(work) if size > OFF_LOOP_BYTES else work()
 
 
 def to_object(body: bytes) -> dict[str, Any]:

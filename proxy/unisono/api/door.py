@@ -8,22 +8,24 @@ streamed event except the request id's header on the first.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from functools import partial
 from ipaddress import ip_address
+from time import monotonic
 from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from unisono.access.keys import Caller
 from unisono.api.failures import Failures
+from unisono.core.access import Caller
+from unisono.core.tracing import ARRIVED, Trace
 from unisono.errors import (
     BodyTimeout,
     BodyTooLarge,
     InvalidRequest,
     NotAllowed,
-    NotAuthenticated,
     UnsupportedMediaType,
 )
 
@@ -35,8 +37,17 @@ REQUESTS = frozenset({"http", "websocket"})
 ANSWERS = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
 """Messages that carry an answer's headers."""
 
-Authenticate = Callable[[str | None], Caller | None]
-"""The caller a bearer key belongs to; None, or NotAuthenticated raised, when it belongs to nobody."""
+LEFT, SWITCHED = 499, 101
+"""The status of a request that got no answer, as nginx has it, and that of a WebSocket."""
+
+Answered = Callable[[str, str, int, float], None]
+"""Told of every request when it is over: its route, method and status, and how many seconds it took."""
+
+Authenticate = Callable[[str | None], Awaitable[Caller]]
+"""The caller a bearer key belongs to. Raises NotAuthenticated when it belongs to nobody."""
+
+Again = Callable[[], Awaitable[Caller]]
+"""The caller of a connection as their key is by now. Raises NotAuthenticated when it is good no more."""
 
 
 def header_values(scope: Scope, name: bytes) -> list[str]:
@@ -45,11 +56,13 @@ def header_values(scope: Scope, name: bytes) -> list[str]:
 
 
 class RequestIds:
-    """Gives every request an id: in `scope["state"]["request_id"]` and in the answer's `x-request-id`."""
+    """Gives every request an id: in `scope["state"]["request_id"]` and in the answer's `x-request-id`. Knows the trace
+    that it came with, and tells `answered` when it is over."""
 
-    def __init__(self, app: ASGIApp, *, new_id: Callable[[], str]) -> None:
+    def __init__(self, app: ASGIApp, *, new_id: Callable[[], str], answered: Answered | None = None) -> None:
         self._app = app
         self._new_id = new_id
+        self._answered = answered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in REQUESTS:
@@ -57,14 +70,37 @@ class RequestIds:
             return
         request_id = f"req_{self._new_id()}"
         scope.setdefault("state", {})["request_id"] = request_id
+        began, status = monotonic(), LEFT
 
         async def named(message: Message) -> None:
+            nonlocal status
             if message["type"] in ANSWERS:
+                status = message.get("status", SWITCHED)
                 message.setdefault("headers", [])
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
-        await self._app(scope, receive, named)
+        arrived = ARRIVED.set(trace_of(scope))
+        try:
+            await self._app(scope, receive, named)
+        finally:
+            ARRIVED.reset(arrived)
+            if self._answered is not None:
+                self._answered(route_of(scope), scope.get("method", "GET"), status, monotonic() - began)
+
+
+def trace_of(scope: Scope) -> Trace | None:
+    """Where the request stands in a trace of its client's."""
+    parents = header_values(scope, b"traceparent")
+    return Trace.read(parents[0], ",".join(header_values(scope, b"tracestate"))) if len(parents) == 1 else None
+
+
+def route_of(scope: Scope) -> str:
+    """The template of the path that a request was answered by; empty where there is none for it."""
+    # Where plain routes stand in a router of their own, the framework says which one it was nowhere else.
+    found = scope.get("fastapi", {}).get("effective_route_context")
+    route = scope.get("route") if found is None else found.original_route
+    return str(getattr(route, "path", ""))
 
 
 class Cors:
@@ -150,7 +186,8 @@ def is_loopback(url: str) -> bool:
 
 
 class Authentication:
-    """Nobody gets further without a key, except to `open_paths`. Puts the Caller into `scope["state"]["caller"]`."""
+    """Nobody gets further without a key, except to `open_paths`. Puts the Caller into `scope["state"]["caller"]`,
+    and for a WebSocket, which outlives a request, what asks again into `scope["state"]["caller_again"]`."""
 
     def __init__(self, app: ASGIApp, *, authenticate: Authenticate, open_paths: Collection[str] = HEALTH_PATHS) -> None:
         self._app = app
@@ -159,10 +196,11 @@ class Authentication:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in REQUESTS and scope["path"] not in self._open_paths:
-            caller = self._authenticate(presented_key(scope))
-            if caller is None:
-                raise NotAuthenticated("The API key is missing or not valid here.")
-            scope.setdefault("state", {})["caller"] = caller
+            again: Again = partial(self._authenticate, presented_key(scope))
+            state = scope.setdefault("state", {})
+            state["caller"] = await again()
+            if scope["type"] == "websocket":
+                state["caller_again"] = again
         await self._app(scope, receive, send)
 
 
@@ -246,13 +284,14 @@ def doors(
     open_paths: Collection[str] = HEALTH_PATHS,
     max_body_bytes: int = MAX_BODY_BYTES,
     body_deadline_s: float = BODY_DEADLINE_S,
+    answered: Answered | None = None,
 ) -> list[Middleware]:
     """Every layer in its order, outermost first, for `FastAPI(middleware=...)`. `keyless` adds the check that a
     request comes from and names this machine; `origins` are the web origins CORS is open to."""
     listed = frozenset(origins)
     local = [Middleware(LocalOnly, origins=listed)] if keyless else []
     return [
-        Middleware(RequestIds, new_id=new_id),
+        Middleware(RequestIds, new_id=new_id, answered=answered),
         Middleware(Cors, origins=listed),
         Middleware(Failures),
         *local,

@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from typing import Any
 
-import orjson
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
@@ -24,11 +23,13 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
+from unisono.api.whole import to_whole
 from unisono.errors import (
     BodyTimeout,
     BodyTooLarge,
     InternalError,
     InvalidRequest,
+    LimitReached,
     MethodNotAllowed,
     NotAllowed,
     NotAuthenticated,
@@ -72,7 +73,7 @@ def to_body(error: UnisonoError) -> dict[str, Any]:
 
 def to_response(error: UnisonoError) -> Response:
     """The whole HTTP answer for `error`."""
-    headers: dict[str, str] = {}
+    headers: dict[str, str] = dict(error.headers) if isinstance(error, LimitReached) else {}
     retry_after_s = error.retry_after_s
     if retry_after_s is None and error.status in BUSY:
         retry_after_s = DEFAULT_RETRY_AFTER_S
@@ -83,8 +84,7 @@ def to_response(error: UnisonoError) -> Response:
     if isinstance(error, BodyTooLarge | BodyTimeout):
         # The rest of the body is never read, so the connection cannot be used again.
         headers["connection"] = "close"
-    body = orjson.dumps(to_body(error))
-    return Response(body, error.status, headers, media_type="application/json")
+    return to_whole(to_body(error), headers, error.status)
 
 
 def failure_of(error: Exception) -> UnisonoError:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Annotated, Any
 
 import orjson
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from unisono.core.conversation import Effort
@@ -43,6 +43,7 @@ MAX_MESSAGES = 20_000
 """A message takes at least four tokens, so no window holds more of them than this; looking at each takes time."""
 MAX_TOOLS = 512
 MAX_PARAMETERS_BYTES = 256 * 1024
+LONGEST_NAME_SHOWN = 128
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logprobs": (None, False),
@@ -141,12 +142,18 @@ class Open(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, hide_input_in_errors=True)
 
 
+def shortened(name: str) -> str:
+    """As much of a name or an id from outside as a failure repeats."""
+    return name[:LONGEST_NAME_SHOWN].encode(errors="replace").decode()
+
+
 def smallest(budgets: Iterable[int | None]) -> int | None:
     """The budget that holds where several were given; None for none."""
     return min((budget for budget in budgets if budget is not None and budget >= 0), default=None)
 
 
-def neutral(field: str, value: Any) -> None:
-    """Raise for a value of a refused field that asks for something."""
-    if value not in NEUTRAL[field]:
-        raise refused(REFUSALS[field])
+def neutral(value: Any, info: ValidationInfo) -> None:
+    """For refused fields: None where the value asks for nothing. Raises for one that asks for something."""
+    assert info.field_name is not None
+    if value not in NEUTRAL[info.field_name]:
+        raise refused(REFUSALS[info.field_name])

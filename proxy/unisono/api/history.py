@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from unisono.api.fields import shortened
 from unisono.core.conversation import AssistantCall, AssistantMessage, AssistantReasoning, Item, Phase, ToolResult
 from unisono.errors import InvalidRequest
 
@@ -60,7 +61,7 @@ class History:
         name = self._names.get(call_id)
         if name is None:
             raise InvalidRequest(
-                f"'{param}': nothing before it is a tool call with the id '{call_id[:128]}'.", param=param
+                f"'{param}': nothing before it is a tool call with the id '{shortened(call_id)}'.", param=param
             )
         return name
 

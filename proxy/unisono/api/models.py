@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from unisono.api.whole import to_whole
+from unisono.core.access import Caller
 from unisono.errors import UnknownModel
 
 
@@ -54,21 +55,21 @@ def to_model_info(card: ModelCard) -> dict[str, Any]:
     }
 
 
-def models_router(*, cards: Callable[[], Sequence[ModelCard]], created: int) -> APIRouter:
-    """`cards` gives the models as they are now; `created` is in seconds since the epoch, equal for all."""
+def models_router(*, cards: Callable[[Caller], Sequence[ModelCard]], created: int) -> APIRouter:
+    """`cards` gives the models of a caller as they are now; `created` is in seconds since the epoch, equal for all."""
 
-    async def listed(_: Request) -> Response:
-        return _json({"object": "list", "data": [to_model(card, created) for card in cards()]})
+    async def listed(request: Request) -> Response:
+        return to_whole({"object": "list", "data": [to_model(card, created) for card in cards(request.state.caller)]})
 
     async def one(request: Request) -> Response:
         name = request.path_params["model"]
-        for card in cards():
+        for card in cards(request.state.caller):
             if card.id == name:
-                return _json(to_model(card, created))
+                return to_whole(to_model(card, created))
         raise UnknownModel(f"There is no model '{name[:256]}'.", param="model")
 
-    async def info(_: Request) -> Response:
-        return _json({"data": [to_model_info(card) for card in cards()]})
+    async def info(request: Request) -> Response:
+        return to_whole({"data": [to_model_info(card) for card in cards(request.state.caller)]})
 
     router = APIRouter()
     for prefix in ("/v1", ""):
@@ -77,7 +78,3 @@ def models_router(*, cards: Callable[[], Sequence[ModelCard]], created: int) -> 
         router.add_route(f"{prefix}/models/{{model:path}}", one, methods=["GET"], name="model")
         router.add_route(f"{prefix}/model/info", info, methods=["GET"], name="model_info")
     return router
-
-
-def _json(body: dict[str, Any]) -> Response:
-    return Response(orjson.dumps(body), media_type="application/json")

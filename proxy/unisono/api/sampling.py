@@ -1,36 +1,26 @@
-"""How the next token is drawn, from the fields every surface has in common."""
+"""How the next token is drawn: the fields for it, which every surface has in common, and what they come to."""
 
 from __future__ import annotations
 
-from typing import Protocol
-
+from unisono.api.fields import LogitBias, MinP, Open, Penalty, RepetitionPenalty, Seed, Temperature, TopK, TopP
 from unisono.core.generation import Sampling
 
 
-class Asked(Protocol):
+class Drawing(Open):
     """A request's sampling fields; None is what the client left out."""
 
-    @property
-    def temperature(self) -> float | None: ...
-    @property
-    def top_p(self) -> float | None: ...
-    @property
-    def top_k(self) -> int | None: ...
-    @property
-    def min_p(self) -> float | None: ...
-    @property
-    def presence_penalty(self) -> float | None: ...
-    @property
-    def frequency_penalty(self) -> float | None: ...
-    @property
-    def repetition_penalty(self) -> float | None: ...
-    @property
-    def seed(self) -> int | None: ...
-    @property
-    def logit_bias(self) -> dict[int, float] | None: ...
+    seed: Seed | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    logit_bias: LogitBias | None = None
 
 
-def to_sampling(asked: Asked) -> Sampling:
+def to_sampling(asked: Drawing) -> Sampling:
     """Every field explicitly; what the client left out has the model's recommended value."""
     given = {
         "temperature": asked.temperature,

@@ -1,9 +1,10 @@
-"""Server-sent events: bytes of a stream to a client that may be slow, silent or gone.
+"""Server-sent events: bytes of a stream to a client that may be slow or gone.
 
 The answer's head goes out with the first bytes or with the first keep-alive, whichever comes first, so that a failure
 before either is a real HTTP error. After the head a failure is one event `data: {"error": {...}}` and the stream ends
 there: without `data: [DONE]`, which only ever means success. A client that leaves ends the source at once, in every
-phase, before the first byte too.
+phase, before the first byte too. Nothing is taken from the source while the client has not taken what was written; one
+that takes nothing at all loses its connection (see `cli/listener.py`), and so has left.
 """
 
 from __future__ import annotations
@@ -24,8 +25,6 @@ T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 KEEP_ALIVE_S = 10.0
-STALL_S = 60.0
-"""A client that takes no bytes for so long holds a backend for nothing and counts as gone."""
 
 CLIENT_CLOSED_REQUEST = 499
 """The status nobody reads: the client was gone before there was an answer."""
@@ -81,7 +80,7 @@ async def _end(*tasks: asyncio.Task[Any]) -> None:
 
 class EventStream(Response):
     """An answer of server-sent events. `headers` is asked when the head goes out, not before: what it tells may only
-    be known by then. Durations are in seconds."""
+    be known by then. `keep_alive_s` is in seconds."""
 
     media_type = "text/event-stream"
 
@@ -91,13 +90,11 @@ class EventStream(Response):
         *,
         headers: Callable[[], Mapping[str, str]] = dict,
         keep_alive_s: float = KEEP_ALIVE_S,
-        stall_s: float = STALL_S,
     ) -> None:
         super().__init__()
         self._source = source
         self._more_headers = headers
         self._keep_alive_s = keep_alive_s
-        self._stall_s = stall_s
         self._lock = asyncio.Lock()
         self._begun = False
         self._last_write = 0.0
@@ -113,7 +110,7 @@ class EventStream(Response):
         gone = asyncio.create_task(disconnected(receive))
         pulse = asyncio.create_task(self._pulse(send))
         try:
-            await asyncio.wait({pump, gone, pulse}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({pump, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not pump.done():
                 return
             await _end(pulse)
@@ -155,19 +152,14 @@ class EventStream(Response):
         return {"type": "http.response.start", "status": 200, "headers": raw}
 
     async def _pulse(self, send: Send) -> None:
-        """Write a comment whenever the stream was silent for too long; return when the client takes nothing."""
+        """Write a comment whenever the stream was silent for too long. A write that waits for the client is no
+        silence."""
         now = asyncio.get_running_loop().time
         while True:
             silent_s = now() - self._last_write
-            if self._lock.locked():
-                if silent_s >= self._stall_s:
-                    return
-                await asyncio.sleep(min(self._keep_alive_s, self._stall_s - silent_s))
-            elif silent_s >= self._keep_alive_s:
-                try:
-                    async with asyncio.timeout(self._stall_s):
-                        await self._write(send, KEEP_ALIVE)
-                except TimeoutError:
-                    return
-            else:
+            if silent_s < self._keep_alive_s:
                 await asyncio.sleep(self._keep_alive_s - silent_s)
+            elif self._lock.locked():
+                await asyncio.sleep(self._keep_alive_s)
+            else:
+                await self._write(send, KEEP_ALIVE)

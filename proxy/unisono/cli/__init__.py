@@ -5,16 +5,15 @@ Commands import what they need when they run: `unisono --version` answers at onc
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 
 import click
 
 from unisono import __version__
+from unisono.cli.keys import keys
 from unisono.cli.mcp import mcp
-
-HELP = "The configuration, YAML or JSON; config.example.yaml shows every option."
-CONFIG = click.option("--config", "config_path", type=click.Path(path_type=Path), help=HELP)
-CONFIG_REQUIRED = click.option("--config", "config_path", type=click.Path(path_type=Path), required=True, help=HELP)
+from unisono.cli.options import CONFIG, CONFIG_REQUIRED
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -27,11 +26,14 @@ def main() -> None:
 @CONFIG
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=4000, show_default=True, type=click.IntRange(0, 65535), help="0 picks a free one.")
-def serve(config_path: Path | None, host: str, port: int) -> None:
+@click.option(
+    "--workers", default=1, show_default=True, type=click.IntRange(1, 64), help="Processes that answer on the port."
+)
+def serve(config_path: Path | None, host: str, port: int, workers: int) -> None:
     """Serve the models of a configuration; without one, what runs on this machine, or the demo model."""
     from unisono.cli.serve import serve as run
 
-    run(config_path, host, port)
+    run(config_path, host, port, workers)
 
 
 @main.command()
@@ -57,6 +59,52 @@ def models(config_path: Path) -> None:
     show(config_path)
 
 
+@main.command()
+@click.option("--plan", "plan_path", type=click.Path(path_type=Path), help="What to simulate: docs/simulate.md.")
+@click.option("--config", "config_path", type=click.Path(path_type=Path), help="Take the backends of a configuration.")
+@click.option("--model", help="Which group of the configuration.")
+@click.option(
+    "--speed", "speeds", multiple=True, metavar="NAME=PREFILL,DECODE", help="Tokens a second of a deployment."
+)
+@click.option("--rate", type=float, help="Conversations that begin each second.")
+@click.option("--requests", type=int, help="How many.")
+@click.option("--seed", type=int, help="Other numbers, other conversations.")
+@click.option("--strategy", "strategies", multiple=True, help="One of router_settings.routing_strategy; all without.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def simulate(
+    plan_path: Path | None,
+    config_path: Path | None,
+    model: str | None,
+    speeds: tuple[str, ...],
+    rate: float | None,
+    requests: int | None,
+    seed: int | None,
+    strategies: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Try a plan for backends on simulated traffic: what would be waited for, found in caches and refused."""
+    from unisono.cli.simulate import run
+
+    overrides = {"rate": rate, "requests": requests, "seed": seed, "strategies": strategies or None}
+    run(plan_path, config_path, model, speeds, overrides, as_json=as_json)
+
+
+@main.command()
+@CONFIG_REQUIRED
+@click.option("--by", type=click.Choice(["key", "model", "day", "tenant"]), default="key", show_default=True)
+@click.option("--since", type=click.DateTime(["%Y-%m-%d"]), help="First day, of UTC; by default the first there is.")
+@click.option("--until", type=click.DateTime(["%Y-%m-%d"]), help="Last day; by default the last there is.")
+@click.option("--csv", "form", flag_value="csv", help="Print CSV.")
+@click.option("--json", "form", flag_value="json", help="Print JSON.")
+@click.option("--chart", "form", flag_value="chart", help="Print bars of tokens.")
+def usage(config_path: Path, by: str, since: datetime | None, until: datetime | None, form: str | None) -> None:
+    """What was used, and what it cost, from the ledger in the store."""
+    from unisono.cli.usage import show
+
+    first, last = since or datetime.min, until or datetime.max
+    show(config_path, by, first.date().isoformat(), last.date().isoformat(), form or "table")
+
+
 @mcp.command("list")
 @CONFIG_REQUIRED
 @click.argument("server", required=False)
@@ -80,3 +128,4 @@ def call_tool(config_path: Path, server: str, tool: str, arguments: str) -> None
 
 
 main.add_command(mcp)
+main.add_command(keys)

@@ -26,7 +26,8 @@ from unisono.core.probe import Check, Finding, Probe, Severity, unreached
 from unisono.core.state import Store
 from unisono.deployments import build_pool, deployment_names
 from unisono.errors import BackendUnfit, ConfigError, UnisonoError
-from unisono.routing.pool import PROBES_AT_ONCE, LiveDeployment
+from unisono.routing.deployment import LiveDeployment
+from unisono.routing.pool import PROBES_AT_ONCE
 
 WORDS = {None: "ok", Severity.NOTE: "no", Severity.WARNING: "warn", Severity.FATAL: "FAIL"}
 """How a finding is shown, by its weight."""

@@ -1,14 +1,20 @@
-"""The listening end: connections that dawdle, or whose headers never end, are closed.
+"""The listening end: connections that dawdle, whose headers never end, or that take nothing of what they are sent are
+closed.
 
-uvicorn has no deadline for a request's headers and no limit to their size. `connections` makes its protocol class with
-both: without them a few thousand silent sockets would hold every place there is. A WebSocket is handed over within the
-same bounds, which uvicorn applies to requests only.
+uvicorn has no deadline for a request's headers, no limit to their size, and none for a client that does not read: what
+is left for it to take would keep its socket open for ever, also behind a polite close. `connections` makes its protocol
+class with all three: without them a few thousand silent sockets would hold every place there is. A WebSocket is handed
+over within the same bounds, which uvicorn applies to requests only.
 """
 
 from __future__ import annotations
 
+import asyncio
+import socket
+import struct
 from asyncio import TimerHandle, Transport
-from typing import TYPE_CHECKING, cast
+from contextlib import suppress
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -16,24 +22,113 @@ if TYPE_CHECKING:
     from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 MAX_HEADER_BYTES = 64 * 1024
+WRITE_TIMEOUT_S = 60.0
+UNSENT_BYTES = 16 * 1024
+"""What the system takes of an answer before the client does. By default it is megabytes, all of which a backend would
+have generated for somebody who may not read on."""
+WAITING_BYTES = 32 * 1024
+"""What waits for the system to take it before writers have to wait, too."""
+LOOKS = 4
+"""How often in its time a client that takes nothing is looked at."""
 
 
-def connections(header_timeout_s: float, max_header_bytes: int = MAX_HEADER_BYTES) -> type[HttpToolsProtocol]:
+class Delivery:
+    """Watches what a connection has not sent yet, whenever there is so much that writers wait, and whenever there is
+    something left at its end. A client that takes nothing of it for `timeout_s` seconds loses its connection."""
+
+    def __init__(self, transport: Transport, timeout_s: float) -> None:
+        self._transport = transport
+        self._timeout_s = timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._timer: TimerHandle | None = None
+        self._left = 0
+        self._due = 0.0
+
+    def watch(self) -> None:
+        if self._timer is None:
+            self._seen(self._transport.get_write_buffer_size())
+
+    def rest(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _seen(self, left: int) -> None:
+        """There was progress just now."""
+        self._left = left
+        self._due = self._loop.time() + self._timeout_s
+        self._timer = self._loop.call_later(self._timeout_s / LOOKS, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        left = self._transport.get_write_buffer_size()
+        if not left:
+            return
+        if left < self._left:
+            self._seen(left)
+        elif self._loop.time() >= self._due:
+            drop(self._transport)
+        else:
+            self._timer = self._loop.call_later(self._timeout_s / LOOKS, self._look)
+
+
+def drop(transport: Transport) -> None:
+    """Close with RST: nobody takes what is left, and the system would keep it for a quarter of an hour."""
+    with suppress(OSError, ValueError):
+        # uvloop raises ValueError for a socket that is gone, asyncio OSError.
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    transport.abort()
+
+
+def hold_little(transport: Transport) -> None:
+    """Let little be on its way that the client has not taken."""
+    transport.set_write_buffer_limits(WAITING_BYTES)
+    sock = transport.get_extra_info("socket")
+    if sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+
+
+def connections(
+    header_timeout_s: float, max_header_bytes: int = MAX_HEADER_BYTES, *, write_timeout_s: float = WRITE_TIMEOUT_S
+) -> type[HttpToolsProtocol]:
     """A protocol class for uvicorn's `http`. A connection has `header_timeout_s` seconds, and `max_header_bytes`, from
-    being opened or from the first byte of a further request until the headers are complete."""
+    being opened or from the first byte of a further request until the headers are complete; and it has to take
+    something of what it is sent, if only a little, every `write_timeout_s` seconds."""
 
     class Connection(HttpToolsProtocol):
         _deadline: TimerHandle | None = None
         _header_bytes = 0
         _in_headers = True
+        _delivery: Delivery
+        _sockets: ClassVar[type[WebSocketsSansIOProtocol] | None] = None
 
         def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
+            hold_little(transport)
+            self._delivery = Delivery(transport, write_timeout_s)
             self._start_deadline()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_deadline()
+            self._delivery.rest()
             super().connection_lost(exc)
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._delivery.watch()
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._delivery.rest()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if self.transport.is_closing():
+                self._delivery.watch()
+
+        def timeout_keep_alive_handler(self) -> None:
+            super().timeout_keep_alive_handler()
+            self._delivery.watch()
 
         def data_received(self, data: bytes) -> None:
             if self._in_headers:
@@ -69,6 +164,12 @@ def connections(header_timeout_s: float, max_header_bytes: int = MAX_HEADER_BYTE
             elif not self.url.isascii():
                 self._refuse(b"400 Bad Request")
             else:
+                self._delivery.rest()
+                if Connection._sockets is None:
+                    # Known only once uvicorn has loaded its own.
+                    own = cast("type[WebSocketsSansIOProtocol]", self.ws_protocol_class)
+                    Connection._sockets = _watched(own, write_timeout_s)
+                self.ws_protocol_class = Connection._sockets
                 super().handle_websocket_upgrade()
                 taken_over_by = cast("WebSocketsSansIOProtocol", self.transport.get_protocol())
                 if not taken_over_by.handshake_initiated:
@@ -92,5 +193,39 @@ def connections(header_timeout_s: float, max_header_bytes: int = MAX_HEADER_BYTE
             if self.cycle is None or self.cycle.response_complete:
                 self.transport.write(b"HTTP/1.1 " + status + b"\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
             self.transport.close()
+            self._delivery.watch()
 
     return Connection
+
+
+def _watched(protocol: type[WebSocketsSansIOProtocol], write_timeout_s: float) -> type[WebSocketsSansIOProtocol]:
+    """uvicorn's WebSocket, whose client has to take what it is sent."""
+
+    class Socket(protocol):  # type: ignore[valid-type,misc]
+        _delivery: Delivery
+
+        def connection_made(self, transport: Transport) -> None:
+            super().connection_made(transport)
+            self._delivery = Delivery(transport, write_timeout_s)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._delivery.rest()
+            super().connection_lost(exc)
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._delivery.watch()
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._delivery.rest()
+
+        def keepalive_timeout(self) -> None:
+            super().keepalive_timeout()
+            self._delivery.watch()
+
+        def on_task_complete(self, task: asyncio.Task[None]) -> None:
+            super().on_task_complete(task)
+            self._delivery.watch()
+
+    return Socket

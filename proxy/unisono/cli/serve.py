@@ -1,91 +1,119 @@
-"""`unisono serve`: from a configuration to a listening gateway, and a clean end on Ctrl-C or SIGTERM."""
+"""`unisono serve`: from a configuration to a listening gateway, in this process or in several workers."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
-import gc
 import json
 import logging
-import signal
 import socket
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from ipaddress import ip_address
 from pathlib import Path
-from types import FrameType
-from urllib.parse import unquote
 
 import click
-import uvicorn
-from pydantic import SecretStr
 
 from unisono.app import Gateway, build
-from unisono.cli.listener import connections
-from unisono.cli.setup import MASTER_KEY_VARIABLE, prepared
-from unisono.config import Config
+from unisono.cli.orders import Reload, Serve
+from unisono.cli.reloading import NothingToRead, apply, tell_kept
+from unisono.cli.secrecy import secrets_of
+from unisono.cli.server import BACKLOG, Server, server_config
+from unisono.cli.setup import MASTER_KEY_VARIABLE, Prepared, prepared
+from unisono.cli.switch import Switch
+from unisono.config import Config, Loaded, load
 from unisono.errors import ConfigError
 from unisono.observe.logs import start_logging
-
-PROBE_PATIENCE_S = 3.0
-"""How long the start-up screen waits to tell the state of the backends, in seconds."""
-BACKLOG = 2048
-KEEP_ALIVE_S = 75
-PING_EVERY_S = 20.0
-"""Between two questions to an open WebSocket whether anybody is there."""
-PONG_WITHIN_S = 60.0
-"""For the answer. A client that is slow to read what it was sent answers late."""
 
 STATES = {
     "ready": "ready",
     "unknown": "starting",
     "failing": "not reachable now, will be tried again",
     "resting": "failing, rests for a while",
+    "half-open": "failing not long ago, tried again now",
     "unfit": "not fit for use; `unisono check` says why",
 }
 
 
-def serve(config_path: Path | None, host: str, port: int) -> None:
+def serve(config_path: Path | None, host: str, port: int, workers: int = 1) -> None:
     """Serve until told to stop. Ends the command with a sentence when it cannot start."""
     try:
         ready = prepared(config_path)
         config = ready.loaded.config
         refuse_to_be_open(config, host)
-        app = build(config)
+        # Workers build their own; this one shows that it can be built, once for all of them.
+        app = build(config, share=workers)
     except ConfigError as error:
         raise click.ClickException(str(error)) from error
     listener = listen(host, port)
     start_logging(config.unisono.log_level, secrets_of(config))
-    for warning in ready.loaded.warnings:
-        logging.getLogger("unisono.config").warning(warning)
-    address = address_of(listener, host)
-    server = Server(server_config(app, config), app.state.gateway, address, ready.remarks)
-    server.run(sockets=[listener])
+    warn(ready.loaded)
+    reading = Reading(config_path, host, workers)
+    if workers == 1:
+        serve_here(Switch(app), ready, listener, address_of(listener, host), reading)
+    else:
+        serve_by_workers(ready, listener, address_of(listener, host), reading)
     click.echo("Stopped.")
 
 
-def server_config(app: object, config: Config) -> uvicorn.Config:
-    """How the application is served."""
-    settings = config.unisono
-    return uvicorn.Config(
-        app,  # type: ignore[arg-type]
-        loop="uvloop",
-        http=connections(settings.header_timeout_s),
-        ws="websockets-sansio",
-        ws_max_size=settings.max_body_bytes,
-        ws_ping_interval=PING_EVERY_S,
-        ws_ping_timeout=PONG_WITHIN_S,
-        # As for bodies: nothing compressed comes in, so nothing can unfold into more than it seemed.
-        ws_per_message_deflate=False,
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        limit_concurrency=settings.max_connections,
-        backlog=BACKLOG,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=settings.shutdown_grace_s,
-    )
+class Reading:
+    """Reads the configuration again, as it was read at the start."""
+
+    def __init__(self, config_path: Path | None, host: str, workers: int) -> None:
+        self._path = config_path
+        self._host = host
+        self.workers = workers
+
+    def again(self) -> Config:
+        """Raises ConfigError; what it returns may be served where the last one is."""
+        if self._path is None:
+            raise NothingToRead("there is no configuration file: it was started without --config")
+        loaded = load(self._path)
+        refuse_to_be_open(loaded.config, self._host)
+        warn(loaded)
+        return loaded.config
+
+
+def warn(loaded: Loaded) -> None:
+    for warning in loaded.warnings:
+        logging.getLogger("unisono.config").warning(warning)
+
+
+def serve_here(switch: Switch, ready: Prepared, listener: socket.socket, address: str, reading: Reading) -> None:
+    """In this process."""
+
+    async def started(gateway: Gateway) -> None:
+        show(screen(gateway, address, ready.remarks))
+
+    async def reload() -> None:
+        try:
+            await apply(switch, await asyncio.to_thread(reading.again))
+        except ConfigError as error:
+            tell_kept(error)
+
+    config = ready.loaded.config
+    server = Server(server_config(switch, config), switch, started=started, reload=reload)
+    server.run(sockets=[listener])
+
+
+def serve_by_workers(ready: Prepared, listener: socket.socket, address: str, reading: Reading) -> None:
+    """In processes of their own, which this one looks after."""
+    from unisono.cli.supervisor import Supervisor
+
+    config = ready.loaded.config
+    order = Serve(config, reading.workers, address, ready.remarks)
+
+    def again() -> Reload:
+        config = reading.again()
+        build(config, share=reading.workers)
+        return Reload(config)
+
+    if not asyncio.run(Supervisor(listener, order, read_again=again, show=show).run()):
+        raise click.ClickException("no worker could start; the log above says why")
+
+
+def show(lines: Sequence[str]) -> None:
+    for line in lines:
+        click.echo(line)
 
 
 def is_loopback(host: str) -> bool:
@@ -130,61 +158,6 @@ def address_of(listener: socket.socket, host: str) -> str:
     if host in {"0.0.0.0", "::"}:  # noqa: S104 - compared, not bound
         host = "127.0.0.1"
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def secrets_of(config: Config) -> Iterator[str]:
-    """Every secret of a configuration, for the logs to leave out."""
-    held: list[SecretStr | None] = [config.general_settings.master_key, config.unisono.salt_key, config.store.url]
-    held += [entry.litellm_params.api_key for entry in config.model_list]
-    yield from (secret.get_secret_value() for secret in held if secret is not None)
-    if config.store.url is not None:
-        yield from passwords_of(config.store.url.get_secret_value())
-
-
-def passwords_of(url: str) -> Iterator[str]:
-    """The password in a store's address, as it is written there and as it is meant."""
-    credentials = url.partition("://")[2].rpartition("@")[0]
-    written = [credentials.partition(":")[2]]
-    written += [pair.partition("=")[2] for pair in url.partition("?")[2].split("&") if pair.startswith("password=")]
-    for password in filter(None, written):
-        yield from {password, unquote(password)}
-
-
-class Server(uvicorn.Server):
-    """uvicorn's server, with a start-up screen, and an end that is an ordinary one: the first signal lets running
-    answers finish within the grace period, the second cuts them, and either way the process exits by itself."""
-
-    def __init__(self, config: uvicorn.Config, gateway: Gateway, address: str, remarks: Sequence[str]) -> None:
-        super().__init__(config)
-        self._gateway = gateway
-        self._address = address
-        self._remarks = remarks
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        await self._gateway.pool.settled(PROBE_PATIENCE_S)
-        # What a start leaves lives as long as the process; going through it again and again halts every stream for
-        # tens of milliseconds.
-        gc.collect()
-        gc.freeze()
-        if not self.should_exit:
-            for line in screen(self._gateway, self._address, self._remarks):
-                click.echo(line)
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self.should_exit:
-            for task in self.server_state.tasks:
-                task.cancel()
-        self.should_exit = True
 
 
 def screen(gateway: Gateway, address: str, remarks: Sequence[str]) -> list[str]:

@@ -5,6 +5,7 @@ wrong is a ConfigError whose message begins with the path of the key; what is me
 """
 
 from unisono.config.catalogue import Catalogue, ServedModel
+from unisono.config.fallbacks import StandIns
 from unisono.config.load import Loaded, data_folder, load, parse
 from unisono.config.sections import (
     KIND_ALIASES,
@@ -39,6 +40,7 @@ __all__ = [
     "ModelSettings",
     "RouterSettings",
     "ServedModel",
+    "StandIns",
     "StoreSettings",
     "data_folder",
     "load",

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from unisono.config.fallbacks import StandIns, stand_ins
 from unisono.config.sections import AliasTarget, Config, ModelEntry, ModelSettings
 from unisono.errors import ConfigError, UnknownModel
 
@@ -48,6 +49,8 @@ class Catalogue:
             self._aliases[alias] = self._existing(name, path).name
             if isinstance(target, AliasTarget) and target.hidden:
                 self._hidden.add(alias)
+        self.stand_ins: dict[str, StandIns] = stand_ins(config, tuple(self._groups), self._aliases)
+        """Models that stand in for others, by model."""
         default = config.general_settings.completion_model
         self._default = default and self.resolve_alias(default, "general_settings.completion_model")
         # The most specific pattern first: more letters besides the stars.

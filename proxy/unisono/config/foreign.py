@@ -18,7 +18,7 @@ _TOP = "environment_variables callback_settings guardrails prompts vector_store_
 _TOP += " finetune_settings files_settings router_config include policies agents mcp_tools sandbox_tools"
 
 _PARAMS = (
-    "api_version base_url custom_llm_provider itpm otpm order max_retries num_retries drop_params organization "
+    "api_version base_url custom_llm_provider itpm otpm max_retries num_retries drop_params organization "
     "configurable_clientside_auth_params litellm_credential_name litellm_trace_id max_file_size_mb mock_* tags "
     "default_api_key_*_limit keepalive_seconds allow_client_keepalive_override use_* tag_regex "
     "merge_reasoning_content_in_choices provider_affinity_header "
@@ -42,8 +42,8 @@ _INFO = (
 
 _LITELLM_SETTINGS = (
     "success_callback failure_callback callbacks service_callbacks audit_log_callbacks turn_off_message_logging "
-    "redact_* langfuse_* force_ipv4 json_logs set_verbose fallbacks default_fallbacks content_policy_fallbacks "
-    "context_window_fallbacks mcp_* cache cache_params drop_params modify_params enable_* disable_* "
+    "redact_* langfuse_* force_ipv4 json_logs set_verbose content_policy_fallbacks mcp_* "
+    "cache cache_params drop_params modify_params enable_* disable_* "
     "key_generation_settings use_* allowed_fails cooldown_time telemetry max_budget budget_duration "
     "max_internal_user_budget internal_user_budget_duration default_internal_user_params default_team_* "
     "default_in_memory_ttl default_redis_* default_key_* max_end_user_budget* max_ui_session_budget "
@@ -65,8 +65,8 @@ _GENERAL = (
 )
 
 _ROUTER = (
-    "routing_* redis_* enable_* tag_* disable_cooldowns retry_* allowed_fails_policy fallbacks default_fallbacks "
-    "content_policy_fallbacks context_window_fallbacks max_fallbacks default_* polling_interval debug_level client_ttl "
+    "routing_* redis_* enable_* tag_* disable_cooldowns retry_* allowed_fails_policy "
+    "content_policy_fallbacks max_fallbacks default_* polling_interval debug_level client_ttl "
     "cache_* caching_groups set_verbose max_retries retry_after model_group_retry_policy model_group_affinity_config "
     "optional_pre_call_checks alerting_config assistants_config provider_budget_config weights search_tools "
     "deployment_affinity_ttl_seconds ignore_invalid_deployments guardrail_list health_check_* cooldown_* "
@@ -87,7 +87,7 @@ FOREIGN: dict[str, Mapping[str, str]] = {
     "model_list[]": {LITELLM: "model_group blocked tpm rpm", LATER: "fallbacks"},
     "model_list[].litellm_params": {LITELLM: _PARAMS, LATER: "rpm tpm"},
     "model_list[].model_info": {LITELLM: _INFO},
-    "model_list[].unisono": {LATER: "failover price"},
+    "model_list[].unisono": {LATER: "failover"},
     "litellm_settings": {LITELLM: _LITELLM_SETTINGS},
     "general_settings": {LITELLM: _GENERAL},
     "mcp_servers[]": {LITELLM: _MCP_SERVERS},
@@ -95,6 +95,22 @@ FOREIGN: dict[str, Mapping[str, str]] = {
     "unisono": {LATER: "trust_proxy_headers"},
 }
 """By section: why a key is not used, and the patterns of such keys."""
+
+
+STRATEGIES = (
+    "usage-based-routing usage-based-routing-v2 latency-based-routing cost-based-routing provider-budget-routing lar1"
+)
+FOREIGN_VALUES: Mapping[tuple[str, str], Mapping[str, str]] = {
+    ("router_settings", "routing_strategy"): dict.fromkeys(
+        STRATEGIES.split(), "is LiteLLM's; requests are routed by prefix-aware here"
+    )
+}
+"""By section and key: values of LiteLLM that stand for the default, and what to say of them."""
+
+
+def why_default(section: str, key: str, value: object) -> str | None:
+    """Why a value means the default; None when it is taken as it stands."""
+    return FOREIGN_VALUES.get((section, key), {}).get(value) if isinstance(value, str) else None
 
 
 def why_unused(section: str, key: str) -> str | None:

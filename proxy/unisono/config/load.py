@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from unisono.config.foreign import why_unused
+from unisono.config.foreign import why_default, why_unused
 from unisono.config.sections import Config, ModelEntry
 from unisono.config.tools import McpServerSettings
 from unisono.errors import ConfigError
@@ -119,6 +119,8 @@ class _Reading:
                 continue
             if key not in model.model_fields:
                 self._unused(_general(path), str(key), here, tuple(model.model_fields))
+            elif (why := why_default(_general(path), str(key), value)) is not None:
+                self.warnings.append(f"{here}: {value!r} {why}")
             elif value is not None or model is not Config:
                 kept[str(key)] = self._value(value, model, str(key), here)
         return kept
@@ -178,7 +180,8 @@ def _path(loc: Sequence[int | str]) -> str:
 
 
 def _sentence(message: str) -> str:
-    message = message.removeprefix("Value error, ")
+    # Lists are frozen as tuples here, which is no word of YAML.
+    message = message.removeprefix("Value error, ").replace("a valid tuple", "a list")
     return message[:1].lower() + message[1:]
 
 

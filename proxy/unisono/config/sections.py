@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, SecretStr, model_validator
 
+from unisono.config.observing import OtelSettings
 from unisono.config.parts import Count, Name, Seconds, Section
 from unisono.config.tools import AllowedHostEntry, McpServerSettings, ServerLabel
 from unisono.core.generation import Timeouts
@@ -22,7 +23,27 @@ KIND_ALIASES = {"hosted_vllm": "vllm", "ollama_chat": "ollama"}
 """LiteLLM's names for the same servers."""
 
 
-class LitellmParams(Section):
+Rate = Annotated[float, Field(ge=0)]
+
+
+class Costs(Section):
+    """What LiteLLM calls prices: USD for one token."""
+
+    input_cost_per_token: Rate | None = None
+    output_cost_per_token: Rate | None = None
+    cache_read_input_token_cost: Rate | None = None
+
+
+class PriceSettings(Section):
+    """USD for a million tokens; what is not given is LiteLLM's where that says it, else nothing."""
+
+    input: Rate | None = None
+    output: Rate | None = None
+    cached_input: Rate | None = None
+    """For tokens of a prompt that a backend had in its cache; by default as all others."""
+
+
+class LitellmParams(Costs):
     """Where a model's backend is and how hard it may be used."""
 
     model: Name
@@ -37,10 +58,12 @@ class LitellmParams(Section):
     max_parallel_requests: Count | None = None
     """Requests this backend gets at once; further ones wait for a place."""
     weight: Count = 1
-    """Share of this entry among the entries of the same model_name."""
+    """Share of this entry among the entries of the same model_name, and its speed beside theirs."""
+    order: Annotated[int, Field(ge=0)] = 0
+    """Entries of a higher order get requests only while those of a lower one cannot take them."""
 
 
-class ModelInfo(Section):
+class ModelInfo(Costs):
     """What is known about the model besides where it is."""
 
     id: Name | None = None
@@ -70,6 +93,12 @@ class ModelSettings(Section):
     """True runs those of them that need no approval in Chat Completions too, unless a request says otherwise."""
     reasoning_budget: Annotated[int, Field(ge=0)] | None = None
     """The most tokens of thoughts in one answer; requests may ask for fewer."""
+    failover: bool = True
+    """False ends an answer that a client has begun to read where its backend failed, instead of going on elsewhere."""
+    price: PriceSettings = Field(default_factory=PriceSettings)
+    """What tokens cost, for budgets and the ledger."""
+    max_tokens_in_flight: Count | None = None
+    """Tokens of prompts and answers this backend gets at once; a request that is larger runs alone."""
     recoveries: dict[Name, bool] = Field(default_factory=dict)
     """Rules by which answers are mended that are switched `off`; all others are on."""
     backend: dict[str, JsonValue] = Field(default_factory=dict)
@@ -140,7 +169,24 @@ class GeneralSettings(Section):
         return self
 
 
-class LitellmSettings(Section):
+FallbackList = tuple[dict[Name, tuple[Name, ...]], ...]
+"""LiteLLM's shape: `[{model: [others, ...]}, ...]`; `*` stands for every model that is not named."""
+
+STRATEGIES = ("prefix-aware", "least-busy", "simple-shuffle")
+
+
+class Fallbacks(Section):
+    """Which models stand in for which."""
+
+    fallbacks: FallbackList | None = None
+    """Other models of the list for requests that a model's own backends failed or had no place for."""
+    default_fallbacks: tuple[Name, ...] | None = None
+    """The same for every model that has none of its own."""
+    context_window_fallbacks: FallbackList | None = None
+    """Other models for prompts that are too long for a model's own backends."""
+
+
+class LitellmSettings(Fallbacks):
     """Defaults LiteLLM keeps here; the same keys in `router_settings` win."""
 
     request_timeout: Seconds | None = None
@@ -155,13 +201,15 @@ class AliasTarget(Section):
     """True leaves the alias out of the model list."""
 
 
-class RouterSettings(Section):
+class RouterSettings(Fallbacks):
+    routing_strategy: Literal["prefix-aware", "least-busy", "simple-shuffle"] = "prefix-aware"
+    """How one of a model's backends is chosen."""
     num_retries: Annotated[int, Field(ge=0)] | None = None
     """Further backends tried after a failure; 2 when nothing says otherwise."""
     allowed_fails: Annotated[int, Field(ge=0)] = 3
-    """Failures in a row a backend may have before it rests."""
+    """Failures of one kind in a row a backend may have before it rests."""
     cooldown_time: Annotated[float, Field(ge=0)] = 30.0
-    """How long it rests, in seconds."""
+    """How long it rests, in seconds; twice as long each time it comes back and fails again."""
     timeout: Seconds | None = None
     """Default of every model's `timeout`."""
     stream_timeout: Seconds | None = None
@@ -210,10 +258,14 @@ class GatewaySettings(Section):
     """Until a request's headers are complete, in seconds."""
     body_timeout_s: Seconds = 60.0
     """Until a request's body is complete, in seconds."""
+    write_timeout_s: Seconds = 60.0
+    """How long a client may take nothing of an answer, in seconds; then it loses its connection."""
     max_connections: Count = 2048
     """Connections at once; further ones get 503."""
     max_queue: Annotated[int, Field(ge=0)] = 256
-    """Requests that may wait for a place at one backend."""
+    """Requests that may wait for a place at the backends of one model."""
+    max_queue_per_key: Annotated[int, Field(ge=0)] | None = None
+    """How many of them may be of one key; by default as many as there is room for."""
     queue_timeout_s: Seconds = 60.0
     """How long a request waits for a place, in seconds."""
     mcp_allowed_hosts: tuple[AllowedHostEntry, ...] = ()
@@ -223,6 +275,20 @@ class GatewaySettings(Section):
     and `code_interpreter`."""
     shutdown_grace_s: Count = 30
     """How long running answers may go on after SIGTERM, in whole seconds."""
+    shutdown_delay_s: Annotated[float, Field(ge=0)] = 5.0
+    """How long new connections are taken after SIGTERM, while readiness says no already, in seconds; only where
+    somebody asks for readiness."""
+    when_store_is_down: Literal["refuse", "known_keys"] = "refuse"
+    """What becomes of requests with a virtual key while the store does not answer: `refuse` has them wait for better
+    times with 503, `known_keys` lets in keys that this process has seen before, as they were then."""
+    metrics: bool = True
+    """Whether there is anything at `/metrics`."""
+    metrics_listen: str | None = None
+    """`host:port` of this machine at which `/metrics` can be read without a key."""
+    metrics_per_key: bool = False
+    """True counts tokens by key too; then only the master key reads `/metrics`."""
+    otel: OtelSettings | None = None
+    """Where spans go, for OpenTelemetry; by default nowhere."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     current_date: date | Literal["today", "none"] = "today"
     """The day that prompts tell the model; `none` leaves it out, and a fixed one makes runs repeatable."""

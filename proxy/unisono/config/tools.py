@@ -118,7 +118,7 @@ class McpServerSettings(Section):
     connect_timeout_s: Seconds = ToolTimeouts().connect_s
     list_timeout_s: Seconds = ToolTimeouts().list_s
     max_concurrent_requests: Count = 8
-    """Calls at once; further ones wait."""
+    """Calls at once, of all clients together; further ones wait, and the clients take turns."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> McpServerSettings:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar, TypeAlias
 
+from unisono.core.tracing import Trace
+
 RETURN = 200002
 CONSTRAIN = 200003
 CHANNEL = 200005
@@ -52,6 +54,8 @@ class Capabilities:
     logit_bias: bool = False
     constrain: frozenset[str] = frozenset()
     """The kinds of `Constraint` it keeps to, by their names: a subset of CONSTRAINT_KINDS."""
+    prefill: bool = True
+    """Whether it goes on inside a message that another backend began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +137,8 @@ class Generation:
     cache_salt: str = ""
     """Separates tenants in a backend's prefix cache; empty for none."""
     constraint: Constraint | None = None
+    trace: Trace | None = None
+    """The span it is generated in, for the backend to go on below it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,3 +179,15 @@ class Usage:
             self.cached_tokens + other.cached_tokens,
             self.tool_output_tokens + other.tool_output_tokens,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a server says of its own load at one moment, requests of others included. `running` are the requests it is
+    generating for, `waiting` those that it has taken and not begun. `tokens` are what those that run hold in its KV
+    cache, and `cache_used` the part of that cache which this is, from 0 to 1; None where it does not say."""
+
+    running: int
+    waiting: int
+    tokens: int | None = None
+    cache_used: float | None = None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from unisono.core.generation import Capabilities, Chunk, Generation, Timeouts
+from unisono.core.generation import Capabilities, Chunk, Generation, Load, Timeouts
 from unisono.core.probe import Probe
-from unisono.errors import UnisonoError
 
 
 class Backend(Protocol):
@@ -27,6 +26,12 @@ class Backend(Protocol):
     def complete(self, job: Generation) -> AsyncIterator[Chunk]:
         """Stream a generation. Closing the iterator (or cancelling the task) at any moment, before the first chunk
         too, frees the backend. A stream that ends without a finish raises `BackendProtocolError`."""
+        ...
+
+    async def load(self) -> Load | None:
+        """What the server says of its own load, requests of others included; None when it does not say. Bounded to a
+        second, cheap enough to be asked every few of them, and never a reason to start or to load anything. A failure
+        says only that the question found no answer: a server that is busy enough may have no time for it."""
         ...
 
     async def aclose(self) -> None: ...
@@ -70,16 +75,3 @@ class Deployment(Protocol):
     async def capabilities(self) -> Capabilities:
         """By the last good probe, probing first when there is none. Raises the `BackendError` family."""
         ...
-
-
-class Pool(Protocol):
-    """Live deployments by model name."""
-
-    def choose(self, model: str, sticky: str = "") -> Sequence[Deployment]:
-        """The deployments of `model` in the order to try them; equal for equal `sticky` values, as far as they are
-        well, empty for any order. Raises `UnknownModel`, `BackendUnavailable`."""
-        ...
-
-    def failed(self, deployment: Deployment, error: UnisonoError) -> None: ...
-
-    def succeeded(self, deployment: Deployment) -> None: ...

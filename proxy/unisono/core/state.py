@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from unisono.core.access import KeyStore
+from unisono.core.accounts import Accounts
 from unisono.core.conversation import Item, Json, Tokens
 from unisono.core.generation import Usage
 
@@ -151,7 +153,7 @@ class Bounds:
 NOTHING_LOGGED = LogWrite()
 
 
-class Store(Protocol):
+class Store(KeyStore, Accounts, Protocol):
     """Where state is kept. Besides `StoreUnavailable`, which any method may raise, each names what it raises."""
 
     async def start(self) -> tuple[str, ...]:
@@ -293,9 +295,11 @@ class Store(Protocol):
         """Runs nobody watches any more, longest first; each is named until somebody watches or unwatches it."""
         ...
 
-    async def claim(self, tenant: str, key: str, digest: str, response: str) -> str:
+    async def claim(self, tenant: str, key: str, digest: str, response: str, *, for_s: float | None = None) -> str:
         """Tie an idempotency key to a body (its digest) and a response id. Returns the response that has the key: the
-        one given for a first use, the earlier one for a repeat. Raises `KeyReused` for another body."""
+        one given for a first use, the earlier one for a repeat. Raises `KeyReused` for another body. A key is kept for
+        `Retention.key_s` from its first use on, or with `for_s` at least so many seconds from now, which the response
+        that has it may say again."""
         ...
 
     async def unclaim(self, tenant: str, key: str, response: str) -> None:

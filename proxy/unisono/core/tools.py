@@ -116,13 +116,18 @@ class ToolTimeouts:
     idle_s: float = 300.0
 
 
+TALK = "\0"
+"""In an owner, between whose connections they are and which of theirs."""
+
+
 @dataclass(frozen=True, slots=True)
 class ToolServer:
     """How to reach a tool server and what may be done there.
 
     `configured` says that the operator named it: only then may it be a command, and only then is its address taken as
     it is. `owner` is whose connection it is; connections are never shared between owners, since servers keep state per
-    connection. `headers` and `authorization` (the value behind `Bearer`) go to this server and nowhere else.
+    connection. Behind `TALK` an owner may say which of theirs. `headers` and `authorization` (the value behind
+    `Bearer`) go to this server and nowhere else.
     `idempotent` are tools the operator knows to be safe to run twice.
     """
 
@@ -139,12 +144,14 @@ class ToolServer:
     approval: Approval = field(default_factory=Approval)
     description: str = ""
     concurrent: int = 8
-    """Calls at once; further ones wait."""
+    """Calls at once, of all owners together; further ones wait, and the owners take turns."""
     configured: bool = False
     owner: str = ""
     builtin: str = ""
     """The tool gpt-oss was trained on that this server stands for: `browser`, `python` or `container`. The model then
     knows its tools by the trained names."""
+    at: str = ""
+    """The field of the request it stands in, for errors that name it; empty for one of the operator's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +183,10 @@ Progress: TypeAlias = Callable[[float, float | None, str], None]
 
 class ToolHost(Protocol):
     """Runs hosted tools. Deadlines are times of the running event loop, in seconds."""
+
+    async def start(self) -> None:
+        """Load what it takes to talk to servers, so that no call waits for that; nobody is asked anything yet."""
+        ...
 
     async def list_tools(self, server: ToolServer, *, deadline: float | None = None) -> ToolList:
         """The tools of `server` that may be used. Raises `ToolServerNotAllowed` or `InvalidRequest` for a server that

@@ -8,30 +8,35 @@ whoever reads that again goes on behind the same prompt. No I/O.
 from __future__ import annotations
 
 from codecs import getincrementaldecoder
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from unisono.core.conversation import Json, Tokens
 from unisono.core.events import Event, Repaired
-from unisono.core.generation import END, ENDOFTEXT, FIRST_SPECIAL, STOP_TOKENS, FinishReason
+from unisono.core.generation import CALL, END, ENDOFTEXT, FIRST_SPECIAL, STOP_TOKENS, Constraint, FinishReason
+from unisono.engine.characters import LONGEST, unfinished
 from unisono.engine.journal import FIRST_MARK, Note, Way
-from unisono.engine.plan import BUDGET, REPETITION, Move, Plan
-from unisono.engine.repetition import SEEN, STRIDE, repeats
-from unisono.engine.turn import STEP_ENDED
+from unisono.engine.move import Move
+from unisono.engine.plan import BUDGET, REPETITION, Plan
+from unisono.engine.repetition import LENGTH, LENGTH_OF_THOUGHTS, STRIDE, repeats
+from unisono.engine.turn import STEP_ENDED, Turn
+from unisono.engine.wishes import Violation, Wishes
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import Header
 from unisono.harmony.router import HarmonyRouter
+from unisono.harmony.tools import ToolSet
 
 STOPS: Final = frozenset({*STOP_TOKENS, ENDOFTEXT})
 """What no backend generates anything behind."""
 
-_LONGEST_CHARACTER: Final = 4
-"""Tokens that a character may take."""
+CLOSED: Final = STOPS | {END}
 
 _NEVER: Final = 1 << 62
 
 ABLE: Final = "able"
 MOVED: Final = "moved"
+LEFT: Final = "left"
+UNREAD: Final = "unread"
 
 
 class Course:
@@ -71,6 +76,12 @@ class Course:
     def said(self) -> list[int]:
         """The tokens that the current step's prompt ends in, by the model and for it."""
         return [*self._kept, *self._new]
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """What a backend is to keep to in the generation that comes; nothing in a body that has begun, since it would
+        begin another one."""
+        return self.plan.constraint if len(self.said) == self.plan.opened_to else None
 
     @property
     def put(self) -> int:
@@ -128,11 +139,13 @@ class Course:
 
     def feed(self, tokens: Sequence[int]) -> list[Event]:
         """Events of some more tokens, up to where the plan stops them."""
-        if len(self.journal) + len(tokens) < self._free_to and self.plan.move is None:
+        if len(self.journal) + len(tokens) < self._free_to:
             self.journal += tokens
-            events = self.router.feed(tokens)
-            if self.router.stopped is not None:
+            router = self.router
+            events = router.feed(tokens)
+            if router.stopped is not None:
                 self._look()
+                self._free_to = 0
             return events
         events = []
         rest = tokens
@@ -148,7 +161,7 @@ class Course:
 
     def _look_ahead(self) -> None:
         """How far the journal may grow before anything but the router may stop what is read."""
-        if self.plan.naming or (self._budget is not None and not self.plan.late):
+        if self.plan.move is not None or self.plan.naming or (self._budget is not None and not self.plan.late):
             self._free_to = 0
         else:
             self._free_to = len(self.journal) + (self._to_look if self._watches else _NEVER)
@@ -165,11 +178,10 @@ class Course:
         if self._watches:
             size = min(size, self._to_look)
         if self._budget is not None and not self.plan.late:
-            left = self._budget - self.router.usage.reasoning_tokens
-            if self.router.thinking is False:
-                # No thought begins before the body ends.
-                left += next((at for at, token in enumerate(rest[:size]) if token >= FIRST_SPECIAL), size)
-            size = min(size, max(left, 1))
+            # What was held of a header may all be thoughts at a marker, and another one may begin behind it.
+            size = next((at for at, token in enumerate(rest[:size], 1) if token >= FIRST_SPECIAL), size)
+            if self.router.thinking is not False:
+                size = min(size, max(self._budget - self.router.usage.reasoning_tokens, 1))
         return size
 
     def _read(self, tokens: Sequence[int]) -> list[Event]:
@@ -190,25 +202,21 @@ class Course:
             self.plan.stopped(self.router.stopped)
 
     def _look_at_budget(self) -> None:
-        used = self.router.usage.reasoning_tokens
-        if self._budget is None or self.plan.late or used < self._budget:
+        if self._budget is None or self.plan.late:
             return
-        if used < self._budget + _LONGEST_CHARACTER and self._is_in_character():
+        used = self.router.usage.reasoning_tokens
+        if used < self._budget:
+            return
+        if used < self._budget + LONGEST and unfinished(self._encoding, self._new):
             return
         if self.router.thinking:
             self.plan.thought(len(self._kept) + len(self._new), rule=BUDGET)
         else:
             self.plan.exhausted()
 
-    def _is_in_character(self) -> bool:
-        """Whether the last token ends inside a character."""
-        last = [token for token in self.journal[-_LONGEST_CHARACTER:] if token < FIRST_SPECIAL]
-        decoder = getincrementaldecoder("utf-8")("replace")
-        decoder.decode(self._encoding.decode_bytes(last))
-        return bool(decoder.getstate()[0])
-
     def _look_for_repetition(self) -> None:
-        if not repeats(self.journal[max(self._begun_at, len(self.journal) - SEEN) :]):
+        length = LENGTH_OF_THOUGHTS if self.router.thinking else LENGTH
+        if not repeats(self.journal, self._begun_at, length):
             return
         if self.router.thinking and not self.plan.spent:
             self.plan.thought(len(self._kept) + len(self._new), rule=REPETITION)
@@ -246,7 +254,8 @@ class Course:
             events += self.router.supply([END])
             kept.append(END)
         elif kept and kept[-1] in STOPS:
-            kept[-1] = END
+            # A call ends as calls do, whatever follows it; only nothing else does.
+            kept[-1] = CALL if kept[-1] == CALL and self.plan.handed else END
         elif kept and kept[-1] != END:
             kept.append(END)
         start = self._start
@@ -276,12 +285,89 @@ class Course:
         if isinstance(able := note.value.get(ABLE), list):
             self.came(self._way, frozenset(map(str, able)))
             return []
+        if LEFT in note.value:
+            self._drop()
+            return []
+        if isinstance(tokens := note.value.get(UNREAD), int):
+            return [] if self._take_back(tokens) else None
         if MOVED not in note.value:
             return None
         ended = note.value.get("ended")
         events = self.end(FinishReason(ended)) if isinstance(ended, str) else []
         return events + (self.turn() if self.plan.move is not None else [])
 
+    # -- what a backend that failed left
+
+    def take_up(self, able: frozenset[str]) -> None:
+        """Another backend goes on, which keeps to those kinds of constraints. A body that it would keep to one is
+        generated from its beginning where nothing of it was shown: nobody can be kept to the rest of one."""
+        wanted = self.plan.current.constraint
+        if wanted is not None and wanted.kind in able and self.plan.opened_to > self.router.closed_to:
+            self.drop()
+
+    def drop(self) -> bool:
+        """Have the message that was begun generated once more, behind its header where that was put there; whether
+        there is one, and nothing of it was shown."""
+        begun = self.said[max(self.router.closed_to, self.plan.opened_to, 0) :]
+        if tuple(begun) in ((), self._start) or self.plan.move is not None or self.router.is_shown:
+            return False
+        self._drop()
+        return True
+
+    def _drop(self) -> None:
+        place, plan, start = self.router.closed_to, self.plan, self._start
+        put = plan.opened_to > place or (self.opening and not place)
+        now = self.said[: max(plan.opened_to, 0) if put else place]
+        begin = place
+        if not put and now:
+            now[-1:] = [END if now[-1] in STOPS else now[-1], *(() if now[-1] in CLOSED else (END,))]
+            begin = len(now)
+            now += start
+        header = self.opening[len(start) :] if self.opening and not place else plan.current.header
+        self.note(Note({LEFT: place}))
+        self._kept = now
+        self.router.reread(header if put and not plan.naming else (), begin, len(now))
+        plan.names.begin()
+
+    def unread(self) -> bool:
+        """Take back a character that did not come whole; whether there is one, and nothing of it was shown."""
+        tokens = unfinished(self._encoding, self.said)
+        return tokens > 0 and self.plan.move is None and self._take_back(tokens)
+
+    def _take_back(self, tokens: int) -> bool:
+        """The last so many, but for whole characters that some of them begin with."""
+        decoder = getincrementaldecoder("utf-8")("replace")
+        instead = self._encoding.encode_generated(decoder.decode(self._encoding.decode_bytes(self.said[-tokens:])))
+        if not self.router.unread(tokens, instead):
+            return False
+        self.note(Note({UNREAD: tokens}))
+        self._kept[-tokens:] = instead
+        return True
+
     @property
     def _start(self) -> Tokens:
         return tuple(self._encoding.encode_marked("<|start|>assistant"))
+
+
+def course_of(
+    encoding: Encoding,
+    tools: ToolSet,
+    turn: Turn,
+    wishes: Wishes,
+    new_call_id: Callable[[], str],
+    violation: Violation | None,
+) -> Course:
+    """The course of an answer to `turn`, at its beginning."""
+    plan = Plan(encoding, wishes, violation)
+    router = HarmonyRouter(
+        encoding,
+        tools,
+        new_call_id,
+        hold_calls=turn.hold_calls,
+        calls_allowed=turn.calls_allowed,
+        # What the gateway runs itself is told apart behind the router.
+        parallel_calls=turn.parallel_calls or wishes.told,
+        gate=plan,
+    )
+    watches = REPETITION not in wishes.unmended
+    return Course(encoding, router, plan, budget=wishes.budget, watches=watches, tells_able=wishes.for_backends)

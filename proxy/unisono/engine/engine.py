@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from unisono.core.generation import Form
-from unisono.core.ports import Pool
+from unisono.core.routes import Pool
 from unisono.core.tools import ToolHost
 from unisono.engine.means import Means
 from unisono.engine.memory import TurnMemory
 from unisono.engine.prompts import render
 from unisono.engine.run import TurnRun
-from unisono.engine.turn import Run, Turn
+from unisono.engine.turn import Report, Run, Turn
 from unisono.engine.wishes import Violation
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.render import Renderer
@@ -39,8 +38,8 @@ class Engine:
         return TurnRun(self._means, turn)
 
     async def count(self, turn: Turn) -> int:
-        loop = self._means.loop(turn)
+        loop = self._means.loop(turn, Report())
         hosted = None if loop is None else self._means.hosted(turn, await loop.offers())
         prepared = await self._means.prepared(turn, hosted)
-        rendered = await render(self._means.renderer, prepared.conversation, prepared.tools, Form.IDS)
+        rendered = await render(self._means.renderer, prepared.conversation, prepared.tools)
         return len(rendered.prompt.tokens)

@@ -7,17 +7,21 @@ What a call does wrong is told to the model, which goes on. Cancelling whoever w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
 from typing import Final
 
+from unisono.core.conversation import Json
 from unisono.core.events import Event
-from unisono.core.tools import ToolHost, ToolOutcome, ToolServer
+from unisono.core.tools import HostedTool, ToolHost, ToolOutcome, ToolServer
+from unisono.core.tracing import DOING, Trace, tool_span
+from unisono.core.watching import ToolDone, ToolEnd
 from unisono.engine.hosted import Offer
 from unisono.engine.judging import NO_TIME_LEFT, NOT_REPEATED, OUTCOME_UNKNOWN, arguments_of
 from unisono.engine.reading import Reading
 from unisono.engine.round import Calling, Told
-from unisono.engine.turn import Hosting
+from unisono.engine.steps import Call
+from unisono.engine.turn import Hosting, Report
 from unisono.errors import InvalidRequest, ToolServerError, ToolServerNotAllowed, ToolServerTimeout
 
 GRACE_S: Final = 2.0
@@ -25,11 +29,14 @@ GRACE_S: Final = 2.0
 
 
 class ToolLoop:
-    """For one run; its time begins now."""
+    """For one run; its time begins now. What it does stands in `report`, and servers are told the `span` below which
+    it is done."""
 
-    def __init__(self, host: ToolHost, hosting: Hosting) -> None:
+    def __init__(self, host: ToolHost, hosting: Hosting, report: Report, span: Trace | None = None) -> None:
         self._host = host
         self._hosting = hosting
+        self._report = report
+        self._span = span
         self._deadline = asyncio.get_running_loop().time() + hosting.total_s
 
     async def offers(self) -> tuple[Offer, ...]:
@@ -53,6 +60,12 @@ class ToolLoop:
             error: ToolServerError = ToolServerTimeout(f"The tool server {server.label!r} did not list its tools.")
         except ToolServerError as failure:
             error = failure
+        except ToolServerNotAllowed as refused:
+            if not server.at:
+                raise
+            # Where its name leads is only known now.
+            at = f"{server.at}.server_url"
+            raise ToolServerNotAllowed(f"'{at}': {refused.message}", param=at) from None
         else:
             return Offer(server.label, tuple(replace(tool, server=server.label) for tool in listed.tools))
         if not self._hosting.optional:
@@ -88,16 +101,29 @@ class ToolLoop:
         arguments = arguments_of(calling.call)
         assert tool is not None
         assert arguments is not None
-        server = reading.round.tools.server(tool)
+        if calling.call.approval and self._hosting.take is not None:
+            await self._hosting.take(calling.call.approval)
+        outcome = await self._made(calling.call, reading.round.tools.server(tool), tool, arguments)
+        unknown = NOT_REPEATED if outcome.outcome_unknown else ""
+        return Told(outcome, outcome.text, NO_TIME_LEFT if self._late() else unknown)
+
+    async def _made(
+        self, call: Call, server: ToolServer, tool: HostedTool, arguments: Mapping[str, Json]
+    ) -> ToolOutcome:
+        facts, began_s, end = self._report.facts, self._report.now_s(), ToolEnd.LEFT
+        below = DOING.set(None if self._span is None else self._span.child(tool_span(len(facts.tools))))
         try:
             async with asyncio.timeout_at(self._deadline + GRACE_S):
                 outcome = await self._host.call(server, tool.name, arguments, deadline=self._deadline)
+            end = ToolEnd.UNKNOWN if outcome.outcome_unknown else ToolEnd.ERROR if outcome.is_error else ToolEnd.OK
         except TimeoutError:
-            outcome = ToolOutcome(OUTCOME_UNKNOWN, is_error=True, outcome_unknown=True)
+            outcome, end = ToolOutcome(OUTCOME_UNKNOWN, is_error=True, outcome_unknown=True), ToolEnd.UNKNOWN
         except (ToolServerNotAllowed, InvalidRequest, ToolServerError) as failure:
-            outcome = ToolOutcome(failure.message, is_error=True)
-        unknown = NOT_REPEATED if outcome.outcome_unknown else ""
-        return Told(outcome, outcome.text, NO_TIME_LEFT if self._late() else unknown)
+            outcome, end = ToolOutcome(failure.message, is_error=True), ToolEnd.ERROR
+        finally:
+            DOING.reset(below)
+            facts.tools.append(ToolDone(server.label, tool.name, call.call_id, began_s, self._report.now_s(), end))
+        return outcome
 
     def _late(self) -> bool:
         return asyncio.get_running_loop().time() >= self._deadline

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from unisono.core.conversation import Conversation
-from unisono.core.ports import Pool
+from unisono.core.routes import Pool
 from unisono.core.tools import ToolHost
 from unisono.engine.hosted import HostedTools, Offer
 from unisono.engine.loop import ToolLoop
 from unisono.engine.memory import TurnMemory
-from unisono.engine.turn import Hosting, Turn
+from unisono.engine.turn import Hosting, Report, Turn
 from unisono.engine.wishes import Violation
 from unisono.errors import UnsupportedValue
 from unisono.harmony.encoding import Encoding
@@ -56,14 +56,14 @@ class Means:
             return Prepared(conversation, plan_tools(()))
         return Prepared(conversation, await asyncio.to_thread(plan_tools, client, at=at))
 
-    def loop(self, turn: Turn) -> ToolLoop | None:
+    def loop(self, turn: Turn, report: Report) -> ToolLoop | None:
         """Runs the tools of a turn that hosts any. Raises UnsupportedValue where nobody can."""
         hosting = turn.hosting
         if hosting is None or not (hosting.servers or hosting.decisions):
             return None
         if self.tools is None:
             raise UnsupportedValue("This gateway runs no tools itself.", param="tools")
-        return ToolLoop(self.tools, hosting)
+        return ToolLoop(self.tools, hosting, report, turn.span)
 
     def hosted(self, turn: Turn, offers: Sequence[Offer]) -> HostedTools:
         """The hosted tools of a turn, by what their servers offer."""

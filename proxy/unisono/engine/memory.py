@@ -83,6 +83,7 @@ class TurnMemory:
         wrote it: the message's tokens hold it, its text does not. `results` are those of hosted calls, by their ids:
         the client never sees them, and the model did."""
         said: list[Kept] = []
+        handed: tuple[bytes, tuple[Kept, ...]] | None = None
         for event in closed:
             if isinstance(event.item, HostedCall) and event.item.approval:
                 # It stands in the conversation.
@@ -101,12 +102,17 @@ class TurnMemory:
                         said = []
                 case ToolCall(call_id=call_id, name=name):
                     said.append(AssistantCall(call_id, name, event.text, event.tokens))
-                    self._keep(_key(tenant, "call", call_id), tuple(said))
+                    handed = (_key(tenant, "call", call_id), tuple(said))
+                    self._keep(*handed)
                     said = []
                 case HostedCall(call_id=call_id, name=name):
                     said.append(AssistantCall(call_id, name, event.text, event.tokens))
                     if results is not None and call_id in results:
                         said.append(results[call_id])
+        if handed is not None and said and all(isinstance(item, AssistantCall | ToolResult) for item in said):
+            # What was run beside the client's calls comes back with the last of them.
+            key, items = handed
+            self._keep(key, (*items, *said))
 
     def _recall_call(self, tenant: str, said: Sequence[Generated], call: AssistantCall) -> Sequence[Item]:
         entry = self._find(_key(tenant, "call", call.call_id))
@@ -157,8 +163,8 @@ class TurnMemory:
 def _same_turn(kept: Sequence[Kept], said: Sequence[Generated], call: AssistantCall) -> bool:
     """Whether a client's version of a turn is the remembered one: what it sends is equal, what it leaves out (it may
     know neither reasoning nor preambles) does not matter."""
-    last = kept[-1]
-    if not isinstance(last, AssistantCall) or (last.name, last.arguments) != (call.name, call.arguments):
+    own = next((item for item in kept if isinstance(item, AssistantCall) and item.call_id == call.call_id), None)
+    if own is None or (own.name, own.arguments) != (call.name, call.arguments):
         return False
     for kind in (AssistantReasoning, AssistantMessage):
         given = "".join(item.text for item in said if isinstance(item, kind))

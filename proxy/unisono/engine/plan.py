@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from unisono.core.conversation import Tokens
 from unisono.core.generation import CALL, END, AnyJson, Constraint, FinishReason
+from unisono.engine.move import Move
 from unisono.engine.naming import Naming
 from unisono.engine.policy import CLOSING, MOST_AGAIN, MOST_MOVES, OPENING, Act, Fault, Message, Owed, fault_of
 from unisono.engine.policy import End as Ending
@@ -42,23 +43,6 @@ UNMET_ARGUMENTS: Final = "The arguments of a call do not match the tool's schema
 UNMET_FORM: Final = "The answer does not have the form that was asked for."
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
-    """Cut what was said behind the place `kept`, put whole messages `between` there, open a message with `header` (what
-    stands behind `<|start|>assistant`; empty where the model is to choose), and go on. `closes`: an open message is
-    closed first, and stands. `naming`: what is generated next is the name of a tool."""
-
-    kept: int = 0
-    header: Tokens = ()
-    between: Tokens = ()
-    closes: bool = False
-    constraint: Constraint | None = None
-    naming: bool = False
-    again: int = 0
-    """How often the same was generated before."""
-    rule: str = ""
-
-
 class Plan:
     """For one answer. It is a router's gate, and what it decided on is its `move`."""
 
@@ -68,17 +52,16 @@ class Plan:
         self._violation = violation
         self._call_owed = bool(wishes.forced)
         self._form_owed = wishes.form is not None
-        self._moves = 0
-        self._again = 0
-        self._ends = 0
+        self._moves = self._moves_before = self._again = self._ends = 0
         self._skipped = False
         self._refused = False
         self._answering = False
         self._handed = False
         self._late = False
-        self._naming = Naming(encoding, wishes.forced or ())
+        self.names = Naming(encoding, wishes.forced or ())
         self._named_at = 0
-        self._opened_to = -1
+        self.opened_to = -1
+        """The place behind the header that was put there last; -1 for none."""
         self.able: frozenset[str] = frozenset()
         """The kinds of constraints that the backend keeps to."""
         self.move: Move | None = None
@@ -107,15 +90,17 @@ class Plan:
 
     def begin(self) -> None:
         """Another step of the answer begins."""
+        self._moves_before = self._moves
         self._moves = self._again = self._ends = 0
         self._skipped = self._answering = self._handed = False
         # A call was made, or nothing of it is to be had any more: the rest is the model's choice.
         self._call_owed = False
-        self.move, self.current, self._opened_to = None, Move(), -1
+        self.move, self.current, self.opened_to = None, Move(), -1
 
     def opened(self) -> None:
-        """The step's prompt ends in the header of the answer."""
-        self._answering, self._opened_to = True, 0
+        """The step's prompt ends in the header of the answer, which the step before did not come to."""
+        self._moves = self._moves_before
+        self._answering, self.opened_to = True, 0
         if self._form_owed:
             self.current = Move(header=self._answer_header, constraint=self._form_constraint)
 
@@ -123,6 +108,11 @@ class Plan:
     def spent(self) -> bool:
         """Whether the model is left alone for the rest of the step."""
         return self._moves >= MOST_MOVES
+
+    @property
+    def handed(self) -> bool:
+        """Whether a complete call was made in the step."""
+        return self._handed
 
     @property
     def late(self) -> bool:
@@ -137,14 +127,16 @@ class Plan:
             self._skipped = False
         act = OPENING[self.owed, kind]
         # Thoughts behind the opening of an answer are what the model wants there: asked again it would want them again.
-        if message.end == self._opened_to or self.spent or (act is Act.SKIP and self._answering):
+        if message.end == self.opened_to or self.spent or (act is Act.SKIP and self._answering):
             return True
         if kind is Message.BARRED and not self._wishes.hold_calls:
             return False
         return act is Act.PASS or (act is Act.GUIDE and not self._can_guide(message.header))
 
     def holds(self, header: Header) -> bool:
-        return self._message(header) is Message.ANSWER and self.owed is Owed.FORM and self.constraint is None
+        # A backend that keeps to a form may break off in it all the same: a marker in a string ends the message.
+        free = self.constraint is None or self._wishes.whole
+        return free and self._message(header) is Message.ANSWER and self.owed is Owed.FORM
 
     def closes(self, header: Header, text: str, *, held: bool) -> str | None:
         message = self._message(header)
@@ -218,7 +210,7 @@ class Plan:
     def name(self, tokens: Sequence[int]) -> None:
         """Some more tokens of a tool's name; those behind the one that settles it say nothing."""
         for token in tokens:
-            recipient, known = self._naming.read(token)
+            recipient, known = self.names.read(token)
             if known:
                 self._named(recipient)
                 return
@@ -226,22 +218,22 @@ class Plan:
     def name_ended(self) -> None:
         """Nothing more of a tool's name comes."""
         if self.move is None:
-            self._named(self._naming.found(over=True)[0])
+            self._named(self.names.found(over=True)[0])
 
     def made(self, move: Move, begin: int, end: int) -> None:
         """`move` is what goes on from here; the message that it opened, if any, begins at the place `begin`, and `end`
         is behind its header."""
         self.move, self.current = None, move
         self._moves += 1
-        self._naming.begin()
+        self.names.begin()
         self._named_at = begin
-        self._opened_to = end if move.header else -1
+        self.opened_to = end if move.header else -1
 
-    def finish(self) -> None:
-        """Nothing more comes."""
+    def finish(self, *, handed: bool = False) -> None:
+        """Nothing more comes. `handed`: somebody else has something to do, and the answer is to come behind that."""
         if self._call_owed:
             self.unmet = self.unmet or UNMET_CALL
-        elif self._form_owed and not self._handed:
+        elif self._form_owed and not self._handed and not handed:
             self.unmet = self.unmet or UNMET_FORM
 
     # -- messages
@@ -330,7 +322,7 @@ class Plan:
             constraint = self._constraint_for(header)
             self.move = Move(place, tokens, closes=closes, constraint=constraint, rule=rule)
             return
-        naming = self._naming
+        naming = self.names
         move = Move(place, naming.header, closes=closes, constraint=naming.choices, naming=True, rule=rule)
         self.move = replace(move, again=self._again)
 

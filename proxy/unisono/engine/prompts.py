@@ -11,10 +11,22 @@ from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from unisono.core.blocks import blocks_of
 from unisono.core.conversation import Conversation, Tokens
-from unisono.core.generation import FIRST_SPECIAL, START, VOCABULARY, Capabilities, Form, Prompt
+from unisono.core.generation import (
+    CHANNEL,
+    CONSTRAIN,
+    END,
+    FIRST_SPECIAL,
+    START,
+    VOCABULARY,
+    Capabilities,
+    Form,
+    Prompt,
+)
+from unisono.engine.characters import unfinished
 from unisono.engine.truncation import later_beginnings
-from unisono.errors import BackendUnfit
+from unisono.errors import CannotGoOn
 from unisono.harmony.decode import Decoder, decoder_for
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import Header
@@ -32,13 +44,19 @@ OFF_LOOP_TOKENS = 2_000
 """So many generated tokens are read again, or spelled for a text backend, in a thread; a few ms of work."""
 
 
+_HEADER = frozenset({START, CHANNEL, CONSTRAIN})
+"""Markers behind which a header goes on."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rendered:
     """What a step's generation begins behind. `opening` are the tokens of the message that the prompt leaves open, from
-    its `<|start|>`; empty when it leaves none."""
+    its `<|start|>`; empty when it leaves none. `blocks` are the numbers of the prompt's blocks. The prompt has text
+    once that was wanted."""
 
     prompt: Prompt
     opening: Tokens
+    blocks: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,34 +78,44 @@ class Continued:
     said: int = 0
 
 
-async def render(renderer: Renderer, conversation: Conversation, tools: ToolSet, form: Form) -> Rendered:
-    """Tokens, and text where the backend wants it. Raises InvalidRequest for what cannot be tokenised."""
+async def render(renderer: Renderer, conversation: Conversation, tools: ToolSet) -> Rendered:
+    """Raises InvalidRequest for what cannot be tokenised."""
     # Counting means hashing every message, so it is left out where the answer is known.
     many = len(conversation.items) > OFF_LOOP_ITEMS
     if many or renderer.cold_chars(conversation, tools) > OFF_LOOP_CHARS:
-        return await asyncio.to_thread(_rendered, renderer, conversation, tools, form)
-    return _rendered(renderer, conversation, tools, form)
+        return await asyncio.to_thread(_rendered, renderer, conversation, tools)
+    return _rendered(renderer, conversation, tools)
 
 
-def _rendered(renderer: Renderer, conversation: Conversation, tools: ToolSet, form: Form) -> Rendered:
+def _rendered(renderer: Renderer, conversation: Conversation, tools: ToolSet) -> Rendered:
     tokens = renderer.prompt(conversation, tools)
-    text = renderer.text_prompt(conversation, tools) if form is Form.TEXT else None
     opening = () if conversation.prefill is None else tuple(tokens[_last_start(tokens) :])
-    return Rendered(Prompt(tokens, text), opening)
+    return Rendered(Prompt(tokens), opening, blocks_of(tokens))
 
 
-async def fit(renderer: Renderer, conversation: Conversation, tools: ToolSet, form: Form, limit: int) -> Fitted:
+async def with_text(renderer: Renderer, conversation: Conversation, tools: ToolSet, rendered: Rendered) -> Rendered:
+    """The same with the prompt as text, for a backend that takes no ids. Raises InvalidRequest for what that cannot be
+    shown as it is."""
+    tokens = rendered.prompt.tokens
+    if len(tokens) > OFF_LOOP_TOKENS or len(conversation.items) > OFF_LOOP_ITEMS:
+        text = await asyncio.to_thread(renderer.text_prompt, conversation, tools)
+    else:
+        text = renderer.text_prompt(conversation, tools)
+    return replace(rendered, prompt=Prompt(tokens, text))
+
+
+async def fit(renderer: Renderer, conversation: Conversation, tools: ToolSet, limit: int) -> Fitted:
     """As few whole oldest turns left out as make the prompt `limit` tokens or shorter; where nothing does, all but the
     newest."""
-    rendered = await render(renderer, conversation, tools, form)
+    rendered = await render(renderer, conversation, tools)
     beginnings = later_beginnings(conversation.items) if len(rendered.prompt.tokens) > limit else []
     if not beginnings:
         return Fitted(conversation, rendered)
-    return await asyncio.to_thread(_fitted, renderer, conversation, beginnings, tools, form, limit)
+    return await asyncio.to_thread(_fitted, renderer, conversation, beginnings, tools, limit)
 
 
 def _fitted(
-    renderer: Renderer, conversation: Conversation, beginnings: Sequence[int], tools: ToolSet, form: Form, limit: int
+    renderer: Renderer, conversation: Conversation, beginnings: Sequence[int], tools: ToolSet, limit: int
 ) -> Fitted:
     def later(turn: int) -> Conversation:
         return replace(conversation, items=conversation.items[beginnings[turn] :])
@@ -97,18 +125,45 @@ def _fitted(
 
     # A prompt never grows when another turn is left out, and the last one is taken whether it fits or not.
     first = bisect_left(range(len(beginnings) - 1), True, key=fits)
-    return Fitted(later(first), _rendered(renderer, later(first), tools, form), first + 1)
+    return Fitted(later(first), _rendered(renderer, later(first), tools), first + 1)
 
 
 async def go_on(
-    encoding: Encoding, rendered: Rendered, said: Sequence[int], capabilities: Capabilities, *, guessed: bool
+    encoding: Encoding,
+    rendered: Rendered,
+    said: Sequence[int],
+    capabilities: Capabilities,
+    *,
+    guessed: bool = False,
+    moved: bool = False,
+    naming: bool = False,
 ) -> Continued:
     """Have a backend go on behind a step's prompt and the tokens `said` since, which the prompt then ends in: as they
-    are, or, `guessed` ones, as the model's own tokenizer cuts their text. Raises BackendUnfit when a backend of these
-    `capabilities` would not see the same."""
+    are, or, `guessed` ones, as the model's own tokenizer cuts their text. `moved`: another backend was asked before;
+    `naming`: the prompt ends in the name of a tool. Raises CannotGoOn when a backend of these `capabilities` would not
+    see the same, or would not go on with it."""
+    asked = (encoding, rendered, said, capabilities)
+    if moved and said:
+        _check_place(*asked, naming=naming)
     if len(said) > OFF_LOOP_TOKENS:
-        return await asyncio.to_thread(_gone_on, encoding, rendered, said, capabilities, guessed)
-    return _gone_on(encoding, rendered, said, capabilities, guessed)
+        return await asyncio.to_thread(_gone_on, *asked, guessed)
+    return _gone_on(*asked, guessed)
+
+
+def _check_place(
+    encoding: Encoding, rendered: Rendered, said: Sequence[int], capabilities: Capabilities, *, naming: bool
+) -> None:
+    """Raises CannotGoOn where a backend cannot begin: some begin messages only, and where no markers are shown a header
+    that was begun looks like text."""
+    start = encoding.encode_marked("<|start|>assistant")
+    if said[-1] == END or list(said[-len(start) :]) == start:
+        return
+    if not capabilities.prefill:
+        raise CannotGoOn("A message is open, and this backend goes on inside of none.")
+    marks = [token for token in said if token >= FIRST_SPECIAL]
+    in_header = marks[-1] in _HEADER if marks else not rendered.opening
+    if capabilities.output is Form.MARKERLESS and in_header and not naming:
+        raise CannotGoOn("A header is open, and this backend shows nothing of the rest of it.")
 
 
 def _gone_on(
@@ -118,7 +173,7 @@ def _gone_on(
     if not said:
         return Continued(rendered.prompt, decoder_for(capabilities.output, encoding, opening))
     if not 0 <= min(said) <= max(said) < VOCABULARY:
-        raise BackendUnfit("What the model said so far holds a token that it does not know: it cannot go on behind it.")
+        raise CannotGoOn("What the model said so far holds a token that it does not know: it cannot go on behind it.")
     decoder = decoder_for(capabilities.output, encoding, opening, said)
     exact = _recut(encoding, said) if guessed else said
     base = rendered.prompt
@@ -128,12 +183,15 @@ def _gone_on(
 
 def _recut(encoding: Encoding, said: Sequence[int]) -> list[int]:
     """The same text between the same control tokens, cut as the model's tokenizer does."""
+    # Half a character is no text that could be cut again.
+    whole = len(said) - unfinished(encoding, said)
+    said, rest = said[:whole], said[whole:]
     recut: list[int] = []
     begin = 0
     for at in [at for at, token in enumerate(said) if token >= FIRST_SPECIAL]:
         recut += (*encoding.encode_generated(encoding.decode(said[begin:at])), said[at])
         begin = at + 1
-    return recut + encoding.encode_generated(encoding.decode(said[begin:]))
+    return [*recut, *encoding.encode_generated(encoding.decode(said[begin:])), *rest]
 
 
 def _spelled(encoding: Encoding, before: str, tokens: Sequence[int], said: Sequence[int]) -> str:
@@ -141,7 +199,7 @@ def _spelled(encoding: Encoding, before: str, tokens: Sequence[int], said: Seque
     decoder = getincrementaldecoder("utf-8")("replace")
     text = decoder.decode(encoding.decode_bytes(said))
     if decoder.getstate()[0]:
-        raise BackendUnfit("What the model said so far ends inside a character: no backend that takes text can go on.")
+        raise CannotGoOn("What the model said so far ends inside a character: no backend that takes text can go on.")
     # The message that the prompt leaves open may hold the first half of a marker, so it is looked at too; all before it
     # was checked with the prompt. No text from outside spells a start there.
     opening = before[before.rindex("<|start|>") :]
@@ -152,7 +210,7 @@ def _spelled(encoding: Encoding, before: str, tokens: Sequence[int], said: Seque
         # A run that the tokenizer refuses.
         same = False
     if not same:
-        raise BackendUnfit("What the model said so far spells control tokens: no backend that takes text can go on.")
+        raise CannotGoOn("What the model said so far spells control tokens: no backend that takes text can go on.")
     return text
 
 

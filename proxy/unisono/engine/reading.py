@@ -12,20 +12,18 @@ from dataclasses import replace
 from unisono.core.conversation import Conversation, Item, Tokens, ToolResult
 from unisono.core.events import Closed, Event, Finished, Reasoning, Repaired, ToolCall
 from unisono.core.generation import Capabilities, Constraint, FinishReason
-from unisono.engine.course import Course
+from unisono.engine.course import course_of
 from unisono.engine.hosted import LISTED
 from unisono.engine.journal import Mark, Note, Way, parts_of
 from unisono.engine.judging import LATE
-from unisono.engine.plan import REPETITION, Plan
 from unisono.engine.round import CALL, Round, Told
 from unisono.engine.sieve import Sieve
 from unisono.engine.steps import Answer, Done, Generate, OpenFinal, RunTools, Step, next_step, to_said
 from unisono.engine.stops import StopStrings
 from unisono.engine.turn import Turn
-from unisono.engine.wishes import Violation, wishes_of
+from unisono.engine.wishes import Violation, kinds_wanted, wishes_of
 from unisono.errors import StoreUnreadable
 from unisono.harmony.encoding import Encoding
-from unisono.harmony.router import HarmonyRouter
 from unisono.harmony.tools import ToolSet
 
 UNFIT = "What was generated so far does not fit the request it was generated for."
@@ -48,18 +46,22 @@ class Reading:
         round_: Round | None = None,
         violation: Violation | None = None,
     ) -> None:
-        self._course = course_of(encoding, tools, turn, new_call_id, round_, violation)
+        wishes = wishes_of(turn, tools, None if round_ is None else round_.tools)
+        self._course = course_of(encoding, tools, turn, wishes, new_call_id, violation)
         self._router, self._plan = self._course.router, self._course.plan
         self._sieve = Sieve(round_.tools, parallel_calls=turn.parallel_calls) if round_ is not None else None
         self._stops = StopStrings(turn.stop) if turn.stop else None
         self._recoveries = recoveries
         self._final = final
         self._closed_before = 0
-        self._opened = False
+        self.opened = False
+        """Whether the step's prompt ends in the header of the answer."""
         self._cut = False
         self._answer = Answer()
         self._trail: list[Item] = []
         self._prompted = 0
+        self.wants = kinds_wanted(wishes)
+        """The kinds of constraints that a backend had better keep to."""
         self.round = round_
         """The calls of hosted tools that are to be run behind the step that ended last."""
         self.closed: list[Closed] = []
@@ -105,7 +107,7 @@ class Reading:
     @property
     def constraint(self) -> Constraint | None:
         """What the backend is to keep to in the generation that comes."""
-        return self._plan.constraint
+        return self._course.constraint
 
     @property
     def constrains(self) -> bool:
@@ -131,6 +133,25 @@ class Reading:
     def guessed(self) -> bool:
         """Whether any token was made from text."""
         return self._router.canonical
+
+    @property
+    def naming(self) -> bool:
+        """Whether the name of a tool comes next."""
+        return self._plan.naming
+
+    # -- what a backend that failed left
+
+    def take_up(self, able: frozenset[str]) -> None:
+        """Another backend goes on, which keeps to those kinds of constraints."""
+        self._course.take_up(able)
+
+    def drop(self) -> bool:
+        """Have the message that was begun generated once more; whether there is one, and nothing of it was shown."""
+        return self._course.drop()
+
+    def unread(self) -> bool:
+        """Have the character that did not come whole generated once more; whether there is one."""
+        return self._course.unread()
 
     def begin(self, opening: Tokens) -> None:
         """The current step's generation begins. `opening` are the tokens of the message that its prompt leaves open."""
@@ -181,9 +202,14 @@ class Reading:
         """The last event; its usage knows nothing of the prompt."""
         if self.stop_sequence is not None:
             reason = FinishReason.STOP
-        self._plan.finish()
+        self._plan.finish(handed=self.handed_back and self._answer.handed)
         finished = self._router.finished(reason, self.stop_sequence)
         return replace(finished, cut_call=True) if self._cut else finished
+
+    @property
+    def complete(self) -> bool:
+        """Whether no backend has anything to add to the current step."""
+        return self.ended or self.broken_off or self.stop_sequence is not None
 
     @property
     def ended(self) -> bool:
@@ -194,7 +220,7 @@ class Reading:
         """The conversation that the current step answers."""
         if not self.steps:
             return conversation
-        prefill = "" if self._opened else None
+        prefill = "" if self.opened else None
         return replace(conversation, items=(*conversation.items, *self._trail), prefill=prefill)
 
     def with_final_opened(self, conversation: Conversation) -> Conversation:
@@ -270,7 +296,7 @@ class Reading:
         self.decided = next_step(self._answer)
         match self.decided:
             case Generate():
-                self._opened = False
+                self.opened = False
                 self.begin(())
             case OpenFinal():
                 return self._open(self.decided)
@@ -319,7 +345,7 @@ class Reading:
     # -- inside
 
     def _open(self, step: OpenFinal) -> list[Event]:
-        self._opened = True
+        self.opened = True
         self.begin(self._final())
         return self._noted([Repaired(step.rule, self.spent)])
 
@@ -346,7 +372,7 @@ class Reading:
             shown=any(not isinstance(each.item, Reasoning) for each in closed),
             answered=sieve is not None and sieve.answered,
             cut_call=self._router.cut_call,
-            opened=self._opened,
+            opened=self.opened,
             calls=() if sieve is None else tuple(sieve.held),
             handed=any(isinstance(each.item, ToolCall) and each.complete for each in closed),
             exhausted=self.round is not None and self.round.ledger.exhausted,
@@ -370,27 +396,3 @@ class Reading:
             elif isinstance(event, Repaired) and event.rule not in self._recoveries:
                 self._recoveries.append(event.rule)
         return events
-
-
-def course_of(
-    encoding: Encoding,
-    tools: ToolSet,
-    turn: Turn,
-    new_call_id: Callable[[], str],
-    round_: Round | None,
-    violation: Violation | None,
-) -> Course:
-    """The course of an answer to `turn`, at its beginning."""
-    wishes = wishes_of(turn, tools, None if round_ is None else round_.tools)
-    plan = Plan(encoding, wishes, violation)
-    router = HarmonyRouter(
-        encoding,
-        tools,
-        new_call_id,
-        hold_calls=turn.hold_calls,
-        calls_allowed=turn.calls_allowed,
-        parallel_calls=turn.parallel_calls or round_ is not None,
-        gate=plan,
-    )
-    watches = REPETITION not in wishes.unmended
-    return Course(encoding, router, plan, budget=wishes.budget, watches=watches, tells_able=wishes.for_backends)

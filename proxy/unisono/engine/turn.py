@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Protocol, TypeAlias
 
+from unisono.core.access import Caller
+from unisono.core.accounts import Standing
 from unisono.core.conversation import AnswerForm, Conversation, Tokens
 from unisono.core.events import Closed, Event, HostedCall
 from unisono.core.generation import Sampling
+from unisono.core.routes import Try
 from unisono.core.tools import ToolServer
+from unisono.core.tracing import Trace
+from unisono.core.watching import Facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +39,9 @@ class Hosting:
     """Tools the gateway runs itself. `announced` are labels of servers whose tools the client has been told: those are
     not told again. `decisions` are made before anything is generated. `max_calls` bounds the calls of the turn,
     `total_s` the time of all of it, in seconds. A server that cannot list its tools ends the turn with its error,
-    unless it is `optional`: then the turn goes on without it and says so in its Listed."""
+    unless it is `optional`: then the turn goes on without it and says so in its Listed. `take` is called with the
+    approval's id before an approved call is made; it raises what the turn ends with where the call is another
+    turn's."""
 
     servers: tuple[ToolServer, ...] = ()
     announced: frozenset[str] = frozenset()
@@ -41,6 +49,7 @@ class Hosting:
     max_calls: int | None = None
     total_s: float = 1800.0
     optional: bool = True
+    take: Callable[[str], Awaitable[None]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +91,17 @@ class Turn:
     hold_calls: bool = True
     """False shows a call's arguments while they are generated (`stream_tool_arguments`)."""
     whole: bool = False
-    """The client sees nothing before the end: the answer is one batch, and until then may begin anew elsewhere."""
+    """The client sees nothing before the end: the answer is one batch."""
     tenant: str = ""
+    caller: Caller | None = None
+    """Whose key the turn counts for; None where nobody asked for it."""
     request_id: str = ""
+    surface: str = ""
+    """Which API it came through, for whoever counts: `chat` or `responses`."""
+    span: Trace | None = None
+    """The turn's span; backends and tool servers are told of those below it. None for a turn that is not traced."""
+    recorded: bool = False
+    """Whether the facts of its steps hold their prompts."""
     seed: str = ""
     """What the ids of calls are derived from, so that a replayed journal has the same ones; empty for random ids."""
     journal: Tokens = ()
@@ -96,6 +113,8 @@ class Turn:
     """The preamble's date is the conversation's own and stands, whatever is remembered of stateless ones."""
     sticky: str = ""
     """Turns of one value go to one deployment while it works, so that its prefix cache is of use; empty for any."""
+    failover: bool = True
+    """Whether another deployment goes on where one failed behind something that was shown."""
     hosting: Hosting | None = None
     """Tools the gateway runs itself in this turn."""
     choice: Choice | None = None
@@ -131,6 +150,7 @@ class Report:
 
     backend: str = ""
     failovers: int = 0
+    """How often another deployment was turned to."""
     recoveries: list[str] = field(default_factory=list)
     """Rule names in order of first occurrence, each once."""
     journal: list[int] = field(default_factory=list)
@@ -141,6 +161,17 @@ class Report:
     """Oldest turns left out of the conversation because it was too long."""
     unmet: str = ""
     """Why a forced call was not had, or an answer of the form that was asked for; empty when both were, or none was."""
+    tries: Sequence[Try] = ()
+    """Every deployment that was given, in order, with what it failed with."""
+    began: float = field(default_factory=monotonic)
+    """By the monotonic clock, in seconds; the times of `facts` count from it."""
+    facts: Facts = field(default_factory=Facts)
+    standing: Standing | None = None
+    """How the caller's account stands behind it; None where it has no limits."""
+
+    def now_s(self) -> float:
+        """Seconds since it began."""
+        return monotonic() - self.began
 
 
 class Run(Protocol):

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from unisono.core.conversation import AnswerForm, Json
-from unisono.core.generation import AnyJson, Constraint, JsonSchema
+from unisono.core.generation import AnyJson, Constraint, JsonSchema, OneOf
 from unisono.core.tools import HostedTool
-from unisono.engine.hosted import HostedTools
+from unisono.engine.hosted import HostedTools, decided_calls
 from unisono.engine.turn import Allowed, Forced, Turn
 from unisono.harmony.builtins import FUNCTIONS_OF, is_builtin
 from unisono.harmony.header import COMMENTARY, Header
@@ -50,12 +50,24 @@ class Wishes:
     unmended: frozenset[str] = frozenset()
     calls_allowed: bool = True
     hold_calls: bool = True
+    whole: bool = False
+    """Whether nothing is shown before all is there: then what is wrong can be taken back wherever it came from."""
 
     @property
     def for_backends(self) -> bool:
         """Whether it matters what a backend can constrain."""
         # A broken call of the client's is generated again, where possible under its schema.
         return self.forced is not None or self.form is not None or bool(self.own and self.tools)
+
+
+def kinds_wanted(wishes: Wishes) -> frozenset[str]:
+    """The kinds of constraints that a backend had better keep to."""
+    kinds = {constraint_of(wishes.schemas[name]).kind for name in wishes.forced or () if name in wishes.schemas}
+    if wishes.forced and len(wishes.forced) > 1:
+        kinds.add(OneOf.kind)
+    if wishes.form is not None:
+        kinds.add(constraint_of(wishes.form.schema).kind)
+    return frozenset(kinds)
 
 
 def wishes_of(turn: Turn, tools: ToolSet, hosted: HostedTools | None) -> Wishes:
@@ -73,9 +85,10 @@ def wishes_of(turn: Turn, tools: ToolSet, hosted: HostedTools | None) -> Wishes:
     on_offer = [f"{FUNCTIONS}{declaration.name}" for declaration in tools.declarations]
     on_offer += [name for name in every if is_builtin(name)]
     meant = frozenset[str]() if choice is None else _meant(choice, tools, every, on_offer)
+    owed = isinstance(choice, Forced) and not _is_approved(meant, turn, tools)
     return Wishes(
         tools=tuple(on_offer) if turn.calls_allowed else (),
-        forced=tuple(name for name in on_offer if name in meant) if isinstance(choice, Forced) else None,
+        forced=tuple(name for name in on_offer if name in meant) if owed else None,
         allowed=meant if isinstance(choice, Allowed) else None,
         schemas=schemas,
         texts=frozenset(name for name, tool in client.items() if tool.free_text),
@@ -87,6 +100,7 @@ def wishes_of(turn: Turn, tools: ToolSet, hosted: HostedTools | None) -> Wishes:
         unmended=turn.unmended,
         calls_allowed=turn.calls_allowed,
         hold_calls=turn.hold_calls,
+        whole=turn.whole,
     )
 
 
@@ -103,6 +117,13 @@ def _meant(
         if not choice.hosted.isdisjoint({(tool.server, tool.name), (tool.server, None)}):
             meant.add(name)
     return frozenset(meant)
+
+
+def _is_approved(meant: frozenset[str], turn: Turn, tools: ToolSet) -> bool:
+    """Whether one of the calls that are made before anything is generated is one of the `meant`: whoever approves a
+    call sends the choice that led to it along, and would be asked for ever."""
+    approved, _ = ([], []) if turn.hosting is None else decided_calls(turn.conversation, turn.hosting)
+    return any(_recipient(call.name, tools) in meant for call in approved)
 
 
 def _recipient(name: str, tools: ToolSet) -> str:

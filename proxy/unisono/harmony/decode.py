@@ -243,8 +243,9 @@ class _Markerless:
     def __init__(self, encoding: Encoding, opening: Header | None, said: Sequence[int]) -> None:
         self._encoding = encoding
         self._buffer = ""
-        self._begun = opening is not None or MESSAGE in said
-        self._at_start = opening is None and not said
+        start = encoding.encode_marked("<|start|>assistant")
+        self._at_start = list(said[-len(start) :]) == start if said else opening is None
+        self._begun = not self._at_start and (opening is not None or MESSAGE in said)
 
     def feed(self, chunk: Chunk) -> Sequence[int]:
         self._buffer += chunk.text

@@ -67,7 +67,7 @@ class Repair:
         self._dropping = False
         self._bodies: list[int] = []
         self._cut_preamble = False
-        self._thought: tuple[Header, int, int] | None = None
+        self.thought: tuple[Header, int, int] | None = None
         self.cut_call = False
         """Whether a call was begun and never completed."""
         self._acts: dict[Step, Callable[[int, str | None], None]] = {
@@ -238,7 +238,7 @@ class Repair:
             return
         self._settle_thought(more=True)
         if header.thought and token in (END, START):
-            self._thought, self.closed_to = (header, begin, end), end
+            self.thought, self.closed_to = (header, begin, end), end
             return
         # Neither the end of the text nor the next message completes a call.
         self._whole(header, token, begin, end, complete=token in _TERMINATORS or not header.is_call)
@@ -256,9 +256,9 @@ class Repair:
 
     def _settle_thought(self, *, more: bool) -> None:
         """A closed message without any channel: thoughts when another message follows, else the answer."""
-        if self._thought is not None:
-            header, begin, end = self._thought
-            self._thought = None
+        if self.thought is not None:
+            header, begin, end = self.thought
+            self.thought = None
             self._whole(replace(header, channel=ANALYSIS if more else FINAL), END, begin, end)
 
     # -- bodies

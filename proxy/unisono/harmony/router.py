@@ -94,6 +94,7 @@ class HarmonyRouter:
         self._items = 0
         self._calls = 0
         self._tokens = 0
+        self._generated = 0
         self._reasoning_tokens = 0
         self._repair = Repair(encoding, tools.declared, builtins=tools.builtins)
         self._parser = openai_harmony.StreamableParser(encoding.harmony, None)
@@ -108,9 +109,8 @@ class HarmonyRouter:
     def resume(self, header: Header | None = None, opening: Sequence[int] = ()) -> None:
         """A new generation begins. `opening` are the tokens of the message the prompt leaves open, from its
         `<|start|>`, and `header` says which kind it is; without them the prompt ends in `<|start|>assistant`."""
-        position = self._repair.position
         self._repair = Repair(self._encoding, self._tools.declared, header, self._tools.builtins)
-        self._repair.position = self._repair.origin = position
+        self._repair.position = self._repair.origin = self._generated
         self._parser = openai_harmony.StreamableParser(self._encoding.harmony, None)
         self._inner = self._parser._inner
         self.stopped = None
@@ -124,7 +124,8 @@ class HarmonyRouter:
         """What was begun and not closed was never said: reading goes on with a message that begins at the place `begin`
         and has the tokens `header` behind its `<|start|>assistant`, up to `end`. They are not counted, since nobody
         generated them."""
-        generated = self._repair.position
+        # What came behind the place where the reading stopped counts, however much of it came along with that.
+        generated = self._generated
         self._repair = Repair(self._encoding, self._tools.declared, builtins=self._tools.builtins)
         self._repair.position = generated - len(header)
         self._repair.origin = generated - end
@@ -141,14 +142,37 @@ class HarmonyRouter:
         self._repair.origin -= len(tokens)
         return events
 
+    def unread(self, tokens: int, instead: Sequence[int]) -> bool:
+        """So many of the open body's last tokens say only what `instead` does; all of them stay counted. Whether that
+        can be: where more was said of them nothing is changed."""
+        body = [*self._body_tokens[:-tokens], *instead]
+        if self._item is None or len(self._body_tokens) < tokens or len(self._encoding.decode(body)) < self._delivered:
+            return False
+        self._parser = openai_harmony.StreamableParser(self._encoding.harmony, None)
+        self._inner = self._parser._inner
+        for token in (*self._header_tokens, *body):
+            self._inner.process(token)
+        less = tokens - len(instead)
+        self._body_tokens = body
+        self._reasoning_tokens -= less if isinstance(self._item, Reasoning) else 0
+        self._repair.origin += less
+        return True
+
     def count(self, tokens: int) -> None:
         """So many tokens were generated that are not read."""
         self._tokens += tokens
+        self._generated += tokens
 
     @property
     def closed_to(self) -> int:
         """The place behind the last message that was closed."""
         return self._repair.closed_to
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether something was said of what is not closed: of the open message, or of one before it that only the next
+        one settles."""
+        return (self._item is not None and self._visible) or self._repair.thought is not None
 
     @property
     def thinking(self) -> bool | None:
@@ -158,6 +182,7 @@ class HarmonyRouter:
     def feed(self, tokens: Sequence[int]) -> list[Event]:
         """Events of some more generated tokens. Never raises on tokens."""
         self._tokens += len(tokens)
+        self._generated += len(tokens)
         return self._route(self._repair.feed(tokens))
 
     def end(self, reason: FinishReason, *, stop_hidden: bool = False) -> list[Event]:

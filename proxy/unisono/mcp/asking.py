@@ -20,12 +20,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from unisono.core.conversation import Json
 from unisono.core.tools import HostedTool, Progress, ToolOutcome, ToolServer
+from unisono.core.tracing import DOING
 from unisono.errors import ToolServerError, ToolServerProtocolError, ToolServerUnauthorized
 from unisono.mcp.content import cut, to_outcome
 from unisono.mcp.exchange import Exchange
 from unisono.mcp.limits import Limits
 from unisono.mcp.lists import size_of, usable
 from unisono.mcp.session import NoAnswer, Session
+from unisono.mcp.tracing import below
 
 RESULT: Final[TypeAdapter[CallToolResult | InputRequiredResult]] = TypeAdapter(CallToolResult | InputRequiredResult)
 
@@ -107,7 +109,8 @@ async def call(
         return await send()
 
     try:
-        return Asked(to_outcome(await session.request(work, exchange, until), limits.output_bytes))
+        with below(DOING.get()):
+            return Asked(to_outcome(await session.request(work, exchange, until), limits.output_bytes))
     except TimeoutError:
         return Asked(_failed("The tool did not answer in time.", unknown=exchange.sent))
     except ValidationError:

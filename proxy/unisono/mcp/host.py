@@ -18,7 +18,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from unisono.core.conversation import Json
-from unisono.core.tools import HostedTool, Progress, ToolHost, ToolList, ToolOutcome, ToolServer, ToolTransport
+from unisono.core.tools import (
+    TALK,
+    HostedTool,
+    Progress,
+    ToolHost,
+    ToolList,
+    ToolOutcome,
+    ToolServer,
+    ToolTransport,
+)
 from unisono.errors import (
     InvalidRequest,
     ToolServerError,
@@ -28,7 +37,8 @@ from unisono.errors import (
 )
 from unisono.mcp.headers import check_headers
 from unisono.mcp.limits import Limits
-from unisono.mcp.lists import digest_of, key_of
+from unisono.mcp.lines import Line, NoPlace
+from unisono.mcp.lists import digest_of, key_of, place_of
 from unisono.mcp.reach import REFUSAL, Reach
 
 if TYPE_CHECKING:
@@ -45,14 +55,6 @@ class _Listed:
 
 
 @dataclass(slots=True)
-class _Line:
-    """Those who call one server: some at once, the others in the order they came."""
-
-    places: asyncio.Semaphore
-    users: int = 0
-
-
-@dataclass(slots=True)
 class McpHost(ToolHost):
     """`reach` judges servers that requests name; without one there are none. `tls` verifies servers; by default
     against the usual authorities. Made without touching the network; everything is opened at first use."""
@@ -65,8 +67,12 @@ class McpHost(ToolHost):
     _lists: OrderedDict[str, _Listed] = field(default_factory=OrderedDict)
     _changes: dict[str, int] = field(default_factory=dict)
     _listing: dict[str, asyncio.Lock] = field(default_factory=dict)
-    _lines: dict[str, _Line] = field(default_factory=dict)
+    _lines: dict[str, Line] = field(default_factory=dict)
     _closed: bool = False
+
+    async def start(self) -> None:
+        """See `ToolHost.start`."""
+        await self._open_sessions()
 
     async def list_tools(self, server: ToolServer, *, deadline: float | None = None) -> ToolList:
         """See `ToolHost.list_tools`."""
@@ -98,7 +104,7 @@ class McpHost(ToolHost):
         try:
             async with self._place(server, until):
                 return await self._call(server, tool, arguments, until, progress)
-        except (ToolServerError, _NoPlace) as error:
+        except (ToolServerError, NoPlace) as error:
             return _failed(str(error))
         except TimeoutError:
             return _failed("The tool server did not get ready in time.")
@@ -175,25 +181,14 @@ class McpHost(ToolHost):
 
     @asynccontextmanager
     async def _place(self, server: ToolServer, until: float) -> AsyncIterator[None]:
-        """A place among those who call `server`, in order of arrival. Raises `_NoPlace`."""
-        key = key_of(server)
-        line = self._lines.setdefault(key, _Line(asyncio.Semaphore(server.concurrent)))
-        if line.users >= server.concurrent + self.limits.waiting:
-            raise _NoPlace("Too many calls wait for this tool server.")
-        line.users += 1
+        """A place among those who call `server`, whoever they are. Raises `NoPlace`."""
+        key = place_of(server)
+        line = self._lines.setdefault(key, Line(server.concurrent, self.limits.waiting))
         try:
-            try:
-                async with asyncio.timeout_at(until):
-                    await line.places.acquire()
-            except TimeoutError:
-                raise _NoPlace("The tool server was busy until it was too late.") from None
-            try:
+            async with line.place(server.owner.partition(TALK)[0], until):
                 yield
-            finally:
-                line.places.release()
         finally:
-            line.users -= 1
-            if line.users == 0:
+            if not line.users:
                 self._lines.pop(key, None)
 
     async def _open_sessions(self) -> Sessions:
@@ -215,10 +210,6 @@ class McpHost(ToolHost):
         self._lists.pop(key, None)
         if key in self._listing:
             self._changes[key] = self._changes.get(key, 0) + 1
-
-
-class _NoPlace(Exception):
-    """No place at a server became free in time."""
 
 
 def _earlier(in_s: float, deadline: float | None) -> float:

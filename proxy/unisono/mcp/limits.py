@@ -26,12 +26,14 @@ class Limits:
     """Pages of one list."""
     entries: int = 1024
     """Parts of one result, or tools on one page: reading each of them takes its time."""
+    looked_through: int = 2_000_000
+    """Strings, marks and brackets of one message that are looked through at all."""
     list_ttl_s: float = 300.0
     """How long a list is believed, unless its server says earlier that it changed."""
     sessions: int = 256
     """Open connections; the one unused for longest makes room."""
     waiting: int = 256
-    """Calls that may wait for a place at one server."""
+    """Calls of one owner that may wait for a place at one server."""
     closing_s: float = 2.0
     """What a server is given to say good-bye."""
     aside_s: float = 10.0

@@ -24,6 +24,16 @@ def key_of(server: ToolServer) -> str:
     return sha256(json.dumps(facts).encode()).hexdigest()
 
 
+def place_of(server: ToolServer) -> str:
+    """Equal for servers that are one, whoever talks to it and with whatever credentials. Holds no secret."""
+    command = server.command
+    facts = (
+        server.configured, server.transport, server.url,
+        command and (command.argv, sorted(command.environment.items()), command.directory),
+    )  # fmt: skip
+    return sha256(json.dumps(facts).encode()).hexdigest()
+
+
 def digest_of(tools: Sequence[HostedTool]) -> str:
     """Equal for equal lists: same tools, same words, same order."""
     digest = sha256()

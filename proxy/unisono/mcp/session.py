@@ -195,10 +195,9 @@ class Session:
     @asynccontextmanager
     async def _transport(self) -> AsyncIterator[tuple[Reading, Writing]]:
         server, limits = self._server, self._limits
-        most = limits.answer_bytes
         if server.transport is ToolTransport.STDIO:
             assert server.command is not None
-            async with process(server.command, server.label, most) as streams:
+            async with process(server.command, server.label, limits) as streams:
                 yield streams[0], streams[1]
             return
         url = self._path.route.url if self._path.route else self._path.url

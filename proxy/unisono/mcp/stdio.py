@@ -23,6 +23,8 @@ from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 
 from unisono.core.tools import Command
+from unisono.mcp.light import TooMuch, light
+from unisono.mcp.limits import Limits
 from unisono.mcp.orphans import WATCH
 
 log = logging.getLogger(__name__)
@@ -37,7 +39,7 @@ Outbox = MemoryObjectSendStream[SessionMessage]
 
 
 @asynccontextmanager
-async def process(command: Command, label: str, line_bytes: int) -> AsyncIterator[tuple[Inbox, Outbox]]:
+async def process(command: Command, label: str, limits: Limits) -> AsyncIterator[tuple[Inbox, Outbox]]:
     """Start the server and yield the streams the SDK speaks through. Raises OSError when it cannot be started."""
     child = await asyncio.create_subprocess_exec(
         *command.argv,
@@ -46,13 +48,13 @@ async def process(command: Command, label: str, line_bytes: int) -> AsyncIterato
         stderr=asyncio.subprocess.PIPE,
         env=get_default_environment() | dict(command.environment),
         cwd=command.directory,
-        limit=line_bytes,
+        limit=limits.answer_bytes,
         start_new_session=True,
     )
     to_session, inbox = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     outbox, from_session = anyio.create_memory_object_stream[SessionMessage](0)
     pumps = (
-        asyncio.create_task(_read(child, to_session, label)),
+        asyncio.create_task(_read(child, to_session, label, limits)),
         asyncio.create_task(_write(child, from_session, to_session)),
         asyncio.create_task(_log(child, label)),
     )
@@ -76,11 +78,14 @@ async def process(command: Command, label: str, line_bytes: int) -> AsyncIterato
 
 
 async def _read(
-    child: asyncio.subprocess.Process, to_session: MemoryObjectSendStream[SessionMessage | Exception], label: str
+    child: asyncio.subprocess.Process,
+    to_session: MemoryObjectSendStream[SessionMessage | Exception],
+    label: str,
+    limits: Limits,
 ) -> None:
     assert child.stdout is not None
     with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-        await _messages(child.stdout, to_session, label)
+        await _messages(child.stdout, to_session, label, limits)
     to_session.close()
     # A server that cannot get rid of its words does not read that it is to end.
     while await child.stdout.read(1 << 16):
@@ -88,7 +93,10 @@ async def _read(
 
 
 async def _messages(
-    stdout: asyncio.StreamReader, to_session: MemoryObjectSendStream[SessionMessage | Exception], label: str
+    stdout: asyncio.StreamReader,
+    to_session: MemoryObjectSendStream[SessionMessage | Exception],
+    label: str,
+    limits: Limits,
 ) -> None:
     while True:
         try:
@@ -97,6 +105,11 @@ async def _messages(
             log.warning("tool server wrote a line longer than is taken", extra={"tool_server": label})
             return
         if not line:
+            return
+        try:
+            line = await light(line, limits)
+        except TooMuch:
+            log.warning("tool server wrote a message that holds more than is taken", extra={"tool_server": label})
             return
         try:
             message = jsonrpc_message_adapter.validate_json(line, by_name=False)

@@ -106,7 +106,8 @@ def shortened(item: SessionMessage | Exception, entries: int) -> SessionMessage 
     result = item.message.result
     for field in ("content", "tools"):
         found = result.get(field)
-        if isinstance(found, list) and len(found) > entries:
+        # One more is the remark that there were more.
+        if isinstance(found, list) and len(found) > entries + 1:
             result[field] = found[:entries]
             if field == "content":
                 text = f"[cut: the result has {len(found)} parts, of which these are the first]"

@@ -17,6 +17,7 @@ import anyio
 import httpx2
 from mcp.client.auth import OAuthFlowError
 
+from unisono.mcp.bodies import TOO_LARGE, Events, Refused, Whole
 from unisono.mcp.exchange import EXCHANGE, Exchange
 from unisono.mcp.limits import Limits
 from unisono.mcp.reach import Route
@@ -42,10 +43,6 @@ _PROBLEMS: Final[tuple[tuple[type[Exception], str], ...]] = (
     (httpx2.RemoteProtocolError, "the answer was no HTTP"),
     (httpx2.TransportError, "the connection broke"),
 )
-
-
-class Refused(httpx2.StreamError):
-    """An answer that is not taken, or a request that is not made; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +81,8 @@ class Wire(httpx2.AsyncBaseTransport):
         if response.headers.get("content-encoding", "identity").lower() != "identity":
             await response.aclose()
             raise Refused("the answer is compressed, which was not asked for")
-        response.stream = _Bounded(response, exchange, self._most(request, response))
+        bounded = _Bounded(response, exchange, self._most(request, response))
+        response.stream = (Events if _is_events(response) else Whole)(bounded, exchange, self._limits)
         return response
 
     async def aclose(self) -> None:
@@ -135,7 +133,6 @@ class _Bounded(httpx2.AsyncByteStream):
         self._chunks = aiter(response.stream)
         self._exchange = exchange
         self._room = most
-        self._whole = not _is_events(response)
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self
@@ -148,8 +145,6 @@ class _Bounded(httpx2.AsyncByteStream):
             return self._measured(chunk)
         except BaseException as error:
             exchange.ended = True
-            if isinstance(error, StopAsyncIteration) and self._whole and exchange.over is not None:
-                exchange.over()
             if isinstance(error, httpx2.HTTPError):
                 exchange.problem = exchange.problem or problem_of(error)
                 # The SDK expects a body to fail like this, and answers for this one message.
@@ -164,7 +159,7 @@ class _Bounded(httpx2.AsyncByteStream):
         self._room -= len(chunk)
         if self._room < 0:
             self._exchange.too_large = True
-            self._exchange.problem = "the answer is larger than is taken"
+            self._exchange.problem = TOO_LARGE
             raise Refused(self._exchange.problem)
         return chunk
 

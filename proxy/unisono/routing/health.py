@@ -1,42 +1,192 @@
-"""When a deployment rests: pure, the clock comes in as an argument."""
+"""When a deployment rests: pure, the clock and the jitter come in as arguments.
+
+Each way to fail has a circuit of its own. Failures open it, so many in a row or somewhat more with successes between
+them, and the deployment rests; after that it is half open, and two successes close it. One more failure, and it rests
+twice as long as before. A request that was wrong never counts.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
+from math import inf
+from typing import Final
 
-from unisono.errors import BackendError, BackendOverloaded, BackendUnfit, UnisonoError
+from unisono.errors import (
+    BackendError,
+    BackendOverloaded,
+    BackendProtocolError,
+    BackendRejected,
+    BackendTimeout,
+    BackendUnavailable,
+    BackendUnfit,
+    UnisonoError,
+)
+
+FORGIVING: Final = 3
+"""Successes that make up for a failure: what fails more often than every fourth time comes to rest, be it never twice
+in a row, and what fails once in a hundred has long made up for it."""
+CLOSING: Final = 2
+"""Successes that close a circuit."""
+REST_AT_MOST_S: Final = 300.0
+"""What resting grows to, in seconds, where the configured time is not longer itself."""
+BREATH_S: Final = 1.0
+"""How long an overloaded deployment that does not say when to come back is left alone, in seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Circuit:
-    """`failures` counts those in a row; before `rests_until` (monotonic seconds) others are tried first."""
+class Failure(StrEnum):
+    """The kinds."""
 
-    failures: int = 0
-    rests_until: float = 0.0
+    UNREACHABLE = "unreachable"
+    TIMEOUT = "timeout"
+    OVERLOADED = "overloaded"
+    PROTOCOL = "protocol"
+    ERROR = "error"
 
-    def resting(self, now: float) -> bool:
-        return now < self.rests_until
+
+KINDS: Final[tuple[tuple[type[UnisonoError], Failure | None], ...]] = (
+    # What is wrong with a deployment that is unfit its probe knows; it needs no rest.
+    (BackendUnfit, None),
+    (BackendRejected, None),
+    (BackendUnavailable, Failure.UNREACHABLE),
+    (BackendTimeout, Failure.TIMEOUT),
+    (BackendOverloaded, Failure.OVERLOADED),
+    (BackendProtocolError, Failure.PROTOCOL),
+    (BackendError, Failure.ERROR),
+    (UnisonoError, None),
+)
+"""What an error says of the deployment; the first row that fits, None for nothing."""
+
+
+def kind_of(error: UnisonoError) -> Failure | None:
+    return next(kind for row, kind in KINDS if isinstance(error, row))
+
+
+class Phase(StrEnum):
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half-open"
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """A deployment may fail `allowed_fails` times in a row; with the next failure it rests for `cooldown_s`."""
+    """A deployment may fail `allowed_fails` times in one way without successes that make up for it; with the next
+    failure it rests for `cooldown_s`."""
 
     allowed_fails: int = 3
     cooldown_s: float = 30.0
 
 
-def counts(error: UnisonoError) -> bool:
-    """Whether an error speaks against the deployment: a request it refused does not, nor does being busy. One that is
-    unfit is kept out by its probe and needs no rest."""
-    if isinstance(error, BackendOverloaded | BackendUnfit):
-        return False
-    return isinstance(error, BackendError) and error.retry_elsewhere
+@dataclass(frozen=True, slots=True)
+class Circuit:
+    """Of one kind of failure. `failures` counts those in a row; `owed` are the successes that would make up for these
+    and for earlier ones. `rests` counts the rests in a row, `successes` those since the last one began; it rests from
+    `since` until `until` (monotonic seconds)."""
+
+    failures: int = 0
+    owed: int = 0
+    rests: int = 0
+    since: float = 0.0
+    until: float = 0.0
+    successes: int = 0
+
+    def phase(self, now: float) -> Phase:
+        if not self.rests:
+            return Phase.CLOSED
+        return Phase.OPEN if now < self.until else Phase.HALF_OPEN
 
 
-def after_failure(circuit: Circuit, now: float, tolerance: Tolerance) -> Circuit:
-    """The failures are kept while it rests, so that one more after the rest begins the next."""
-    failures = circuit.failures + 1
-    if failures > tolerance.allowed_fails:
-        return Circuit(failures, now + tolerance.cooldown_s)
-    return replace(circuit, failures=failures)
+Circuits = Mapping[Failure, Circuit]
+"""Those that are not as new; what is not there is closed."""
+
+NEW: Final = Circuit()
+
+
+def after_failure(
+    circuits: Circuits, error: UnisonoError, now: float, tolerance: Tolerance, jitter: float = 1.0
+) -> Circuits:
+    """`jitter` is a factor around 1, so that many gateways do not come back at one moment."""
+    kind = kind_of(error)
+    if kind is None:
+        return circuits
+    circuit = circuits.get(kind, NEW)
+    if kind is Failure.OVERLOADED:
+        return {**circuits, kind: _overloaded(circuit, error.retry_after_s, now, tolerance, jitter)}
+    # One that fails in another way than before is not well again either.
+    circuits = {
+        other: _rested(tried, now, tolerance, jitter)
+        if other not in (kind, Failure.OVERLOADED) and tried.phase(now) is Phase.HALF_OPEN
+        else tried
+        for other, tried in circuits.items()
+    }
+    match circuit.phase(now):
+        case Phase.OPEN:
+            # It began before the rest, which is long enough as it is.
+            return circuits
+        case Phase.HALF_OPEN:
+            opened = _rested(circuit, now, tolerance, jitter)
+        case Phase.CLOSED:
+            opened = replace(circuit, failures=circuit.failures + 1, owed=circuit.owed + FORGIVING)
+            if opened.owed > tolerance.allowed_fails * FORGIVING:
+                opened = _rested(opened, now, tolerance, jitter)
+    return {**circuits, kind: opened}
+
+
+def after_success(circuits: Circuits, begun: float = inf, *, probed: bool = False) -> Circuits:
+    """What had a consequence needs `CLOSING` of them, and what had begun before it says nothing of how it is since.
+    What had none is made up for by requests alone: a probe is no answer to one that failed, and there may be one
+    behind each."""
+    after = {}
+    for kind, circuit in circuits.items():
+        if circuit.rests:
+            if begun < circuit.since:
+                after[kind] = circuit
+            elif circuit.successes + 1 < CLOSING:
+                after[kind] = replace(circuit, successes=circuit.successes + 1)
+        elif probed:
+            after[kind] = circuit
+        elif circuit.owed > 1:
+            after[kind] = replace(circuit, failures=0, owed=circuit.owed - 1)
+    return after
+
+
+def phase_of(circuits: Circuits, now: float) -> Phase:
+    """The worst of all kinds. Being busy is over when it is over: nobody has to find out whether it is."""
+    phases = {circuit.phase(now) for kind, circuit in circuits.items()}
+    if Phase.OPEN in phases:
+        return Phase.OPEN
+    halves = (kind for kind, circuit in circuits.items() if circuit.phase(now) is Phase.HALF_OPEN)
+    return Phase.HALF_OPEN if any(kind is not Failure.OVERLOADED for kind in halves) else Phase.CLOSED
+
+
+def rests_for(circuits: Circuits, now: float) -> tuple[Failure, Circuit] | None:
+    """The kind of failure it rests for longest, or did before it became half open; None when all is closed."""
+    opened = [(kind, circuit) for kind, circuit in circuits.items() if circuit.phase(now) is not Phase.CLOSED]
+    if phase_of(circuits, now) is Phase.CLOSED:
+        return None
+    return max(opened, key=lambda one: one[1].until)
+
+
+def rests_until(circuits: Circuits) -> float:
+    """When it is half open again, in monotonic seconds; 0 when it is not resting."""
+    return max((circuit.until for circuit in circuits.values() if circuit.rests), default=0.0)
+
+
+def _rested(circuit: Circuit, now: float, tolerance: Tolerance, jitter: float) -> Circuit:
+    longest = max(REST_AT_MOST_S, tolerance.cooldown_s)
+    length = min(tolerance.cooldown_s * 2.0 ** min(circuit.rests, 32), longest)
+    return Circuit(circuit.failures, circuit.owed, rests=circuit.rests + 1, since=now, until=now + length * jitter)
+
+
+def _overloaded(
+    circuit: Circuit, retry_after_s: float | None, now: float, tolerance: Tolerance, jitter: float
+) -> Circuit:
+    """It rests as long as it asks for, but no longer than a dead one would; when it asks for nothing, a breath that
+    doubles while it stays so."""
+    asked = BREATH_S * 2.0 ** min(circuit.rests, 32) if retry_after_s is None else max(retry_after_s, 0.0)
+    until = now + min(asked, tolerance.cooldown_s) * (jitter if retry_after_s is None else 1.0)
+    if circuit.phase(now) is Phase.OPEN:
+        # Several requests were told at once.
+        return replace(circuit, failures=circuit.failures + 1, until=max(until, circuit.until))
+    return Circuit(circuit.failures + 1, rests=circuit.rests + 1, since=now, until=until)

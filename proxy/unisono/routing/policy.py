@@ -1,11 +1,359 @@
-"""In which order deployments are tried, in turns or by what a turn belongs to: pure, so that a table can test it."""
+"""Which deployment a request goes to: pure, so that tables and a simulator can judge it.
+
+What is asked for is the least expected work: what a deployment has before it and what of this prompt it does not hold
+yet, by its weight. So a prompt goes where its beginning is cached, as long as waiting there costs less than reading it
+again elsewhere. Where that makes no difference, requests that may share something go to one deployment, and all others
+take turns by weight.
+
+Everything is read from candidates that their owner keeps up to date: choosing among many is done for every request.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
 from hashlib import blake2b
 from itertools import accumulate
 from math import gcd, log
+from typing import Final
+
+from unisono.core.blocks import BLOCK_TOKENS
+from unisono.core.routes import Demand
+
+EXPECTED_OUTPUT: Final = 1024
+"""Tokens that an answer is taken for against a limit, unless it may have fewer: limits of clients are far above what
+they get."""
+ANSWER_WORK: Final = 128
+"""What writing it is taken for, in tokens of prompt that would be read in the time: many are written at once."""
+
+TIE_TOKENS: Final = 64
+TIE_SHARE: Final = 0.05
+"""Candidates whose work differs by no more than this are as good as each other: what is known of load is an estimate,
+and staying where a conversation was is worth more than a difference nobody could measure."""
+
+BIAS: Final = "logit_bias"
+"""What a request cannot do without; constraints are checked behind a backend that cannot keep to them."""
+
+
+class Strategy(StrEnum):
+    PREFIX_AWARE = "prefix-aware"
+    """The least expected work, a prompt that is held counting as done."""
+    LEAST_BUSY = "least-busy"
+    """The fewest requests by weight, whatever their size."""
+    SIMPLE_SHUFFLE = "simple-shuffle"
+    """Turns by weight, whatever the load."""
+
+
+class Rank(IntEnum):
+    """Better first. Nobody is asked while there is one of a better rank, but a single request may go to one that is
+    half open while all better ones are full."""
+
+    WELL = 0
+    UNKNOWN = 1
+    """Not examined yet."""
+    HALF_OPEN = 2
+    """It failed, or its last probe did, and nobody knows yet that it is well again."""
+    RESTING = 3
+    UNREADY = 4
+    """Its last probe failed and none before it stands."""
+    UNFIT = 5
+    """Never asked: what it says could not be trusted."""
+
+
+@dataclass(eq=False, slots=True)
+class Candidate:
+    """A deployment as the choice sees it. `bit` is its own in every mask; `order` groups come one after the other,
+    lower first. `running` and `tokens` are the gateway's own requests there and what they may take up; `work` is what
+    they leave to be done and `foreign` the same of everybody else's, both in tokens of prompt."""
+
+    name: str
+    bit: int = 1
+    weight: float = 1.0
+    order: int = 0
+    context: int | None = None
+    abilities: frozenset[str] = frozenset()
+    max_requests: int | None = None
+    max_tokens: int | None = None
+    rank: Rank = Rank.WELL
+    running: int = 0
+    tokens: int = 0
+    work: int = 0
+    foreign: int = 0
+    foreign_requests: int = 0
+    seed: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.seed = number_of(self.name)
+
+    def take(self, wanted: Wanted) -> Share:
+        """A place for one request."""
+        share = Share(self, wanted.tokens, wanted.work(self.bit), wanted.answer)
+        self.running += 1
+        self.tokens += share.tokens
+        self.work += share.work
+        return share
+
+    def has_room(self, tokens: int) -> bool:
+        """Whether a request of so many tokens can run now. One that is too large for the limit runs alone."""
+        if self.max_requests is not None and self.running >= self.max_requests:
+            return False
+        return self.max_tokens is None or not self.running or self.tokens + tokens <= self.max_tokens
+
+    def can(self, wanted: Wanted) -> bool:
+        """Whether it could do more than refuse: the prompt leaves room, and tokens can be biased where they are to be.
+        What was not examined yet may be able."""
+        if self.context is not None and self.context <= wanted.prompt_tokens:
+            return False
+        return BIAS not in wanted.wants or BIAS in self.abilities or self.rank is Rank.UNKNOWN
+
+
+@dataclass(eq=False, slots=True)
+class Share:
+    """What one request takes up of a candidate. `work` is what it leaves to be done, of which `answer` remains when the
+    prompt is read."""
+
+    candidate: Candidate
+    tokens: int
+    work: int
+    answer: int
+
+    def began(self) -> None:
+        """The prompt is read."""
+        self.candidate.work -= self.work - self.answer
+        self.work = self.answer
+
+    def give_back(self) -> None:
+        one = self.candidate
+        one.running -= 1
+        one.tokens -= self.tokens
+        one.work -= self.work
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a choice is for. `tokens` is all the request may take up, `answer` what its answer counts as work. `held`
+    says of deployments, as masks, how many tokens of the prompt's beginning they hold: later rows stand for fewer
+    deployments, and more tokens. `key` is what requests that may share something have in common, None for nothing;
+    `sticky` says that it is a conversation's and not only the prompt's beginning. `excluded` are bits of those that
+    must not be chosen."""
+
+    prompt_tokens: int = 0
+    tokens: int = 0
+    answer: int = 0
+    held: Sequence[tuple[int, int]] = ()
+    key: int | None = None
+    sticky: bool = False
+    wants: frozenset[str] = frozenset()
+    excluded: int = 0
+
+    def known(self, bit: int) -> int:
+        """Tokens of the prompt's beginning that a deployment holds."""
+        return max((tokens for mask, tokens in self.held if mask & bit), default=0)
+
+    def work(self, bit: int) -> int:
+        """What the request is to a deployment. What is held to its end is not quite nothing."""
+        return max(self.prompt_tokens - self.known(bit), 1) + self.answer
+
+
+def to_wanted(
+    demand: Demand,
+    held: Sequence[tuple[int, int]] = (),
+    *,
+    sticky: str = "",
+    excluded: int = 0,
+    gathers: bool = False,
+) -> Wanted:
+    """`held` says of deployments, as masks, how many blocks of the prompt they hold. What `gathers` goes where others
+    went that it may share something with."""
+    key: int | None = None
+    if gathers and sticky:
+        key = number_of(sticky)
+    elif gathers and demand.blocks:
+        key = demand.blocks[0]
+    most = demand.max_tokens
+    return Wanted(
+        prompt_tokens=demand.prompt_tokens,
+        tokens=demand.prompt_tokens + (EXPECTED_OUTPUT if most is None else min(most, EXPECTED_OUTPUT)),
+        answer=ANSWER_WORK if most is None else min(most, ANSWER_WORK),
+        held=[(mask, blocks * BLOCK_TOKENS) for mask, blocks in held],
+        key=key,
+        sticky=bool(gathers and sticky),
+        wants=demand.wants,
+        excluded=excluded,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """`taken` is None where there is nobody, or where it is worth waiting for one of `waits_for`, a mask."""
+
+    taken: Candidate | None = None
+    waits_for: int = 0
+
+
+NOBODY: Final = Choice()
+
+
+def choose(
+    candidates: Sequence[Candidate],
+    wanted: Wanted,
+    turn: int = 0,
+    *,
+    strategy: Strategy = Strategy.PREFIX_AWARE,
+    barred: int = 0,
+) -> Choice:
+    """The candidate for a request. `turn` counts the choices of the group. `barred` are bits of those whose room is
+    somebody else's: they are waited for, and not taken."""
+    serving, unable = _serving(candidates, wanted)
+    if not serving:
+        return NOBODY
+    tokens = wanted.tokens
+    free = [c for c in serving if not c.bit & barred and c.has_room(tokens)]
+    if free:
+        return Choice(_best(_least(free, wanted), wanted, turn, strategy))
+    if serving[0].rank < Rank.HALF_OPEN:
+        for c in candidates:
+            on_trial = c.rank == Rank.HALF_OPEN and not c.running and not c.bit & (barred | wanted.excluded)
+            if on_trial and c.has_room(tokens) and c.can(wanted) is not unable:
+                return Choice(c)
+    mask = 0
+    for c in serving:
+        mask |= c.bit
+    return Choice(None, mask)
+
+
+def _serving(candidates: Sequence[Candidate], wanted: Wanted) -> tuple[list[Candidate], bool]:
+    """Those of the best rank among those that can do it at all, full or not, and whether they cannot."""
+    excluded, prompt, bias = wanted.excluded, wanted.prompt_tokens, BIAS in wanted.wants
+    best, serving = 2 * Rank.UNFIT, []
+    for c in candidates:
+        if c.bit & excluded:
+            continue
+        rank: int = c.rank
+        if rank == 5:
+            continue
+        if (c.context is not None and c.context <= prompt) or (bias and not c.can(wanted)):
+            rank += 5
+        if rank < best:
+            best, serving = rank, [c]
+        elif rank == best:
+            serving.append(c)
+    return serving, best >= 5
+
+
+def _least(free: list[Candidate], wanted: Wanted) -> list[Candidate]:
+    """Those of the lowest order, and of these the ones that lack the least of what is wanted."""
+    lowest = min([c.order for c in free])
+    free = [c for c in free if c.order == lowest]
+    if wanted.wants:
+        lacks = [len(wanted.wants - c.abilities) for c in free]
+        fewest = min(lacks)
+        free = [c for c, lack in zip(free, lacks, strict=True) if lack == fewest]
+    return free
+
+
+def _best(free: list[Candidate], wanted: Wanted, turn: int, strategy: Strategy) -> Candidate:
+    if len(free) == 1:
+        return free[0]
+    if strategy is Strategy.PREFIX_AWARE:
+        tied = _least_work(free, wanted)
+        key = wanted.key
+    else:
+        tied = free if strategy is Strategy.SIMPLE_SHUFFLE else _fewest_requests(free)
+        key = None
+    if len(tied) == 1:
+        return tied[0]
+    if key is not None:
+        return favourite(key, tied)
+    return tied[round_robin([round(c.weight) or 1 for c in tied], turn)[0]]
+
+
+def _least_work(free: list[Candidate], wanted: Wanted) -> list[Candidate]:
+    """Those with the least work, and those with hardly more. While nothing is to be done anywhere the weight is a share
+    and no speed: idle ones that hold as much of the prompt are equal."""
+    prompt, held = wanted.prompt_tokens, wanted.held
+    if not held and wanted.sticky and wanted.key is not None:
+        # Where a conversation went before is not known here any more, or it was another process that sent it there,
+        # which made the same choice.
+        held = ((favourite(wanted.key, free).bit, prompt),)
+    if not held:
+        works = [(c.work + c.foreign + prompt) / c.weight for c in free]
+    else:
+        works = []
+        for c in free:
+            bit, known = c.bit, 0
+            for mask, tokens in held:
+                if not mask & bit:
+                    break
+                known = tokens
+            works.append((c.work + c.foreign + prompt - known) / c.weight)
+    least = min(works)
+    best = free[works.index(least)]
+    if not best.work and not best.foreign:
+        mine = least * best.weight
+        return [
+            c
+            for c, work in zip(free, works, strict=True)
+            if not c.work and not c.foreign and abs(work * c.weight - mine) <= TIE_TOKENS
+        ]
+    most = least * (1 + TIE_SHARE) + TIE_TOKENS / best.weight
+    return [c for c, work in zip(free, works, strict=True) if work <= most]
+
+
+def _fewest_requests(free: list[Candidate]) -> list[Candidate]:
+    loads = [(c.running + c.foreign_requests) / c.weight for c in free]
+    fewest = min(loads)
+    return [c for c, load in zip(free, loads, strict=True) if load <= fewest]
+
+
+def explained(candidates: Sequence[Candidate], wanted: Wanted) -> list[Mapping[str, object]]:
+    """What a choice goes by, of each candidate, for a log."""
+    return [
+        {
+            "backend": c.name,
+            "rank": c.rank.name.lower().replace("_", "-"),
+            "order": c.order,
+            "weight": c.weight,
+            "excluded": bool(c.bit & wanted.excluded),
+            "room": c.has_room(wanted.tokens),
+            "running": c.running,
+            "work": c.work,
+            "foreign": c.foreign,
+            "held": wanted.known(c.bit),
+        }
+        for c in candidates
+    ]
+
+
+MASK: Final = 2**64 - 1
+MIXERS: Final = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+"""The multipliers of splitmix64, which spread every bit of a number over all others."""
+
+
+def number_of(text: str) -> int:
+    """64 bits that stand for a text, the same in every process."""
+    return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
+
+
+def favourite(key: int, candidates: Sequence[Candidate]) -> Candidate:
+    """The candidate whose turn it is for whatever `key` stands for; the same in every process.
+
+    Over many keys each candidate comes first as often as its weight says. One that is added or removed takes or leaves
+    its own keys only (rendezvous hashing).
+    """
+    best, soonest = candidates[0], float("inf")
+    first, second = MIXERS
+    for c in candidates:
+        bits = key ^ c.seed
+        bits = ((bits ^ (bits >> 30)) * first) & MASK
+        bits = ((bits ^ (bits >> 27)) * second) & MASK
+        # The time at which a clock of rate `weight` first rings: the first of several rings is a candidate's by the
+        # share of its weight, and no clock knows of another. Never 0, of which there is no logarithm, and never 1.
+        rings = -log(((bits ^ (bits >> 31)) + 0.5) / 2.0**64) / c.weight
+        if rings < soonest:
+            best, soonest = c, rings
+    return best
 
 
 def round_robin(weights: Sequence[int], turn: int) -> list[int]:
@@ -27,25 +375,9 @@ def round_robin(weights: Sequence[int], turn: int) -> list[int]:
     return [(first + offset) % count for offset in range(count)]
 
 
-def rendezvous(key: str, names: Sequence[str], weights: Sequence[int]) -> list[int]:
-    """Indices of all candidates in the order to try them for whatever `key` stands for; the same in every process.
-
-    Over many keys each candidate comes first as often as its weight says. One that is added or removed changes
-    nothing in the order of the others, so only its own keys move.
-    """
-    scores = [_score(key, name, weight) for name, weight in zip(names, weights, strict=True)]
-    return sorted(range(len(scores)), key=scores.__getitem__)
-
-
-def _score(key: str, name: str, weight: int) -> float:
-    """The time at which a clock of rate `weight` first rings: the first of several rings is a candidate's by the share
-    of its weight, and no clock knows of another."""
-    sought = key.encode("utf-8", "surrogatepass")
-    digest = blake2b(len(sought).to_bytes(8, "big") + sought + name.encode(), digest_size=8).digest()
-    # Never 0, of which there is no logarithm, and never 1.
-    return -log((int.from_bytes(digest, "big") + 0.5) / 2.0**64) / weight
-
-
 def _stride(size: int) -> int:
     """The first number from the golden section of `size` up that shares no factor with it."""
     return next(stride for stride in range(max(1, round(size * 0.618)), 2 * size + 2) if gcd(stride, size) == 1)
+
+
+STRATEGIES: Mapping[str, Strategy] = {strategy.value: strategy for strategy in Strategy}

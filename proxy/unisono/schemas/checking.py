@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from unisono.errors import InvalidRequest
 from unisono.schemas.formats import FORMATS
 from unisono.schemas.keywords import KEYWORDS, REFUSED, SHAPES, Holds, Keyword, schemas_in
-from unisono.schemas.patterns import BadPattern, check_pattern
+from unisono.schemas.patterns import BadPattern, Expression
 
 DEEPEST = 64
 """Schemas within one another."""
@@ -21,8 +21,8 @@ MOST_CHOICES = 1_000
 """Values of all enums together."""
 MOST_CHARACTERS = 120_000
 """Of all names of properties and definitions, and of all values of enum and const."""
-MOST_REPEATS = 5_000
-"""Of all regular expressions, as `patterns` counts them."""
+MOST_PATTERN_WORK = 250_000
+"""Of compiling all regular expressions, as `patterns` counts it: each once, and a little for each that is looked at."""
 DEEPEST_VALUE = 16
 """Of a value in enum or const."""
 
@@ -56,7 +56,8 @@ class _Survey:
     properties: int = 0
     choices: int = 0
     characters: int = 0
-    repeats: int = 0
+    pattern_work: int = 0
+    patterns: set[str] = field(default_factory=set)
 
     def visit(self, root: Mapping[str, object]) -> None:
         waiting: list[tuple[tuple[str, ...], object, int]] = [((), root, 1)]
@@ -114,15 +115,18 @@ class _Survey:
         elif name == "format" and self.strict and value not in FORMATS:
             raise _refused(param, f"is not supported in a strict schema; what is: {', '.join(FORMATS)}")
         for pattern in _patterns(name, value):
+            if pattern in self.patterns:
+                continue
+            self.patterns.add(pattern)
             try:
-                self.repeats += check_pattern(pattern)
+                self.pattern_work += 20 + Expression(pattern).size.work
             except BadPattern as error:
                 raise _refused(param, f"is not supported: {error}") from error
         for size, most, what in (
             (self.properties, MOST_PROPERTIES, "properties"),
             (self.choices, MOST_CHOICES, "values in enums"),
             (self.characters, MOST_CHARACTERS, "characters in names and values"),
-            (self.repeats, MOST_REPEATS, "repeats in regular expressions"),
+            (self.pattern_work, MOST_PATTERN_WORK, "steps of work in regular expressions"),
         ):
             if size > most:
                 raise _refused(param, f"is too much: a schema may have {most:,} {what}")

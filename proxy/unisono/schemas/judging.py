@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any, TypeAlias
 
 from unisono.schemas.formats import fits
-from unisono.schemas.patterns import found
+from unisono.schemas.patterns import Expression
 from unisono.schemas.values import is_type, key, shown
 
 MOST_STEPS = 200_000
@@ -45,6 +45,8 @@ class Judge:
         self._root = root
         self._steps = 0
         self._depth = 0
+        # Each is compiled once at most, however many there are.
+        self._expressions: dict[str, Expression] = {}
 
     def complaints(self, value: object) -> Complaints:
         """Raises TooMuch, from the first one on."""
@@ -84,8 +86,11 @@ class Judge:
             raise TooMuch
 
     def matches(self, pattern: str, text: str) -> bool:
-        self.work(1 + len(text) // 100)
-        return found(pattern, text)
+        expression = self._expressions.get(pattern)
+        if expression is None:
+            expression = self._expressions[pattern] = Expression(pattern)
+        self.work(expression.steps(text))
+        return expression.found(text)
 
     def key(self, value: object) -> object:
         """What is equal for equal JSON."""

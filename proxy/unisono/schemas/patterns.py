@@ -1,54 +1,164 @@
 """Regular expressions of clients, run by an engine whose time is linear in the text, whatever the expression.
 
 That is Rust's, as pydantic brings it along; Python's own can be made to run for ever by a line of text. Look-around and
-back references are what it leaves out, and no grammar of a backend has them either.
+back references are what it leaves out, and no grammar of a backend has them either. Its time is linear in the size of
+the expression as well, and compiling one takes some in one piece: both are told from its text, before it is compiled.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
+from typing import Final
 
 from pydantic_core import SchemaError, SchemaValidator, ValidationError, core_schema
 
-LONGEST = 1_000
+LONGEST: Final = 1_000
 """Characters of one expression."""
-MOST_REPEATS = 2_000
-"""How often one expression may write out a part of itself: `(a{10}){10}` is a hundred."""
+MOST_WORK: Final = 100_000
+"""Of compiling one expression, in about a microsecond each."""
 
-_COUNTED = re.compile(r"\{(\d{1,9})(?:,(\d{0,9}))?\}")
-_KEPT = 64
+_WORK_PER_STEP: Final = 2_000
+"""Characters of a text times places of an expression that take as long as a step of judging does."""
+_COSTLY: Final = 5_000
+"""From this much work on an expression has megabytes, and few such are kept."""
+_KEPT, _COSTLY_KEPT = 64, 8
+
+_TOKEN = re.compile(
+    r"""(?P<letters>\\(?:[wW]|[pP](?:\{[^}]*\}|.)))
+      | (?P<digits>\\[dD])
+      | (?P<some>\\[sS])
+      | (?P<one>\\(?:[xuU]\{[^}]*\}|.))
+      | (?P<group>\((?:\?P?<[^>]*>|\?(?P<within>[A-Za-z-]*):)?)
+      | (?P<end>\))
+      | (?P<repeat>\{(?P<least>\d*)(?P<range>,(?P<most>\d*))?\})
+      | (?P<any>\.)
+      | (?P<nothing>[*+?|])
+      | (?P<class>\[\^?\]?)
+      | (?P<other>.)""",
+    re.VERBOSE | re.DOTALL,
+)
+_FLAGS = re.compile(r"\(\?([A-Za-z-]+)\)")
+_IN_CLASS = re.compile(
+    r"""(?P<letters>\\(?:[wW]|[pP](?:\{[^}]*\}|.)))
+      | (?P<digits>\\[dD])
+      | (?P<one>\\(?:[xuU]\{[^}]*\}|.))
+      | (?P<open>\[\^?\]?)
+      | (?P<close>\])
+      | (?P<other>.)""",
+    re.VERBOSE | re.DOTALL,
+)
+_FAR = re.compile(r"\\[xuU]|[^\x00-\x7f]")
+_FOLDING: Final = 2_500
+"""Of a range that reaches through all scripts, where upper and lower case are the same."""
+WORK: Final = {"letters": 350, "digits": 15, "some": 3, "any": 3}
+"""Of what is more than one range of characters: the letters of all scripts are hundreds."""
 
 
 class BadPattern(ValueError):
     """Why an expression is not taken."""
 
 
-def check_pattern(pattern: str) -> int:
-    """How often it writes out parts of itself, which is what it costs. Raises BadPattern."""
-    if len(pattern) > LONGEST:
-        raise BadPattern(f"it has more than {LONGEST:,} characters")
-    repeats = prod(max(int(most or 0), int(least), 1) for least, most in _COUNTED.findall(pattern))
-    if repeats > MOST_REPEATS:
-        raise BadPattern(f"it repeats a part of itself more than {MOST_REPEATS:,} times")
-    _compiled(pattern)
-    return repeats
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Of an expression with its repeats written out: its `places`, and the `work` of compiling it, in microseconds."""
+
+    places: int = 0
+    work: int = 0
+
+    def __add__(self, other: Size) -> Size:
+        return Size(self.places + other.places, self.work + other.work)
+
+    def times(self, count: int) -> Size:
+        return Size(self.places * count, self.work * count)
 
 
-def found(pattern: str, text: str) -> bool:
-    """Whether the expression matches anywhere in `text`. Raises BadPattern."""
-    try:
-        _compiled(pattern).validate_python(text)
-    except ValidationError:
-        return False
-    return True
+def size_of(pattern: str) -> Size:
+    """Rather too much than too little. Raises BadPattern for an expression that is not read as it looks."""
+    sums, last, place, folds = [Size()], Size(), 0, False
+    while place < len(pattern):
+        if flags := _FLAGS.match(pattern, place):
+            folds = _check_flags(flags[1]) or folds
+            place = flags.end()
+            continue
+        token = _TOKEN.match(pattern, place)
+        assert token is not None, "any character is one"
+        place = token.end()
+        match token.lastgroup:
+            case "group":
+                folds = _check_flags(token["within"] or "") or folds
+                sums[-1] += last
+                sums.append(Size())
+                last = Size(1, 1)
+            case "end" if len(sums) > 1:
+                last = sums.pop() + last
+            case "repeat":
+                last = last.times(max(int(token["least"] or 0), int(token["most"] or 0), 1))
+            case "nothing":
+                continue
+            case kind:
+                sums[-1] += last
+                last = Size(1, WORK.get(kind or "", 1))
+                if kind == "class":
+                    work, place = _class_work(pattern, place)
+                    last = Size(1, work)
+    folded = pattern.count("-") * _FOLDING if folds and _FAR.search(pattern) else 0
+    return sum(sums, last + Size(0, folded))
 
 
-@lru_cache(_KEPT)
-def _compiled(pattern: str) -> SchemaValidator:
+def _check_flags(flags: str) -> bool:
+    """Whether upper and lower case are the same with them. Raises BadPattern."""
+    if "x" in flags:
+        raise BadPattern("its flag x would leave out spaces")
+    return "i" in flags
+
+
+def _class_work(pattern: str, place: int) -> tuple[int, int]:
+    """Of the class of characters that is open at `place`, and where it ends."""
+    work, depth = 3, 1
+    while depth and place < len(pattern):
+        token = _IN_CLASS.match(pattern, place)
+        assert token is not None, "any character is one"
+        place = token.end()
+        work += WORK.get(token.lastgroup or "", 1)
+        depth += {"open": 1, "close": -1}.get(token.lastgroup or "", 0)
+    return work, place
+
+
+class Expression:
+    """One that can be run. Raises BadPattern for any other."""
+
+    def __init__(self, pattern: str) -> None:
+        if len(pattern) > LONGEST:
+            raise BadPattern(f"it has more than {LONGEST:,} characters")
+        self.size = size_of(pattern)
+        if self.size.work > MOST_WORK:
+            raise BadPattern("with what it repeats written out it is too large")
+        compiled: Callable[[str], SchemaValidator] = _compiled if self.size.work < _COSTLY else _costly_compiled
+        self._compiled = compiled(pattern)
+
+    def steps(self, text: str) -> int:
+        """How many steps of judging it may take as long as."""
+        return 1 + len(text) * self.size.places // _WORK_PER_STEP
+
+    def found(self, text: str) -> bool:
+        """Whether it matches anywhere in `text`."""
+        try:
+            self._compiled.validate_python(text)
+        except ValidationError:
+            return False
+        return True
+
+
+def _compile(pattern: str) -> SchemaValidator:
     try:
         return SchemaValidator(core_schema.str_schema(pattern=pattern, regex_engine="rust-regex"))
     except SchemaError as error:
         why = str(error).rpartition("error: ")[2].strip()
         raise BadPattern(f"it is no regular expression that can be run: {' '.join(why.split())[:200]}") from error
+
+
+_compiled = lru_cache(_KEPT)(_compile)
+_costly_compiled = lru_cache(_COSTLY_KEPT)(_compile)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import array
 import sys
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import orjson
 
-from unisono.core.conversation import Tokens
+from unisono.core.access import KeyDigest, KeyRecord, Limits, Period
+from unisono.core.conversation import Json, Tokens
 from unisono.core.generation import Usage
 from unisono.core.records import Record, text_of, to_item, to_record
 from unisono.core.state import Bounds, Status, StoredConversation, StoredItem, StoredResponse
@@ -51,7 +52,9 @@ def _load(data: bytes) -> Record:
     return record
 
 
-def _reading(read: Callable[[Record], StoredItem | StoredConversation | StoredResponse], *parts: bytes) -> object:
+def _reading(
+    read: Callable[[Record], StoredItem | StoredConversation | StoredResponse | KeyRecord], *parts: bytes
+) -> object:
     try:
         record: Record = {}
         for part in parts:
@@ -164,6 +167,51 @@ def decode_conversation(data: bytes, revision: int) -> StoredConversation:
             data,
         ),
     )
+
+
+PLAIN = ("id", "tenant", "created_at", "name", "ending", "expires_at", "revoked_at", "raw", "revision")
+"""Fields of a key that are kept as they are."""
+
+
+def encode_key(record: KeyRecord) -> bytes:
+    limits: Record = {key: getattr(record.limits, key) for key in Limits.__slots__ if key != "budget_period"}
+    period = record.limits.budget_period
+    return _dump(
+        {
+            **{key: getattr(record, key) for key in PLAIN},
+            "digests": [{"digest": one.digest, "until": one.until} for one in record.digests],
+            "limits": {**limits, "budget_period": [period.kind, period.seconds]},
+            "models": _names(record.models),
+            "mcp_servers": _names(record.mcp_servers),
+            "tags": dict(record.tags),
+        }
+    )
+
+
+def _names(names: frozenset[str] | None) -> Json:
+    return None if names is None else [*sorted(names)]
+
+
+def decode_key(data: bytes) -> KeyRecord:
+    """Raises `StoreUnreadable`."""
+    return cast("KeyRecord", _reading(_to_key, data))
+
+
+def _to_key(record: Record) -> KeyRecord:
+    plain: dict[str, Any] = {key: record[key] for key in PLAIN}
+    limits = dict(cast("dict[str, Any]", record["limits"]))
+    return KeyRecord(
+        **plain,
+        digests=tuple(KeyDigest(**one) for one in cast("list[dict[str, Any]]", record["digests"])),
+        limits=Limits(**{**limits, "budget_period": Period(*limits["budget_period"])}),
+        models=_to_names(record["models"]),
+        mcp_servers=_to_names(record["mcp_servers"]),
+        tags=cast("dict[str, str]", record["tags"]),
+    )
+
+
+def _to_names(names: Json) -> frozenset[str] | None:
+    return None if names is None else frozenset(cast("list[str]", names))
 
 
 def encode_tokens(tokens: Tokens) -> bytes:

@@ -17,6 +17,7 @@ REFUSALS: Mapping[str, tuple[type[UnisonoError], str]] = {
     "gap": (StoreConflict, "the log does not reach this far"),
     "differs": (StoreConflict, "the log says something else here"),
     "large": (StoreTooLarge, "the conversation would be larger than can be stored"),
+    "key changed": (StoreConflict, "the key was changed meanwhile"),
     "reused": (KeyReused, "this idempotency key was used with another body"),
 }
 

@@ -9,8 +9,7 @@ from urllib.parse import urlencode
 
 from fastapi import FastAPI
 
-from tests.api.asgi import Exchange
-from unisono.access.keys import Caller
+from tests.api.asgi import Exchange, by_name
 from unisono.api.door import doors
 from unisono.api.failures import register
 from unisono.api.responses.background.runner import Runner
@@ -19,6 +18,7 @@ from unisono.api.responses.routes import responses_router
 from unisono.app import Gateway, build, build_engine, responses_means
 from unisono.config import parse
 from unisono.core.state import Store
+from unisono.hosting import build_hosting
 
 
 class Mounted:
@@ -63,14 +63,16 @@ class Mounted:
 @asynccontextmanager
 async def mounted(config: Mapping[str, Any], *, keep_alive_s: float = 10.0) -> AsyncIterator[Mounted]:
     """What a gateway of this configuration serves, under another door."""
-    gateway: Gateway = build(parse({"store": {"url": "memory://"}, **config}, {}).config).state.gateway
-    means = responses_means(gateway, build_engine(gateway.pool))
+    settings = parse({"store": {"url": "memory://"}, **config}, {}).config
+    gateway: Gateway = build(settings).state.gateway
+    hosting = build_hosting(settings)
+    means = responses_means(gateway, build_engine(gateway.pool, hosting.host), hosting.rules)
     runner = Runner(means, process="0")
     app = FastAPI(
         docs_url=None,
         openapi_url=None,
         redirect_slashes=False,
-        middleware=doors(authenticate=lambda key: Caller(key or ""), keyless=False, new_id=lambda: "0"),
+        middleware=doors(authenticate=by_name, keyless=False, new_id=lambda: "0"),
     )
     register(app)
     app.include_router(
@@ -84,5 +86,6 @@ async def mounted(config: Mapping[str, Any], *, keep_alive_s: float = 10.0) -> A
         yield Mounted(app, means.store)
     finally:
         await runner.aclose()
+        await hosting.host.aclose()
         await gateway.pool.aclose()
         await gateway.upkeep.aclose()

@@ -21,10 +21,9 @@ from starlette.routing import WebSocketRoute
 from starlette.types import Message
 from starlette.websockets import WebSocket
 
-from tests.api.asgi import Exchange
+from tests.api.asgi import Exchange, by_name
 from tests.api.responses.folding import TERMINAL
 from tests.api.scripted import ScriptedTurns, Step, final, finished
-from unisono.access.keys import Caller
 from unisono.api.door import doors
 from unisono.api.failures import register
 from unisono.api.responses.background.runner import Runner
@@ -33,6 +32,7 @@ from unisono.api.responses.outbound.dialects import OPENAI
 from unisono.api.responses.routes import responses_router
 from unisono.api.responses.sealing import Sealer
 from unisono.api.responses.websocket.connection import Connection
+from unisono.core.access import Caller
 from unisono.core.state import Store
 from unisono.engine.turn import Turn
 from unisono.errors import UnknownModel
@@ -66,7 +66,7 @@ class Site:
 
 
 @asynccontextmanager
-async def site(*scripts: Sequence[Step], stall_s: float = 60.0, lasts_s: float = 3600.0) -> AsyncIterator[Site]:
+async def site(*scripts: Sequence[Step], lasts_s: float = 3600.0) -> AsyncIterator[Site]:
     """Turn number k plays script k. Durations are those of a socket at `SHORT`."""
     turns = CountingTurns(*(scripts or (HELLO,)))
     store = open_store("memory://")
@@ -75,13 +75,13 @@ async def site(*scripts: Sequence[Step], stall_s: float = 60.0, lasts_s: float =
     app = FastAPI(
         openapi_url=None,
         redirect_slashes=False,
-        middleware=doors(authenticate=lambda key: Caller(key or ""), keyless=False, new_id=lambda: "0"),
+        middleware=doors(authenticate=by_name, keyless=False, new_id=lambda: "0"),
     )
     register(app)
     app.include_router(responses_router(means, Runner(means, process="here")))
 
     async def short(socket: WebSocket) -> None:
-        await Connection(means, OPENAI, socket, stall_s=stall_s, lasts_s=lasts_s).run()
+        await Connection(means, OPENAI, socket, lasts_s=lasts_s).run()
 
     app.router.routes.append(WebSocketRoute(SHORT, short))
     yield Site(app, store, turns)
@@ -95,7 +95,7 @@ def means_of(turns: CountingTurns, store: Store) -> Means:
     async def seals() -> Sealer:
         return sealer
 
-    def resolve(name: str) -> ResponsesModel:
+    def resolve(name: str, _: Caller) -> ResponsesModel:
         if name != "gpt-oss":
             raise UnknownModel(f"There is no model '{name}'.", param="model")
         return ResponsesModel("gpt-oss")

@@ -9,9 +9,8 @@ from urllib.parse import urlencode
 import pytest
 from fastapi import FastAPI
 
-from tests.api.asgi import Exchange
+from tests.api.asgi import Exchange, by_name
 from tests.api.responses.frames import ids
-from unisono.access.keys import Caller
 from unisono.api.door import doors
 from unisono.api.failures import register
 from unisono.api.responses.conversations.routes import conversations_router
@@ -32,7 +31,7 @@ class Desk:
             docs_url=None,
             openapi_url=None,
             redirect_slashes=False,
-            middleware=doors(authenticate=lambda key: Caller(key or ""), keyless=False, new_id=lambda: "0"),
+            middleware=doors(authenticate=by_name, keyless=False, new_id=lambda: "0"),
         )
         register(self.app)
         self.app.include_router(

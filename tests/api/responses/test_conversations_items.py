@@ -10,7 +10,8 @@ import pytest
 
 from tests.api.responses.test_conversations import HELLO, LISTING, Desk, refused
 from tests.contract.state import answered, response, said
-from unisono.api.responses.conversations.routes import OFF_LOOP_BYTES, TRIES
+from unisono.api.body import OFF_LOOP_BYTES
+from unisono.api.responses.conversations.routes import TRIES
 from unisono.api.responses.given import KINDS
 from unisono.core.conversation import AssistantCall, ToolResult, UserMessage
 from unisono.core.state import Bounds, Lease, Status, StoredItem

@@ -16,7 +16,7 @@ from unisono.core.conversation import Item
 from unisono.core.generation import FinishReason
 from unisono.core.state import StoredItem
 from unisono.engine.turn import Report
-from unisono.harmony.encoding import Encoding, load_encoding
+from unisono.harmony.encoding import Encoding
 from unisono.harmony.render import Renderer
 from unisono.harmony.router import HarmonyRouter
 from unisono.harmony.tools import plan_tools
@@ -39,11 +39,6 @@ ANSWERS = {
         [{"type": "custom_tool_call_output", "call_id": "call_0", "output": "a b"}],
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def encoding() -> Encoding:
-    return load_encoding()
 
 
 def asked(earlier: tuple[Item, ...], sent: Any) -> ResponsesTurn:

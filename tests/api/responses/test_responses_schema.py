@@ -15,6 +15,7 @@ from unisono.api.responses.inbound import ResponsesTurn, check, to_turn
 from unisono.api.responses.outbound.response import to_echo
 from unisono.api.responses.reading import Known
 from unisono.api.responses.schema import ResponsesRequest
+from unisono.core.access import Caller
 from unisono.core.generation import Sampling
 from unisono.errors import InvalidRequest, UnisonoError
 
@@ -27,7 +28,7 @@ def turn_of(known: Known | None = None, **fields: Any) -> ResponsesTurn:
         known or Known(),
         model="group",
         today="2026-11-20",
-        tenant="default",
+        caller=Caller("default"),
         request_id="req_1",
         new_id=ids(),
     )

@@ -11,34 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.drawn import item
 from unisono.api.responses.sealing import LONGEST, PREFIX, Sealer
 from unisono.core.conversation import (
-    AssistantCall,
-    AssistantMessage,
     AssistantReasoning,
-    DeveloperMessage,
     Item,
-    Phase,
-    ToolResult,
     UserMessage,
 )
-from unisono.core.generation import VOCABULARY
 from unisono.errors import InternalError
 
 SALT = b"the salt of this gateway"
 SEALER = Sealer(SALT)
 THOUGHT = AssistantReasoning("Grüße, 世界 🌍 <|end|> \x00", (200006, 173781, 200005, 35644, 200008, 1, 2, 200007))
 
-text = st.text(st.characters(codec="utf-8"), max_size=30)
-tokens = st.lists(st.integers(0, VOCABULARY - 1), max_size=8).map(tuple)
-item: st.SearchStrategy[Item] = st.one_of(
-    st.builds(UserMessage, text),
-    st.builds(DeveloperMessage, text),
-    st.builds(AssistantReasoning, text, tokens),
-    st.builds(AssistantMessage, text, st.sampled_from(Phase), tokens),
-    st.builds(AssistantCall, text, text, text, tokens),
-    st.builds(ToolResult, text, text, text),
-)
 items = st.lists(item, max_size=4).map(tuple)
 
 

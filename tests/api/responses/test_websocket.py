@@ -265,20 +265,8 @@ async def test_leaving_ends_everything_at_once(lanes: int) -> None:
         assert all(run.cancelled and run.closed for run in there.turns.runs)
 
 
-async def test_a_client_that_takes_nothing_is_cut_off() -> None:
-    async with site(drop_by_drop(2000), stall_s=0.1) as there:
-        ann = await there.connect(SHORT)
-        ann.send(input="Hi")
-        await ann.event()
-        ann.reading.clear()
-        await ann.ended(2.0)
-        [run] = there.turns.runs
-        assert run.closed
-        assert run.taken < 1000
-
-
 async def test_a_client_that_pauses_is_waited_for() -> None:
-    async with site(drop_by_drop(200), stall_s=5.0) as there:
+    async with site(drop_by_drop(200)) as there:
         ann = await there.connect(SHORT)
         ann.send(input="Hi")
         events = [await ann.event()]

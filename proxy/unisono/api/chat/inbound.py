@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 
 from unisono.api.chat.schema import Call, ChatRequest, Message, ToolSpec
 from unisono.api.choice import Mode, OnOffer, ToolChoice, to_choice
-from unisono.api.fields import MAX_MESSAGES, smallest
+from unisono.api.fields import MAX_MESSAGES, shortened, smallest
 from unisono.api.history import History, split_markers
 from unisono.api.notes import MAX_NOTES, notes_on_begun, without_effect
 from unisono.api.parts import REASONING_PARTS, Part, join, text_of
 from unisono.api.rules import NO_RULES, ModelRules
 from unisono.api.sampling import to_sampling
 from unisono.api.tools import CallForm, Declared, Toolbox, to_toolbox, wrap_input
+from unisono.core.access import Caller
 from unisono.core.conversation import (
     AssistantCall,
     AssistantReasoning,
@@ -77,19 +78,18 @@ def to_turn(
     *,
     model: str,
     today: str,
-    tenant: str,
+    caller: Caller,
     request_id: str,
     hold_calls: bool = True,
     runnable: RunnableTools = NOTHING_TO_RUN,
     rules: ModelRules = NO_RULES,
 ) -> ChatTurn:
-    """`model` is the group's name, `today` is YYYY-MM-DD. Raises InvalidRequest where fields contradict each other, and
-    for what is asked of calls and answers and cannot be kept."""
+    """`model` is the group's name, `today` is YYYY-MM-DD. Raises InvalidRequest for what cannot be kept."""
     toolbox = to_toolbox(declared(request))
     conversation, notes = to_conversation(request.messages, toolbox, _effort(request), today)
     asked, asked_at = _asked_choice(request)
     forbidden = asked is not None and asked.mode is Mode.NONE
-    hosting = None if forbidden else to_hosting(request, runnable, tenant)
+    hosting = None if forbidden else to_hosting(request, runnable, caller.tenant)
     form = request.response_format.form("response_format") if request.response_format else None
     turn = Turn(
         model=model,
@@ -99,28 +99,35 @@ def to_turn(
         stop=tuple(request.stop),
         # A made-up call would stand where somebody waits for JSON.
         calls_allowed=not forbidden and (form is None or bool(toolbox.tools) or hosting is not None),
-        # The old form has room for one call only.
-        parallel_calls=request.parallel_tool_calls is not False and not request.functions,
+        parallel_calls=request.parallel_tool_calls is not False and not request.functions,  # The old form holds one.
         hold_calls=hold_calls or not request.stream,
         whole=not request.stream,
-        tenant=tenant,
+        tenant=caller.tenant,
+        caller=caller,
         request_id=request_id,
+        surface="chat",
         hosting=hosting,
         choice=to_choice(asked, OnOffer(toolbox, hosts=hosting is not None), asked_at),
         form=form,
         reasoning_budget=smallest((*_budgets(request), rules.reasoning_budget)),
         unmended=rules.unmended,
+        failover=rules.failover,
+        sticky=_sticky(request, caller),
     )
-    begun = notes_on_begun(turn, {asked_at: turn.choice, "response_format": turn.form})
-    all_notes = (*_notes_on_fields(request), *_notes_on_running(request, turn), *begun, *toolbox.notes, *notes)
+    notes = [*_notes_on(request, turn, asked_at), *toolbox.notes, *notes]
     return ChatTurn(
         turn=turn,
         choices=request.n or 1,
         stream=bool(request.stream),
         include_usage=bool(request.stream_options and request.stream_options.include_usage),
         toolbox=toolbox,
-        notes=all_notes[:MAX_NOTES],
+        notes=tuple(notes[:MAX_NOTES]),
     )
+
+
+def _sticky(request: ChatRequest, caller: Caller) -> str:
+    """What brings the turns of one conversation to one backend, if the client says which they are."""
+    return f"{caller.tenant}\0key {request.prompt_cache_key}" if request.prompt_cache_key else ""
 
 
 def _asked_choice(request: ChatRequest) -> tuple[ToolChoice | None, str]:
@@ -138,6 +145,12 @@ def to_hosting(request: ChatRequest, runnable: RunnableTools, tenant: str) -> Ho
     servers = tuple(replace(server, owner=tenant) for server in runnable.servers)
     # Nobody is told here which tools there are.
     return Hosting(servers, announced=frozenset(server.label for server in servers))
+
+
+def _notes_on(request: ChatRequest, turn: Turn, choice_at: str) -> Iterator[str]:
+    yield from _notes_on_fields(request)
+    yield from _notes_on_running(request, turn)
+    yield from notes_on_begun(turn, {choice_at: turn.choice, "response_format": turn.form})
 
 
 def _notes_on_running(request: ChatRequest, turn: Turn) -> Iterator[str]:
@@ -234,7 +247,7 @@ class _History:
         if unanswered:
             return unanswered.popleft()
         raise InvalidRequest(
-            f"'{param}': no assistant message before it has an unanswered call of '{name[:128]}'.", param=param
+            f"'{param}': no assistant message before it has an unanswered call of '{shortened(name)}'.", param=param
         )
 
 

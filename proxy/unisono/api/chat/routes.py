@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from unisono.api.about import backend_header, recoveries_header
-from unisono.api.body import read_json
+from unisono.api.body import off_loop, read_json
 from unisono.api.chat.choices import ChunkSource, close_all, collect_all
 from unisono.api.chat.inbound import NOTHING_TO_RUN, ChatTurn, RunnableTools, to_turn
 from unisono.api.chat.outbound import Frame, StreamChunks, to_completion
@@ -20,11 +18,11 @@ from unisono.api.chat.schema import ChatRequest
 from unisono.api.reasoning import ReasoningField
 from unisono.api.rules import NO_RULES, ModelRules
 from unisono.api.sse import CLIENT_CLOSED_REQUEST, KEEP_ALIVE_S, ClientGone, EventStream, until_disconnect
+from unisono.api.whole import to_whole
+from unisono.core.access import Caller
 from unisono.engine.turn import Run, Turns
 
 PATHS = ("/v1/chat/completions", "/chat/completions")
-OFF_LOOP_BYTES = 256 * 1024
-"""A body from this size on is judged in a thread: with many small values in it that takes up to a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +36,9 @@ class ChatModel:
     rules: ModelRules = NO_RULES
 
 
-Resolve = Callable[[str], ChatModel]
-"""The model a name stands for, aliases and defaults applied. Raises UnknownModel."""
+Resolve = Callable[[str, Caller], ChatModel]
+"""The model a name stands for, aliases and defaults applied. Raises UnknownModel, and ModelNotAllowed for one that the
+caller may not use."""
 
 
 def chat_router(
@@ -57,15 +56,16 @@ def chat_router(
 
     async def complete(request: Request) -> Response:
         body = await read_json(request)
+        caller: Caller = request.state.caller
 
         def understood() -> tuple[ChatRequest, ChatModel, ChatTurn]:
             wanted = ChatRequest.model_validate(body)
-            model = resolve(wanted.model)
+            model = resolve(wanted.model, caller)
             turn = to_turn(
                 wanted,
                 model=model.group,
                 today=today(),
-                tenant=request.state.caller.tenant,
+                caller=caller,
                 request_id=request.state.request_id,
                 hold_calls=not model.stream_tool_arguments,
                 runnable=model.runnable,
@@ -73,8 +73,7 @@ def chat_router(
             )
             return wanted, model, turn
 
-        large = len(await request.body()) > OFF_LOOP_BYTES
-        wanted, model, asked = await asyncio.to_thread(understood) if large else understood()
+        wanted, model, asked = await off_loop(understood, len(await request.body()))
         frame = Frame(
             id=f"chatcmpl-{new_id()}",
             created=int(clock()),
@@ -95,9 +94,8 @@ def chat_router(
             results = await until_disconnect(request.receive, collect_all(runs))
         except ClientGone:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        whole = orjson.dumps(to_completion(results, reports, frame))
         headers = {**backend_header(reports), **recoveries_header(reports)}
-        return Response(whole, headers=headers, media_type="application/json")
+        return to_whole(to_completion(results, reports, frame), headers)
 
     router = APIRouter()
     for path in PATHS:

@@ -20,25 +20,18 @@ from unisono.api.fields import (
     Budget,
     Count,
     Id,
-    LogitBias,
-    MinP,
     ModelName,
     Open,
-    Penalty,
-    RepetitionPenalty,
-    Seed,
     SpelledEffort,
-    Temperature,
     Text,
     ToolName,
-    TopK,
-    TopP,
     neutral,
     to_effort,
     wrong,
 )
 from unisono.api.forms import ResponseFormat
 from unisono.api.parts import Part
+from unisono.api.sampling import Drawing
 from unisono.api.tools import CustomSpec, FunctionSpec
 from unisono.core.conversation import Effort
 
@@ -195,7 +188,9 @@ class GatewayOptions(Open):
     run_tools: bool | None = None
 
 
-class ChatRequest(Open):
+class Wanted(Open):
+    """What is to be answered, with what, and in which form."""
+
     model: ModelName
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     stream: bool | None = None
@@ -223,24 +218,16 @@ class ChatRequest(Open):
         BeforeValidator(_to_stops),
     ] = Field(default_factory=list)
     n: Annotated[int, Field(ge=1, le=16)] | None = None
-    seed: Seed | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    min_p: MinP | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    logit_bias: LogitBias | None = None
+
+
+class ChatRequest(Drawing, Wanted):
+    """All of a request. Of several faults the first is told, and the fields of the last base come first."""
+
     logprobs: Any = None
     top_logprobs: Any = None
     modalities: Any = None
     audio: Any = None
+    prompt_cache_key: Annotated[Text, Field(max_length=512)] | None = None
     unisono: GatewayOptions | None = None
 
-    @field_validator("logprobs", "top_logprobs", "modalities", "audio", mode="before")
-    @classmethod
-    def _neutral(cls, value: Any, info: ValidationInfo) -> Any:
-        assert info.field_name is not None
-        neutral(info.field_name, value)
-        return None
+    _neutral = field_validator("logprobs", "top_logprobs", "modalities", "audio", mode="before")(neutral)

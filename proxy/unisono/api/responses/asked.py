@@ -6,50 +6,57 @@ store answers, takes writes and has room for what is asked: an answer nobody can
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from unisono.api.body import off_loop
+from unisono.api.fields import shortened
 from unisono.api.responses.holding import held
+from unisono.api.responses.hosting.approvals import Approvals, approvals_in
 from unisono.api.responses.hosting.builtins import browsed_in, to_builtin_servers
 from unisono.api.responses.hosting.servers import to_servers
 from unisono.api.responses.inbound import ResponsesTurn, check, mcp_specs, to_turn
 from unisono.api.responses.means import Means, ResponsesModel, Seals
 from unisono.api.responses.outbound.dialects import OPENAI, Dialect
 from unisono.api.responses.outbound.response import Frame, to_echo
-from unisono.api.responses.past import LONGEST_ID_SHOWN, OUR_ID, Past, Recall, no_conversation, recall
+from unisono.api.responses.past import OUR_ID, Past, Recall, no_conversation, recall
 from unisono.api.responses.reading import Known, nothing
 from unisono.api.responses.schema import ResponsesRequest
+from unisono.core.access import Caller
 from unisono.core.conversation import Item
 from unisono.core.ids import DerivedIds
 from unisono.core.state import Lease, Status
 from unisono.errors import StoreConflict
 
-OFF_LOOP_BYTES = 256 * 1024
-"""A body from this size on is judged in a thread: with many small values in it that takes up to a second."""
-
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Who sent a request and how: the owner of what is kept, and the form of the answer. `notes` are on what came
+    """Who sent a request and how the answer is to look. `notes` are on what came
     beside the body and has no effect."""
 
-    tenant: str
+    caller: Caller
     request_id: str
     dialect: Dialect = OPENAI
     notes: tuple[str, ...] = ()
 
+    @property
+    def tenant(self) -> str:
+        """The owner of what is kept."""
+        return self.caller.tenant
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request that can be run. `lease` is that of its conversation; `revision` what the conversation was at then."""
+    """A request that can be run. `lease` is that of its conversation; `revision` what the conversation was at then;
+    `approvals` are those that it decides on."""
 
     sender: Sender
     request: ResponsesRequest
     turn: ResponsesTurn
     frame: Frame
+    approvals: Approvals
     lease: Lease | None = None
     revision: int | None = None
 
@@ -67,7 +74,7 @@ async def judged(body: Mapping[str, Any], size: int, *, answered: bool = True) -
         check(request, answered=answered)
         return request
 
-    return await asyncio.to_thread(judge) if size > OFF_LOOP_BYTES else judge()
+    return await off_loop(judge, size)
 
 
 @asynccontextmanager
@@ -82,21 +89,25 @@ async def understood(
 ) -> AsyncIterator[Asked]:
     """What `request` asks, for as long as the conversation it belongs to is held; `recalled` finds its past. Raises
     what it is refused with."""
-    model = means.resolve(request.model)
+    model = means.resolve(request.model, sender.caller)
     if request.conversation is None:
-        yield await _understood(means, sender, request, model, response_id, size, recalled)
+        asked = await _understood(means, sender, request, model, response_id, size, recalled)
+        async with asked.approvals.held():
+            yield asked
         return
     if not OUR_ID.fullmatch(request.conversation.id):
         raise no_conversation(request.conversation.id)
     async with held(means, sender.tenant, request.conversation.id, response_id) as lease:
         if lease is None:
             raise busy(request.conversation.id)
-        yield await _understood(means, sender, request, model, response_id, size, recalled, lease)
+        asked = await _understood(means, sender, request, model, response_id, size, recalled, lease)
+        async with asked.approvals.held():
+            yield asked
 
 
 def busy(conversation_id: str) -> StoreConflict:
     return StoreConflict(
-        f"Another response is being made in the conversation '{conversation_id[:LONGEST_ID_SHOWN]}'; try again when it "
+        f"Another response is being made in the conversation '{shortened(conversation_id)}'; try again when it "
         "is over.",
         param="conversation",
     )
@@ -144,7 +155,7 @@ async def assembled(
     """The request with its past, as turn and frame."""
     seals = await means.seals() if _needs_seals(request) else None
     known = Known(past.earlier, (past.kept or {}).get, _opener(seals, sender.tenant), past.hosted, past.now)
-    rules = means.servers.for_model(model.tool_servers)
+    rules = means.servers.for_model(model.tool_servers).for_caller(sender.caller)
     sticky = _sticky(sender, request, past, response_id)
     servers = to_servers(mcp_specs(request), rules, sender.tenant) + to_builtin_servers(
         [tool.type for tool in request.tools or ()],
@@ -160,7 +171,7 @@ async def assembled(
             known,
             model=model.group,
             today=today,
-            tenant=sender.tenant,
+            caller=sender.caller,
             request_id=sender.request_id,
             new_id=means.new_id,
             hold_calls=not model.stream_tool_arguments,
@@ -172,7 +183,9 @@ async def assembled(
             rules=model.rules,
         )
 
-    turn = await asyncio.to_thread(turned) if size > OFF_LOOP_BYTES else turned()
+    turn = await off_loop(turned, size)
+    approvals = Approvals(means, sender.tenant, response_id, approvals_in(request, turn.turn.hosting))
+    turn = replace(turn, turn=approvals.taken_by(turn.turn))
     frame = Frame(
         id=response_id,
         created_at=created_at,
@@ -190,7 +203,7 @@ async def assembled(
         include=frozenset(request.include or ()),
         browsed=browsed_in(turn.turn.conversation.items),
     )
-    return Asked(sender, request, turn, frame, lease, past.revision)
+    return Asked(sender, request, turn, frame, approvals, lease, past.revision)
 
 
 def _needs_seals(request: ResponsesRequest) -> bool:

@@ -75,7 +75,7 @@ async def compacted(means: Means, sender: Sender, body: Mapping[str, Any], size:
     StoreTooLarge for one that can be neither summed up nor sealed."""
     taken = {name: value for name, value in body.items() if name in TAKEN}
     wanted = await judged({**taken, "reasoning": _reasoning(body.get("reasoning")), "store": False}, size)
-    model = means.resolve(wanted.model)
+    model = means.resolve(wanted.model, sender.caller)
     past = await recall(means.store, sender.tenant, wanted)
     response_id, created_at = means.new_id("resp_"), int(means.clock())
     asked = await assembled(

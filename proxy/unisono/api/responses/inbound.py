@@ -26,6 +26,7 @@ from unisono.api.responses.schema import INCLUDABLE, ResponsesRequest, Tool
 from unisono.api.rules import NO_RULES, ModelRules
 from unisono.api.sampling import to_sampling
 from unisono.api.tools import CallForm, Declared, Toolbox, to_toolbox
+from unisono.core.access import Caller
 from unisono.core.conversation import Conversation, DeveloperMessage, Effort, Item, Preamble
 from unisono.core.state import StoredItem
 from unisono.core.tool_names import ToolNames
@@ -76,7 +77,7 @@ def to_turn(
     *,
     model: str,
     today: str,
-    tenant: str,
+    caller: Caller,
     request_id: str,
     new_id: NewId,
     hold_calls: bool = True,
@@ -106,8 +107,10 @@ def to_turn(
         hold_calls=hold_calls or not request.stream,
         # A whole answer could begin anew, but what tools have done is done.
         whole=not request.stream and hosting is None,
-        tenant=tenant,
+        tenant=caller.tenant,
+        caller=caller,
         request_id=request_id,
+        surface="responses",
         seed=seed,
         truncate=request.truncation == "auto",
         dated=dated,
@@ -117,8 +120,12 @@ def to_turn(
         history_at="input",
     )
     turn = with_wishes(turn, request, on_offer(request, toolbox, servers), rules)
-    notes = (*notes_on_fields(request), *toolbox.notes, *reading.notes)
-    return ResponsesTurn(turn, entries, toolbox, notes[:MAX_NOTES])
+    return ResponsesTurn(turn, entries, toolbox, notes_of(request, toolbox, reading))
+
+
+def notes_of(request: ResponsesRequest, toolbox: Toolbox, reading: Reading) -> tuple[str, ...]:
+    """On what was accepted without effect."""
+    return (*notes_on_fields(request), *toolbox.notes, *reading.notes)[:MAX_NOTES]
 
 
 def with_wishes(turn: Turn, request: ResponsesRequest, offer: OnOffer, rules: ModelRules) -> Turn:
@@ -135,6 +142,7 @@ def with_wishes(turn: Turn, request: ResponsesRequest, offer: OnOffer, rules: Mo
             (request.reasoning.max_tokens if request.reasoning else None, rules.reasoning_budget)
         ),
         unmended=rules.unmended,
+        failover=rules.failover,
     )
 
 

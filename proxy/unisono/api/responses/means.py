@@ -9,8 +9,9 @@ from typing import Protocol
 from unisono.api.responses.hosting.servers import ServerRules
 from unisono.api.responses.items import NewId
 from unisono.api.rules import NO_RULES, ModelRules
+from unisono.core.access import Caller
 from unisono.core.conversation import Item
-from unisono.core.state import Store
+from unisono.core.state import Retention, Store
 from unisono.engine.turn import Turns
 
 
@@ -36,21 +37,36 @@ class Seals(Protocol):
         ...
 
 
+async def unlimited(tenant: str, key: str) -> Caller:
+    """Whoever it was may do everything still."""
+    return Caller(tenant, key)
+
+
+class CallerSource(Protocol):
+    """Who began something, by tenant and id of their key, as that key is by now. Raises StoreUnavailable."""
+
+    async def __call__(self, tenant: str, key: str) -> Caller: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Means:
-    """`resolve` finds the model a name stands for and raises UnknownModel; `today` gives YYYY-MM-DD, `clock` seconds
+    """`resolve` finds the model a name stands for and raises UnknownModel, or ModelNotAllowed where the caller may not
+    use it; `today` gives YYYY-MM-DD, `clock` seconds
     since the epoch, `new_id` an unguessable id with a prefix. `seals` waits for the key, which may be in the store:
-    raises StoreUnavailable. `lease_s` is how long a lease holds without a sign of life, in seconds."""
+    raises StoreUnavailable. `lease_s` is how long a lease holds without a sign of life, `kept_s` how long a response is
+    kept, in seconds."""
 
     turns: Turns
     store: Store
-    resolve: Callable[[str], ResponsesModel]
+    resolve: Callable[[str, Caller], ResponsesModel]
     seals: SealsSource
     today: Callable[[], str]
     new_id: NewId
     clock: Callable[[], float]
     lease_s: float = 10.0
+    kept_s: float = Retention().response_s
     servers: ServerRules = field(default_factory=ServerRules)
+    caller_of: CallerSource = unlimited
 
 
 class SealsSource(Protocol):

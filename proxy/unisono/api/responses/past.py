@@ -7,6 +7,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from unisono.api.fields import shortened
 from unisono.api.responses.hosting.decisions import NOTHING_HOSTED, Hosted, hosted_in
 from unisono.api.responses.inbound import references, wanted_ids
 from unisono.api.responses.items import said_by
@@ -17,7 +18,6 @@ from unisono.errors import NotFound, PreviousResponseNotFound, StoreConflict
 
 OUR_ID = re.compile(r"[a-z]+_[0-9a-f]{32}")
 LOOKUPS_AT_ONCE = 64
-LONGEST_ID_SHOWN = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ async def _chain(store: Store, tenant: str, parent_id: str, kept: Mapping[str, S
     [parent] = await store.responses(tenant, [parent_id]) if OUR_ID.fullmatch(parent_id) else (None,)
     if parent is None:
         raise PreviousResponseNotFound(
-            f"Previous response with id '{parent_id[:LONGEST_ID_SHOWN]}' not found.", param="previous_response_id"
+            f"Previous response with id '{shortened(parent_id)}' not found.", param="previous_response_id"
         )
     if not parent.status.terminal:
         raise StoreConflict(
@@ -106,7 +106,7 @@ async def _conversation(store: Store, tenant: str, conversation_id: str, kept: M
 
 
 def no_conversation(conversation_id: str) -> NotFound:
-    return NotFound(f"Conversation with id '{conversation_id[:LONGEST_ID_SHOWN]}' not found.", param="conversation")
+    return NotFound(f"Conversation with id '{shortened(conversation_id)}' not found.", param="conversation")
 
 
 def said_in(stored: StoredResponse) -> tuple[Item, ...]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import orjson
 
+from unisono.api.fields import shortened
 from unisono.api.history import History, split_markers
 from unisono.api.parts import join, text_of
 from unisono.api.responses.given import (
@@ -195,7 +196,7 @@ def _reference(reading: Reading, given: Given, param: str) -> Sequence[Item]:
     assert isinstance(given, GivenReference)
     kept = reading.known.kept(given.id)
     if kept is None:
-        raise NotFound(f"There is no item with the id '{given.id[:128]}'.", param=f"{param}.id")
+        raise NotFound(f"There is no item with the id '{shortened(given.id)}'.", param=f"{param}.id")
     return kept.said
 
 
@@ -266,9 +267,9 @@ def _approval_response(reading: Reading, given: Given, param: str) -> Sequence[I
     call = reading.requests.get(given.approval_request_id)
     at = f"{param}.approval_request_id"
     if call is None:
-        raise NotFound(f"'{at}': there is no request for approval '{given.approval_request_id[:128]}'.", param=at)
+        raise NotFound(f"'{at}': there is no request for approval '{shortened(given.approval_request_id)}'.", param=at)
     if call.call_id in reading.answered:
-        raise InvalidRequest(f"'{at}': '{given.approval_request_id[:128]}' was answered before.", param=at)
+        raise InvalidRequest(f"'{at}': '{shortened(given.approval_request_id)}' was answered before.", param=at)
     reading.answered.add(call.call_id)
     return ()
 

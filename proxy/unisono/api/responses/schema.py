@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from unisono.api.choice import ChosenTools, Mode
 from unisono.api.fields import (
@@ -17,18 +17,10 @@ from unisono.api.fields import (
     Budget,
     Count,
     Id,
-    LogitBias,
-    MinP,
     ModelName,
     Open,
-    Penalty,
-    RepetitionPenalty,
-    Seed,
     SpelledEffort,
-    Temperature,
     Text,
-    TopK,
-    TopP,
     neutral,
     refused,
     wrong,
@@ -36,6 +28,7 @@ from unisono.api.fields import (
 from unisono.api.forms import TextFormat
 from unisono.api.responses.given import GivenItem
 from unisono.api.responses.hosting.spec import MCP, McpSpec
+from unisono.api.sampling import Drawing
 from unisono.api.tools import CustomSpec, FunctionSpec
 
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
@@ -136,8 +129,9 @@ def _to_reference(value: Any) -> Any:
 Input = Annotated[list[GivenItem], Field(max_length=MAX_MESSAGES), BeforeValidator(_to_items)]
 
 
-class ResponsesRequest(Open):
-    """`input` is a list of items, whichever form it came in."""
+class Wanted(Open):
+    """What is to be answered, with what, and what is kept of it. `input` is a list of items, whichever form it came
+    in."""
 
     model: ModelName
     input: Input = Field(default_factory=list)
@@ -162,25 +156,6 @@ class ResponsesRequest(Open):
     safety_identifier: Label | None = None
     user: Label | None = None
     prompt: Any = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    min_p: MinP | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    seed: Seed | None = None
-    logit_bias: LogitBias | None = None
-    top_logprobs: Any = None
-    modalities: Any = None
-    audio: Any = None
-
-    @field_validator("top_logprobs", "modalities", "audio", mode="before")
-    @classmethod
-    def _neutral(cls, value: Any, info: ValidationInfo) -> Any:
-        assert info.field_name is not None
-        neutral(info.field_name, value)
-        return None
 
     @field_validator("prompt")
     @classmethod
@@ -216,3 +191,13 @@ class ResponsesRequest(Open):
     @property
     def seals_reasoning(self) -> bool:
         return ENCRYPTED_REASONING in (self.include or ())
+
+
+class ResponsesRequest(Drawing, Wanted):
+    """All of a request. Of several faults the first is told, and the fields of the last base come first."""
+
+    top_logprobs: Any = None
+    modalities: Any = None
+    audio: Any = None
+
+    _neutral = field_validator("top_logprobs", "modalities", "audio", mode="before")(neutral)

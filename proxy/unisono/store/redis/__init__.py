@@ -29,6 +29,8 @@ from unisono.core.state import (
 from unisono.errors import NotFound, StoreConflict
 from unisono.store import codec
 from unisono.store.redis import keys, scripts
+from unisono.store.redis.access import KeptKeys
+from unisono.store.redis.accounts import KeptAccounts
 from unisono.store.redis.arguments import Args, fence, milliseconds, of_items, of_log
 from unisono.store.redis.link import Command, Link
 from unisono.store.redis.waking import Listener
@@ -40,7 +42,7 @@ OFF_LOOP_ITEMS = 1000
 """A response of so many items is encoded in a thread: it takes several milliseconds."""
 
 
-class RedisStore:
+class RedisStore(KeptKeys, KeptAccounts):
     """`url` is redis://, rediss://, unix://, redis+sentinel://h1,h2/name[/db] or redis+cluster://h1,h2, also spelled
     valkey. `deadline_s` is for one operation; `replicas` how many replicas must have a write before it counts.
     Raises `ConfigError` for an address that is none."""
@@ -58,6 +60,7 @@ class RedisStore:
         self._retention = retention or Retention()
         self._bounds = bounds or Bounds()
         self._waiting = Waiting()
+        self._listed = set()
         self._listener = Listener(self._link.pubsub, self._waiting)
 
     async def start(self) -> tuple[str, ...]:
@@ -319,8 +322,9 @@ class RedisStore:
         found = await self._link.act(scripts.LAPSED, [keys.RUNS], [limit])
         return tuple(Run(*orjson.loads(member)) for member in found)
 
-    async def claim(self, tenant: str, key: str, digest: str, response: str) -> str:
-        args: Args = [digest, response, milliseconds(self._retention.key_s)]
+    async def claim(self, tenant: str, key: str, digest: str, response: str, *, for_s: float | None = None) -> str:
+        kept_s = self._retention.key_s if for_s is None else for_s
+        args: Args = [digest, response, milliseconds(kept_s), "" if for_s is None else "more"]
         owner: bytes = await self._link.act(scripts.CLAIM, [keys.once(tenant, key)], args)
         return owner.decode()
 

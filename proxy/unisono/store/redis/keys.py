@@ -9,6 +9,12 @@
     t:{<tenant>:<item>}:in                 where an item is
     t:{<tenant>:<key>}:once                an idempotency key
     t:{<tenant>:<name>}:n, :n:<once>       a counter, and what it has counted
+    t:{keys}:r, t:{keys}:d                 virtual keys by id, and their ids by digest
+    t:{<tenant>:<key>}:a:m, :a:o, :a:h     an account: its last minute, open claims by their end, what they hold
+    t:{<tenant>:<key>}:a:b:<period>        what it spent in a period
+    t:{<tenant>:<key>}:a:l:<day>           its ledger of a day
+    t:{<tenant>:<key>}:a:s:<once>          that something was settled
+    t:ledgers                              all accounts and days that have a ledger
     t:secret:<name>, t:runs                secrets, and watched runs
     t:never                                is never there
 
@@ -19,8 +25,13 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
+from unisono.core.accounts import Account
+
 RUNS = "t:runs"
 NEVER = "t:never"
+LEDGERS = "t:ledgers"
+VIRTUAL_KEYS = "t:{keys}:r"
+KEY_DIGESTS = "t:{keys}:d"
 
 
 def tag(tenant: str, id: str) -> str:
@@ -61,6 +72,20 @@ def counter(tenant: str, name: str, once: str) -> list[str]:
     """The counter, and the mark of what it counted."""
     here = tag(tenant, name) + "n"
     return [here, f"{here}:{quote(once, safe='', errors='replace')}"]
+
+
+def account(account: Account, period: str) -> list[str]:
+    """The last minute, open claims, what they hold, and what was spent in the period."""
+    here = tag(account.tenant, account.key) + "a:"
+    return [*(here + kind for kind in "moh"), f"{here}b:{quote(period, safe='')}"]
+
+
+def ledger(account: Account, day: str) -> str:
+    return f"{tag(account.tenant, account.key)}a:l:{quote(day, safe='')}"
+
+
+def settled(account: Account, once: str) -> str:
+    return f"{tag(account.tenant, account.key)}a:s:{quote(once, safe='', errors='replace')}"
 
 
 def secret(name: str) -> str:

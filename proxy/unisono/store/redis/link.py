@@ -8,6 +8,7 @@ may be repeated.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -19,7 +20,15 @@ from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, OutOfMemoryError, ReadOnlyError, RedisClusterException, RedisError
+from redis.exceptions import (
+    NoPermissionError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+)
 from redis.exceptions import TimeoutError as LateAnswer
 from redis.maint_notifications import MaintNotificationsConfig
 
@@ -47,6 +56,17 @@ TROUBLE: tuple[tuple[type[Exception], str], ...] = (
     (Exception, "the store cannot be reached"),
 )
 """What a caller is told; the first row that fits. The error itself is the cause, for the log."""
+
+IN_A_SCRIPT = re.compile(r"@user_script: \d+: -(OOM|READONLY) ")
+REFUSED: Mapping[str, type[Exception]] = {"OOM": OutOfMemoryError, "READONLY": ReadOnlyError}
+"""Redis 6.2 wraps what a script's command is refused with in an error of its own, which the library does not know."""
+
+
+def told(error: Exception) -> str:
+    """The words for what an operation failed with."""
+    inner = IN_A_SCRIPT.search(str(error))
+    failed = REFUSED[inner[1]] if inner else type(error)
+    return next(words for kind, words in TROUBLE if issubclass(failed, kind))
 
 
 class Link:
@@ -100,7 +120,7 @@ class Link:
             async with asyncio.timeout(self._deadline_s), self._places:
                 yield
         except (RedisError, RedisClusterException, OSError) as error:
-            raise StoreUnavailable(next(words for kind, words in TROUBLE if isinstance(error, kind))) from error
+            raise StoreUnavailable(told(error)) from error
         finally:
             # The library may swallow a cancellation that comes while an answer does.
             if task and task.cancelling() > cancelled:
@@ -169,11 +189,11 @@ class Link:
             async with self._bounded():
                 try:
                     found |= await self._client.config_get(name, **target)
-                except (ReadOnlyError, OutOfMemoryError):
-                    raise
-                except RedisError as error:
+                except NoPermissionError:
                     # A hosted server may keep its settings to itself; one that does not answer is another thing.
-                    if not str(error).lower().startswith(("unknown command", "noperm", "this user has no permission")):
+                    continue
+                except ResponseError as error:
+                    if not str(error).lower().startswith("unknown command"):
                         raise
         return {_text(key): _text(value) for key, value in found.items()}
 

@@ -362,6 +362,9 @@ CLAIM = Script(
 local was = redis.call('HMGET', KEYS[1], 'digest', 'response')
 if was[1] then
   if was[1] ~= ARGV[1] then return {'reused'} end
+  if was[2] == ARGV[2] and ARGV[4] == 'more' and redis.call('PTTL', KEYS[1]) < tonumber(ARGV[3]) then
+    redis.call('PEXPIRE', KEYS[1], ARGV[3])
+  end
   return {'ok', was[2]}
 end
 redis.call('HSET', KEYS[1], 'digest', ARGV[1], 'response', ARGV[2])

@@ -14,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
+from unisono.core.access import KeyRecord
+from unisono.core.accounts import Account, Claim, Entry, Settlement, Standing
 from unisono.core.conversation import Json, Tokens
 from unisono.core.state import (
     NOTHING_LOGGED,
@@ -28,7 +30,7 @@ from unisono.core.state import (
     StoredResponse,
 )
 from unisono.errors import StoreUnavailable
-from unisono.store.sqlite import conversations, leases, responses, space
+from unisono.store.sqlite import access, accounts, conversations, leases, responses, space
 from unisono.store.sqlite.schema import Act, connect, no_place, sweep, transaction
 from unisono.store.waiting import Waiting, until_some
 
@@ -244,8 +246,8 @@ class SqliteStore:
     async def lapsed(self, limit: int = 16) -> tuple[Run, ...]:
         return await self._do(leases.lapsed, limit)
 
-    async def claim(self, tenant: str, key: str, digest: str, response: str) -> str:
-        return await self._do(leases.claim, tenant, key, digest, response)
+    async def claim(self, tenant: str, key: str, digest: str, response: str, *, for_s: float | None = None) -> str:
+        return await self._do(leases.claim, tenant, key, digest, response, for_s)
 
     async def unclaim(self, tenant: str, key: str, response: str) -> None:
         await self._do(leases.unclaim, tenant, key, response)
@@ -255,6 +257,30 @@ class SqliteStore:
 
     async def count(self, tenant: str, name: str, amount: int, *, once: str, for_s: float) -> int:
         return await self._do(leases.count, tenant, name, amount, once, for_s)
+
+    async def put_key(self, record: KeyRecord) -> KeyRecord:
+        return await self._do(access.put, record)
+
+    async def key(self, key: str) -> KeyRecord | None:
+        return await self._do(access.get, key)
+
+    async def key_of(self, digest: str) -> KeyRecord | None:
+        return await self._do(access.find, digest)
+
+    async def keys(self) -> tuple[KeyRecord, ...]:
+        return await self._do(access.every)
+
+    async def reserve(self, claim: Claim) -> Standing:
+        return await self._do(accounts.reserve, claim)
+
+    async def extend(self, *claims: Claim) -> None:
+        await self._do(accounts.extend, claims)
+
+    async def settle(self, *settlements: Settlement) -> None:
+        await self._do(accounts.settle, settlements)
+
+    async def ledger(self, since: str, until: str, account: Account | None = None) -> tuple[Entry, ...]:
+        return await self._do(accounts.ledger, since, until, account)
 
 
 def _key(tenant: str, response: str) -> str:

@@ -66,16 +66,21 @@ def lapsed(act: Act, limit: int) -> tuple[Run, ...]:
     return tuple(Run(*row) for row in rows)
 
 
-def claim(act: Act, tenant: str, key: str, digest: str, response: str) -> str:
+def claim(act: Act, tenant: str, key: str, digest: str, response: str, for_s: float | None) -> str:
     row = act.db.execute(
         "SELECT digest, response FROM keys WHERE tenant = ? AND key = ? AND expires > ?", (tenant, key, act.now)
     ).fetchone()
     if row is None:
-        expires = act.now + act.retention.key_s
+        expires = act.now + (act.retention.key_s if for_s is None else for_s)
         act.db.execute("REPLACE INTO keys VALUES (?, ?, ?, ?, ?)", (tenant, key, digest, response, expires))
         return response
     if row[0] != digest:
         raise refusal("reused")
+    if for_s is not None:
+        act.db.execute(
+            "UPDATE keys SET expires = max(expires, ?) WHERE tenant = ? AND key = ? AND response = ?",
+            (act.now + for_s, tenant, key, response),
+        )
     return str(row[1])
 
 

@@ -52,6 +52,27 @@ CREATE INDEX keys_expire ON keys (expires);
 CREATE INDEX runs_lapse ON runs (until);
 """
 
+ADDED = """
+CREATE TABLE IF NOT EXISTS virtual_keys (id TEXT PRIMARY KEY, revision INTEGER, data BLOB) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS key_digests (digest TEXT PRIMARY KEY, key TEXT) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS digests_of_keys ON key_digests (key);
+CREATE TABLE IF NOT EXISTS account_seconds (
+    tenant TEXT, key TEXT, second INTEGER, requests INTEGER, tokens INTEGER, expires REAL,
+    PRIMARY KEY (tenant, key, second)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS account_claims (
+    tenant TEXT, key TEXT, once TEXT, second INTEGER, tokens INTEGER, budget_tokens INTEGER, budget_cost INTEGER,
+    output INTEGER, expires REAL, PRIMARY KEY (tenant, key, once)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS account_spent (
+    tenant TEXT, key TEXT, period TEXT, tokens INTEGER, cost INTEGER, expires REAL,
+    PRIMARY KEY (tenant, key, period)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS account_settled (
+    tenant TEXT, key TEXT, once TEXT, expires REAL, PRIMARY KEY (tenant, key, once)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS ledger (
+    day TEXT, tenant TEXT, key TEXT, model TEXT, requests INTEGER, errors INTEGER, input INTEGER, cached INTEGER,
+    output INTEGER, reasoning INTEGER, cost INTEGER, PRIMARY KEY (day, tenant, key, model)) WITHOUT ROWID;
+"""
+"""Tables that came later, which an older gateway on the same file does not look at: made wherever they are missing."""
+
 SWEEP = (
     "DELETE FROM events WHERE (tenant, response) IN "
     "(SELECT tenant, id FROM responses WHERE min(expires, log_expires) <= :now)",
@@ -63,6 +84,10 @@ SWEEP = (
     *(
         f"DELETE FROM {table} WHERE expires <= :now"  # noqa: S608 - names of our own
         for table in ("conversations", "places", "leases", "keys", "counters", "counted")
+    ),
+    *(
+        f"DELETE FROM account_{table} WHERE expires <= :now"  # noqa: S608 - names of our own
+        for table in ("seconds", "claims", "spent", "settled")
     ),
 )
 
@@ -130,6 +155,8 @@ def _make(db: sqlite3.Connection) -> None:
             for statement in filter(str.strip, TABLES.split(";")):
                 db.execute(statement)
             db.execute(f"PRAGMA user_version = {VERSION}")
+        for statement in filter(str.strip, ADDED.split(";")):
+            db.execute(statement)
 
 
 @contextmanager

@@ -37,12 +37,14 @@ class Busy(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one run: in seconds, bytes and numbers. `output` is what is kept of it; memory counts for each process."""
+    """Of one run: in seconds, bytes and numbers. `output` is what is kept of it; memory counts for each process, `disk`
+    for all files together, `file` for each."""
 
     seconds: float = 30.0
     cpu_s: int = 30
     memory: int = 1024 * MIB
     file: int = 64 * MIB
+    disk: int = 256 * MIB
     files: int = 128
     processes: int = 32
     output: int = 32 * 1024
@@ -69,10 +71,13 @@ class Outcome:
     timed_out: bool
     left_out: int = 0
     """Bytes of output that are not in `logs`."""
+    disk_full: bool = False
 
     @property
     def remark(self) -> str:
         """What the output itself does not tell, empty when there is nothing to add."""
+        if self.disk_full:
+            return "[The program wrote more files than it may; it was ended.]"
         if self.timed_out:
             return "[The time limit was reached; the program was ended.]"
         if self.exit_code is None:
@@ -166,7 +171,7 @@ class Runner:
         overdue = False
         with Pipe() as printed, Pipe() as status:
             process = await asyncio.create_subprocess_exec(
-                *command(self.way, status.write, place, limits.resources, limits.seconds),
+                *command(self.way, status.write, place, limits.resources, limits.seconds, limits.disk),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=printed.write,
                 stderr=printed.write,
@@ -264,7 +269,7 @@ def _outcome(said: dict[str, object], output: Output, overdue: bool) -> Outcome:
     logs, left_out = output.text()
     code, number = said.get("exit"), said.get("signal")
     exit_code = code if isinstance(code, int) else -number if isinstance(number, int) else None
-    return Outcome(logs, exit_code, overdue or said.get("timed_out") is True, left_out)
+    return Outcome(logs, exit_code, overdue or said.get("timed_out") is True, left_out, said.get("full") is True)
 
 
 def _delete(folder: Path) -> None:

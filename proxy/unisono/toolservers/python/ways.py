@@ -19,6 +19,7 @@ NOBODIES: Final = range(60706, 61184)
 """User numbers that systems leave to nobody. Each run of root's is another one, so that runs at the same time cannot
 touch each other, nor use up each other's processes."""
 TRIAL_S: Final = 10.0
+TRIAL_DISK: Final = 1 << 20
 SYSTEM_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
 
 _APART = ("--pid", "--fork", "--kill-child", "--mount-proc", "--ipc", "--uts")
@@ -85,8 +86,10 @@ def prepare(folder: Path, code: bytes, user: int | None) -> Place:
     return place
 
 
-def command(way: Way, status: int, place: Place, limits: dict[str, int], seconds: float) -> list[str]:
-    """The whole command line of a run; `status` is the open file its outcome is written to."""
+def command(
+    way: Way, status: int, place: Place, limits: dict[str, int], seconds: float, disk: int = TRIAL_DISK
+) -> list[str]:
+    """The whole command line of a run; `status` is the open file its outcome is written to, `disk` is in bytes."""
     settings = {
         "argv": [way.interpreter, "-I", "-u", "-B", "-X", "utf8", str(place.script)],
         "directory": str(place.directory),
@@ -94,6 +97,7 @@ def command(way: Way, status: int, place: Place, limits: dict[str, int], seconds
         "limits": limits,
         "user": place.user,
         "seconds": seconds,
+        "disk": disk,
     }
     return [*way.seclusion.prefix, sys.executable, "-I", "-S", str(CAGE), str(status), json.dumps(settings)]
 

@@ -20,31 +20,15 @@ from agents import (
 )
 from openai import AsyncOpenAI
 from pydantic import BaseModel
-
-HELLO = "Hello! How can I help you today?"
-PARIS = "What is the weather in Paris?"
-ANSWER = "It is sunny in Paris with 18 degrees."
-SAID = "Here is the answer."
+from weather import ANSWER, HELLO, PARIS, SAID, Asked
 
 
-class Weather:
+class Weather(Asked):
     """A tool that remembers what it was asked."""
 
     def __init__(self, *answers: str) -> None:
-        self.asked: list[str] = []
-        answers = answers or ("18 degrees, sunny",)
-
-        @function_tool
-        def get_weather(location: str) -> str:
-            """Gets the current weather in a city.
-
-            Args:
-                location: City name
-            """
-            self.asked.append(location)
-            return answers[(len(self.asked) - 1) % len(answers)]
-
-        self.tool = get_weather
+        super().__init__(*answers)
+        self.tool = function_tool(self.get_weather)
 
 
 def agent_of(model: OpenAIResponsesModel, *tools: Any, **fields: Any) -> Agent[Any]:
@@ -156,15 +140,15 @@ async def test_a_handoff(scripted: OpenAIResponsesModel, how: dict[str, Any], st
     assert (result.last_agent.name, result.final_output) == ("poet", SAID)
 
 
-async def test_runs_are_chained_by_name(demo: OpenAIResponsesModel, demo_client: AsyncOpenAI) -> None:
+async def test_runs_are_chained_by_name(demo: OpenAIResponsesModel, async_demo: AsyncOpenAI) -> None:
     weather = Weather()
     first = await Runner.run(agent_of(demo, weather.tool), PARIS)
     second = await Runner.run(agent_of(demo, weather.tool), "ping", previous_response_id=first.last_response_id)
     assert first.last_response_id is not None
     assert second.last_response_id is not None
-    kept = await demo_client.responses.retrieve(second.last_response_id)
+    kept = await async_demo.responses.retrieve(second.last_response_id)
     assert kept.previous_response_id == first.last_response_id
-    (asked,) = [item async for item in demo_client.responses.input_items.list(kept.id)]
+    (asked,) = [item async for item in async_demo.responses.input_items.list(kept.id)]
     assert asked.type == "message"
 
 
@@ -183,8 +167,8 @@ async def test_a_session_of_its_own_sends_everything_back(demo: OpenAIResponsesM
     assert sent > sent_before
 
 
-async def test_a_session_the_gateway_keeps(demo: OpenAIResponsesModel, demo_client: AsyncOpenAI) -> None:
-    session = OpenAIConversationsSession(openai_client=demo_client)
+async def test_a_session_the_gateway_keeps(demo: OpenAIResponsesModel, async_demo: AsyncOpenAI) -> None:
+    session = OpenAIConversationsSession(openai_client=async_demo)
     weather = Weather()
     first = await Runner.run(agent_of(demo, weather.tool), PARIS, session=session)
     assert first.final_output == ANSWER
@@ -201,12 +185,12 @@ async def test_a_session_the_gateway_keeps(demo: OpenAIResponsesModel, demo_clie
     await session.clear_session()
 
 
-async def test_a_conversation_of_the_gateway(demo: OpenAIResponsesModel, demo_client: AsyncOpenAI) -> None:
-    conversation = await demo_client.conversations.create()
+async def test_a_conversation_of_the_gateway(demo: OpenAIResponsesModel, async_demo: AsyncOpenAI) -> None:
+    conversation = await async_demo.conversations.create()
     weather = Weather()
     result = await Runner.run(agent_of(demo, weather.tool), PARIS, conversation_id=conversation.id)
     assert (weather.asked, result.final_output) == (["Paris"], ANSWER)
-    kinds = [item.type async for item in demo_client.conversations.items.list(conversation.id, order="asc")]
+    kinds = [item.type async for item in async_demo.conversations.items.list(conversation.id, order="asc")]
     assert kinds == ["message", "reasoning", "function_call", "function_call_output", "reasoning", "message"]
 
 

@@ -53,7 +53,7 @@ async def test_a_tool_is_used_once_where_it_has_to_be(demo: OpenAIResponsesModel
     assert isinstance(result.final_output, Place)
 
 
-async def test_a_refusal_is_no_result(scripted_client: AsyncOpenAI) -> None:
-    free = OpenAIResponsesModel("free", scripted_client)
+async def test_a_refusal_is_no_result(async_scripted: AsyncOpenAI) -> None:
+    free = OpenAIResponsesModel("free", async_scripted)
     with pytest.raises(ModelRefusalError, match="I would rather not"):
         await Runner.run(agent_of(free, output_type=Place), "script: no JSON", max_turns=1)

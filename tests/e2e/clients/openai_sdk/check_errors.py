@@ -10,6 +10,15 @@ import pytest
 from openai import OpenAI
 from openai.types.chat import ChatCompletionChunk
 from openai_sdk.asking import asked, scene
+from openai_sdk.failing import (
+    BEFORE_THE_FIRST_WORD,
+    BREAKING,
+    FAILING,
+    TOO_MANY_WORDS,
+    check_beginning,
+    check_failure,
+    check_refusal,
+)
 
 from conftest import Stage
 
@@ -19,7 +28,6 @@ def part(**fields: Any) -> dict[str, Any]:
 
 
 UNKNOWN_CALL = {"role": "tool", "tool_call_id": "call_of_somebody_else", "content": "42"}
-TOO_MANY_WORDS = "one two three " * 200
 
 # what is wrong: (fields, param, code)
 BAD: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -68,15 +76,7 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_request_names_its_field(scripted: OpenAI, name: str, stream: bool) -> None:
     fields, param, code = BAD[name]
-    with pytest.raises(openai.BadRequestError) as raised:
-        scripted.chat.completions.create(**scene("an answer", **fields), stream=stream)
-    error = raised.value
-    assert (error.status_code, error.param, error.code) == (400, param, code)
-    assert error.type == "invalid_request_error"
-    assert isinstance(error.body, dict)
-    assert error.body["message"]
-    assert error.request_id is not None
-    assert error.request_id.startswith("req_")
+    check_refusal(lambda: scripted.chat.completions.create(**scene("an answer", **fields), stream=stream), param, code)
 
 
 def test_a_neutral_value_of_a_refused_field_is_fine(scripted: OpenAI) -> None:
@@ -135,57 +135,24 @@ def test_a_body_beyond_all_bounds(scripted: OpenAI) -> None:
     assert scripted.chat.completions.create(**scene("an answer")).choices[0].finish_reason == "stop"
 
 
-# script or model: (status, code, class)
-FAILING: dict[str, tuple[dict[str, Any], int, str, type[openai.APIStatusError]]] = {
-    "nobody is there": (scene("an answer", model="down"), 503, "backend_unavailable", openai.InternalServerError),
-    "it is busy": (scene("busy"), 503, "backend_overloaded", openai.InternalServerError),
-    "it is broken": (scene("broken"), 502, "backend_error", openai.InternalServerError),
-    "it refuses our key": (scene("locked"), 503, "backend_unavailable", openai.InternalServerError),
-    "it rejects the request": (scene("rejected"), 400, "backend_rejected_request", openai.BadRequestError),
-    "it has less context": (scene("too long"), 400, "context_length_exceeded", openai.BadRequestError),
-    "it says nothing": (
-        scene("silence later", model="impatient"),
-        504,
-        "backend_timeout",
-        openai.InternalServerError,
-    ),
-    "its answer breaks off": (scene("a reset later"), 502, "backend_protocol_error", openai.InternalServerError),
-}
-
-
 @pytest.mark.parametrize("name", FAILING)
 def test_a_failing_backend(scripted: OpenAI, name: str) -> None:
-    fields, status, code, kind = FAILING[name]
-    with pytest.raises(openai.APIStatusError) as raised:
-        scripted.chat.completions.create(**fields)
-    error = raised.value
-    assert type(error) is kind
-    assert (error.status_code, error.code) == (status, code)
-    assert "an inner secret" not in str(error)
-    assert "127.0.0.1" not in str(error)
-    assert ("retry-after" in error.response.headers) is (status == 503)
+    failure = FAILING[name]
+    check_failure(lambda: scripted.chat.completions.create(**failure.asked(scene)), failure)
 
 
-@pytest.mark.parametrize("name", ["nobody is there", "it is busy", "it is broken", "it has less context"])
+@pytest.mark.parametrize("name", BEFORE_THE_FIRST_WORD)
 def test_a_stream_that_cannot_begin_fails_with_a_status(scripted: OpenAI, name: str) -> None:
-    fields, status, code, _ = FAILING[name]
+    failure = FAILING[name]
     with pytest.raises(openai.APIStatusError) as raised:
-        scripted.chat.completions.create(**fields, stream=True)
-    assert (raised.value.status_code, raised.value.code) == (status, code)
+        scripted.chat.completions.create(**failure.asked(scene), stream=True)
+    assert (raised.value.status_code, raised.value.code) == (failure.status, failure.code)
 
 
 def test_how_long_a_busy_backend_wants_to_be_left_alone(scripted: OpenAI) -> None:
     with pytest.raises(openai.APIStatusError) as raised:
         scripted.chat.completions.create(**scene("busy"))
     assert raised.value.response.headers["retry-after"] == "7"
-
-
-# what happens behind the first words: code
-BREAKING = {
-    "silence later": "backend_timeout",
-    "a reset later": "backend_protocol_error",
-    "garbage later": "backend_protocol_error",
-}
 
 
 @pytest.mark.parametrize("name", BREAKING)
@@ -195,8 +162,7 @@ def test_a_stream_that_breaks_raises_behind_what_it_said(scripted: OpenAI, name:
     with pytest.raises(openai.APIError) as raised:
         chunks.extend(stream)
     said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-    assert said
-    assert (" word" * 20).startswith(said)
+    check_beginning(said)
     assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * len(chunks)
     assert type(raised.value) is openai.APIError
     assert raised.value.code == BREAKING[name]

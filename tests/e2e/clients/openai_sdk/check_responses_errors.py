@@ -9,6 +9,15 @@ from typing import Any
 import openai
 import pytest
 from openai import OpenAI
+from openai_sdk.failing import (
+    BEFORE_THE_FIRST_WORD,
+    BREAKING,
+    FAILING,
+    TOO_MANY_WORDS,
+    check_beginning,
+    check_failure,
+    check_refusal,
+)
 from openai_sdk.responding import to_ask, to_play, watched
 
 from conftest import Stage
@@ -17,8 +26,6 @@ from conftest import Stage
 def part(**fields: Any) -> dict[str, Any]:
     return {"input": [{"role": "user", "content": [{"type": "input_text", "text": "Look:"}, fields]}]}
 
-
-TOO_MANY_WORDS = "one two three " * 200
 
 # what is wrong: (fields, param, code)
 BAD: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -51,12 +58,7 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_request_names_its_field(scripted: OpenAI, name: str, stream: bool) -> None:
     fields, param, code = BAD[name]
-    with pytest.raises(openai.BadRequestError) as raised:
-        scripted.responses.create(**{**to_play("an answer"), **fields}, stream=stream)
-    error = raised.value
-    assert (error.status_code, error.param, error.code) == (400, param, code)
-    assert error.type == "invalid_request_error"
-    assert (error.request_id or "").startswith("req_")
+    check_refusal(lambda: scripted.responses.create(**{**to_play("an answer"), **fields}, stream=stream), param, code)
 
 
 def test_too_long_a_past_is_cut_where_that_is_wanted(scripted: OpenAI) -> None:
@@ -86,50 +88,18 @@ def test_a_wrong_key(stage: Stage, connect: Callable[..., OpenAI]) -> None:
         assert raised.value.code == "invalid_api_key"
 
 
-# script or model: (request, status, code, class)
-FAILING: dict[str, tuple[dict[str, Any], int, str, type[openai.APIStatusError]]] = {
-    "nobody is there": (to_play("an answer", model="down"), 503, "backend_unavailable", openai.InternalServerError),
-    "it is busy": (to_play("busy"), 503, "backend_overloaded", openai.InternalServerError),
-    "it is broken": (to_play("broken"), 502, "backend_error", openai.InternalServerError),
-    "it rejects the request": (to_play("rejected"), 400, "backend_rejected_request", openai.BadRequestError),
-    "it has less context": (to_play("too long"), 400, "context_length_exceeded", openai.BadRequestError),
-    "it says nothing": (
-        to_play("silence later", model="impatient"),
-        504,
-        "backend_timeout",
-        openai.InternalServerError,
-    ),
-    "its answer breaks off": (to_play("a reset later"), 502, "backend_protocol_error", openai.InternalServerError),
-}
-
-
 @pytest.mark.parametrize("name", FAILING)
 def test_a_failing_backend(scripted: OpenAI, name: str) -> None:
-    fields, status, code, kind = FAILING[name]
-    with pytest.raises(openai.APIStatusError) as raised:
-        scripted.responses.create(**fields)
-    error = raised.value
-    assert type(error) is kind
-    assert (error.status_code, error.code) == (status, code)
-    assert "an inner secret" not in str(error)
-    assert "127.0.0.1" not in str(error)
-    assert ("retry-after" in error.response.headers) is (status == 503)
+    failure = FAILING[name]
+    check_failure(lambda: scripted.responses.create(**failure.asked(to_play)), failure)
 
 
-@pytest.mark.parametrize("name", ["nobody is there", "it is busy", "it is broken", "it has less context"])
+@pytest.mark.parametrize("name", BEFORE_THE_FIRST_WORD)
 def test_a_stream_that_cannot_begin_fails_with_a_status(scripted: OpenAI, name: str) -> None:
-    fields, status, code, _ = FAILING[name]
+    failure = FAILING[name]
     with pytest.raises(openai.APIStatusError) as raised:
-        scripted.responses.create(**fields, stream=True)
-    assert (raised.value.status_code, raised.value.code) == (status, code)
-
-
-# what happens behind the first words: code
-BREAKING = {
-    "silence later": "backend_timeout",
-    "a reset later": "backend_protocol_error",
-    "garbage later": "backend_protocol_error",
-}
+        scripted.responses.create(**failure.asked(to_play), stream=True)
+    assert (raised.value.status_code, raised.value.code) == (failure.status, failure.code)
 
 
 @pytest.mark.parametrize("name", BREAKING)
@@ -141,8 +111,7 @@ def test_a_stream_that_breaks_says_so_behind_what_it_said(scripted: OpenAI, name
     assert (error["type"], error["code"]) == ("error", BREAKING[name])
     assert (last["type"], last["response"]["error"]["code"]) == ("response.failed", "server_error")
     said = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
-    assert said
-    assert (" word" * 20).startswith(said)
+    check_beginning(said)
     kept = scripted.responses.retrieve(last["response"]["id"])
     assert (kept.status, kept.output_text) == ("failed", said)
 

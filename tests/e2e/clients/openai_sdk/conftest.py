@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import pytest_asyncio
 
 if TYPE_CHECKING:
     # The project's own pytest reads this file too, and has no SDK.
-    from openai import AsyncOpenAI, OpenAI
+    from openai import OpenAI
 
     from conftest import Stage
 
-PATIENCE_S = 30.0
-"""No request of the suite takes longer."""
-
 
 @pytest.fixture(scope="session")
-def connect() -> Iterator[Callable[..., OpenAI]]:
+def connect(usual: dict[str, Any]) -> Iterator[Callable[..., OpenAI]]:
     """A client for an address, with any other setting of the SDK; closed at the end."""
     import openai
 
     made: list[OpenAI] = []
 
     def connect(url: str, **settings: Any) -> OpenAI:
-        usual = {"api_key": "unused", "max_retries": 0, "timeout": PATIENCE_S, "_strict_response_validation": True}
         made.append(openai.OpenAI(base_url=url, **{**usual, **settings}))
         return made[-1]
 
@@ -45,31 +40,3 @@ def demo(stage: Stage, connect: Callable[..., OpenAI]) -> OpenAI:
 def scripted(stage: Stage, connect: Callable[..., OpenAI]) -> OpenAI:
     """In front of the scripted backend."""
     return connect(f"{stage.scripted}/v1", api_key=stage.key)
-
-
-@pytest_asyncio.fixture
-async def async_demo(stage: Stage) -> AsyncIterator[AsyncOpenAI]:
-    import openai
-
-    async with openai.AsyncOpenAI(
-        base_url=f"{stage.demo}/v1",
-        api_key="unused",
-        max_retries=0,
-        timeout=PATIENCE_S,
-        _strict_response_validation=True,
-    ) as client:
-        yield client
-
-
-@pytest_asyncio.fixture
-async def async_scripted(stage: Stage) -> AsyncIterator[AsyncOpenAI]:
-    import openai
-
-    async with openai.AsyncOpenAI(
-        base_url=f"{stage.scripted}/v1",
-        api_key=stage.key,
-        max_retries=0,
-        timeout=PATIENCE_S,
-        _strict_response_validation=True,
-    ) as client:
-        yield client

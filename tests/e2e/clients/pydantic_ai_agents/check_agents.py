@@ -19,30 +19,15 @@ from pydantic_ai.messages import (
     ToolCallPart,
 )
 from pydantic_ai.models.openai import OpenAIResponsesModel, OpenAIResponsesModelSettings
-
-HELLO = "Hello! How can I help you today?"
-PARIS = "What is the weather in Paris?"
-ANSWER = "It is sunny in Paris with 18 degrees."
-SAID = "Here is the answer."
+from weather import ANSWER, HELLO, PARIS, SAID, Asked
 
 
-class Weather:
+class Weather(Asked):
     """A tool that remembers what it was asked."""
 
     def __init__(self, *answers: str) -> None:
-        self.asked: list[str] = []
-        answers = answers or ("18 degrees, sunny",)
-
-        def get_weather(location: str) -> str:
-            """Gets the current weather in a city.
-
-            Args:
-                location: City name
-            """
-            self.asked.append(location)
-            return answers[(len(self.asked) - 1) % len(answers)]
-
-        self.tool: Tool[Any] = Tool(get_weather)
+        super().__init__(*answers)
+        self.tool: Tool[Any] = Tool(self.get_weather)
 
 
 def agent_of(model: OpenAIResponsesModel, *tools: Tool[Any], **fields: Any) -> Agent[Any, Any]:
@@ -99,7 +84,7 @@ WAYS: dict[str, OpenAIResponsesModelSettings] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_tool_loop(demo: OpenAIResponsesModel, demo_client: AsyncOpenAI, way: str) -> None:
+async def test_a_tool_loop(demo: OpenAIResponsesModel, async_demo: AsyncOpenAI, way: str) -> None:
     weather = Weather()
     settings = WAYS[way]
     result = await agent_of(demo, weather.tool, settings=settings).run(PARIS)
@@ -109,7 +94,7 @@ async def test_a_tool_loop(demo: OpenAIResponsesModel, demo_client: AsyncOpenAI,
     assert result.usage.requests == 2
     if "openai_previous_response_id" in settings:
         assert second.provider_response_id is not None
-        kept = await demo_client.responses.retrieve(second.provider_response_id)
+        kept = await async_demo.responses.retrieve(second.provider_response_id)
         assert kept.previous_response_id == first.provider_response_id
     if way in ("everything is sent back", "each answer names the one before"):
         assert second.usage.cache_read_tokens >= first.usage.total_tokens - 8
@@ -164,23 +149,23 @@ async def test_a_history_sent_back(demo: OpenAIResponsesModel, stored: bool) -> 
     assert sent.input_tokens > sent_before.input_tokens - 40
 
 
-async def test_a_history_continued_by_name(scripted: OpenAIResponsesModel, scripted_client: AsyncOpenAI) -> None:
+async def test_a_history_continued_by_name(scripted: OpenAIResponsesModel, async_scripted: AsyncOpenAI) -> None:
     settings = OpenAIResponsesModelSettings(openai_previous_response_id="auto")
     agent = agent_of(scripted, settings=settings)
     first = await agent.run("script: an answer")
     second = await agent.run("script: an answer", message_history=first.all_messages())
     ids = [responses_in(result.new_messages())[0].provider_response_id for result in (first, second)]
     assert ids[1] is not None
-    kept = await scripted_client.responses.retrieve(ids[1])
+    kept = await async_scripted.responses.retrieve(ids[1])
     assert kept.previous_response_id == ids[0]
-    assert len([item async for item in scripted_client.responses.input_items.list(ids[1])]) == 1
+    assert len([item async for item in async_scripted.responses.input_items.list(ids[1])]) == 1
 
 
-async def test_instructions_reach_the_model(scripted: OpenAIResponsesModel, scripted_client: AsyncOpenAI) -> None:
+async def test_instructions_reach_the_model(scripted: OpenAIResponsesModel, async_scripted: AsyncOpenAI) -> None:
     result = await agent_of(scripted, instructions="Be brief.").run("script: an answer")
     response_id = responses_in(result.all_messages())[0].provider_response_id
     assert response_id is not None
-    assert (await scripted_client.responses.retrieve(response_id)).instructions == "Be brief."
+    assert (await async_scripted.responses.retrieve(response_id)).instructions == "Be brief."
 
 
 async def test_an_answer_cut_by_the_token_limit(scripted: OpenAIResponsesModel) -> None:

@@ -15,6 +15,8 @@ PATIENCE_S = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0, 4.0, 4.0, 4.0)
 """Between tries while the store does not answer. The backend waits meanwhile: what cannot be logged is not made."""
 MOST_PENDING = 256
 """Events that may wait to be written before the run waits for them."""
+MOST_PENDING_BYTES = 256 * 1024
+"""Bytes of them."""
 
 
 class GrowingLog:
@@ -31,6 +33,7 @@ class GrowingLog:
         self._written = (events, tokens)
         self._pause_s = pause_s
         self._events: list[bytes] = []
+        self._size = 0
         self._tokens: list[int] = []
         self._sent: LogWrite | None = None
         self._dirty = asyncio.Event()
@@ -40,6 +43,7 @@ class GrowingLog:
     def add(self, events: Sequence[WireEvent], tokens: Sequence[int]) -> None:
         """One batch: its events and the tokens since the last one."""
         self._events += (event.data for event in events)
+        self._size += sum(len(event.data) for event in events)
         self._tokens += tokens
         if self._waits:
             self._dirty.set()
@@ -51,7 +55,7 @@ class GrowingLog:
     @property
     def behind(self) -> bool:
         """Whether so much waits that the run should too."""
-        return len(self._events) >= MOST_PENDING
+        return len(self._events) >= MOST_PENDING or self._size >= MOST_PENDING_BYTES
 
     @property
     def _waits(self) -> bool:
@@ -85,6 +89,7 @@ class GrowingLog:
     async def _write(self, write: LogWrite) -> None:
         await insisting(lambda: self._means.store.log(self._lease, self._response_id, write), PATIENCE_S)
         del self._events[: len(write.events)]
+        self._size -= sum(map(len, write.events))
         del self._tokens[: len(write.tokens)]
         self._written = (write.first_event + len(write.events), write.first_token + len(write.tokens))
 

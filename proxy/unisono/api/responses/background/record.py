@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from unisono.api.responses.asked import OFF_LOOP_BYTES, Asked, Sender, assembled
+from unisono.api.body import off_loop
+from unisono.api.responses.asked import Asked, Sender, assembled
 from unisono.api.responses.hosting.decisions import parted
 from unisono.api.responses.hosting.secrets import concealed, has_secrets, is_concealed, revealed
 from unisono.api.responses.items import said_by
@@ -17,6 +17,7 @@ from unisono.api.responses.past import chain_of
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.core.conversation import Json
 from unisono.core.state import Lease, Status, StoredResponse
+from unisono.engine.turn import Turn
 from unisono.errors import StoreConflict
 
 ASKED = "asked"
@@ -37,6 +38,7 @@ async def recorded(means: Means, asked: Asked, body: Mapping[str, Json], size: i
         "request_id": asked.sender.request_id,
         "revision": asked.revision,
         "size": size,
+        "key": asked.sender.caller.key,
     }
     return as_kept(asked, asked.frame.stored(Status.QUEUED, notes={ASKED: note, TRIES: [0, 0]}))
 
@@ -57,8 +59,8 @@ async def rebuilt(means: Means, tenant: str, response: StoredResponse, lease: Le
     body = note.get("body") or {}
     if is_concealed(body):
         body = revealed(body, await insisting(means.seals), tenant)
-    valid = ResponsesRequest.model_validate
-    request = await asyncio.to_thread(valid, body) if size > OFF_LOOP_BYTES else valid(body)
+    request = await off_loop(lambda: ResponsesRequest.model_validate(body), size)
+    caller = await insisting(lambda: means.caller_of(tenant, str(note.get("key") or "")))
     past = await insisting(lambda: chain_of(means.store, tenant, response))
     revision = note.get("revision")
     if past.revision != revision:
@@ -72,14 +74,25 @@ async def rebuilt(means: Means, tenant: str, response: StoredResponse, lease: Le
     )
     asked = await assembled(
         means,
-        Sender(tenant, str(note.get("request_id") or "")),
+        Sender(caller, str(note.get("request_id") or "")),
         request,
         replace(past, first_day=response.first_day),
-        means.resolve(request.model),
+        means.resolve(request.model, caller),
         response_id=response.id,
         created_at=int(response.created_at),
         lease=lease,
         size=size,
     )
     frame = replace(asked.frame, request=response.request, ancestors=response.ancestors)
-    return replace(asked, turn=replace(asked.turn, input=response.input), frame=frame, revision=revision)
+    # The time for tools began with the response, whoever made it then.
+    spent_s = max(means.clock() - response.created_at, 0.0)
+    turned = replace(asked.turn, input=response.input, turn=later(asked.turn.turn, spent_s))
+    return replace(asked, turn=turned, frame=frame, revision=revision)
+
+
+def later(turn: Turn, spent_s: float) -> Turn:
+    """The turn when so many seconds of its time have passed."""
+    hosting = turn.hosting
+    if hosting is None:
+        return turn
+    return replace(turn, hosting=replace(hosting, total_s=max(hosting.total_s - spent_s, 0.0)))

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 
+from unisono.api.fields import shortened
 from unisono.api.responses.asked import Sender, assembled, busy
 from unisono.api.responses.background.life import Ending, Life
 from unisono.api.responses.background.record import recorded
@@ -81,7 +82,7 @@ class Runner:
         family; then nothing of it is left, unless the store could not even be told so."""
         if len(self._lives) >= MOST_AT_ONCE:
             raise BackendOverloaded("Too many responses run in the background; try again later.", retry_after_s=5)
-        model = self._means.resolve(request.model)
+        model = self._means.resolve(request.model, sender.caller)
         anchor = request.conversation.id if request.conversation else response_id
         lease = await soon_free(lambda: self._lease(sender.tenant, anchor, response_id, pauses_s=PAUSES_S))
         if lease is None:
@@ -101,9 +102,15 @@ class Runner:
                 lease=lease,
                 size=size,
             )
-            response = await recorded(self._means, asked, body, size)
-            life = Life(self._means, run, asked, lease, running=self._running)
-            await self._create(run, response, lease, LogWrite(0, tuple(event.data for event in life.begin(response))))
+            await asked.approvals.claim()
+            try:
+                response = await recorded(self._means, asked, body, size)
+                life = Life(self._means, run, asked, lease, running=self._running)
+                begun = LogWrite(0, tuple(event.data for event in life.begin(response)))
+                await self._create(run, response, lease, begun)
+            except BaseException:
+                await asyncio.shield(asked.approvals.give_back())
+                raise
         except BaseException:
             await asyncio.shield(self._let_go(lease))
             raise
@@ -215,4 +222,4 @@ class Runner:
 
 def missing(response_id: str) -> NotFound:
     """One answer for a response that is not there and for one of another tenant."""
-    return NotFound(f"Response with id '{response_id[:128]}' not found.", param="response_id")
+    return NotFound(f"Response with id '{shortened(response_id)}' not found.", param="response_id")

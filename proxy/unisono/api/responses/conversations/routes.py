@@ -7,16 +7,15 @@ another tenant are the same 404.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from unisono.api.body import read_json
-from unisono.api.fields import Open
+from unisono.api.body import off_loop, read_json
+from unisono.api.fields import Open, shortened
 from unisono.api.responses.conversations.inbound import leans_on_earlier, possible, to_added, wanted_ids
 from unisono.api.responses.conversations.outbound import to_conversation, to_deleted
 from unisono.api.responses.conversations.schema import (
@@ -29,12 +28,11 @@ from unisono.api.responses.hosting.decisions import hosted_in
 from unisono.api.responses.items import NewId, said_by, to_listing
 from unisono.api.responses.queries import ItemQuery, PageQuery, to_query
 from unisono.api.responses.reading import Known
+from unisono.api.whole import to_whole
 from unisono.core.state import Store, StoredConversation, StoredItem
 from unisono.errors import NotFound, StoreConflict
 
 PREFIXES = ("/v1", "")
-OFF_LOOP_BYTES = 256 * 1024
-"""A body from this size on is judged in a thread: with many small values in it that takes up to a second."""
 TRIES = 8
 """Attempts to add items behind what others are adding at the same time."""
 
@@ -54,10 +52,10 @@ def conversations_router(
         items = await asyncio.to_thread(to_added, asked.items, known, new_id)
         made = StoredConversation(new_id("conv_"), clock(), today(), asked.metadata)
         await store.create_conversation(tenant_of(request), made, items)
-        return answer(to_conversation(made))
+        return to_whole(to_conversation(made))
 
     async def retrieve(request: Request) -> Response:
-        return answer(to_conversation(await head_of(store, request)))
+        return to_whole(to_conversation(await head_of(store, request)))
 
     async def change(request: Request) -> Response:
         asked = await read(request, ChangedConversation)
@@ -65,23 +63,23 @@ def conversations_router(
         changed = await store.set_metadata(tenant_of(request), conversation, asked.metadata)
         if changed is None:
             raise no_conversation(conversation)
-        return answer(to_conversation(changed))
+        return to_whole(to_conversation(changed))
 
     async def delete(request: Request) -> Response:
         conversation = conversation_of(request)
         if not await store.delete_conversation(tenant_of(request), conversation):
             raise no_conversation(conversation)
-        return answer(to_deleted(conversation))
+        return to_whole(to_deleted(conversation))
 
     async def add_items(request: Request) -> Response:
         to_query(request.query_params, ItemQuery)
         asked = await read(request, AddedItems)
-        return answer(to_listing(await added(store, request, asked.items, new_id), has_more=False))
+        return to_whole(to_listing(await added(store, request, asked.items, new_id), has_more=False))
 
     async def list_items(request: Request) -> Response:
         asked = to_query(request.query_params, PageQuery)
         page = await page_of(store, request, asked)
-        return answer(to_listing(page[: asked.limit], has_more=len(page) > asked.limit))
+        return to_whole(to_listing(page[: asked.limit], has_more=len(page) > asked.limit))
 
     async def retrieve_item(request: Request) -> Response:
         to_query(request.query_params, ItemQuery)
@@ -92,14 +90,14 @@ def conversations_router(
         )
         if found is None:
             raise no_item(item)
-        return answer(found.shown)
+        return to_whole(found.shown)
 
     async def delete_item(request: Request) -> Response:
         # Read first: after the item is gone nothing is left that can fail.
         head, item = await head_of(store, request), item_of(request)
         if not await store.delete_item(tenant_of(request), head.id, item):
             raise no_item(item)
-        return answer(to_conversation(head))
+        return to_whole(to_conversation(head))
 
     one = "/conversations/{conversation}"
     routes = (
@@ -122,9 +120,7 @@ def conversations_router(
 async def read(request: Request, kind: type[Body]) -> Body:
     """The body as `kind`. Raises what `read_json` does, and pydantic's ValidationError."""
     body = await read_json(request)
-    if len(await request.body()) > OFF_LOOP_BYTES:
-        return await asyncio.to_thread(kind.model_validate, body)
-    return kind.model_validate(body)
+    return await off_loop(lambda: kind.model_validate(body), len(await request.body()))
 
 
 async def added(store: Store, request: Request, items: Sequence[Given], new_id: NewId) -> tuple[StoredItem, ...]:
@@ -201,17 +197,8 @@ def item_of(request: Request) -> str:
 
 
 def no_conversation(name: str) -> NotFound:
-    return NotFound(f"There is no conversation with the id '{_shortened(name)}'.")
+    return NotFound(f"There is no conversation with the id '{shortened(name)}'.")
 
 
 def no_item(name: str, param: str | None = None) -> NotFound:
-    return NotFound(f"There is no item with the id '{_shortened(name)}' in this conversation.", param=param)
-
-
-def _shortened(name: str) -> str:
-    """As much of an id from outside as an answer repeats."""
-    return name[:128].encode(errors="replace").decode()
-
-
-def answer(body: Mapping[str, Any]) -> Response:
-    return Response(orjson.dumps(body), media_type="application/json")
+    return NotFound(f"There is no item with the id '{shortened(name)}' in this conversation.", param=param)

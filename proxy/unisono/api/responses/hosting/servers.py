@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from unisono.api.notes import without_effect
 from unisono.api.responses.hosting.spec import McpSpec
+from unisono.core.access import Caller
 from unisono.core.tools import Approval, ToolServer, ToolTransport
 from unisono.errors import InvalidRequest, ToolServerNotAllowed
 
@@ -42,6 +43,13 @@ class ServerRules:
         if labels is None:
             return self
         return replace(self, configured={label: self.configured[label] for label in labels})
+
+    def for_caller(self, caller: Caller) -> ServerRules:
+        """Those that a caller may use. Who may use only some may name none that the operator does not know."""
+        if caller.mcp_servers is None:
+            return self
+        theirs = {label: server for label, server in self.configured.items() if label in caller.mcp_servers}
+        return replace(self, configured=theirs, may_name=lambda _: False)
 
     @property
     def trained(self) -> dict[str, ToolServer]:
@@ -106,9 +114,8 @@ def _named(at: str, spec: McpSpec, rules: ServerRules) -> ToolServer:
             param=f"{at}.server_url",
         )
     older = urlsplit(spec.server_url).path.rstrip("/").endswith("/sse")
-    return ToolServer(
-        spec.server_label, spec.server_url, transport=ToolTransport.SSE if older else ToolTransport.STREAMABLE_HTTP
-    )
+    transport = ToolTransport.SSE if older else ToolTransport.STREAMABLE_HTTP
+    return ToolServer(spec.server_label, spec.server_url, transport=transport, at=at)
 
 
 def _with_credentials(at: str, spec: McpSpec, server: ToolServer, rules: ServerRules) -> ToolServer:

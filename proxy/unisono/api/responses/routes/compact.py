@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,6 +13,7 @@ from unisono.api.responses.compaction import compacted, to_compaction
 from unisono.api.responses.means import Means
 from unisono.api.responses.outbound.dialects import Dialect
 from unisono.api.sse import CLIENT_CLOSED_REQUEST, ClientGone, until_disconnect
+from unisono.api.whole import to_whole
 
 
 def compact_routes(router: APIRouter, path: str, means: Means, dialect: Dialect) -> None:
@@ -21,14 +21,13 @@ def compact_routes(router: APIRouter, path: str, means: Means, dialect: Dialect)
 
     async def compact(request: Request) -> Response:
         body = await read_json(request)
-        sender = Sender(request.state.caller.tenant, request.state.request_id, dialect)
+        sender = Sender(request.state.caller, request.state.request_id, dialect)
         work = compacted(means, sender, body, len(await request.body()))
         try:
             done = await until_disconnect(request.receive, work)
         except ClientGone:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        answer = orjson.dumps(to_compaction(done, dialect, means.new_id))
         headers = {**backend_header([done.report]), **recoveries_header([done.report])}
-        return Response(answer, headers=headers, media_type="application/json")
+        return to_whole(to_compaction(done, dialect, means.new_id), headers)
 
     router.add_route(f"{path}/compact", compact, methods=["POST"], name="compact")

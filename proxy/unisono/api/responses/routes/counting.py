@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,6 +14,7 @@ from unisono.api.responses.means import Means
 from unisono.api.responses.outbound.dialects import Dialect
 from unisono.api.responses.past import recall
 from unisono.api.sse import CLIENT_CLOSED_REQUEST, ClientGone, until_disconnect
+from unisono.api.whole import to_whole
 
 
 def counting_routes(router: APIRouter, path: str, means: Means, dialect: Dialect) -> None:
@@ -23,7 +23,7 @@ def counting_routes(router: APIRouter, path: str, means: Means, dialect: Dialect
     async def counted(sender: Sender, body: dict[str, Any], size: int) -> int:
         # Nothing is kept of a count, so it asks the store only for what it continues.
         wanted = await judged({**body, "store": False, "background": False}, size)
-        model = means.resolve(wanted.model)
+        model = means.resolve(wanted.model, sender.caller)
         past = await recall(means.store, sender.tenant, wanted)
         asked = await assembled(
             means, sender, wanted, past, model, response_id=means.new_id("resp_"), created_at=0, size=size
@@ -32,13 +32,12 @@ def counting_routes(router: APIRouter, path: str, means: Means, dialect: Dialect
 
     async def count(request: Request) -> Response:
         body = await read_json(request)
-        sender = Sender(request.state.caller.tenant, request.state.request_id, dialect)
+        sender = Sender(request.state.caller, request.state.request_id, dialect)
         work = counted(sender, body, len(await request.body()))
         try:
             tokens = await until_disconnect(request.receive, work)
         except ClientGone:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        answer = {"object": "response.input_tokens", "input_tokens": tokens}
-        return Response(orjson.dumps(answer), media_type="application/json")
+        return to_whole({"object": "response.input_tokens", "input_tokens": tokens})
 
     router.add_route(f"{path}/input_tokens", count, methods=["POST"], name="input_tokens")

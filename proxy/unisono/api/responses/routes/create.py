@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
-import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -37,6 +36,7 @@ from unisono.api.responses.outbound.response import Frame, failure_in, to_echo, 
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.sampling import to_sampling
 from unisono.api.sse import CLIENT_CLOSED_REQUEST, DONE, ClientGone, EventStream, until_disconnect
+from unisono.api.whole import to_whole
 from unisono.core.state import Status, StoredResponse
 from unisono.engine.turn import Report
 from unisono.errors import StoreError, UnisonoError
@@ -52,7 +52,7 @@ def create_routes(
         size = len(await request.body())
         wanted = await judged(body, size)
         notes = (NO_EFFECT,) if HEADER in request.headers and not wanted.stored else ()
-        sender = Sender(request.state.caller.tenant, request.state.request_id, dialect, notes)
+        sender = Sender(request.state.caller, request.state.request_id, dialect, notes)
         claim = await claim_of(request, sender.tenant) if wanted.stored else None
         posted = Posted(means, runner, sender, wanted, body, size)
         try:
@@ -115,7 +115,8 @@ class Posted:
                 run = self._means.turns.start(asked.turn.turn)
                 async with aclosing(answer_events(self._means, asked, run, too_late=too_late)) as answering:
                     async for made in answering:
-                        report.backend = run.report.backend
+                        report.backend, report.failovers = run.report.backend, run.report.failovers
+                        report.standing = run.report.standing
                         begun = True
                         yield made
         except Exception as error:
@@ -210,5 +211,4 @@ async def told(events: AsyncGenerator[list[WireEvent]]) -> AsyncGenerator[bytes]
 
 
 def shown(response: StoredResponse, dialect: Dialect, headers: Mapping[str, str] | None = None) -> Response:
-    body = orjson.dumps(to_response(response, dialect))
-    return Response(body, headers=dict(headers or {}), media_type="application/json")
+    return to_whole(to_response(response, dialect), headers)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from unisono.api.fields import shortened
 from unisono.api.responses.background.reader import logged_events
 from unisono.api.responses.background.runner import Runner, missing
-from unisono.api.responses.items import Wire, to_listing
+from unisono.api.responses.items import to_listing
 from unisono.api.responses.means import Means
 from unisono.api.responses.outbound.dialects import Dialect
 from unisono.api.responses.past import OUR_ID
 from unisono.api.responses.queries import PageQuery, ResponseQuery, to_query
 from unisono.api.responses.routes.create import shown, told
 from unisono.api.sse import EventStream
+from unisono.api.whole import to_whole
 from unisono.core.state import StoredItem, StoredResponse
 from unisono.errors import InvalidRequest, NotFound
 
@@ -58,7 +59,7 @@ def kept_routes(
         if not await store.delete_response(tenant, response.id):
             raise missing(response.id)
         runner.forget(tenant, response.id)
-        return _json({"id": response.id, "object": "response", "deleted": True})
+        return to_whole({"id": response.id, "object": "response", "deleted": True})
 
     async def cancel(request: Request) -> Response:
         response = await found(request)
@@ -68,7 +69,7 @@ def kept_routes(
         query = to_query(request.query_params, PageQuery)
         response = await found(request)
         page, more = paged(response.input, query)
-        return _json(to_listing(page, has_more=more, show=dialect.item))
+        return to_whole(to_listing(page, has_more=more, show=dialect.item))
 
     one = f"{path}/{{response_id}}"
     router.add_route(one, fetch, methods=["GET"], name="response")
@@ -85,10 +86,6 @@ def paged(items: tuple[StoredItem, ...], query: PageQuery) -> tuple[tuple[Stored
     if query.after is not None:
         start = next((place + 1 for place, item in enumerate(ordered) if item.id == query.after), 0)
         if not start:
-            raise NotFound(f"Item with id '{query.after[:128]}' not found.", param="after")
+            raise NotFound(f"Item with id '{shortened(query.after)}' not found.", param="after")
     page = ordered[start : start + query.limit]
     return page, start + len(page) < len(ordered)
-
-
-def _json(body: Wire) -> Response:
-    return Response(orjson.dumps(body), media_type="application/json")

@@ -18,7 +18,7 @@ from typing import assert_never
 from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from unisono.api.body import OFF_LOOP_BYTES
+from unisono.api.body import off_loop
 from unisono.api.failures import failure_of
 from unisono.api.responses.answer import answer_events
 from unisono.api.responses.asked import Asked, Sender, judged, understood
@@ -39,7 +39,7 @@ from unisono.api.responses.websocket.frames import (
     to_asked,
 )
 from unisono.api.responses.websocket.remembered import Continuation, Remembered
-from unisono.api.sse import STALL_S, ClientGone
+from unisono.api.sse import ClientGone
 from unisono.core.events import Finished
 from unisono.core.generation import FinishReason, Usage
 from unisono.core.state import StoredResponse
@@ -68,15 +68,13 @@ class Connection:
         dialect: Dialect,
         socket: WebSocket,
         *,
-        stall_s: float = STALL_S,
         lasts_s: float = LASTS_S,
     ) -> None:
         self._means = means
         self._socket = socket
         # In a socket every error stands in an object of its own, whatever a stream of server-sent events does.
         in_socket = replace(dialect, nested_errors=True)
-        self._sender = Sender(socket.state.caller.tenant, socket.state.request_id, in_socket)
-        self._stall_s = stall_s
+        self._sender = Sender(socket.state.caller, socket.state.request_id, in_socket)
         self._lasts_s = lasts_s
         self._old = False
         self._remembered = Remembered()
@@ -122,8 +120,7 @@ class Connection:
     async def _take(self, message: Message, group: asyncio.TaskGroup) -> None:
         lane: Lane = None
         try:
-            large = len(message.get("text") or "") > OFF_LOOP_BYTES
-            fields, size = await asyncio.to_thread(fields_of, message) if large else fields_of(message)
+            fields, size = await off_loop(lambda: fields_of(message), len(message.get("text") or ""))
             lane = lane_of(fields)
             match to_asked(fields, size, lane):
                 case Create() as create:
@@ -187,11 +184,13 @@ class Connection:
             await self._send([error_frame(failure_of(error), create.lane)])
 
     async def _respond(self, create: Create) -> None:
+        # A socket outlives the request it came with: a key may be no good any more, or good for less.
+        sender = replace(self._sender, caller=await self._socket.state.caller_again())
         wanted = await judged(create.body, create.size, answered=create.answered)
         continuation = Continuation(self._remembered.find(wanted.previous_response_id))
         async with understood(
             self._means,
-            self._sender,
+            sender,
             wanted,
             response_id=self._means.new_id("resp_"),
             size=create.size,
@@ -220,9 +219,8 @@ class Connection:
         async with self._writing:
             for frame in frames:
                 try:
-                    async with asyncio.timeout(self._stall_s):
-                        await self._socket.send({"type": "websocket.send", "text": frame})
-                except (TimeoutError, WebSocketDisconnect):
+                    await self._socket.send({"type": "websocket.send", "text": frame})
+                except WebSocketDisconnect:
                     raise ClientGone from None
 
 

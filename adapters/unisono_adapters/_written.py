@@ -1,0 +1,62 @@
+"""Prompts that would end a server, known by their digests.
+
+mlx_lm.server keeps in its cache every prompt it has read but for its last token, and what it has read and then written
+up to the tokens it was allowed. A prompt that is one of these to the last token leaves it nothing to read: its
+generating thread ends, and with it the server (0.32.2). Nothing is known of what other gateways asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from hashlib import blake2b
+
+from unisono.core.generation import Chunk, FinishReason, Prompt
+from unisono.harmony.encoding import load_encoding
+
+MOST = 256
+"""Prompts that are known; the server keeps ten by default."""
+
+
+class Written:
+    __slots__ = ("_digests",)
+
+    def __init__(self) -> None:
+        self._digests: dict[bytes, None] = {}
+
+    def __contains__(self, text: str) -> bool:
+        return bool(self._digests) and _digest_of(text).digest() in self._digests
+
+    def add(self, text: str) -> None:
+        self._remember(_digest_of(text).digest())
+
+    def asked(self, prompt: Prompt) -> None:
+        """It is about to be sent."""
+        assert prompt.text is not None, "a text backend was given a prompt without text"
+        last = load_encoding().decode(prompt.tokens[-1:])
+        if prompt.text.endswith(last):
+            self.add(prompt.text.removesuffix(last))
+
+    async def noting(self, prompt: str, chunks: AsyncGenerator[Chunk]) -> AsyncGenerator[Chunk]:
+        """The chunks of an answer behind `prompt`, unchanged."""
+        digest = _digest_of(prompt)
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                digest.update(_bytes_of(chunk.text))
+                if chunk.finish is FinishReason.LENGTH:
+                    self._remember(digest.digest())
+                yield chunk
+
+    def _remember(self, digest: bytes) -> None:
+        self._digests.pop(digest, None)
+        self._digests[digest] = None
+        if len(self._digests) > MOST:
+            del self._digests[next(iter(self._digests))]
+
+
+def _digest_of(text: str) -> blake2b:
+    return blake2b(_bytes_of(text), digest_size=16)
+
+
+def _bytes_of(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")

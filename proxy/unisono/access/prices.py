@@ -1,0 +1,97 @@
+"""What tokens cost: prices of models from the configuration, or from LiteLLM's list where that is installed.
+
+Money is whole micro-USD everywhere: a part of one is a whole one, once for what is sent and once for what is generated,
+so that what is reserved for a turn covers what it costs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from unisono.config import ModelEntry
+from unisono.core.accounts import MILLION
+
+PER_TOKEN: Final = ("input_cost_per_token", "output_cost_per_token", "cache_read_input_token_cost")
+"""LiteLLM's names, of USD for a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Micro-USD for a million tokens; `cached` for those that a backend had in its cache."""
+
+    input: int = 0
+    output: int = 0
+    cached: int = 0
+
+    def of_input(self, tokens: int, cached: int = 0) -> int:
+        """Micro-USD for what is sent, `cached` of it from a cache."""
+        cached = min(cached, tokens)
+        return _up((tokens - cached) * self.input + cached * self.cached)
+
+    def of_output(self, tokens: int) -> int:
+        return _up(tokens * self.output)
+
+
+FREE: Final = Price()
+
+
+def _up(amount: int) -> int:
+    return -(-amount // MILLION)
+
+
+def prices_of(entries: Sequence[ModelEntry]) -> Mapping[str, Price]:
+    """By model_name; the highest of its entries, of each kind."""
+    found: dict[str, Price] = {}
+    for entry in entries:
+        price, so_far = _price(entry), found.get(entry.model_name, FREE)
+        found[entry.model_name] = Price(
+            max(price.input, so_far.input), max(price.output, so_far.output), max(price.cached, so_far.cached)
+        )
+    return found
+
+
+def _price(entry: ModelEntry) -> Price:
+    own, params, info = entry.unisono.price, entry.litellm_params, entry.model_info
+    listed = _listed(entry)
+    rates: list[float | None] = []
+    for ours, theirs in zip((own.input, own.output, own.cached_input), PER_TOKEN, strict=True):
+        if ours is not None:
+            rates.append(ours)
+            continue
+        told = (getattr(params, theirs), getattr(info, theirs), listed.get(theirs))
+        rates.append(next((float(Decimal(str(rate)) * MILLION) for rate in told if rate is not None), None))
+    per_input, per_output, per_cached = rates
+    return Price(
+        _micro(per_input or 0.0),
+        _micro(per_output or 0.0),
+        _micro(per_cached if per_cached is not None else per_input or 0.0),
+    )
+
+
+def _micro(usd: float) -> int:
+    return int((Decimal(str(usd)) * MILLION).to_integral_value())
+
+
+def _listed(entry: ModelEntry) -> Mapping[str, Any]:
+    prices = litellm_prices()
+    return prices.get(entry.litellm_params.model) or prices.get(entry.backend_model) or {}
+
+
+@cache
+def litellm_prices() -> Mapping[str, Mapping[str, Any]]:
+    """LiteLLM's list by its names for models, empty where it is not installed. The package itself is not loaded: that
+    takes seconds."""
+    spec = find_spec("litellm")
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        path = Path(folder) / "model_prices_and_context_window_backup.json"
+        if path.is_file():
+            listed: Mapping[str, Mapping[str, Any]] = json.loads(path.read_bytes())
+            return listed
+    return {}

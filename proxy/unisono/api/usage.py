@@ -1,0 +1,79 @@
+"""`GET /v1/usage`: what one's own key has used, by day and model. Nobody sees anybody else's here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, Final
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from unisono.api.whole import to_whole
+from unisono.core.access import Caller
+from unisono.core.accounts import MILLION, Account, Entry, Used
+from unisono.errors import InvalidRequest
+
+DAYS: Final = 30
+"""How far back is told where nothing else is asked for."""
+DAY: Final = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
+
+Ledger = Callable[[str, str, Account | None], Awaitable[tuple[Entry, ...]]]
+
+
+def to_used(used: Used) -> dict[str, Any]:
+    """In the words of usage; `cost_usd` is exact to a millionth."""
+    return {
+        "requests": used.requests,
+        "errors": used.errors,
+        "input_tokens": used.input,
+        "input_cached_tokens": used.cached,
+        "output_tokens": used.output,
+        "reasoning_tokens": used.reasoning,
+        "total_tokens": used.tokens,
+        "cost_usd": used.cost / MILLION,
+    }
+
+
+def to_usage(caller: Caller, since: str, until: str, entries: tuple[Entry, ...]) -> dict[str, Any]:
+    """The answer: the sums of all, and each day and model."""
+    return {
+        "object": "usage",
+        "key": caller.key or None,
+        "since": since,
+        "until": until,
+        "total": to_used(sum((entry.used for entry in entries), Used())),
+        "data": [{"date": entry.day, "model": entry.model, **to_used(entry.used)} for entry in entries],
+    }
+
+
+def day_of(request: Request, name: str, default: str) -> str:
+    """Raises InvalidRequest."""
+    given = request.query_params.get(name)
+    if given is None:
+        return default
+    # The form is looked at besides: other ones are dates too.
+    if DAY.fullmatch(given) is not None:
+        with suppress(ValueError):
+            return date.fromisoformat(given).isoformat()
+    raise InvalidRequest(f"'{name}' is not a day, YYYY-MM-DD.", param=name)
+
+
+def usage_router(*, ledger: Ledger, clock: Callable[[], float]) -> APIRouter:
+    """`clock` gives seconds since 1970. Expects the layers of `api.door` in front."""
+
+    async def usage(request: Request) -> Response:
+        caller: Caller = request.state.caller
+        now = datetime.fromtimestamp(clock(), UTC).date()
+        since = day_of(request, "since", (now - timedelta(days=DAYS - 1)).isoformat())
+        until = day_of(request, "until", now.isoformat())
+        entries = await ledger(since, until, Account(caller.tenant, caller.key))
+        return to_whole(to_usage(caller, since, until, entries))
+
+    router = APIRouter()
+    for path in ("/v1/usage", "/usage"):
+        router.add_route(path, usage, methods=["GET"], name="usage")
+    return router

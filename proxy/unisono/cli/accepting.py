@@ -1,0 +1,123 @@
+"""Connections that several processes share: each goes to the process that has the fewest.
+
+All of them wait on one listening socket. The kernel wakes whichever is first, which is often the same one again; so who
+has more connections than another leaves a new one lying for a moment. It is taken then if nobody else did: a process
+that hangs keeps no client waiting for longer than that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import mmap
+import os
+import socket
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+
+COUNT_BYTES = 8
+GONE = 2**62
+"""The load of a process that is not there: nobody leaves anything for it."""
+LEFT_LYING_S = 0.002
+EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+AGAIN_S = 0.5
+"""How long nothing is taken when the process has no descriptors or memory left, in seconds."""
+
+log = logging.getLogger("unisono.serve")
+
+
+class Loads:
+    """How many connections each process has, in memory they share. `file` is that memory's descriptor, `places` how
+    many processes there may be."""
+
+    def __init__(self, file: int, places: int) -> None:
+        os.ftruncate(file, places * COUNT_BYTES)
+        self._memory = mmap.mmap(file, places * COUNT_BYTES)
+        self._counts = memoryview(self._memory).cast("q")
+
+    def tell(self, place: int, count: int) -> None:
+        self._counts[place] = count
+
+    def least(self) -> int:
+        return min(self._counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One process among those that share connections."""
+
+    loads: Loads
+    number: int
+
+
+class Accepting:
+    """Takes connections off `listener` one at a time and hands each to `connect`. `connections` are those of this
+    process."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        place: Place,
+        connect: Callable[[socket.socket], Awaitable[None]],
+        connections: Collection[object],
+    ) -> None:
+        listener.setblocking(False)
+        self._listener = listener
+        self._place = place
+        self._connect = connect
+        self._connections = connections
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
+        self._pause: asyncio.TimerHandle | None = None
+        self._left_lying = False
+
+    def start(self) -> None:
+        self._pause = None
+        self._loop.add_reader(self._listener, self._one_is_there)
+
+    def stop(self) -> None:
+        """Take no more; those that are being handed over still are."""
+        self._loop.remove_reader(self._listener)
+        if self._pause is not None:
+            self._pause.cancel()
+
+    def tell(self) -> int:
+        """How many this process has, told to the others too."""
+        count = len(self._connections) + len(self._connecting)
+        self._place.loads.tell(self._place.number, count)
+        return count
+
+    def _one_is_there(self) -> None:
+        if self.tell() > self._place.loads.least() and not self._left_lying:
+            self._left_lying = True
+            self._later(LEFT_LYING_S)
+            return
+        self._left_lying = False
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError, InterruptedError):
+            return
+        except OSError as error:
+            if error.errno not in EXHAUSTED:
+                raise
+            log.warning("no connection can be taken now", extra={"reason": error.strerror})
+            self._later(AGAIN_S)
+            return
+        connection.setblocking(False)
+        # The listener's loop does this for those it takes itself; without it every answer waits for the client's word.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        task = asyncio.create_task(self._handed_over(connection))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+        self.tell()
+
+    async def _handed_over(self, connection: socket.socket) -> None:
+        try:
+            await self._connect(connection)
+        except OSError:
+            connection.close()
+
+    def _later(self, pause_s: float) -> None:
+        self._loop.remove_reader(self._listener)
+        self._pause = self._loop.call_later(pause_s, self.start)

@@ -1,0 +1,132 @@
+"""Amounts and times as they are written on a command line, each of which may also be taken away again."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
+from typing import Generic, TypeVar
+
+import click
+
+from unisono.core.access import NO_PERIOD, Period
+
+Value = TypeVar("Value")
+
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+PERIODS = {"none": NO_PERIOD, "day": Period("day"), "month": Period("month"), "1mo": Period("month")}
+MICRO = 1_000_000
+MOST = 2**53
+"""Whole numbers are exact up to here wherever they are kept."""
+LONGEST_S = 100 * 366 * 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class Given(Generic[Value]):
+    """What an option was given, None where that takes something away; an option that was not given has none of this."""
+
+    value: Value
+
+
+class Written(click.ParamType[Given[Value]], Generic[Value]):
+    """A parameter that `read` understands; it raises ValueError for what it does not."""
+
+    def __init__(self, name: str, read: Callable[[str], Value], hint: str) -> None:
+        self.name = name
+        self._read = read
+        self._hint = hint
+
+    def convert(
+        self, value: str | Given[Value], param: click.Parameter | None, ctx: click.Context | None
+    ) -> Given[Value]:
+        if isinstance(value, Given):
+            return value
+        try:
+            return Given(self._read(value.strip()))
+        except (ValueError, OverflowError):
+            self.fail(f"{value!r} is not {self._hint}", param, ctx)
+
+
+def seconds(text: str) -> int:
+    """`90s`, `30m`, `12h`, `30d`, `2w`. Raises ValueError."""
+    found = re.fullmatch(r"(\d{1,10})([smhdw])", text, re.ASCII)
+    if found is None or not (read := int(found[1]) * UNITS[found[2]]) <= LONGEST_S:
+        raise ValueError(text)
+    return read
+
+
+def _whole(text: str) -> int | None:
+    if text == "none":
+        return None
+    if not re.fullmatch(r"\d{1,16}", text, re.ASCII) or not 0 < int(text) <= MOST:
+        raise ValueError(text)
+    return int(text)
+
+
+def _money(text: str) -> int | None:
+    if text == "none":
+        return None
+    try:
+        micro = Decimal(text) * MICRO
+    except InvalidOperation:
+        raise ValueError(text) from None
+    if not micro.is_finite() or micro != int(micro) or not 0 < micro <= MOST:
+        raise ValueError(text)
+    return int(micro)
+
+
+def _period(text: str) -> Period:
+    if text in PERIODS:
+        return PERIODS[text]
+    if (read := seconds(text)) == 0:
+        raise ValueError(text)
+    return Period("every", read)
+
+
+def _moment(text: str) -> float | None:
+    if text == "never":
+        return None
+    if re.fullmatch(r"\d+[smhdw]", text, re.ASCII):
+        return time.time() + seconds(text)
+    read = datetime.fromisoformat(text)
+    return (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
+
+
+def _names(text: str) -> frozenset[str] | None:
+    if text == "all":
+        return None
+    if text == "none":
+        return frozenset()
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise ValueError(text)
+    return frozenset(map(line, names))
+
+
+def line(text: str) -> str:
+    """One short line that can be shown. Raises ValueError."""
+    if not text or len(text) > 256 or not text.isprintable():
+        raise ValueError(text)
+    return text
+
+
+DURATION = Written("DURATION", seconds, "a time like 90s, 30m, 12h, 30d or 2w")
+AMOUNT = Written("N", _whole, "a whole number from 1 on, or none")
+MONEY = Written("USD", _money, "an amount in USD, to a millionth, like 12.50, or none")
+PERIOD = Written("PERIOD", _period, "day, month, none, or a time like 12h or 30d")
+MOMENT = Written("WHEN", _moment, "a time from now like 12h or 30d, a date like 2027-01-31, or never")
+NAMES = Written("NAMES", _names, "names with commas between them, all, or none")
+LINE = Written("TEXT", line, "one line of text")
+
+
+def written_period(period: Period) -> str:
+    """As it is given."""
+    return written_seconds(period.seconds) if period.kind == "every" else period.kind
+
+
+def written_seconds(whole: int) -> str:
+    unit = next(unit for unit in ("d", "h", "m", "s") if whole % UNITS[unit] == 0)
+    return f"{whole // UNITS[unit]}{unit}"

@@ -1,0 +1,253 @@
+"""What `unisono keys` does: records in the store, changed one revision at a time, and what is shown of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from unisono.access.issuing import Issued, issued, revoked, rotated
+from unisono.access.minting import Mint
+from unisono.app import salt_of, store_address
+from unisono.cli.amounts import MICRO, written_period
+from unisono.cli.setup import configured
+from unisono.config import Config
+from unisono.core.access import KeyRecord, Limits
+from unisono.core.state import Store
+from unisono.errors import ConfigError, StoreConflict, UnisonoError
+from unisono.store import open_store
+
+PATIENCE_S = 5.0
+"""For one operation of the store: somebody waits here, and no stream does."""
+TRIES = 5
+"""To change a key that others change at the same time."""
+
+LIMITS = frozenset(Limits.__slots__)
+HEADINGS = ("ID", "NAME", "TENANT", "STATE", "EXPIRES", "MODELS", "LIMITS", "KEY")
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    config: Config
+    store: Store
+
+    async def mint(self) -> Mint:
+        return Mint(await salt_of(self.config, self.store))
+
+
+# -- commands
+
+
+def create(config_path: Path, tenant: str, wishes: Mapping[str, Any], *, as_json: bool) -> None:
+    config = configured(config_path).config
+    if config.general_settings.master_key is None:
+        raise click.ClickException(
+            "general_settings.master_key: without one the gateway asks nobody for a key; set it first"
+        )
+
+    async def made(opened: Opened) -> Issued:
+        new = issued(await opened.mint(), time.time(), tenant=tenant)
+        return replace(new, record=await opened.store.put_key(changed(new.record, wishes)))
+
+    _tell_unknown(config, wishes)
+    _hand_out(_run(config, made), as_json=as_json)
+
+
+def show(config_path: Path, *, as_json: bool) -> None:
+    records = _run(configured(config_path).config, lambda opened: opened.store.keys())
+    now = time.time()
+    if as_json:
+        click.echo(json.dumps([to_shown(record, now) for record in records], ensure_ascii=False, indent=2))
+        return
+    if not records:
+        click.echo("There are no keys.", err=True)
+        return
+    rows = [HEADINGS, *(_row(record, now) for record in records)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def update(config_path: Path, key_id: str, wishes: Mapping[str, Any], *, as_json: bool) -> None:
+    config = configured(config_path).config
+    _tell_unknown(config, wishes)
+    record = _run(config, lambda opened: _change(opened.store, key_id, lambda record: changed(record, wishes)))
+    shown = to_shown(record, time.time())
+    click.echo(json.dumps(shown, ensure_ascii=False, indent=2) if as_json else f"{record.id} is changed.")
+
+
+def revoke(config_path: Path, key_id: str) -> None:
+    now = time.time()
+    config = configured(config_path).config
+    record = _run(config, lambda opened: _change(opened.store, key_id, lambda record: revoked(record, now)))
+    click.echo(f"{record.id} is revoked since {_time(record.revoked_at)}.")
+
+
+def rotate(config_path: Path, key_id: str, grace_s: int, *, as_json: bool) -> None:
+    async def turned(opened: Opened) -> Issued:
+        mint, latest = await opened.mint(), ""
+
+        def another(record: KeyRecord) -> KeyRecord:
+            nonlocal latest
+            if record.revoked_at is not None:
+                raise click.ClickException(f"{key_id} is revoked; make another key")
+            new = rotated(record, mint, time.time(), grace_s)
+            latest = new.plaintext
+            return new.record
+
+        return Issued(await _change(opened.store, key_id, another), latest)
+
+    _hand_out(_run(configured(config_path).config, turned), as_json=as_json)
+
+
+# -- the store
+
+
+def _run(config: Config, work: Callable[[Opened], Awaitable[Result]]) -> Result:
+    async def worked() -> Result:
+        async with _opened(config) as store:
+            return await work(Opened(config, store))
+
+    try:
+        return asyncio.run(worked())
+    except UnisonoError as error:
+        raise click.ClickException(f"the store: {error.message}") from error
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from error
+
+
+@asynccontextmanager
+async def _opened(config: Config) -> AsyncIterator[Store]:
+    address = store_address(config.store)
+    if address.startswith("memory:"):
+        raise ConfigError("store.url: keys in memory would be gone with this command; use redis:// or sqlite:///path")
+    store = open_store(
+        address, deadline_s=max(config.store.deadline_s, PATIENCE_S), replicas=config.store.replicas, or_memory=False
+    )
+    try:
+        await store.start()
+        yield store
+    finally:
+        await store.aclose()
+
+
+async def _change(store: Store, key_id: str, change: Callable[[KeyRecord], KeyRecord]) -> KeyRecord:
+    for tried in range(TRIES):
+        was = await store.key(key_id)
+        if was is None:
+            raise click.ClickException(f"there is no key {key_id!r}; `unisono keys list` names all")
+        now = change(was)
+        if now == was:
+            return was
+        try:
+            return await store.put_key(now)
+        except StoreConflict:
+            if tried == TRIES - 1:
+                raise
+    raise AssertionError("unreachable")
+
+
+def changed(record: KeyRecord, wishes: Mapping[str, Any]) -> KeyRecord:
+    """The record with what was wished for, by field."""
+    own = {name: value for name, value in wishes.items() if name not in LIMITS}
+    limits = {name: value for name, value in wishes.items() if name in LIMITS}
+    if "tags" in own:
+        own["tags"] = {key: value for key, value in {**record.tags, **own["tags"]}.items() if value}
+    return replace(record, **own, limits=replace(record.limits, **limits))
+
+
+# -- showing
+
+
+def to_shown(record: KeyRecord, now: float) -> dict[str, Any]:
+    """A key as JSON, with LiteLLM's names where it has one; times in seconds since 1970, money in USD."""
+    limits = record.limits
+    return {
+        "id": record.id,
+        "key_alias": record.name,
+        "team_id": record.tenant,
+        "ending": record.ending,
+        "state": state_of(record, now),
+        "created_at": record.created_at,
+        "expires": record.expires_at,
+        "revoked_at": record.revoked_at,
+        "models": _sorted(record.models),
+        "mcp_servers": _sorted(record.mcp_servers),
+        "rpm_limit": limits.rpm,
+        "tpm_limit": limits.tpm,
+        "max_parallel_requests": limits.max_parallel,
+        "token_budget": limits.token_budget,
+        "max_budget": None if limits.money_budget is None else limits.money_budget / MICRO,
+        "budget_duration": written_period(limits.budget_period),
+        "tags": dict(record.tags),
+        "raw": record.raw,
+    }
+
+
+def state_of(record: KeyRecord, now: float) -> str:
+    if record.revoked_at is not None:
+        return "revoked"
+    return "active" if record.good(now) else "expired"
+
+
+def _sorted(names: frozenset[str] | None) -> list[str] | None:
+    return None if names is None else sorted(names)
+
+
+def _row(record: KeyRecord, now: float) -> tuple[str, ...]:
+    return (
+        record.id,
+        record.name or "-",
+        record.tenant,
+        state_of(record, now),
+        "never" if record.expires_at is None else _time(record.expires_at),
+        "all" if record.models is None else ",".join(sorted(record.models)) or "none",
+        ", ".join(_limits(record.limits)) or "none",
+        f"...{record.ending}",
+    )
+
+
+def _limits(limits: Limits) -> Iterator[str]:
+    period = limits.budget_period
+    per = "" if period.kind == "none" else f"/{written_period(period)}"
+    if limits.rpm is not None:
+        yield f"{limits.rpm} rpm"
+    if limits.tpm is not None:
+        yield f"{limits.tpm} tpm"
+    if limits.max_parallel is not None:
+        yield f"{limits.max_parallel} at once"
+    if limits.token_budget is not None:
+        yield f"{limits.token_budget} tokens{per}"
+    if limits.money_budget is not None:
+        yield f"{limits.money_budget / MICRO:g} USD{per}"
+
+
+def _time(at: float | None) -> str:
+    return "" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M")
+
+
+def _hand_out(new: Issued, *, as_json: bool) -> None:
+    if as_json:
+        shown = {"key": new.plaintext, **to_shown(new.record, time.time())}
+        click.echo(json.dumps(shown, ensure_ascii=False, indent=2))
+        return
+    click.echo(f"{new.record.id}, of tenant {new.record.tenant}. This is shown once:", err=True)
+    click.echo(new.plaintext)
+
+
+def _tell_unknown(config: Config, wishes: Mapping[str, Any]) -> None:
+    """Names that nothing has in this configuration are taken, since it may change, and told."""
+    models = {entry.model_name for entry in config.model_list} | set(config.router_settings.model_group_alias)
+    for field, known in (("models", models), ("mcp_servers", set(config.mcp_servers))):
+        for name in sorted((wishes.get(field) or frozenset()) - known):
+            click.echo(f"{field}: there is no {name!r} in this configuration yet", err=True)

@@ -1,0 +1,60 @@
+"""What of a configuration must never be shown, wherever it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from urllib.parse import unquote
+
+from pydantic import SecretStr
+
+from unisono.config import Config
+
+SHORTEST_GUESS = 8
+"""Characters from which on a value is taken for a secret where nobody says that it is one."""
+
+
+def secrets_of(config: Config) -> Iterator[str]:
+    """Every secret of a configuration, for the logs to leave out."""
+    held: list[SecretStr | None] = [config.general_settings.master_key, config.unisono.salt_key, config.store.url]
+    held += [entry.litellm_params.api_key for entry in config.model_list]
+    for server in config.mcp_servers.values():
+        held += [server.authentication_token, server.client_secret, *server.static_headers.values()]
+        yield from filter(_looks_secret, (value.get_secret_value() for value in server.env.values()))
+    if (otel := config.unisono.otel) is not None:
+        held += [otel.endpoint, *otel.headers.values()]
+    yield from (secret.get_secret_value() for secret in held if secret is not None)
+    if config.store.url is not None:
+        yield from passwords_of(config.store.url.get_secret_value())
+    for address in addresses_of(config):
+        yield from secrets_in(address)
+
+
+def addresses_of(config: Config) -> Iterator[str]:
+    """Where backends, tool servers and collectors are, as written down."""
+    yield from (entry.litellm_params.api_base or "" for entry in config.model_list)
+    yield from (server.url.get_secret_value() for server in config.mcp_servers.values() if server.url is not None)
+    if config.unisono.otel is not None and config.unisono.otel.endpoint is not None:
+        yield config.unisono.otel.endpoint.get_secret_value()
+
+
+def secrets_in(url: str) -> Iterator[str]:
+    """What may be secret in an address, as written there and as meant: the password, and values of its query."""
+    _, _, rest = url.partition("://")
+    password = rest.partition("/")[0].rpartition("@")[0].partition(":")[2]
+    values = (pair.partition("=")[2] for pair in rest.partition("#")[0].partition("?")[2].split("&"))
+    for secret in filter(None, (password, *filter(_looks_secret, values))):
+        yield from {secret, unquote(secret)}
+
+
+def _looks_secret(value: str) -> bool:
+    """Shorter values are words and numbers, which logs are full of."""
+    return len(value) >= SHORTEST_GUESS
+
+
+def passwords_of(url: str) -> Iterator[str]:
+    """The password in a store's address, as it is written there and as it is meant."""
+    credentials = url.partition("://")[2].rpartition("@")[0]
+    written = [credentials.partition(":")[2]]
+    written += [pair.partition("=")[2] for pair in url.partition("?")[2].split("&") if pair.startswith("password=")]
+    for password in filter(None, written):
+        yield from {password, unquote(password)}

@@ -1,0 +1,214 @@
+"""The server of one process: uvicorn's, with an end that is an ordinary one and a configuration that can change.
+
+SIGTERM: readiness says so at once. Where somebody has been asking for it, a load balancer, the listener stays open
+until they have had time to notice; then it closes, running answers finish within the grace period, and what is left is
+told why it ends. Ctrl-C skips the first of these. A second signal skips all waiting. SIGHUP reads the configuration
+again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from time import monotonic
+from types import FrameType
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from unisono.app import Gateway
+from unisono.cli.accepting import Accepting, Place
+from unisono.cli.listener import connections
+from unisono.cli.switch import Switch
+from unisono.config import Config
+
+PROBE_PATIENCE_S = 3.0
+"""How long a start waits to know the state of the backends, in seconds."""
+BACKLOG = 2048
+KEEP_ALIVE_S = 75
+PING_EVERY_S = 20.0
+"""Between two questions to an open WebSocket whether anybody is there."""
+PONG_WITHIN_S = 60.0
+"""For the answer. A client that is slow to read what it was sent answers late."""
+ASKED_WITHIN_S = 60.0
+"""Who asked for readiness in this time before the signal is taken to ask again."""
+QUIET_S = 0.5
+"""After how long without a request a connection is taken to bring none, in seconds."""
+LOOK_S = 0.05
+
+Started = Callable[[Gateway], Awaitable[None]]
+
+
+def server_config(app: object, config: Config, share: int = 1) -> uvicorn.Config:
+    """How the application is served by one of `share` processes."""
+    settings = config.unisono
+    return uvicorn.Config(
+        app,  # type: ignore[arg-type]
+        loop="uvloop",
+        http=connections(settings.header_timeout_s, write_timeout_s=settings.write_timeout_s),
+        ws="websockets-sansio",
+        ws_max_size=settings.max_body_bytes,
+        ws_ping_interval=PING_EVERY_S,
+        ws_ping_timeout=PONG_WITHIN_S,
+        # As for bodies: nothing compressed comes in, so nothing can unfold into more than it seemed.
+        ws_per_message_deflate=False,
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=-(-settings.max_connections // share),
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=settings.shutdown_grace_s,
+    )
+
+
+class Server(uvicorn.Server):
+    """`started` is called once, when it listens and its backends were looked at; `reload` on SIGHUP. With a `place`
+    it shares its listener with other processes, and a connection goes to the one that has the fewest."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        switch: Switch,
+        *,
+        started: Started,
+        reload: Callable[[], Awaitable[None]] | None = None,
+        place: Place | None = None,
+    ) -> None:
+        super().__init__(config)
+        self._switch = switch
+        self._started = started
+        self._reload = reload
+        self._place = place
+        self._accepting: Accepting | None = None
+        self._leave_at = 0.0
+        self._noticed = True
+        """Whether nobody has to notice any more that it is going."""
+        self._hurried = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._reloading = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        if self._place is None:
+            await super().startup(sockets)
+        else:
+            await super().startup([])
+            assert sockets is not None
+            self._accepting = Accepting(sockets[0], self._place, self._connect, self.server_state.connections)
+            self._accepting.start()
+        await self._switch.gateway.pool.settled(PROBE_PATIENCE_S)
+        # What a start leaves lives as long as the process; going through it again and again halts every stream for
+        # tens of milliseconds.
+        gc.collect()
+        gc.freeze()
+        if not self.should_exit:
+            await self._started(self._switch.gateway)
+
+    async def _connect(self, connection: socket.socket) -> None:
+        def protocol() -> HttpToolsProtocol:
+            return self.config.http_protocol_class(  # type: ignore[call-arg, return-value]
+                config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+
+        assert self._loop is not None
+        await self._loop.connect_accepted_socket(protocol, connection)
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._accepting is not None:
+            self._accepting.tell()
+        return await super().on_tick(counter)
+
+    # -- signals
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._handle_reload)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.leave(notice=sig == signal.SIGTERM)
+
+    def leave(self, *, notice: bool) -> None:
+        """Begin to end; called again, end at once. With `notice`, whoever asks for readiness is given time to see."""
+        if self.should_exit:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._hurried.set)
+            return
+        self._leave_at = monotonic()
+        asked = self._leave_at - self._switch.asked_at < ASKED_WITHIN_S
+        self._noticed = not (notice and asked)
+        self._switch.leave()
+        self.should_exit = True
+
+    def _handle_reload(self, sig: int, frame: FrameType | None) -> None:
+        if self._loop is not None and self._reload is not None:
+            self._loop.call_soon_threadsafe(self.reload_soon)
+
+    def reload_soon(self) -> None:
+        """Read the configuration again, one time after the other."""
+        task = asyncio.create_task(self._reloaded(), name="reload")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _reloaded(self) -> None:
+        async with self._reloading:
+            if self._reload is not None and not self.should_exit:
+                await self._reload()
+
+    # -- the end
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        ends_at = (self._leave_at or monotonic()) + float(self.config.timeout_graceful_shutdown or 0)
+        if not self._noticed:
+            notice_s = self._switch.gateway.config.unisono.shutdown_delay_s
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(notice_s, ends_at - monotonic())):
+                    await self._hurried.wait()
+        self._close_listeners(sockets or [])
+        closed_at = asyncio.get_running_loop().time()
+        while True:
+            finished = await self._switch.finished(LOOK_S)
+            if self._close_quiet(closed_at) and finished:
+                break
+            if self._hurried.is_set() or monotonic() > ends_at:
+                await self._switch.end()
+                break
+            await asyncio.sleep(LOOK_S)
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.lifespan.shutdown()
+
+    def _close_quiet(self, closed_at: float) -> bool:
+        """Close connections on which nothing is asked, and say whether that was all of them. One that was answered just
+        now may bring the next request already; that is answered too, and told that it was the last."""
+        now = asyncio.get_running_loop().time()
+        asking = [each for each in self.server_state.connections if isinstance(each, HttpToolsProtocol)]
+        for connection in asking:
+            if connection.cycle is None or connection.cycle.response_complete:
+                timer = connection.timeout_keep_alive_task
+                quiet_since = closed_at if timer is None else timer.when() - KEEP_ALIVE_S
+                if now - quiet_since > QUIET_S:
+                    connection.shutdown()
+        return all(each.transport.is_closing() for each in asking)
+
+    def _close_listeners(self, sockets: Sequence[socket.socket]) -> None:
+        if self._accepting is not None:
+            self._accepting.stop()
+        for server in self.servers:
+            server.close()
+        for each in sockets:
+            each.close()

@@ -1,0 +1,136 @@
+"""`unisono simulate`: how a plan for backends would do, before anything is bought.
+
+A plan comes from a file, from a configuration and the speeds of its deployments, or from options; the options that are
+given win over the file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import click
+import yaml
+
+from unisono.config import Config
+from unisono.errors import ConfigError
+from unisono.simulation import Plan, Result, parse, simulate, to_json, to_table
+from unisono.simulation.strategies import serving
+
+EXAMPLE: Mapping[str, object] = {
+    "backends": [
+        {"name": "fast", "count": 2, "prefill_tps": 8000, "decode_tps": 120, "cache_tokens": 400_000, "weight": 2},
+        {"name": "slow", "count": 2, "prefill_tps": 3000, "decode_tps": 50, "cache_tokens": 150_000, "max_batch": 16},
+    ],
+    "traffic": {"rate": 0.4},
+}
+"""What is simulated when nothing is said."""
+
+
+def run(
+    plan_path: Path | None,
+    config_path: Path | None,
+    model: str | None,
+    speeds: Sequence[str],
+    overrides: Mapping[str, object],
+    *,
+    as_json: bool,
+) -> None:
+    """Print the figures of every strategy. `overrides` are fields of the plan and of its traffic."""
+    try:
+        plan = planned(plan_path, config_path, model, speeds, overrides)
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from error
+    results: list[Result] = [simulate(plan, name, serving(plan)) for name in plan.strategies]
+    if as_json:
+        click.echo(json.dumps(to_json(plan, results), indent=2))
+    else:
+        for line in to_table(plan, results):
+            click.echo(line)
+
+
+def planned(
+    plan_path: Path | None,
+    config_path: Path | None,
+    model: str | None,
+    speeds: Sequence[str],
+    overrides: Mapping[str, object],
+) -> Plan:
+    """Raises ConfigError."""
+    data = dict(_read(plan_path) if plan_path is not None else EXAMPLE)
+    if config_path is not None:
+        if plan_path is not None and "backends" in data:
+            raise ConfigError("backends: the plan and the configuration both name backends; one of them has to")
+        data |= _configured(config_path, model, speeds)
+    elif speeds or model:
+        raise ConfigError("--speed and --model are for the deployments of a --config")
+    traffic = data.get("traffic", {})
+    given = {name: value for name, value in overrides.items() if value is not None}
+    if isinstance(traffic, Mapping) and "rate" in given:
+        data["traffic"] = {**traffic, "rate": given.pop("rate")}
+    return parse(data | given)
+
+
+def _read(path: Path) -> dict[str, object]:
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: must hold names and values")
+    return data
+
+
+def _configured(path: Path, model: str | None, speeds: Sequence[str]) -> dict[str, object]:
+    """The backends of one group of a configuration, each as fast as it is said to be, and the line before them."""
+    from unisono.cli.setup import configured
+    from unisono.deployments import deployment_names
+
+    config = configured(path).config
+    names = deployment_names(config.model_list)
+    groups = list(dict.fromkeys(entry.model_name for entry in config.model_list))
+    if model is None and len(groups) > 1:
+        raise ConfigError(f"--model: the configuration has several groups: {', '.join(groups)}")
+    group = model or next(iter(groups), "")
+    if group not in groups:
+        raise ConfigError(f"--model: there is no group {group!r}; there are {', '.join(groups) or 'none'}")
+    told = dict(_speed(speed) for speed in speeds)
+    if unknown := told.keys() - set(names):
+        raise ConfigError(f"--speed {min(unknown)}: no such deployment; there are {', '.join(names)}")
+    return {
+        "backends": [
+            _backend(config, index, name, told)
+            for index, name in enumerate(names)
+            if config.model_list[index].model_name == group
+        ],
+        "max_queue": config.unisono.max_queue,
+        "queue_timeout_s": config.unisono.queue_timeout_s,
+    }
+
+
+def _backend(config: Config, index: int, name: str, told: Mapping[str, tuple[float, float]]) -> dict[str, object]:
+    if name not in told:
+        raise ConfigError(f"--speed {name}=PREFILL,DECODE: is missing; a configuration does not say how fast it is")
+    prefill, decode = told[name]
+    entry = config.model_list[index]
+    return {
+        "name": name,
+        "prefill_tps": prefill,
+        "decode_tps": decode,
+        "weight": entry.litellm_params.weight,
+        "order": entry.litellm_params.order,
+        "max_parallel_requests": entry.litellm_params.max_parallel_requests,
+        "max_tokens_in_flight": entry.unisono.max_tokens_in_flight,
+    }
+
+
+def _speed(text: str) -> tuple[str, tuple[float, float]]:
+    name, equals, values = text.partition("=")
+    try:
+        prefill, decode = (float(value) for value in values.split(","))
+    except ValueError:
+        equals = ""
+    if not equals or not name:
+        raise ConfigError(f"--speed {text}: must be NAME=PREFILL,DECODE in tokens a second")
+    return name, (prefill, decode)

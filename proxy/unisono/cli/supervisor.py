@@ -1,0 +1,200 @@
+"""The supervisor: starts workers, starts another where one died, passes signals on, and leaves nothing behind.
+
+It binds the port and answers nothing itself. Workers are new processes of this interpreter, not forks: nothing of this
+one, its threads and locks, is in them. They are told what to serve over a socket each, by whose end they know that the
+supervisor is gone, however it went. Ctrl-C reaches the supervisor alone: workers are in sessions of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import monotonic
+from typing import IO
+
+from unisono.cli.accepting import GONE, Loads
+from unisono.cli.orders import Reload, Serve, Up, next_message, to_bytes
+from unisono.cli.reloading import tell_kept
+from unisono.errors import ConfigError
+
+PAUSES_S = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+"""Before a worker is started again, by how many in a row did not live long; the last for all after it."""
+LONG_S = 60.0
+"""What a long life is."""
+LEAVING_S = 15.0
+"""How much longer than the grace period workers may take to end."""
+ENGINES = "UNISONO_ENGINES"
+"""The variable that tells workers a folder where engine processes are found that they share."""
+METRICS = "PROMETHEUS_MULTIPROC_DIR"
+"""The variable by which Prometheus' library finds the folder where workers count together."""
+
+log = logging.getLogger("unisono.serve")
+
+
+@dataclass(slots=True)
+class WorkerProcess:
+    process: asyncio.subprocess.Process
+    writer: asyncio.StreamWriter
+    hearing: asyncio.Task[None]
+
+    def signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            self.process.send_signal(number)
+
+
+class Supervisor:
+    """`order` is what each worker serves, but for its place. `read_again` gives the next configuration or raises
+    ConfigError; `show` prints the screen."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        order: Serve,
+        *,
+        read_again: Callable[[], Reload],
+        show: Callable[[Sequence[str]], None],
+    ) -> None:
+        self._listener = listener
+        self._order = order
+        self._read_again = read_again
+        self._show = show
+        self._memory: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the run
+        self._loads = Loads(self._memory.fileno(), order.share)
+        self._engines = tempfile.mkdtemp(prefix="unisono-engines-")
+        self._metrics = tempfile.mkdtemp(prefix="unisono-metrics-")
+        self._workers: dict[int, WorkerProcess] = {}
+        self._up: dict[int, tuple[str, ...]] = {}
+        """Screens of the workers that were up once."""
+        self._shown = False
+        self._leaving = asyncio.Event()
+        self._reloading = asyncio.Lock()
+
+    async def run(self) -> bool:
+        """Until told to stop; whether any worker ever served."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._leave, number)
+        reloads: set[asyncio.Task[None]] = set()
+        loop.add_signal_handler(signal.SIGHUP, lambda: reloads.add(asyncio.create_task(self._reload())))
+        try:
+            for place in range(self._order.share):
+                self._loads.tell(place, GONE)
+            async with asyncio.TaskGroup() as places:
+                for place in range(self._order.share):
+                    places.create_task(self._keep(place))
+        finally:
+            for task in reloads:
+                task.cancel()
+            await asyncio.gather(*reloads, return_exceptions=True)
+            self._listener.close()
+            self._memory.close()
+            shutil.rmtree(self._engines, ignore_errors=True)
+            shutil.rmtree(self._metrics, ignore_errors=True)
+        return bool(self._up)
+
+    # -- workers
+
+    async def _keep(self, place: int) -> None:
+        """Have a worker at `place` until told to stop."""
+        short_lives = 0
+        while not self._leaving.is_set():
+            began = monotonic()
+            code = await self._live(place)
+            if self._leaving.is_set():
+                return
+            if not self._up:
+                # What keeps the first from serving keeps every other too.
+                log.error("a worker ended before it served", extra={"code": code})
+                self._leave(signal.SIGTERM)
+                return
+            short_lives = 0 if monotonic() - began > LONG_S else short_lives + 1
+            pause_s = PAUSES_S[min(short_lives, len(PAUSES_S)) - 1] if short_lives else 0.0
+            log.error("a worker ended; another one is started", extra={"code": code, "pause_s": pause_s})
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._leaving.wait()
+
+    async def _live(self, place: int) -> int:
+        """One life of a worker; its exit code."""
+        worker = await self._start(place)
+        self._workers[place] = worker
+        if self._leaving.is_set():
+            worker.signal(signal.SIGTERM)
+        ending = asyncio.create_task(self._bounded(worker))
+        try:
+            return await worker.process.wait()
+        finally:
+            ending.cancel()
+            del self._workers[place]
+            self._loads.tell(place, GONE)
+            self._forget(place)
+            worker.writer.close()
+            await worker.hearing
+
+    def _forget(self, place: int) -> None:
+        """What a worker had in hand it has no more; what it counted stays, and its successor counts on."""
+        for path in Path(self._metrics).glob(f"gauge_live*_{place}.db"):
+            path.unlink(missing_ok=True)
+
+    async def _bounded(self, worker: WorkerProcess) -> None:
+        """End a worker that does not end by itself when it should."""
+        await self._leaving.wait()
+        await asyncio.sleep(self._order.config.unisono.shutdown_grace_s + LEAVING_S)
+        worker.signal(signal.SIGKILL)
+
+    async def _start(self, place: int) -> WorkerProcess:
+        ours, theirs = socket.socketpair()
+        files = {"listener": self._listener.fileno(), "loads": self._memory.fileno(), "channel": theirs.fileno()}
+        options = [f"--{name}={value}" for name, value in {**files, "workers": self._order.share}.items()]
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                # -P: the current directory is no place to import from.
+                *(sys.executable, "-P", "-m", "unisono.cli.worker", *options),
+                pass_fds=tuple(files.values()),
+                env={**os.environ, ENGINES: self._engines, METRICS: self._metrics},
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        writer.write(to_bytes(replace(self._order, place=place)))
+        return WorkerProcess(process, writer, asyncio.create_task(self._hear(place, reader)))
+
+    async def _hear(self, place: int, reader: asyncio.StreamReader) -> None:
+        while (message := await next_message(reader)) is not None:
+            if isinstance(message, Up):
+                self._up[place] = message.screen
+                # The screen says that all of them serve.
+            if not self._shown and len(self._up) == self._order.share:
+                self._shown = True
+                self._show(self._up[min(self._up)])
+
+    # -- signals
+
+    def _leave(self, number: signal.Signals) -> None:
+        if not self._leaving.is_set():
+            self._leaving.set()
+            # Connections are refused as soon as the workers take no more.
+            self._listener.close()
+        for worker in self._workers.values():
+            worker.signal(number)
+
+    async def _reload(self) -> None:
+        async with self._reloading:
+            try:
+                order = await asyncio.to_thread(self._read_again)
+            except ConfigError as error:
+                tell_kept(error)
+                return
+            self._order = replace(self._order, config=order.config)
+            for worker in list(self._workers.values()):
+                worker.writer.write(to_bytes(order))

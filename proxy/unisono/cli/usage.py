@@ -1,0 +1,133 @@
+"""What `unisono usage` does: the ledger as a table, as bars, as CSV or as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from unisono.api.usage import to_used
+from unisono.app import store_address
+from unisono.cli.setup import configured
+from unisono.config import Config
+from unisono.core.accounts import MILLION, Entry, Used
+from unisono.errors import ConfigError, UnisonoError
+from unisono.store import open_store
+
+PATIENCE_S: Final = 5.0
+"""For one operation of the store, in seconds."""
+WIDTH: Final = 40
+"""Of the longest bar, in characters."""
+
+BY: Final[Mapping[str, Callable[[Entry], str]]] = {
+    "key": lambda entry: entry.account.key or f"({entry.account.tenant})",
+    "model": lambda entry: entry.model,
+    "day": lambda entry: entry.day,
+    "tenant": lambda entry: entry.account.tenant,
+}
+"""What entries are summed by; what came without a virtual key goes by its tenant in brackets."""
+
+HEADINGS: Final = ("REQUESTS", "ERRORS", "INPUT", "CACHED", "OUTPUT", "REASONING", "USD")
+
+
+def show(config_path: Path, by: str, since: str, until: str, form: str) -> None:
+    """`form` is table, chart, csv or json; days as YYYY-MM-DD, both included."""
+    entries = asyncio.run(_read(configured(config_path).config, since, until))
+    sums: dict[str, Used] = {}
+    for entry in entries:
+        name = BY[by](entry)
+        sums[name] = sums.get(name, Used()) + entry.used
+    rows = sorted(sums.items())
+    click.echo(FORMS[form](by, rows), nl=False)
+
+
+async def _read(config: Config, since: str, until: str) -> tuple[Entry, ...]:
+    address = store_address(config.store)
+    if address.startswith("memory:"):
+        raise click.ClickException(
+            "store.url: a ledger in memory is nobody else's to read; use redis:// or sqlite:///path"
+        )
+    try:
+        store = open_store(address, deadline_s=max(config.store.deadline_s, PATIENCE_S))
+        try:
+            await store.start()
+            return await store.ledger(since, until)
+        finally:
+            await store.aclose()
+    except UnisonoError as error:
+        raise click.ClickException(f"the store: {error.message}") from error
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from error
+
+
+Rows = Sequence[tuple[str, Used]]
+
+
+def to_table(by: str, rows: Rows) -> str:
+    """A row for each, and one for all of them."""
+    total = sum((used for _, used in rows), Used())
+    cells = [(by.upper(), *HEADINGS), *(_cells(name, used) for name, used in (*rows, ("TOTAL", total)))]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = []
+    for first, *amounts in cells:
+        right = (cell.rjust(width) for cell, width in zip(amounts, widths[1:], strict=True))
+        lines.append("  ".join([first.ljust(widths[0]), *right]))
+    return "\n".join(lines) + "\n"
+
+
+def _cells(name: str, used: Used) -> tuple[str, ...]:
+    counts = (used.requests, used.errors, used.input, used.cached, used.output, used.reasoning)
+    return (_on_one_line(name), *(f"{count:,}" for count in counts), _usd(used))
+
+
+def to_chart(by: str, rows: Rows) -> str:
+    """A bar of tokens for each; as long as its part of the largest."""
+    most = max((used.tokens for _, used in rows), default=0)
+    width = max((len(_on_one_line(name)) for name, _ in rows), default=0)
+    lines = []
+    for name, used in rows:
+        eighths = round(used.tokens * WIDTH * 8 / most) if most else 0
+        bar = "█" * (eighths // 8) + ("▏▎▍▌▋▊▉"[eighths % 8 - 1] if eighths % 8 else "")
+        lines.append(f"{_on_one_line(name).ljust(width)}  {bar.ljust(WIDTH)}  {used.tokens:,} tokens, {_usd(used)} USD")
+    return "".join(line + "\n" for line in lines)
+
+
+def to_csv(by: str, rows: Rows) -> str:
+    written = io.StringIO()
+    table = csv.writer(written, lineterminator="\n")
+    table.writerow([by, *to_used(Used())])
+    for name, used in rows:
+        table.writerow([_no_formula(name), *(to_used(used) | {"cost_usd": _usd(used)}).values()])
+    return written.getvalue()
+
+
+def to_json(by: str, rows: Rows) -> str:
+    shown: list[dict[str, Any]] = [{by: name, **to_used(used)} for name, used in rows]
+    return json.dumps(shown, ensure_ascii=False, indent=2) + "\n"
+
+
+FORMS: Final[Mapping[str, Callable[[str, Rows], str]]] = {
+    "table": to_table,
+    "chart": to_chart,
+    "csv": to_csv,
+    "json": to_json,
+}
+
+
+def _usd(used: Used) -> str:
+    return f"{used.cost // MILLION}.{used.cost % MILLION:06d}"
+
+
+def _on_one_line(name: str) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in name)
+
+
+def _no_formula(name: str) -> str:
+    # A spreadsheet runs what begins like this.
+    return f"'{name}" if name[:1] in "=+-@" and name else name

@@ -1,0 +1,85 @@
+"""One worker: a gateway in a process of its own, on a listener that it shares with others.
+
+Started by the supervisor as `python -m unisono.cli.worker`, which hands it three descriptors: the listener, the memory
+with the loads of all workers, and the socket over which orders come. When that socket ends the supervisor is gone, and
+the worker goes too: what it answers is finished first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+
+from unisono.app import Gateway, build
+from unisono.cli.accepting import Loads, Place
+from unisono.cli.orders import Reload, Serve, Up, first_message, next_message, to_bytes
+from unisono.cli.reloading import apply, tell_kept
+from unisono.cli.secrecy import secrets_of
+from unisono.cli.serve import screen
+from unisono.cli.server import Server, server_config
+from unisono.cli.switch import Switch
+from unisono.errors import ConfigError
+from unisono.observe.logs import start_logging
+from unisono.observing import share_metrics
+
+
+class Worker:
+    """Serves by `order`, and by those that come over `channel`."""
+
+    def __init__(self, order: Serve, channel: socket.socket, loads: Loads) -> None:
+        start_logging(order.config.unisono.log_level, secrets_of(order.config))
+        share_metrics(order.config, order.place)
+        self._order = order
+        self._channel = channel
+        self._switch = Switch(build(order.config, share=order.share))
+        self._server = Server(
+            server_config(self._switch, order.config, order.share),
+            self._switch,
+            started=self._started,
+            place=Place(loads, order.place),
+        )
+        self._obeying: asyncio.Task[None] | None = None
+
+    def run(self, listener: socket.socket) -> None:
+        self._server.run(sockets=[listener])
+
+    async def _started(self, gateway: Gateway) -> None:
+        reader, writer = await asyncio.open_unix_connection(sock=self._channel)
+        writer.write(to_bytes(Up(tuple(screen(gateway, self._order.address, self._order.remarks)))))
+        self._obeying = asyncio.create_task(self._obey(reader, writer), name="orders")
+
+    async def _obey(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while (order := await next_message(reader)) is not None:
+            if isinstance(order, Reload):
+                try:
+                    await apply(self._switch, order.config, self._order.share)
+                except ConfigError as error:
+                    tell_kept(error)
+        writer.close()
+        if not self._server.should_exit:
+            self._server.leave(notice=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m unisono.cli.worker", description=__doc__)
+    for name in ("listener", "loads", "channel", "workers"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    given = parser.parse_args(arguments)
+    # Until the server hears it, an interrupt ends this process without a word; the other one is for the supervisor.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    channel = socket.socket(fileno=given.channel)
+    order = first_message(channel)
+    if not isinstance(order, Serve):
+        return 1
+    with socket.socket(fileno=given.listener) as listener:
+        Worker(order, channel, Loads(given.loads, given.workers)).run(listener)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

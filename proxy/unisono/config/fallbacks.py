@@ -1,0 +1,84 @@
+"""Which models stand in for which: LiteLLM's lists, read where LiteLLM has them and checked against the models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from unisono.config.sections import Config, FallbackList, Fallbacks
+from unisono.errors import ConfigError
+
+ANY: Final = "*"
+"""Stands for every model that is not named."""
+
+
+@dataclass(frozen=True, slots=True)
+class StandIns:
+    """For one model, names of `model_list`, in order: `fallbacks` where its own backends failed or are full, `larger`
+    where the prompt is too long for them."""
+
+    fallbacks: tuple[str, ...] = ()
+    larger: tuple[str, ...] = ()
+
+
+def stand_ins(config: Config, groups: Sequence[str], aliases: Mapping[str, str]) -> dict[str, StandIns]:
+    """By model. Raises ConfigError for a name that nothing has."""
+    known = _Names(groups, aliases)
+    fallbacks, larger, default = _fallbacks(config, known), _larger(config, known), _default(config, known)
+    found = {
+        model: StandIns(
+            tuple(name for name in fallbacks.get(model, fallbacks.get(ANY, default)) if name != model),
+            tuple(name for name in larger.get(model, larger.get(ANY, ())) if name != model),
+        )
+        for model in groups
+    }
+    return {model: one for model, one in found.items() if one.fallbacks or one.larger}
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    groups: Sequence[str]
+    aliases: Mapping[str, str]
+
+    def of(self, name: str, path: str) -> str:
+        model = self.aliases.get(name, name)
+        if model not in self.groups:
+            raise ConfigError(f"{path}: there is no model_name {name!r} in model_list")
+        return model
+
+    def read(self, rows: FallbackList, path: str) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for index, row in enumerate(rows):
+            for model, names in row.items():
+                here = f"{path}[{index}].{model}"
+                targets = [self.of(name, f"{here}[{at}]") for at, name in enumerate(names)]
+                found[model if model == ANY else self.of(model, here)] = targets
+        return found
+
+
+def _sections(config: Config) -> tuple[tuple[str, Fallbacks], ...]:
+    """Where the lists may stand; the first that has one wins."""
+    return ("router_settings", config.router_settings), ("litellm_settings", config.litellm_settings)
+
+
+def _fallbacks(config: Config, known: _Names) -> dict[str, list[str]]:
+    for section, settings in _sections(config):
+        if settings.fallbacks is not None:
+            return known.read(settings.fallbacks, f"{section}.fallbacks")
+    return {}
+
+
+def _larger(config: Config, known: _Names) -> dict[str, list[str]]:
+    for section, settings in _sections(config):
+        if settings.context_window_fallbacks is not None:
+            return known.read(settings.context_window_fallbacks, f"{section}.context_window_fallbacks")
+    return {}
+
+
+def _default(config: Config, known: _Names) -> list[str]:
+    for section, settings in _sections(config):
+        if settings.default_fallbacks is not None:
+            path = f"{section}.default_fallbacks"
+            return [known.of(name, f"{path}[{at}]") for at, name in enumerate(settings.default_fallbacks)]
+    return []

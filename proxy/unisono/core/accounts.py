@@ -1,0 +1,149 @@
+"""Accounts: what a key has used, what is held for turns that run, and what it may still use.
+
+A turn of a key with limits reserves before it begins, all or nothing, and is settled once when it ends; a reservation
+that is not renewed lapses. Whatever was used is entered in the ledger by the same act that settles. Money is in whole
+micro-USD, prices in micro-USD for a million tokens; times are the store's, in seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Protocol
+
+from unisono.core.access import NO_LIMITS, Limits
+
+WINDOW_S: Final = 60
+"""In any so many seconds a key makes no more requests and takes no more tokens than it may."""
+SHARE: Final = 4
+"""A turn that names no bound of its own holds one part in so many of what is left of a budget, or what it is expected
+to need where that is more: the turns beside it find something too."""
+MILLION: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Who something is counted for: a virtual key by its public id, empty for what needs none, and its tenant."""
+
+    tenant: str
+    key: str = ""
+
+
+class Limit(StrEnum):
+    """What a turn was refused by."""
+
+    REQUESTS = "requests"
+    TOKENS = "tokens"
+    PARALLEL = "parallel"
+    TOKEN_BUDGET = "token_budget"  # noqa: S105 - a budget
+    MONEY_BUDGET = "money_budget"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a turn wants of its account. `once` is its own and nobody else's. `input` are the tokens it sends, `least`
+    those it is expected to generate and `most` those it could; `input_cost` and `output_price` say what they cost.
+    `period` names the budget's period and `period_ends` is when the next one begins, None for never, in seconds since
+    1970. The claim is held for `for_s` seconds unless it is renewed. One that is `owed` is never refused: what it is
+    for was let in before."""
+
+    account: Account
+    once: str
+    limits: Limits
+    input: int
+    least: int
+    most: int
+    for_s: float
+    input_cost: int = 0
+    output_price: int = 0
+    period: str = "none"
+    period_ends: float | None = None
+    owed: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """What is held of the tokens of a minute."""
+        return self.input + self.least
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How an account stands behind a claim. `refused` is the limit that it met, None when it was granted, and
+    `again_s` when there is room for it, None for never by itself. What is left is None where there is no limit;
+    `requests_reset_s` and `tokens_reset_s` is when all of it is there again. `output` are the tokens that may be
+    generated, None for any number."""
+
+    refused: Limit | None = None
+    again_s: float | None = None
+    output: int | None = None
+    requests_left: int | None = None
+    requests_reset_s: float = 0.0
+    tokens_left: int | None = None
+    tokens_reset_s: float = 0.0
+    limits: Limits = NO_LIMITS
+    """What the account may use; the store does not say it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """What turns took: `cached` is part of `input`, `reasoning` of `output`."""
+
+    requests: int = 0
+    errors: int = 0
+    input: int = 0
+    cached: int = 0
+    output: int = 0
+    reasoning: int = 0
+    cost: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return self.input + self.output
+
+    def __add__(self, other: Used) -> Used:
+        return Used(*(getattr(self, name) + getattr(other, name) for name in USED))
+
+
+USED: Final = Used.__slots__
+"""The names of what is counted, in their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A line of the ledger: what one account took of one model on one day of UTC, YYYY-MM-DD."""
+
+    account: Account
+    model: str
+    day: str
+    used: Used
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """The end of a turn: what it took in truth, for the ledger and in place of what `claim` holds. `once` is its own,
+    whichever claim it had: settled again, it counts once."""
+
+    once: str
+    entry: Entry
+    claim: Claim | None = None
+
+
+class Accounts(Protocol):
+    """Where accounts are kept; `StoreUnavailable` may come of each."""
+
+    async def reserve(self, claim: Claim) -> Standing:
+        """Hold what a claim wants, all of it or nothing. The same claim again is held once."""
+        ...
+
+    async def extend(self, *claims: Claim) -> None:
+        """Hold claims for another `for_s` seconds from now; those that have lapsed are gone."""
+        ...
+
+    async def settle(self, *settlements: Settlement) -> None:
+        """Each in one act: the truth in place of what was held, and its entry in the ledger."""
+        ...
+
+    async def ledger(self, since: str, until: str, account: Account | None = None) -> tuple[Entry, ...]:
+        """The entries of days from `since` to `until`, both of them too, of one account or of all, by day, account and
+        model."""
+        ...

@@ -1,0 +1,108 @@
+"""How a request finds its way to a backend: what the engine asks of the pool, and what it tells of how it went.
+
+A request has one route. For each stretch of generating it takes a place on it: a deployment that is well, has room and
+is likely to hold the prompt already. A place that failed is told so, and the next one is somewhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+from unisono.core.generation import Capabilities
+from unisono.core.ports import Deployment
+from unisono.errors import UnisonoError
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a route is asked for with. Requests of one `owner` wait for each other, and no other owner waits for all of
+    them. Those of one `sticky` value go to one deployment while it is well and no busier than others, so that its
+    prefix cache is of use; empty for any."""
+
+    model: str
+    owner: str = ""
+    sticky: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What the generation that comes takes. `prompt_tokens` are those that it begins behind, `blocks` their numbers
+    (`core.blocks`), `max_tokens` the most that may be generated, None for what the context holds. `wants` are names
+    from `Capabilities.constrain`, and `logit_bias`, that a deployment had better be able to do. What `resumes` has
+    begun for a client: it waits behind nobody who has not."""
+
+    prompt_tokens: int
+    blocks: Sequence[int] = ()
+    max_tokens: int | None = None
+    wants: frozenset[str] = frozenset()
+    resumes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """One deployment that a request was given, and the code of the error it ended in; empty for none."""
+
+    deployment: str
+    failure: str = ""
+
+
+class Place(Protocol):
+    """The right to generate on one deployment, as a context: leaving it gives the place back, whatever happened."""
+
+    @property
+    def deployment(self) -> Deployment: ...
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """By the last good probe."""
+        ...
+
+    def began(self) -> None:
+        """The first token came: the prompt is read, and what is left to be done is the answer. Told again it changes
+        nothing."""
+        ...
+
+    def failed(self, error: UnisonoError) -> None:
+        """The generation ended in `error`; whether that speaks against the deployment is the pool's to judge."""
+        ...
+
+    def succeeded(self) -> None:
+        """A generation came to its end."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Route(Protocol):
+    """One request's way through the deployments of its model, and of those that stand in for it."""
+
+    @property
+    def tries(self) -> Sequence[Try]:
+        """Every place that was given, in order."""
+        ...
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether there is another deployment to try should the one that was given last fail."""
+        ...
+
+    async def place(self, demand: Demand) -> Place:
+        """The next place; without a failure since, the same deployment if it has one free. Waits in line for it.
+        Raises the error that the last place failed with when there is nowhere else to go, `BackendOverloaded` when the
+        line is full or took too long, `BackendUnavailable` or its relatives when nothing works. Cancelled cleanly."""
+        ...
+
+
+class Pool(Protocol):
+    """Live deployments by model name."""
+
+    def route(self, ask: Ask) -> Route:
+        """Raises `UnknownModel`."""
+        ...

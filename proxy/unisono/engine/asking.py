@@ -1,0 +1,119 @@
+"""What backends are asked for a turn: the prompt of each step, rendered once however many places it is sent to, and how
+much may be generated behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from unisono.core.blocks import blocks_of
+from unisono.core.conversation import Conversation
+from unisono.core.generation import Capabilities, Chunk, Form, Prompt, Usage
+from unisono.core.routes import Demand
+from unisono.engine.prompts import Rendered, fit, render, with_text
+from unisono.engine.reading import Reading
+from unisono.engine.turn import Report, Turn
+from unisono.errors import ContextTooLong
+from unisono.harmony.render import Renderer
+from unisono.harmony.tools import ToolSet
+
+DEFAULT_CONTEXT = 131_072
+"""gpt-oss's own window, for backends that do not tell theirs."""
+
+ROOM_WANTED = 1_024
+"""Tokens that an answer without a limit of its own is to have where turns may be left out for it."""
+
+
+class Asking:
+    """For one run. `usage` is what is known of its prompts."""
+
+    def __init__(
+        self, renderer: Renderer, turn: Turn, conversation: Conversation, tools: ToolSet, report: Report
+    ) -> None:
+        self._renderer = renderer
+        self._turn = turn
+        self._tools = tools
+        self._report = report
+        self._whole = self.conversation = conversation
+        self._rendered: Rendered | None = None
+        self._spelled: Rendered | None = None
+        """The same with text."""
+        self._step = (0, False)
+        self._fitted_to = 0
+        self.usage = Usage()
+
+    async def demand(self, reading: Reading, *, resumes: bool) -> Demand:
+        """What the generation that comes takes."""
+        turn, rendered = self._turn, await self._prompt(reading)
+        said = reading.said
+        # Behind what was said every block may be another one, and only here they are asked for.
+        blocks: Sequence[int] = blocks_of([*rendered.prompt.tokens, *said]) if said else rendered.blocks
+        wants = reading.wants | ({"logit_bias"} if turn.sampling.logit_bias else set())
+        limit = None if turn.max_tokens is None else max(turn.max_tokens - reading.completed, 1)
+        return Demand(len(rendered.prompt.tokens) + len(said), blocks, limit, wants, resumes)
+
+    async def prompt(self, reading: Reading, capabilities: Capabilities) -> Rendered:
+        """The current step's for such a backend. The first one is what is counted."""
+        context = capabilities.context or DEFAULT_CONTEXT
+        if self._turn.truncate and context != self._fitted_to:
+            await self._fit(context)
+        await self.counted(reading)
+        rendered = await self._prompt(reading)
+        if capabilities.prompt is not Form.TEXT:
+            return rendered
+        if self._spelled is None:
+            conversation = reading.extended(self.conversation)
+            self._spelled = await with_text(self._renderer, conversation, self._tools, rendered)
+        return self._spelled
+
+    async def counted(self, reading: Reading) -> Usage:
+        """What is known of the prompts, whether or not a backend was asked."""
+        rendered = await self._prompt(reading)
+        if not self.usage.prompt_tokens:
+            first = rendered if not reading.steps else await self._render(self.conversation)
+            self.usage = replace(self.usage, prompt_tokens=len(first.prompt.tokens))
+        return self.usage
+
+    async def has_room_for_final(self, reading: Reading, capabilities: Capabilities) -> bool:
+        """Whether an answer could be opened behind the step that ended."""
+        rendered = await self._render(reading.with_final_opened(self.conversation))
+        return self.room(rendered.prompt, capabilities, reading.completed) > 0
+
+    def room(self, prompt: Prompt, capabilities: Capabilities, spent: int) -> int:
+        """Tokens that may still be generated behind a prompt when `spent` are; below 1 for none."""
+        room = (capabilities.context or DEFAULT_CONTEXT) - len(prompt.tokens)
+        return room if self._turn.max_tokens is None else min(room, self._turn.max_tokens - spent)
+
+    def too_long(self, prompt: Prompt, capabilities: Capabilities) -> ContextTooLong:
+        context = capabilities.context or DEFAULT_CONTEXT
+        return ContextTooLong(
+            f"This model's maximum context length is {context} tokens, but the messages (and tools) resulted in "
+            f"{len(prompt.tokens)} tokens. Please reduce their length.",
+            param=self._turn.history_at,
+        )
+
+    def count(self, chunk: Chunk) -> None:
+        """What a backend says of the first step's prompt: it is what the client sent, later ones only repeat it."""
+        if chunk.cached_tokens is not None and not self.usage.cached_tokens:
+            self.usage = replace(self.usage, cached_tokens=min(chunk.cached_tokens, self.usage.prompt_tokens))
+
+    async def _prompt(self, reading: Reading) -> Rendered:
+        step = (reading.steps, reading.opened)
+        if self._rendered is None or step != self._step:
+            self._rendered, self._spelled = await self._render(reading.extended(self.conversation)), None
+            self._step = step
+            results = (self._renderer.item(result, self._tools) for result in reading.results)
+            self.usage = replace(self.usage, tool_output_tokens=sum(map(len, results)))
+        return self._rendered
+
+    async def _render(self, conversation: Conversation) -> Rendered:
+        return await render(self._renderer, conversation, self._tools)
+
+    async def _fit(self, context: int) -> None:
+        wanted = min(self._turn.max_tokens or ROOM_WANTED, context // 4)
+        fitted = await fit(self._renderer, self._whole, self._tools, context - wanted)
+        if fitted.conversation is not self.conversation:
+            self.conversation, self._rendered = fitted.conversation, None
+        self._fitted_to = context
+        self._report.left_out = fitted.left_out

@@ -1,0 +1,25 @@
+"""A move of the step plan, as data: what is cut, what is put there, and what the model goes on behind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unisono.core.conversation import Tokens
+from unisono.core.generation import Constraint
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Cut what was said behind the place `kept`, put whole messages `between` there, open a message with `header` (what
+    stands behind `<|start|>assistant`; empty where the model is to choose), and go on. `closes`: an open message is
+    closed first, and stands. `naming`: what is generated next is the name of a tool."""
+
+    kept: int = 0
+    header: Tokens = ()
+    between: Tokens = ()
+    closes: bool = False
+    constraint: Constraint | None = None
+    naming: bool = False
+    again: int = 0
+    """How often the same was generated before."""
+    rule: str = ""

@@ -1,0 +1,274 @@
+"""Where an answer is generated: a place is taken when there is something to generate and kept until it is let go, and
+every step is one generation behind the step's prompt and what was said of it before, on whatever place that was.
+
+All times of an answer are one: what a deployment may take is what is left of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack, aclosing
+from time import monotonic
+from typing import TypeAlias
+
+from unisono.core.deadline import Deadline
+from unisono.core.events import Event
+from unisono.core.generation import Capabilities, FinishReason, Form, Generation, Timeouts
+from unisono.core.routes import Ask, Demand, Place
+from unisono.core.tracing import Trace, step_span, try_span
+from unisono.core.watching import Waited
+from unisono.engine.asking import Asking
+from unisono.engine.limit import Limit
+from unisono.engine.means import Means
+from unisono.engine.policy import drawn_again
+from unisono.engine.prompts import Continued, go_on
+from unisono.engine.reading import Reading
+from unisono.engine.telling import Telling
+from unisono.engine.turn import Report, Turn
+from unisono.errors import (
+    BackendProtocolError,
+    BackendTimeout,
+    ConstraintRefused,
+    UnisonoError,
+    UnsupportedValue,
+)
+from unisono.harmony.decode import Decoder
+
+Generated: TypeAlias = AsyncGenerator[tuple[list[Event], FinishReason | None]]
+"""What may be shown of a step, per network read; the last comes with the reason the step ended."""
+
+
+class Stretch:
+    """For one run. `shown` says whether the client has seen anything."""
+
+    def __init__(self, means: Means, turn: Turn, report: Report) -> None:
+        self._means = means
+        self._turn = turn
+        self._report = report
+        owner = turn.caller.key if turn.caller is not None and turn.caller.key else turn.tenant
+        self._route = means.pool.route(Ask(turn.model, owner, turn.sticky))
+        self._deadline = Deadline(self._now())
+        self._place: Place | None = None
+        self._held = ExitStack()
+        self._asked = False
+        self._timeouts: Timeouts | None = None
+        self._refused: dict[str, frozenset[str]] = {}
+        """Kinds of constraints that deployments refused in this run."""
+        self._moved = bool(turn.journal)
+        """Whether what was said of the step comes from elsewhere."""
+        self._moving = False
+        """Whether the next place is one to move to."""
+        self.shown = False
+        self.full = False
+        """Whether there is no room for another token anywhere."""
+
+    # -- places
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether there is another deployment to turn to."""
+        return self._route.elsewhere
+
+    @property
+    def late(self) -> bool:
+        """Whether the time for the answer is over."""
+        return self._timeouts is not None and self._deadline.left(self._timeouts, self._now()).total_s <= 0.0
+
+    @property
+    def taken(self) -> bool:
+        """Whether a place is held."""
+        return self._place is not None
+
+    async def take(self, asking: Asking, reading: Reading) -> Place:
+        """The place that is held, or the next one. Raises what keeps it from being had."""
+        if self._place is not None:
+            return self._place
+        demand = await asking.demand(reading, resumes=self.shown or reading.completed > 0)
+        left = None if self._timeouts is None else self._deadline.left(self._timeouts, self._now()).total_s
+        place = await self._waited_for(demand, left)
+        self._place = self._held.enter_context(place)
+        self._asked = False
+        self._timeouts = place.deployment.timeouts
+        self._report.backend = place.deployment.name
+        self._report.tries = self._route.tries
+        if self._moving:
+            self._moving = False
+            self._report.failovers += 1
+        return place
+
+    async def _waited_for(self, demand: Demand, left_s: float | None) -> Place:
+        began_s, failure = self._report.now_s(), ""
+        try:
+            async with asyncio.timeout(left_s):
+                return await self._route.place(demand)
+        except TimeoutError:
+            failure = BackendTimeout.code
+            raise BackendTimeout("No backend was free in the time there was left for the answer.") from None
+        except UnisonoError as error:
+            failure = error.code
+            raise
+        finally:
+            self._report.facts.waits.append(Waited(began_s, self._report.now_s(), failure))
+
+    def fail(self, error: UnisonoError, *, moves: bool = False) -> None:
+        """The place that is held failed, and is given back. Who `moves` goes on behind it on the next one."""
+        if self._place is not None:
+            self._place.failed(error)
+        self._report.tries = self._route.tries
+        self._moved = True
+        self._moving = moves
+        self.release()
+
+    def let_go(self) -> None:
+        """Give back the place, if one is held, where all was well; the time is somebody else's until one is taken."""
+        if self._place is not None and self._asked:
+            self._place.succeeded()
+        self.release()
+        self._deadline.stop(self._now())
+
+    def go_on(self) -> None:
+        """The time is this answer's again."""
+        self._deadline.go_on(self._now())
+
+    def begin_anew(self) -> None:
+        """Nothing was said but what the turn's journal says."""
+        self._moved = bool(self._turn.journal)
+
+    def release(self) -> None:
+        """Give back the place, if one is held."""
+        self._place = None
+        self._held.close()
+
+    # -- steps
+
+    async def step(self, asking: Asking, reading: Reading) -> Generated:
+        """The current step from where it is to its end. No backend is asked for one that has ended, or for which there
+        is no room; where there is room elsewhere, raises ContextTooLong."""
+        if reading.stop_sequence is not None or reading.handed_back:
+            return _at_once([], FinishReason.STOP)
+        if reading.ended:
+            return _at_once(reading.end(FinishReason.STOP), FinishReason.STOP)
+        if reading.broken_off or self.full:
+            return _at_once(reading.end(FinishReason.LENGTH), FinishReason.LENGTH)
+        place = await self.take(asking, reading)
+        if reading.constrains:
+            return self._unrefused(place, asking, reading)
+        return await self._generation(place, asking, reading)
+
+    async def _unrefused(self, place: Place, asking: Asking, reading: Reading) -> Generated:
+        """A generation, without the constraints that the backend refuses to keep to."""
+        while True:
+            try:
+                async with aclosing(await self._generation(place, asking, reading)) as batches:
+                    async for batch in batches:
+                        yield batch
+            except ConstraintRefused:
+                if reading.constraint is None:
+                    raise
+                name = place.deployment.name
+                self._refused[name] = self._refused.get(name, frozenset()) | {reading.constraint.kind}
+            else:
+                return
+
+    async def _generation(self, place: Place, asking: Asking, reading: Reading) -> Generated:
+        capabilities = place.capabilities
+        if self._turn.sampling.logit_bias and not capabilities.logit_bias:
+            raise UnsupportedValue("'logit_bias': the backend of this model cannot bias tokens.", param="logit_bias")
+        rendered = await asking.prompt(reading, capabilities)
+        if not reading.begun:
+            reading.begin(rendered.opening)
+        able = capabilities.constrain - self._refused.get(place.deployment.name, frozenset())
+        if self._moved:
+            reading.take_up(able)
+        said = reading.said
+        how = {"guessed": reading.guessed, "moved": self._moved, "naming": reading.naming}
+        behind = await go_on(self._means.encoding, rendered, said, capabilities, **how)
+        room = self._room(asking, behind, capabilities, reading)
+        if room < 1:
+            return _at_once(reading.end(FinishReason.LENGTH), FinishReason.LENGTH)
+        self._moved = False
+        reading.came(capabilities, able)
+        job = self._job(behind, place, room, reading)
+        first = asking if not said and not reading.steps else None
+        return self._read(place, job, behind.decoder, reading, first)
+
+    def _room(self, asking: Asking, behind: Continued, capabilities: Capabilities, reading: Reading) -> int:
+        """Tokens that may be generated. Raises ContextTooLong where there is none here and there may be elsewhere, or
+        nothing was generated yet."""
+        spent = reading.spent + behind.said - reading.put
+        room = asking.room(behind.prompt, capabilities, spent)
+        limit = self._turn.max_tokens
+        if room < 1 and (not reading.completed or (self.elsewhere and (limit is None or spent < limit))):
+            raise asking.too_long(behind.prompt, capabilities)
+        return room
+
+    def _job(self, behind: Continued, place: Place, room: int, reading: Reading) -> Generation:
+        timeouts = self._deadline.left(place.deployment.timeouts, self._now())
+        if timeouts.total_s <= 0.0:
+            raise BackendTimeout(f"The answer was not complete within {place.deployment.timeouts.total_s:g} seconds.")
+        return Generation(
+            prompt=behind.prompt,
+            max_tokens=room,
+            constraint=reading.constraint,
+            sampling=drawn_again(self._turn.sampling, reading.again),
+            timeouts=timeouts,
+            request_id=self._turn.request_id,
+            trace=self._span(reading),
+        )
+
+    def _span(self, reading: Reading) -> Trace | None:
+        """The next generation's, below that of its step."""
+        if self._turn.span is None:
+            return None
+        return self._turn.span.child(step_span(reading.steps)).child(try_span(len(self._report.facts.steps)))
+
+    async def _read(
+        self, place: Place, job: Generation, decoder: Decoder, reading: Reading, first: Asking | None
+    ) -> Generated:
+        deployment = place.deployment
+        stream = deployment.backend.complete(job)
+        self._asked = waits = True
+        told = Telling(self._report, self._turn, deployment.name, job, reading.steps)
+        limit = Limit(self._means.encoding, job.max_tokens, guessed=place.capabilities.output is not Form.IDS)
+        try:
+            async for chunk in stream:
+                if waits and (chunk.tokens or chunk.text):
+                    waits = False
+                    place.began()
+                if first is not None:
+                    first.count(chunk)
+                tokens = limit.taken(decoder.feed(chunk))
+                told.came(chunk, len(tokens), monotonic())
+                finish = FinishReason.LENGTH if limit.passed else chunk.finish
+                if finish is None:
+                    # Without a token nothing is shown: a journal could not tell that it was.
+                    if tokens and ((shown := reading.feed(tokens)) or reading.moves):
+                        yield shown, None
+                    if reading.broken_off:
+                        yield reading.end(FinishReason.LENGTH), FinishReason.LENGTH
+                        return
+                    continue
+                stop = () if chunk.stop_token is None else (chunk.stop_token,)
+                rest = () if limit.passed else (*decoder.end(), *stop)
+                told.ended(finish, len(rest))
+                shown = reading.feed([*tokens, *rest])
+                reason = FinishReason.LENGTH if reading.broken_off else finish
+                yield shown if reading.moves else shown + reading.end(reason), reason
+                return
+            raise BackendProtocolError("the backend ended its stream without saying why")
+        except UnisonoError as error:
+            told.failure = error.code
+            raise
+        finally:
+            told.over()
+            if isinstance(stream, AsyncGenerator):
+                await stream.aclose()
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+
+async def _at_once(shown: list[Event], reason: FinishReason) -> Generated:
+    yield shown, reason

@@ -1,0 +1,57 @@
+"""One generation, as it is told to whoever watches: noted while it runs, and a fact of the run when it is over."""
+
+from __future__ import annotations
+
+from unisono.core.generation import Chunk, FinishReason, Generation
+from unisono.core.watching import Pace, StepDone
+from unisono.engine.turn import Report, Turn
+
+
+class Telling:
+    """A generation that begins now on `deployment`, for the step of that number."""
+
+    def __init__(self, report: Report, turn: Turn, deployment: str, job: Generation, step: int) -> None:
+        self._report = report
+        self._recorded = turn.recorded
+        self._deployment = deployment
+        self._job = job
+        self._step = step
+        self._began_s = report.now_s()
+        self.pace = Pace()
+        self.cached: int | None = None
+        self.finish = ""
+        self.failure = ""
+
+    def came(self, chunk: Chunk, tokens: int, now: float) -> None:
+        """A chunk that said so many tokens, at `now` by the monotonic clock."""
+        if tokens:
+            self.pace.came(tokens, now)
+        if chunk.cached_tokens is not None:
+            self.cached = chunk.cached_tokens
+
+    def ended(self, reason: FinishReason, unseen: int) -> None:
+        """The backend said that it is done; so many tokens it did not send are known to have been generated."""
+        self.finish = reason.value
+        self.pace.tokens += unseen
+
+    def over(self) -> None:
+        """Nothing more comes, for whatever reason."""
+        pace, report = self.pace, self._report
+        prompt = self._job.prompt.tokens
+        report.facts.steps.append(
+            StepDone(
+                step=self._step,
+                deployment=self._deployment,
+                began_s=self._began_s,
+                first_token_s=None if pace.first is None else pace.first - report.began,
+                ended_s=report.now_s(),
+                prompt_tokens=len(prompt),
+                cached_tokens=self.cached,
+                generated=pace.tokens,
+                finish=self.finish,
+                failure=self.failure,
+                gaps=pace.gaps,
+                gaps_s=pace.gaps_s,
+                prompt=prompt if self._recorded else (),
+            )
+        )

@@ -1,0 +1,107 @@
+"""Bodies of answers on their way to the SDK, made light: as a whole, or event by event (see `light.py`)."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Final
+
+import httpx2
+
+from unisono.mcp.exchange import Exchange
+from unisono.mcp.light import OFF_LOOP_BYTES, TooMuch, light
+from unisono.mcp.limits import Limits
+
+TOO_LARGE: Final = "the answer is larger than is taken"
+
+# A line ends in one of three ways, and an event with an empty line.
+_EVENT_END: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
+_LINE_END: Final = re.compile(rb"\r\n|\n|\r")
+
+
+class Refused(httpx2.StreamError):
+    """An answer that is not taken, or a request that is not made; the message says why."""
+
+
+class _Body(httpx2.AsyncByteStream):
+    """`inner` is bounded. When all of it was read, whoever waits for the exchange to be over is told."""
+
+    def __init__(self, inner: httpx2.AsyncByteStream, exchange: Exchange, limits: Limits) -> None:
+        self._inner = inner
+        self._chunks = aiter(inner)
+        self._exchange = exchange
+        self._limits = limits
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        return await anext(self._chunks)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    async def _light(self, data: bytes) -> bytes:
+        try:
+            return await light(data, self._limits)
+        except TooMuch:
+            self._exchange.too_large, self._exchange.problem = True, TOO_LARGE
+            raise Refused(TOO_LARGE) from None
+
+
+class Whole(_Body):
+    """A message."""
+
+    _given = False
+
+    async def __anext__(self) -> bytes:
+        if not self._given:
+            self._given = True
+            return await self._light(b"".join([chunk async for chunk in self._chunks]))
+        if self._exchange.over is not None:
+            self._exchange.over()
+        raise StopAsyncIteration
+
+
+class Events(_Body):
+    """Messages in events. One that is larger than is taken goes on as it comes, for the SDK to refuse."""
+
+    def __init__(self, inner: httpx2.AsyncByteStream, exchange: Exchange, limits: Limits) -> None:
+        super().__init__(inner, exchange, limits)
+        self._held = bytearray()
+        self._ready: deque[bytes] = deque()
+        self._over = False
+
+    async def __anext__(self) -> bytes:
+        while not self._ready:
+            if self._over:
+                raise StopAsyncIteration
+            try:
+                await self._take(await anext(self._chunks))
+            except StopAsyncIteration:
+                self._over = True
+                self._ready.append(bytes(self._held))
+        return self._ready.popleft()
+
+    async def _take(self, chunk: bytes) -> None:
+        # An end may be in two chunks.
+        looked_at = max(len(self._held) - 3, 0)
+        self._held += chunk
+        begin = 0
+        for end in _EVENT_END.finditer(self._held, looked_at):
+            event = bytes(self._held[begin : end.end()])
+            self._ready.append(event if len(event) <= OFF_LOOP_BYTES else await self._light_event(event))
+            begin = end.end()
+        if len(self._held) - begin > self._limits.answer_bytes:
+            self._ready.append(bytes(self._held))
+            begin = len(self._held)
+        self._held = self._held[begin:]
+
+    async def _light_event(self, event: bytes) -> bytes:
+        """The same event with its data on one line."""
+        lines = _LINE_END.split(event)
+        data = [line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:")]
+        others = [line for line in lines if line and not line.startswith(b"data:")]
+        # In JSON an end of line is between two values, and a space does as well.
+        return b"\n".join([*others, b"data: " + await self._light(b" ".join(data)), b"", b""])

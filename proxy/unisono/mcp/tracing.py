@@ -1,0 +1,24 @@
+"""Which span a call of a tool belongs to: the SDK writes the current one into the request that it sends (SEP-414)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, TraceState, use_span
+
+from unisono.core.tracing import Trace
+
+
+@contextmanager
+def below(trace: Trace | None) -> Iterator[None]:
+    """What is sent here, and in tasks that begin here, goes on below `trace`."""
+    if trace is None:
+        yield
+        return
+    flags = TraceFlags(TraceFlags.SAMPLED if trace.sampled else TraceFlags.DEFAULT)
+    state = TraceState.from_header([trace.state]) if trace.state else None
+    ids = int(trace.trace_id, 16), int(trace.span_id, 16)
+    context = SpanContext(*ids, is_remote=False, trace_flags=flags, trace_state=state)
+    with use_span(NonRecordingSpan(context)):
+        yield

@@ -1,0 +1,242 @@
+"""Turns that are counted: each begins under the limits of its key and ends in the ledger.
+
+Part of the composition root: no surface and nothing of the engine knows of it. What an answer used is in the ledger
+before its last event, which tells the usage, is handed out. A turn of a key with a budget generates no more than was
+reserved for it, so that the budget is not overdrawn.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from secrets import token_hex
+from typing import Final
+
+from unisono.access.limits import Books
+from unisono.access.prices import FREE, Price
+from unisono.api.about import limit_headers
+from unisono.core.access import Caller
+from unisono.core.accounts import Account, Claim, Entry, Limit, Settlement, Standing, Used
+from unisono.core.conversation import AssistantCall, Conversation, ToolResult
+from unisono.core.events import Event, Finished
+from unisono.core.generation import FinishReason, Usage
+from unisono.engine.turn import Report, Run, Turn, Turns
+from unisono.errors import LimitReached, QuotaExceeded, StoreUnavailable, TokensLimited
+
+BYTES_PER_TOKEN: Final = 3
+"""Fewer than most text has: an estimate is rather too high."""
+AROUND: Final = 100
+"""Tokens of a prompt besides what the client said."""
+EXPECTED: Final = 1024
+"""Tokens an answer is taken to need where nothing else is said."""
+MOST: Final = 131_072
+"""Tokens an answer could have, for want of a bound."""
+NEVER_S: Final = 86_400.0
+"""What a client is told to wait where waiting does not help, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """How a limit refuses, and when to ask again where that is not known."""
+
+    error: type[LimitReached]
+    words: str
+    again_s: float
+
+
+REFUSALS: Final[Mapping[Limit, Refusal]] = {
+    Limit.REQUESTS: Refusal(LimitReached, "This key has made all the requests it may make in a minute.", NEVER_S),
+    Limit.TOKENS: Refusal(TokensLimited, "This request needs more tokens than its key has left in a minute.", NEVER_S),
+    Limit.PARALLEL: Refusal(LimitReached, "This key has as many requests running as it may have at once.", 1.0),
+    Limit.TOKEN_BUDGET: Refusal(QuotaExceeded, "The token budget of this key is spent.", NEVER_S),
+    Limit.MONEY_BUDGET: Refusal(QuotaExceeded, "The budget of this key is spent.", NEVER_S),
+}
+
+
+class MeteredTurns(Turns):
+    """`prices` are by model; one that is not among them costs nothing. `lenient` lets turns of keys with limits go on
+    uncounted for now while the store does not answer. `clock` gives seconds since 1970."""
+
+    def __init__(
+        self,
+        turns: Turns,
+        books: Books,
+        prices: Mapping[str, Price],
+        *,
+        lenient: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.turns = turns
+        self.books = books
+        self.prices = prices
+        self.lenient = lenient
+        self.clock = clock
+
+    def start(self, turn: Turn) -> Run:
+        return MeteredRun(self, turn)
+
+    async def count(self, turn: Turn) -> int:
+        return await self.turns.count(turn)
+
+    async def claim(self, turn: Turn, caller: Caller) -> Claim:
+        """What a turn asks of its key. Raises what its conversation is refused with."""
+        limits, price = caller.limits, self.prices.get(turn.model, FREE)
+        budgeted = limits.token_budget is not None or limits.money_budget is not None
+        sent = await self.turns.count(turn) if budgeted else estimated(turn.conversation)
+        most = MOST if turn.max_tokens is None else turn.max_tokens
+        least = min(most, EXPECTED)
+        if limits.tpm is not None:
+            # What fits into a minute at all is not refused for an expectation.
+            least = max(1, min(least, limits.tpm - sent))
+        begun, ends = limits.budget_period.window(self.clock(), limits.budget_since)
+        return Claim(
+            account=Account(turn.tenant, caller.key),
+            once=token_hex(12),
+            limits=limits,
+            input=sent,
+            least=least + len(turn.journal),
+            most=most,
+            for_s=self.books.held_s,
+            input_cost=price.of_input(sent),
+            output_price=price.output,
+            period=f"{limits.budget_period.kind}:{begun:.0f}",
+            period_ends=ends,
+            owed=bool(turn.journal),
+        )
+
+
+class MeteredRun(Run):
+    """A run of `metered`'s turns. Nothing is counted of one that nobody ever iterates."""
+
+    def __init__(self, metered: MeteredTurns, turn: Turn) -> None:
+        self._metered = metered
+        self._turn = turn
+        self._run = metered.turns.start(turn)
+        self.report: Report = self._run.report
+        self._batches: AsyncGenerator[list[Event]] | None = None
+        self._claim: Claim | None = None
+        self._cut = False
+        """Whether the budget bounds the answer."""
+
+    def __aiter__(self) -> AsyncIterator[list[Event]]:
+        self._batches = self._each()
+        return self._batches
+
+    async def aclose(self) -> None:
+        if self._batches is not None:
+            await self._batches.aclose()
+        await self._run.aclose()
+
+    async def _each(self) -> AsyncGenerator[list[Event]]:
+        books = self._metered.books
+        caller = self._turn.caller
+        if caller is not None and caller.limits.limited:
+            await self._let_in(caller)
+        settled, failed = False, False
+        try:
+            async with aclosing(self._run) as run:
+                async for batch in run:
+                    if batch and isinstance(last := batch[-1], Finished):
+                        self._note(last)
+                        settled = True
+                        insist = not self._metered.lenient and caller is not None and bool(caller.key)
+                        await books.settle(self._settlement(last.usage, self._turn.seed), insist=insist)
+                    yield batch
+        except Exception:
+            failed = True
+            raise
+        finally:
+            if not settled:
+                books.enter(self._settlement(self._so_far(), "", errors=int(failed)))
+
+    async def _let_in(self, caller: Caller) -> None:
+        """Raises `LimitReached`, and `StoreUnavailable`."""
+        metered, turn = self._metered, self._turn
+        claim = await metered.claim(turn, caller)
+        try:
+            standing = await metered.books.reserve(claim)
+        except StoreUnavailable:
+            if not metered.lenient:
+                raise
+            return
+        if standing.refused is not None:
+            raise refused(standing.refused, standing)
+        self._claim = claim
+        self.report.standing = standing
+        if standing.output is not None and (turn.max_tokens is None or standing.output < turn.max_tokens):
+            self._cut = True
+            run = metered.turns.start(replace(turn, max_tokens=standing.output))
+            # Whoever waits for this run has its report already.
+            run.report = self.report
+            self._run = run
+
+    def _note(self, finished: Finished) -> None:
+        if self._cut and finished.reason is FinishReason.LENGTH and not self.report.unmet:
+            self.report.unmet = "The budget of this key had no room for a longer answer."
+
+    def _so_far(self) -> Usage:
+        """What a run that did not come to its end took."""
+        steps = self.report.facts.steps
+        return Usage(
+            prompt_tokens=steps[0].prompt_tokens if steps else 0,
+            completion_tokens=sum(step.generated for step in steps),
+            cached_tokens=(steps[0].cached_tokens or 0) if steps else 0,
+        )
+
+    def _settlement(self, usage: Usage, once: str, errors: int = 0) -> Settlement:
+        """The end of the turn. Whoever goes on with a response settles it under the same `once`."""
+        turn, price = self._turn, self._metered.prices.get(self._turn.model, FREE)
+        key = turn.caller.key if turn.caller is not None else ""
+        sent, made = usage.prompt_tokens, usage.completion_tokens
+        used = Used(
+            requests=1,
+            errors=errors,
+            input=sent,
+            cached=usage.cached_tokens,
+            output=made,
+            reasoning=usage.reasoning_tokens,
+            cost=price.of_input(sent, usage.cached_tokens) + price.of_output(made),
+        )
+        day = datetime.fromtimestamp(self._metered.clock(), UTC).date().isoformat()
+        entry = Entry(Account(turn.tenant, key), turn.model, day, used)
+        return Settlement(once or token_hex(12), entry, self._claim)
+
+
+def refused(limit: Limit, standing: Standing) -> LimitReached:
+    refusal = REFUSALS[limit]
+    again_s = refusal.again_s if standing.again_s is None else standing.again_s
+    return refusal.error(refusal.words, retry_after_s=again_s, headers=limit_headers(standing))
+
+
+def estimated(conversation: Conversation) -> int:
+    """Tokens of a prompt, rather too many, without rendering it."""
+    return AROUND + sum(map(_letters, _texts(conversation))) // BYTES_PER_TOKEN
+
+
+def _letters(text: str) -> int:
+    # In bytes where that takes no time to know.
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def _texts(conversation: Conversation) -> Iterator[str]:
+    preamble = conversation.preamble
+    yield preamble.instructions
+    for tool in preamble.tools:
+        yield tool.name
+        yield tool.description
+        yield str(tool.parameters or "")
+    if preamble.form is not None:
+        yield str(preamble.form.schema or "")
+    for item in conversation.items:
+        match item:
+            case AssistantCall(name=name, arguments=arguments):
+                yield name
+                yield arguments
+            case ToolResult(output=output):
+                yield output
+            case _:
+                yield item.text
+    yield conversation.prefill or ""

@@ -1,0 +1,124 @@
+"""What Prometheus is shown: every metric by name, unit and labels, and where their values are kept.
+
+Units stand in names, seconds and tokens throughout. Labels take values from the configuration and from tables only,
+never from a request, so that no client can make more series than there are. Of several workers each keeps its values in
+files of its own in one folder, by its place: whoever is asked adds them up, and a worker that is started again goes on
+where the one before it was.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, values
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from unisono.core.watching import GAPS_S
+
+FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"
+"""The variable by which the library finds the files of all workers."""
+
+SHORT_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+FIRST_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+WHOLE_S: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+
+
+def share_values(place: int) -> None:
+    """Keep values where other workers see them; before there is any metric in this process."""
+    values.ValueClass = values.MultiProcessValue(lambda: place)  # type: ignore[no-untyped-call]
+
+
+class Counted(Histogram):
+    """A histogram that takes what was counted elsewhere by the same bounds."""
+
+    def add(self, counts: Sequence[int], total: float) -> None:
+        """`counts` has one number for each bound, and one for what is beyond the last; `total` is the sum."""
+        for bucket, count in zip(self._buckets, counts, strict=True):
+            if count:
+                bucket.inc(count)
+        self._sum.inc(total)
+
+
+class Instruments:
+    """Every metric of this process."""
+
+    def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = registry = CollectorRegistry()
+
+        def counter(name: str, about: str, *labels: str) -> Counter:
+            return Counter(f"unisono_{name}", about, labels, registry=registry)
+
+        def gauge(name: str, about: str, *labels: str, over: str = "livesum") -> Gauge:
+            """`over` says how the values of several workers become one."""
+            return Gauge(f"unisono_{name}", about, labels, registry=registry, multiprocess_mode=over)  # type: ignore[arg-type]
+
+        def histogram(name: str, about: str, *labels: str, bounds: Iterable[float]) -> Histogram:
+            return Histogram(f"unisono_{name}_seconds", about, labels, registry=registry, buckets=tuple(bounds))
+
+        self.build = gauge("build_info", "Always 1; the version is a label.", "version", over="livemax")
+        # -- HTTP
+        self.http = counter("http_requests", "Requests answered, by route.", "route", "method", "status")
+        self.http_s = histogram(
+            "http_request_duration", "From a request's headers to the end of its answer.", "route", bounds=WHOLE_S
+        )
+        # -- turns
+        turn = ("model", "surface")
+        self.requests = counter("requests", "Answers asked of a model.", *turn, "outcome", "error")
+        self.in_flight = gauge("requests_in_flight", "Answers being made.", "model")
+        self.duration = histogram("request_duration", "From a request to the end of its answer.", *turn, bounds=WHOLE_S)
+        self.first = histogram(
+            "time_to_first_token", "From a request to the first token of a backend.", *turn, bounds=FIRST_S
+        )
+        self.queue = histogram("request_queue_time", "Waiting for a place at a backend.", "model", bounds=FIRST_S)
+        self.key_tokens = counter("key_tokens", "Tokens by the public id of a key.", "key", "kind")
+        self.prompt = counter("prompt_tokens", "Tokens of prompts as clients sent them.", "model")
+        self.cached = counter("prompt_tokens_cached", "Of these, what backends had in their caches.", "model")
+        self.tokens = counter("generation_tokens", "Tokens generated, by what they were.", "model", "channel")
+        self.tool_output = counter("tool_output_tokens", "Tokens of results of hosted tools in prompts.", "model")
+        self.recoveries = counter("recoveries", "Malformed output that was mended.", "rule", "model", "backend")
+        self.unmet = counter("unmet_answers", "Answers without the call or the form that was asked for.", "model")
+        self.failovers = counter("failovers", "Answers that went on at another backend.", "model")
+        # -- backends
+        backend = ("model", "backend")
+        self.generations = counter("backend_requests", "Generations asked of backends.", *backend, "outcome")
+        self.backend_first = histogram(
+            "backend_time_to_first_token", "From a generation's beginning to its first token.", *backend, bounds=FIRST_S
+        )
+        self.gaps = Counted(
+            "unisono_inter_token_latency_seconds",
+            "Between tokens of a backend; what comes together shares the time.",
+            backend,
+            registry=registry,
+            buckets=GAPS_S,
+        )
+        self.prefilled = counter("backend_prompt_tokens", "Tokens of the prompts backends were sent.", *backend)
+        self.had = counter("backend_prompt_tokens_cached", "Of these, what they say they had in cache.", *backend)
+        self.up = gauge("backend_up", "Whether a backend is well.", *backend, over="livemin")
+        self.circuit = gauge(
+            "backend_circuit_state", "0 closed, 1 half open, 2 open.", *backend, "kind", over="livemax"
+        )
+        self.running = gauge("backend_requests_running", "Requests of this gateway on a backend.", *backend)
+        self.claimed = gauge("backend_tokens_running", "What they may take up there, in tokens.", *backend)
+        self.foreign = gauge("backend_requests_foreign", "Requests of others, as it says.", *backend, over="livemax")
+        self.waiting = gauge("queue_length", "Requests that wait for a place.", "model")
+        # -- hosted tools
+        self.tools = counter("tool_calls", "Calls of hosted tools that were made.", "server", "outcome")
+        self.tools_s = histogram("tool_call_duration", "A call of a hosted tool.", "server", bounds=WHOLE_S)
+        # -- the process
+        self.store_s = histogram("store_operation_duration", "An operation of the store.", "operation", bounds=SHORT_S)
+        self.store_errors = counter("store_errors", "Operations of the store that failed.", "operation", "error")
+        self.store_up = gauge("store_up", "Whether the store can be used.", over="livemin")
+        self.lag = histogram("event_loop_lag", "How late the event loop comes to what is due.", bounds=SHORT_S)
+        self.cpu = counter("process_cpu_seconds", "CPU time, user and system.")
+        self.memory = gauge("process_resident_memory_bytes", "Resident memory.")
+        self.spans = counter("spans", "Spans, by what became of them.", "outcome")
+
+    def shown(self) -> CollectorRegistry | MultiProcessCollector:
+        """What is read for an answer: the values of all workers where there are several."""
+        folder = os.environ.get(FOLDER)
+        if folder and values.ValueClass is not values.MutexValue:
+            return MultiProcessCollector(None, folder)  # type: ignore[no-untyped-call]
+        return self.registry

@@ -1,0 +1,228 @@
+"""Metrics: what is told of turns, requests, backends and the store becomes numbers that Prometheus reads.
+
+Counting is all that happens where it is told; what has to be looked at (pools, the process, how late the event loop is)
+is looked at by a task of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic
+from typing import Final, Protocol
+
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import Metric
+
+from unisono.core.watching import Began, Done, Observer, StepDone
+from unisono.observe.instruments import Instruments
+
+LOOK_S: Final = 1.0
+"""Between two looks at backends and the process."""
+BEAT_S: Final = 0.1
+"""Between two moments at which the event loop is to come to the same thing."""
+OTHER: Final = "other"
+"""Stands for values that no table and no configuration holds."""
+METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+CIRCUITS: Final = {"closed": 0, "half-open": 1, "open": 2}
+STATE: Final = Path("/proc/self/statm")
+
+
+class Backend(Protocol):
+    """What is known of a deployment at one moment (`routing.status.DeploymentStatus`)."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def running(self) -> int: ...
+    @property
+    def waiting(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def foreign(self) -> int: ...
+    @property
+    def circuits(self) -> Mapping[str, str]: ...
+
+
+class Metrics(Observer):
+    """The numbers of this process. `per_key` counts tokens by key too."""
+
+    def __init__(self, version: str) -> None:
+        self._all = Instruments()
+        self._all.build.labels(version).set(1)
+        self.per_key = False
+        self._servers: frozenset[str] = frozenset()
+        self._models: frozenset[str] = frozenset()
+        self._backends: frozenset[tuple[str, str]] = frozenset()
+        self._looking: asyncio.Task[None] | None = None
+        self._look_now: Callable[[], None] = lambda: None
+        self._cpu_s = 0.0
+        self._circuits: set[tuple[str, str, str]] = set()
+
+    def know(self, models: Collection[str], backends: Collection[tuple[str, str]], servers: Collection[str]) -> None:
+        """The names there are in the configuration, of backends with their model's: any other model or tool server is
+        counted as `other`, and of backends that are not there any more nothing is shown that changes."""
+        self._models = frozenset(models)
+        self._backends = frozenset(backends)
+        self._servers = frozenset(servers)
+
+    # -- turns
+
+    def began(self, began: Began) -> None:
+        self._all.in_flight.labels(self._model(began)).inc()
+
+    def ended(self, done: Done) -> None:
+        every, model, surface = self._all, self._model(done.began), done.began.surface
+        every.in_flight.labels(model).dec()
+        every.requests.labels(model, surface, done.outcome.value, done.error).inc()
+        every.duration.labels(model, surface).observe(done.ended_s)
+        first = next((step.first_token_s for step in done.steps if step.first_token_s is not None), None)
+        if first is not None:
+            every.first.labels(model, surface).observe(first)
+        if done.waits:
+            every.queue.labels(model).observe(done.waited_s)
+        if done.failovers:
+            every.failovers.labels(model).inc(done.failovers)
+        if done.unmet:
+            every.unmet.labels(model).inc()
+        self._count_tokens(done, model)
+        self._count_recoveries(done, model)
+        for step in done.steps:
+            self._count_step(step, model)
+        for tool in done.tools:
+            server = tool.server if tool.server in self._servers else OTHER
+            every.tools.labels(server, tool.outcome.value).inc()
+            every.tools_s.labels(server).observe(tool.ended_s - tool.began_s)
+
+    def _model(self, began: Began) -> str:
+        return began.model if began.model in self._models else OTHER
+
+    def _count_tokens(self, done: Done, model: str) -> None:
+        every, usage = self._all, done.usage
+        prompt = usage.prompt_tokens if usage is not None else next((step.prompt_tokens for step in done.steps), 0)
+        if not done.began.resumed:
+            every.prompt.labels(model).inc(prompt)
+        if usage is not None:
+            every.cached.labels(model).inc(usage.cached_tokens)
+            every.tool_output.labels(model).inc(usage.tool_output_tokens)
+        generated = sum(step.generated for step in done.steps)
+        for channel, tokens in done.channels.items():
+            every.tokens.labels(model, channel).inc(tokens)
+        # Headers and markers, and messages that were cut.
+        rest = generated - sum(done.channels.values())
+        if rest > 0:
+            every.tokens.labels(model, OTHER).inc(rest)
+        if self.per_key and done.began.key:
+            every.key_tokens.labels(done.began.key, "prompt").inc(prompt)
+            every.key_tokens.labels(done.began.key, "generation").inc(generated)
+
+    def _count_recoveries(self, done: Done, model: str) -> None:
+        for repair in done.repairs:
+            self._all.recoveries.labels(repair.rule, model, done.backend).inc()
+        seen = {repair.rule for repair in done.repairs}
+        for rule in done.recoveries if not done.began.resumed else ():
+            if rule not in seen:
+                self._all.recoveries.labels(rule, model, done.backend).inc()
+
+    def _count_step(self, step: StepDone, model: str) -> None:
+        every, backend = self._all, step.deployment
+        every.generations.labels(model, backend, step.failure or "ok").inc()
+        every.prefilled.labels(model, backend).inc(step.prompt_tokens)
+        if step.cached_tokens:
+            every.had.labels(model, backend).inc(step.cached_tokens)
+        if step.first_token_s is not None:
+            every.backend_first.labels(model, backend).observe(step.first_token_s - step.began_s)
+            every.gaps.labels(model, backend).add(step.gaps, step.gaps_s)
+
+    # -- requests and the store
+
+    def answered(self, route: str, method: str, status: int, took_s: float) -> None:
+        """One HTTP request; `route` is a template, empty for a path that there is none for."""
+        route = route or OTHER
+        self._all.http.labels(route, method if method in METHODS else OTHER, str(status)).inc()
+        self._all.http_s.labels(route).observe(took_s)
+
+    def stored(self, operation: str, took_s: float, error: str = "") -> None:
+        """One operation of the store, and the code of what it ended in."""
+        self._all.store_s.labels(operation).observe(took_s)
+        if error:
+            self._all.store_errors.labels(operation, error).inc()
+
+    def spans(self, outcome: str, count: int) -> None:
+        """So many spans were `exported`, `dropped` because too many wait, or `failed` to be taken."""
+        self._all.spans.labels(outcome).inc(count)
+
+    # -- what is looked at
+
+    def look(self, backends: Callable[[], Iterable[Backend]], store_works: Callable[[], bool]) -> asyncio.Task[None]:
+        """Look at these from now on, and no longer at what was looked at before, until the task is cancelled."""
+        if self._looking is not None:
+            self._looking.cancel()
+        self._look_now = lambda: self.look_once(backends(), store_works=store_works())
+        self._looking = asyncio.create_task(self._look(), name="metrics")
+        return self._looking
+
+    async def _look(self) -> None:
+        while True:
+            self._look_now()
+            next_look = monotonic() + LOOK_S
+            while (now := monotonic()) < next_look:
+                await asyncio.sleep(BEAT_S)
+                self._all.lag.observe(max(monotonic() - now - BEAT_S, 0.0))
+
+    def look_once(self, backends: Iterable[Backend], *, store_works: bool) -> None:
+        every = self._all
+        every.store_up.set(int(store_works))
+        open_now: set[tuple[str, str, str]] = set()
+        for one in backends:
+            of = (one.model, one.name)
+            every.up.labels(*of).set(int(one.state == "ready"))
+            every.running.labels(*of).set(one.running)
+            every.claimed.labels(*of).set(one.tokens)
+            every.foreign.labels(*of).set(one.foreign)
+            every.waiting.labels(one.model).set(one.waiting)
+            for kind, phase in one.circuits.items():
+                every.circuit.labels(*of, kind).set(CIRCUITS.get(phase, 2))
+                open_now.add((*of, kind))
+        for closed in self._circuits - open_now:
+            every.circuit.labels(*closed).set(0)
+        self._circuits |= open_now
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        cpu_s = used.ru_utime + used.ru_stime
+        every.cpu.inc(cpu_s - self._cpu_s)
+        self._cpu_s = cpu_s
+        with suppress(OSError):
+            every.memory.set(int(STATE.read_text().split()[1]) * resource.getpagesize())
+
+    # -- what is shown
+
+    async def text(self) -> bytes:
+        """Everything, in Prometheus' text format."""
+        self._look_now()
+        # Of several workers it takes a while to read, in which others are to have their turn.
+        return await asyncio.to_thread(generate_latest, _Present(self._all.shown().collect, self._backends))
+
+
+class _Present:
+    """Without what is said of backends that the configuration does not hold any more."""
+
+    def __init__(self, collect: Callable[[], Iterable[Metric]], backends: frozenset[tuple[str, str]]) -> None:
+        self._collect = collect
+        self._backends = backends
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._collect():
+            if metric.type == "gauge":
+                metric.samples = [sample for sample in metric.samples if self._is_there(sample.labels)]
+            yield metric
+
+    def _is_there(self, labels: Mapping[str, str]) -> bool:
+        return "backend" not in labels or (labels["model"], labels["backend"]) in self._backends

@@ -1,0 +1,157 @@
+"""Spans: a turn that ended, as OpenTelemetry's conventions for generative AI have it.
+
+Below the turn there is one span for each step, below that one for each generation on a backend, and one for each call
+of a hosted tool. They hold names, numbers and codes and never what was said: no prompt, no answer, no arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import groupby
+from typing import Final, TypeAlias
+
+from unisono.core.tracing import Trace, step_span, tool_span, try_span
+from unisono.core.watching import Done, Outcome, StepDone, ToolDone, ToolEnd
+
+Value: TypeAlias = str | bool | int | float | Sequence[str]
+
+PROVIDER: Final = "unisono"
+TOOL_ERRORS: Final = {ToolEnd.ERROR: "tool_error", ToolEnd.UNKNOWN: "outcome_unknown", ToolEnd.LEFT: "cancelled"}
+LEFT: Final = "cancelled"
+
+
+class Kind(Enum):
+    """OpenTelemetry's kinds, those that are used."""
+
+    SERVER = "server"
+    INTERNAL = "internal"
+    CLIENT = "client"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Times in nanoseconds since 1970; `parent` is a span's id, empty for none. `error` is a code."""
+
+    name: str
+    kind: Kind
+    at: Trace
+    parent: str
+    start_ns: int
+    end_ns: int
+    attributes: Mapping[str, Value] = field(default_factory=dict)
+    error: str = ""
+
+
+def spans_of(done: Done, kinds: Mapping[str, str]) -> list[Span]:
+    """The turn's span and all below it, none where it was not traced or not sampled. `kinds` are those of backends, by
+    deployment."""
+    turn = done.began.span
+    if turn is None or not turn.sampled:
+        return []
+    begun = done.began.at
+    spans = [_turn(done, turn)]
+    tries = enumerate(done.steps)
+    for number, group in groupby(tries, key=lambda each: each[1].step):
+        each = list(group)
+        at = turn.child(step_span(number))
+        spans.append(_step(number, [step for _, step in each], at, turn, begun))
+        spans += (_try(done, index, step, at, kinds) for index, step in each)
+    spans += _tools(done.tools, turn, begun)
+    return spans
+
+
+def _ns(begun: float, after_s: float) -> int:
+    return int((begun + after_s) * 1e9)
+
+
+def _turn(done: Done, at: Trace) -> Span:
+    began, usage = done.began, done.usage
+    attributes: dict[str, Value] = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": PROVIDER,
+        "gen_ai.request.model": began.model,
+        "unisono.request.id": began.request_id,
+        "unisono.surface": began.surface,
+        "unisono.background": began.background,
+        "unisono.queue.seconds": round(done.waited_s, 6),
+        "unisono.failovers": done.failovers,
+    }
+    if done.backend:
+        attributes["unisono.backend"] = done.backend
+    if done.recoveries:
+        attributes["unisono.recoveries"] = list(done.recoveries)
+    if done.first_s is not None:
+        attributes["gen_ai.response.time_to_first_chunk"] = round(done.first_s, 6)
+    if done.finish:
+        attributes["gen_ai.response.finish_reasons"] = [done.finish]
+    if usage is not None:
+        attributes |= {
+            "gen_ai.usage.input_tokens": usage.prompt_tokens,
+            "gen_ai.usage.output_tokens": usage.completion_tokens,
+            "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
+            "gen_ai.usage.reasoning.output_tokens": usage.reasoning_tokens,
+        }
+    error = LEFT if done.outcome is Outcome.LEFT else done.error
+    times = 0.0, done.ended_s
+    return _span(f"chat {began.model}", Kind.SERVER, at, began.span_parent, began.at, times, attributes, error)
+
+
+def _step(number: int, tries: Sequence[StepDone], at: Trace, turn: Trace, begun: float) -> Span:
+    attributes: dict[str, Value] = {"unisono.step": number, "unisono.tries": len(tries)}
+    times = tries[0].began_s, tries[-1].ended_s
+    return _span(f"step {number}", Kind.INTERNAL, at, turn.span_id, begun, times, attributes, tries[-1].failure)
+
+
+def _try(done: Done, index: int, step: StepDone, below: Trace, kinds: Mapping[str, str]) -> Span:
+    model = done.began.model
+    attributes: dict[str, Value] = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": kinds.get(step.deployment, PROVIDER),
+        "gen_ai.request.model": model,
+        "gen_ai.request.stream": True,
+        "gen_ai.usage.input_tokens": step.prompt_tokens,
+        "gen_ai.usage.output_tokens": step.generated,
+        "unisono.backend": step.deployment,
+    }
+    if step.cached_tokens is not None:
+        attributes["gen_ai.usage.cache_read.input_tokens"] = step.cached_tokens
+    if step.first_token_s is not None:
+        attributes["gen_ai.response.time_to_first_chunk"] = round(step.first_token_s - step.began_s, 6)
+    if step.finish:
+        attributes["gen_ai.response.finish_reasons"] = [step.finish]
+    times = step.began_s, step.ended_s
+    at = below.child(try_span(index))
+    return _span(f"chat {model}", Kind.CLIENT, at, below.span_id, done.began.at, times, attributes, step.failure)
+
+
+def _tools(tools: Sequence[ToolDone], turn: Trace, begun: float) -> Iterator[Span]:
+    for index, tool in enumerate(tools):
+        attributes: dict[str, Value] = {
+            "gen_ai.operation.name": "execute_tool",
+            "gen_ai.tool.name": tool.name,
+            "gen_ai.tool.call.id": tool.call_id,
+            "gen_ai.tool.type": "extension",
+            "mcp.method.name": "tools/call",
+            "unisono.tool_server": tool.server,
+        }
+        error = TOOL_ERRORS.get(tool.outcome, "")
+        times = tool.began_s, tool.ended_s
+        at = turn.child(tool_span(index))
+        yield _span(f"execute_tool {tool.name}", Kind.CLIENT, at, turn.span_id, begun, times, attributes, error)
+
+
+def _span(
+    name: str,
+    kind: Kind,
+    at: Trace,
+    parent: str,
+    begun: float,
+    times: tuple[float, float],
+    attributes: Mapping[str, Value],
+    error: str,
+) -> Span:
+    """`times` are when it began and ended, in seconds after `begun`."""
+    start, end = times
+    return Span(name, kind, at, parent, _ns(begun, start), _ns(begun, end), attributes, error)

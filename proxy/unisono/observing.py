@@ -1,0 +1,195 @@
+"""Who watches over a gateway: metrics, their listener, spans, and the clock on the store.
+
+Part of the composition root. The numbers live as long as the process; what is open (the exporter, the listener) goes on
+over a configuration that is read again as long as its settings are the same. Libraries are loaded only for what is on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from time import monotonic
+from typing import TYPE_CHECKING, Any, cast
+
+from unisono import __version__
+from unisono.api.door import Answered
+from unisono.api.metrics import MetricsListener
+from unisono.config import Catalogue, Config
+from unisono.core.state import Store
+from unisono.core.watching import Observer
+from unisono.deployments import deployment_names
+from unisono.engine.turn import Turns
+from unisono.errors import ConfigError, UnisonoError
+from unisono.parts import Part, kept
+from unisono.routing.pool import RoutingPool
+from unisono.store.upkeep import Upkeep
+from unisono.watching import WatchedTurns, spans_of
+
+if TYPE_CHECKING:
+    from unisono.observe.metrics import Metrics
+    from unisono.observe.otel import Exporter
+
+WAITING = frozenset({"events"})
+"""Operations of a store that wait for something to happen: how long they take says nothing of it."""
+
+ALWAYS_ON = frozenset({"start", "aclose"})
+
+
+@dataclass(frozen=True, slots=True)
+class Observing:
+    """What there is to watch with; None for what is off."""
+
+    metrics: Metrics | None
+    exporter: Part[Exporter] | None
+    listener: Part[MetricsListener] | None
+    sample: float = 1.0
+
+    def turns(self, turns: Turns, *, background: bool = False, others: Sequence[Observer] = ()) -> Turns:
+        """`turns`, told to all of these and to `others`."""
+        observers: list[Observer] = [] if self.metrics is None else [self.metrics]
+        if self.exporter is not None:
+            observers.append(self.exporter.value)
+        observers += others
+        if not observers:
+            return turns
+        new_trace = None if self.exporter is None else spans_of(self.sample)
+        return WatchedTurns(turns, observers, background=background, new_trace=new_trace)
+
+    @property
+    def answered(self) -> Answered | None:
+        return None if self.metrics is None else self.metrics.answered
+
+    def store(self, store: Store) -> Store:
+        """`store`, with a clock on each of its operations."""
+        return store if self.metrics is None else cast(Store, _Timed(store, self.metrics.stored))
+
+    async def shown(self) -> bytes | None:
+        """What Prometheus reads; None when nothing is counted."""
+        return None if self.metrics is None else await self.metrics.text()
+
+    @asynccontextmanager
+    async def watching(
+        self, config: Config, catalogue: Catalogue, pool: RoutingPool, upkeep: Upkeep
+    ) -> AsyncIterator[None]:
+        """From here on it is these that are looked at."""
+        async with AsyncExitStack() as opened:
+            if self.exporter is not None:
+                self.exporter.value.kinds = kinds_of(config)
+                await opened.enter_async_context(self.exporter)
+            if self.metrics is not None:
+                metrics = self.metrics
+                metrics.know(
+                    models=[model.name for model in catalogue.groups()],
+                    backends=[(model, live.name) for model, members in pool.members().items() for live in members],
+                    servers=config.mcp_servers,
+                )
+                metrics.per_key = config.unisono.metrics_per_key
+                looking = metrics.look(pool.status, lambda: not upkeep.reason)
+                opened.callback(looking.cancel)
+            if self.listener is not None:
+                await opened.enter_async_context(self.listener)
+            yield
+
+
+def share_metrics(config: Config, place: int) -> None:
+    """This process is the worker at `place`: what it counts, others show too."""
+    if config.unisono.metrics:
+        from unisono.observe.instruments import share_values
+
+        share_values(place)
+
+
+def build_observing(config: Config, old: Observing | None, share: int = 1) -> Observing:
+    """Raises ConfigError."""
+    settings = config.unisono
+    metrics = old.metrics if old is not None else None
+    if settings.metrics and metrics is None:
+        from unisono.observe.metrics import Metrics
+
+        metrics = Metrics(__version__)
+    on = metrics if settings.metrics else None
+    listener: Part[MetricsListener] | None = None
+    if settings.metrics_listen is not None:
+        if on is None:
+            raise ConfigError("unisono.metrics_listen: there are no metrics with `metrics: false`")
+        text, at = on.text, settings.metrics_listen
+
+        def listen() -> Part[MetricsListener]:
+            # Each of several workers takes what it is given, and shows what all of them count.
+            try:
+                listening = MetricsListener(at, text, shared=share > 1)
+            except ValueError as error:
+                raise ConfigError(f"unisono.metrics_listen: {error}") from None
+            return Part(listening, at, start=listening.start, close=listening.aclose)
+
+        listener = kept(None if old is None else old.listener, at, listen)
+    exporter = _exporter(config, None if old is None else old.exporter, metrics)
+    return Observing(on, exporter, listener, settings.otel.sample if settings.otel is not None else 1.0)
+
+
+def _exporter(config: Config, old: Part[Exporter] | None, metrics: Metrics | None) -> Part[Exporter] | None:
+    settings = config.unisono.otel
+    if settings is None:
+        return None
+    try:
+        from unisono.observe.otel import Exporter
+    except ImportError as error:
+        raise ConfigError(
+            f"unisono.otel: spans need an extra that is not installed (`pip install 'unisono[otel]'`): {error}"
+        ) from error
+
+    def build() -> Part[Exporter]:
+        exporter = Exporter(
+            endpoint=None if settings.endpoint is None else settings.endpoint.get_secret_value(),
+            headers={name: value.get_secret_value() for name, value in settings.headers.items()},
+            service=settings.service_name,
+            version=__version__,
+            timeout_s=settings.timeout_s,
+            most=settings.max_queue,
+            count=_uncounted if metrics is None else metrics.spans,
+        )
+        return Part(exporter, settings, start=exporter.start, close=exporter.aclose)
+
+    return kept(old, settings, build)
+
+
+def _uncounted(outcome: str, count: int) -> None:
+    """Without metrics nobody asks."""
+
+
+def kinds_of(config: Config) -> dict[str, str]:
+    """The kinds of backends, by deployment."""
+    names = deployment_names(config.model_list)
+    return {name: entry.kind for name, entry in zip(names, config.model_list, strict=True)}
+
+
+class _Timed:
+    """A store whose operations are timed. Everything else of it is its own."""
+
+    def __init__(self, store: Store, told: Callable[[str, float, str], None]) -> None:
+        self._store = store
+        self._told = told
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        if name.startswith("_") or name in WAITING | ALWAYS_ON or not asyncio.iscoroutinefunction(found):
+            return found
+        timed = self._timed(name, found)
+        # The next time it is found without asking here.
+        setattr(self, name, timed)
+        return timed
+
+    def _timed(self, name: str, operation: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
+        async def timed(*arguments: Any, **options: Any) -> Any:
+            began, error = monotonic(), ""
+            try:
+                return await operation(*arguments, **options)
+            except UnisonoError as failure:
+                error = failure.code
+                raise
+            finally:
+                self._told(name, monotonic() - began, error)
+
+        return timed

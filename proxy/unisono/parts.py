@@ -1,0 +1,43 @@
+"""Parts of a gateway that outlive one configuration: what is open and unchanged is handed on, not opened again."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Generic, Self, TypeVar
+
+T = TypeVar("T")
+
+
+class Part(Generic[T]):
+    """Something that one application opens and several may hold. As a context it is held: the first to hold it opens
+    it, and the last to let go closes it, for good. `made_of` are the settings it was built from."""
+
+    def __init__(
+        self,
+        value: T,
+        made_of: object,
+        *,
+        start: Callable[[], Awaitable[None]] | None = None,
+        close: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.value = value
+        self.made_of = made_of
+        self._start = start
+        self._close = close
+        self._holders = 0
+
+    async def __aenter__(self) -> Self:
+        self._holders += 1
+        if self._holders == 1 and self._start is not None:
+            await self._start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._holders -= 1
+        if not self._holders:
+            await self._close()
+
+
+def kept(old: Part[T] | None, made_of: object, build: Callable[[], Part[T]]) -> Part[T]:
+    """The old part where its settings are the same, else a new one. Raises what `build` raises."""
+    return old if old is not None and old.made_of == made_of else build()

@@ -1,0 +1,50 @@
+"""The choices of one group: its candidates, what their caches are taken to hold, and whose turn it is.
+
+What serves and what is simulated choose by this; the clock comes in as an argument.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from unisono.core.routes import Demand
+from unisono.routing.policy import Candidate, Choice, Share, Strategy, Wanted, choose, explained, to_wanted
+from unisono.routing.prefixes import PrefixIndex
+
+log = logging.getLogger(__name__)
+
+
+class Choosing:
+    """`candidates` have their own bits in `prefixes`. `now` is monotonic seconds."""
+
+    def __init__(self, model: str, candidates: Sequence[Candidate], prefixes: PrefixIndex, strategy: Strategy) -> None:
+        self.candidates = candidates
+        self._model = model
+        self._prefixes = prefixes
+        self._strategy = strategy
+        self._turn = 0
+        self._alone = len(candidates) < 2
+
+    def wanted(self, demand: Demand, now: float, *, sticky: str = "", excluded: int = 0) -> Wanted:
+        if self._alone or self._strategy is not Strategy.PREFIX_AWARE:
+            return to_wanted(demand, excluded=excluded)
+        held = self._prefixes.held(demand.blocks, now)
+        return to_wanted(demand, held, sticky=sticky, excluded=excluded, gathers=True)
+
+    def choose(self, wanted: Wanted, barred: int = 0) -> Choice:
+        return choose(self.candidates, wanted, self._turn, strategy=self._strategy, barred=barred)
+
+    def take(self, candidate: Candidate, demand: Demand, wanted: Wanted, now: float) -> Share:
+        """A place on a candidate, which reads the prompt now and holds it from then on."""
+        if log.isEnabledFor(logging.DEBUG):
+            rows = explained(self.candidates, wanted)
+            log.debug("backend chosen", extra={"model": self._model, "backend": candidate.name, "candidates": rows})
+        if not self._alone:
+            self._prefixes.record(demand.blocks, candidate.bit, now)
+        return candidate.take(wanted)
+
+    def passed(self, wanted: Wanted) -> None:
+        """A choice became a place. Whoever takes over from another takes nobody's turn."""
+        if not wanted.excluded:
+            self._turn += 1

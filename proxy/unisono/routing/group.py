@@ -1,0 +1,165 @@
+"""The deployments of one model name, with the line before them: takes places on them, one request at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from unisono.core.routes import Demand
+from unisono.errors import BackendOverloaded
+from unisono.routing.budget import RetryBudget
+from unisono.routing.choosing import Choosing
+from unisono.routing.deployment import Hold, LiveDeployment
+from unisono.routing.health import Tolerance
+from unisono.routing.policy import Choice, Rank, Strategy, Wanted
+from unisono.routing.prefixes import PrefixIndex
+from unisono.routing.queue import Bounds, Line, Offer
+
+REFUSALS_LOGGED_EVERY_S: Final = 1.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How requests find their way, the same for every group. `num_retries` are further deployments tried while nothing
+    was shown."""
+
+    strategy: Strategy = Strategy.PREFIX_AWARE
+    bounds: Bounds = field(default_factory=Bounds)
+    tolerance: Tolerance = field(default_factory=Tolerance)
+    num_retries: int = 2
+
+
+class Group:
+    """`members` have their own bits in `prefixes`."""
+
+    def __init__(
+        self,
+        model: str,
+        members: Sequence[LiveDeployment],
+        prefixes: PrefixIndex,
+        rules: Rules | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.model = model
+        self.members = tuple(members)
+        self.rules = rules or Rules()
+        self.budget = RetryBudget(clock())
+        self.line: Line[Hold] = Line(self.rules.bounds, _give_back, clock)
+        self._prefixes = prefixes
+        self._clock = clock
+        self._candidates = [live.candidate for live in self.members]
+        self._choosing = Choosing(model, self._candidates, prefixes, self.rules.strategy)
+        self.by_bit: Mapping[int, LiveDeployment] = {live.candidate.bit: live for live in self.members}
+        self._news: set[asyncio.Future[None]] = set()
+        self._refused = 0
+        self._refusal_logged_at = float("-inf")
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that run or wait."""
+        return sum(candidate.running for candidate in self._candidates) + len(self.line)
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return self._clock()
+
+    def listen(self, live: LiveDeployment) -> None:
+        """Hear of a member's places that become free."""
+        live.listeners.append(self._changed)
+
+    def close(self) -> None:
+        """Hear no more of its deployments: they may belong to another group now."""
+        for live in self.members:
+            if self._changed in live.listeners:
+                live.listeners.remove(self._changed)
+
+    def wanted(self, demand: Demand, sticky: str, excluded: int) -> Wanted:
+        return self._choosing.wanted(demand, self._clock(), sticky=sticky, excluded=excluded)
+
+    def choice(self, wanted: Wanted, barred: int = 0) -> Choice:
+        self._refresh()
+        return self._choosing.choose(wanted, barred)
+
+    def serves(self, wanted: Wanted) -> bool:
+        """Whether a deployment that is well, or not known to be otherwise, can do it, be it full now."""
+        self._refresh()
+        return any(
+            one.rank < Rank.HALF_OPEN and not one.bit & wanted.excluded and one.can(wanted) for one in self._candidates
+        )
+
+    def _refresh(self) -> None:
+        now = self._clock()
+        for live in self.members:
+            if live.circuits:
+                live.refresh(now)
+
+    def attempt(self, demand: Demand, wanted: Wanted, barred: int = 0) -> Offer[Hold]:
+        """Take a place now, if there is one on a deployment that is known."""
+        choice = self.choice(wanted, barred)
+        if choice.taken is None:
+            return Offer(None, choice.waits_for)
+        live = self.by_bit[choice.taken.bit]
+        if live.known is None:
+            return Offer()
+        self._choosing.passed(wanted)
+        return Offer(self.take(live, demand, wanted))
+
+    def take(self, live: LiveDeployment, demand: Demand, wanted: Wanted) -> Hold:
+        """A place on a deployment, which reads the prompt now and holds it from then on."""
+        return live.hold(self._choosing.take(live.candidate, demand, wanted, self._clock()))
+
+    async def wait_for(self, owner: str, number: int, demand: Demand, wanted: Wanted, until: float) -> Hold | None:
+        """A place, in turn; None when there is nothing to wait for. Raises BackendOverloaded and its relatives."""
+        try:
+            return await self.line.take(
+                owner, number, lambda barred: self.attempt(demand, wanted, barred), resumes=demand.resumes, until=until
+            )
+        except BackendOverloaded as error:
+            self._log_refusal(error)
+            raise
+
+    async def examined(self, live: LiveDeployment) -> None:
+        """Wait until it is known what a deployment can do, or until anything else changed. Raises the `BackendError`
+        family."""
+        probed = asyncio.ensure_future(live.capabilities())
+        news = asyncio.get_running_loop().create_future()
+        self._news.add(news)
+        try:
+            await asyncio.wait({probed, news}, return_when=asyncio.FIRST_COMPLETED)
+            if probed.done():
+                probed.result()
+        finally:
+            self._news.discard(news)
+            news.cancel()
+            probed.cancel()
+
+    def forget(self, live: LiveDeployment) -> None:
+        """Its process is another one now, or none: nothing is cached there."""
+        self._prefixes.forget(live.candidate.bit, self._clock())
+
+    def _changed(self) -> None:
+        for news in self._news:
+            if not news.done():
+                news.set_result(None)
+        if len(self.line):
+            self.line.serve()
+
+    def _log_refusal(self, error: BackendOverloaded) -> None:
+        self._refused += 1
+        now = self._clock()
+        if now - self._refusal_logged_at >= REFUSALS_LOGGED_EVERY_S:
+            log.warning(
+                "requests refused",
+                extra={"model": self.model, "code": error.code, "refused": self._refused, "waiting": len(self.line)},
+            )
+            self._refused, self._refusal_logged_at = 0, now
+
+
+def _give_back(hold: Hold) -> None:
+    hold.live.give_back(hold)

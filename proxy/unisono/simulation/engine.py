@@ -1,0 +1,225 @@
+"""One backend as a queueing model: continuous batching, chunks of prefill between the steps of decoding, and a cache of
+prompt blocks that forgets what was used longest ago.
+
+Between two events nothing changes, so how far everything got is arithmetic: all answers of a batch grow equally fast,
+and the prompts are read one after the other.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from unisono.core.blocks import BLOCK_TOKENS
+from unisono.simulation.plan import BackendPlan
+from unisono.simulation.traffic import US
+
+CHUNK = 2048
+"""Tokens of prefill between two steps of decoding."""
+NEARLY = 1e-6
+"""Tokens that count as none: what is left of adding parts of them up."""
+
+
+@dataclass(slots=True)
+class Run:
+    """A request on a backend. `output` is what it still has to write, `done` what it had written before it came."""
+
+    request: int
+    prompt: int
+    output: int
+    blocks: tuple[int, ...]
+    done: int = 0
+    cached: int = 0
+    entered_us: int = -1
+    """When the backend began with it, -1 before."""
+    first_us: int = -1
+    at: float = 0.0
+    """The batch's count of tokens when its first one came."""
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt + self.output
+
+
+class Cache:
+    """Which blocks a backend holds, up to a number of them."""
+
+    def __init__(self, blocks: int) -> None:
+        self._most = blocks
+        self._held: dict[int, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def longest(self, blocks: Iterable[int]) -> int:
+        """How many of the first blocks are there."""
+        held = 0
+        for block in blocks:
+            if block not in self._held:
+                break
+            held += 1
+        return held
+
+    def use(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            self._held.pop(block, None)
+            self._held[block] = None
+        over = len(self._held) - self._most
+        if over > 0:
+            for block in list(self._take(over)):
+                del self._held[block]
+
+    def _take(self, count: int) -> Iterable[int]:
+        oldest = iter(self._held)
+        return (next(oldest) for _ in range(count))
+
+    def clear(self) -> None:
+        self._held.clear()
+
+
+class Engine:
+    """`begun` and `finished` collect what happened since they were taken; times are in microseconds."""
+
+    def __init__(self, plan: BackendPlan) -> None:
+        self._plan = plan
+        self.cache = Cache(plan.cache_tokens // BLOCK_TOKENS if plan.prefix_cache else 0)
+        self.busy_us = 0
+        self.version = 0
+        """Goes up with every change of what comes next."""
+        self._waiting: deque[Run] = deque()
+        self._reading: deque[Run] = deque()
+        self._to_read = 0.0
+        """Tokens of the first of those."""
+        self._writing: list[tuple[float, int, Run]] = []
+        self._written = 0.0
+        self._held_tokens = 0
+        self._moment = 0
+        single = 1.0 / plan.decode_tps
+        full = plan.max_batch / plan.decode_total
+        self._step_s = single
+        self._step_more_s = max(full - single, 0.0) / max(plan.max_batch - 1, 1)
+
+    def __len__(self) -> int:
+        """Requests it has."""
+        return len(self._waiting) + self.running
+
+    @property
+    def running(self) -> int:
+        return len(self._reading) + len(self._writing)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def take(self, now: int, run: Run) -> None:
+        self._go(now)
+        self._waiting.append(run)
+        self._admit(now)
+        self.version += 1
+
+    def due(self) -> int | None:
+        """When something happens next if nothing comes; None when it is idle."""
+        reads, writes = self._rates()
+        waits = []
+        if self._reading:
+            waits.append(self._to_read / reads)
+        if self._writing:
+            waits.append((self._writing[0][0] - self._written) / writes)
+        # At least a microsecond: time has to go on.
+        return self._moment + max(1, math.ceil(min(waits) * US)) if waits else None
+
+    def happen(self, now: int) -> tuple[list[Run], list[Run]]:
+        """Those that wrote their first token by now, and those that are done."""
+        self._go(now)
+        first: list[Run] = []
+        done: list[Run] = []
+        while self._writing and self._writing[0][0] <= self._written + NEARLY:
+            done.append(heapq.heappop(self._writing)[2])
+        if self._reading and self._to_read <= NEARLY:
+            run = self._reading.popleft()
+            if run.first_us < 0:
+                run.first_us = now
+            first.append(run)
+            run.at = self._written
+            self.cache.use(run.blocks[: run.prompt // BLOCK_TOKENS])
+            if run.output <= 1:
+                done.append(run)
+            else:
+                heapq.heappush(self._writing, (self._written + run.output - 1, run.request, run))
+            self._read_next()
+        for run in done:
+            self._held_tokens -= run.tokens
+            self.cache.use(run.blocks)
+        self._admit(now)
+        self.version += 1
+        return first, done
+
+    def die(self, now: int) -> list[Run]:
+        """Everything it had, with what it had written of it; the cache is lost."""
+        self._go(now)
+        lost = [*self._waiting, *self._reading]
+        for _, _, run in self._writing:
+            written = min(int(self._written - run.at) + 1, run.output - 1)
+            run.done += written
+            run.prompt += written
+            run.output -= written
+            lost.append(run)
+        self._waiting.clear()
+        self._reading.clear()
+        self._writing.clear()
+        self._to_read, self._held_tokens = 0.0, 0
+        self.cache.clear()
+        self.version += 1
+        return sorted(lost, key=lambda run: run.request)
+
+    def _admit(self, now: int) -> None:
+        """Into the batch, as far as places and memory go; one alone is always taken."""
+        while self._waiting and self.running < self._plan.max_batch:
+            run = self._waiting[0]
+            if self.running and self._held_tokens + run.tokens > self._plan.cache_tokens:
+                return
+            self._waiting.popleft()
+            self._held_tokens += run.tokens
+            if run.entered_us < 0:
+                run.entered_us = now
+            self._reading.append(run)
+            if len(self._reading) == 1:
+                self._read_next()
+
+    def _read_next(self) -> None:
+        if not self._reading:
+            return
+        run = self._reading[0]
+        # Of a prompt that is there to its end, the last block is read again: something has to be computed.
+        known = run.blocks[: (run.prompt - 1) // BLOCK_TOKENS]
+        held = self.cache.longest(known)
+        self.cache.use(known[:held])
+        run.cached = held * BLOCK_TOKENS
+        self._to_read = float(run.prompt - run.cached)
+
+    def _rates(self) -> tuple[float, float]:
+        """Tokens a second: of the prompt that is being read, and of each answer that is being written."""
+        reads = self._plan.prefill_tps
+        if not self._writing:
+            return reads, 0.0
+        step = self._step_s + self._step_more_s * (len(self._writing) - 1)
+        if not self._reading:
+            return reads, 1.0 / step
+        step += CHUNK / reads
+        return CHUNK / step, 1.0 / step
+
+    def _go(self, now: int) -> None:
+        """Do what was to be done since the last moment."""
+        passed = now - self._moment
+        if passed > 0:
+            reads, writes = self._rates()
+            if self._reading:
+                self._to_read -= reads * passed / US
+            if self._writing:
+                self._written += writes * passed / US
+            if self._reading or self._writing:
+                self.busy_us += passed
+        self._moment = now

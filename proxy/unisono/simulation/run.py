@@ -1,0 +1,291 @@
+"""One run: the plan's requests come, are placed as the strategy says, wait as the gateway lets them, and end.
+
+Events stand in one heap and have an order of their own where they fall on the same microsecond, so a run depends on
+nothing but its plan.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from unisono.core.blocks import BLOCK_TOKENS
+from unisono.simulation.engine import Engine, Run
+from unisono.simulation.plan import BackendPlan, Plan
+from unisono.simulation.results import End, Result, Served
+from unisono.simulation.traffic import US, Conversation, conversations
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is to be placed: `conversation` is what stickiness goes by, `blocks` are those of the prompt."""
+
+    conversation: int
+    prompt: int
+    blocks: tuple[int, ...]
+
+
+class Strategy(Protocol):
+    """How places are chosen, by the number of a backend in the plan. A strategy belongs to one run, and remembers what
+    it has placed. `now_us` never goes back."""
+
+    def choose(self, wish: Wish, now_us: int) -> int | None:
+        """A backend that is up and has room; None where there is none, and the request has to wait. What is chosen is
+        taken."""
+        ...
+
+    def began(self, wish: Wish, backend: int) -> None:
+        """The first token has come: the prompt is read, and in the cache."""
+        ...
+
+    def left(self, wish: Wish, backend: int) -> None:
+        """The request has its place no longer."""
+        ...
+
+    def died(self, backend: int, now_us: int) -> None:
+        """Everything that had a place there has left it."""
+        ...
+
+    def rose(self, backend: int) -> None: ...
+
+
+@dataclass(slots=True)
+class _Waiting:
+    run: Run
+    key: int
+
+
+class _Line:
+    """Who waits for a place: those whose answer has begun first, then the keys in turns, each in the order it came."""
+
+    def __init__(self) -> None:
+        self.resumes: deque[_Waiting] = deque()
+        self._keys: OrderedDict[int, deque[_Waiting]] = OrderedDict()
+        self.length = 0
+
+    def join(self, waiting: _Waiting) -> None:
+        self._keys.setdefault(waiting.key, deque()).append(waiting)
+        self.length += 1
+
+    def leave(self, request: int, key: int) -> bool:
+        """Whether it was still there."""
+        own = self._keys.get(key, deque())
+        for index, waiting in enumerate(own):
+            if waiting.run.request == request:
+                del own[index]
+                self._left(key)
+                return True
+        return False
+
+    def first(self) -> _Waiting | None:
+        if self.resumes:
+            return self.resumes[0]
+        return next(iter(self._keys.values()))[0] if self._keys else None
+
+    def take(self) -> None:
+        """The first one is served; its key is behind all others now."""
+        if self.resumes:
+            self.resumes.popleft()
+            return
+        key = next(iter(self._keys))
+        self._keys[key].popleft()
+        self._keys.move_to_end(key)
+        self._left(key)
+
+    def shorten(self, newcomer: int) -> int:
+        """The newest request of the key that has most in line goes, of equals that of the newcomer's key."""
+        key = max(self._keys, key=lambda each: (len(self._keys[each]), each == newcomer))
+        gone = self._keys[key].pop()
+        self._left(key)
+        return gone.run.request
+
+    def _left(self, key: int) -> None:
+        self.length -= 1
+        if not self._keys[key]:
+            del self._keys[key]
+
+
+def simulate(plan: Plan, strategy: str, make: Callable[[str, Sequence[BackendPlan]], Strategy]) -> Result:
+    """Run the plan once, placed by the strategy that `make` makes of its name for the backends."""
+    return _Simulation(plan, strategy, make(strategy, expanded(plan.backends))).run()
+
+
+def expanded(backends: Sequence[BackendPlan]) -> list[BackendPlan]:
+    """Each on its own, with a name of its own."""
+    return [
+        replace(plan, count=1, name=plan.name if plan.count == 1 else f"{plan.name}-{number}")
+        for plan in backends
+        for number in range(1, plan.count + 1)
+    ]
+
+
+class _Simulation:
+    def __init__(self, plan: Plan, name: str, strategy: Strategy) -> None:
+        self._plan = plan
+        self._name = name
+        self._strategy = strategy
+        self._backends = expanded(plan.backends)
+        self._engines = [Engine(each) for each in self._backends]
+        self._down = [0] * len(self._backends)
+        """Outages that are on."""
+        self._line = _Line()
+        self._talks = conversations(plan)
+        self._served: list[Served] = []
+        self._places: dict[int, tuple[int, int]] = {}
+        """Conversation and step of each request that is not over."""
+        self._where: dict[int, tuple[int, Wish]] = {}
+        """Backend of each request that has a place, and what it was placed for."""
+        self._heap: list[tuple[int, int, Callable[[int], None]]] = []
+        self._serial = 0
+        self._last_us = 0
+
+    def run(self) -> Result:
+        for index, backend in enumerate(self._backends):
+            for outage in backend.down:
+                self._at(round(outage.at_s * US), self._falls(index))
+                self._at(round((outage.at_s + outage.for_s) * US), self._rises(index))
+        for talk in self._talks:
+            self._at(talk.begins_us, self._asks(talk, 0))
+        while self._heap:
+            now, _, happen = heapq.heappop(self._heap)
+            happen(now)
+        return Result(
+            self._name,
+            self._served,
+            [each.name for each in self._backends],
+            [engine.busy_us for engine in self._engines],
+            self._last_us,
+        )
+
+    def _at(self, when: int, happen: Callable[[int], None]) -> None:
+        self._serial += 1
+        heapq.heappush(self._heap, (when, self._serial, happen))
+
+    # What happens
+
+    def _asks(self, talk: Conversation, number: int) -> Callable[[int], None]:
+        def happen(now: int) -> None:
+            step = talk.steps[number]
+            request = len(self._served)
+            self._served.append(Served(talk.key, now, step.output))
+            self._places[request] = (talk.number, number)
+            run = Run(request, step.prompt, step.output, step.blocks)
+            waiting = _Waiting(run, talk.key)
+            if self._line.first() is None and self._place(waiting, now):
+                return
+            self._line.join(waiting)
+            self._at(now + round(self._plan.queue_timeout_s * US), self._gives_up(request, talk.key))
+            if self._line.length > self._plan.max_queue:
+                self._refuse(self._line.shorten(talk.key), End.FULL, now)
+
+        return happen
+
+    def _gives_up(self, request: int, key: int) -> Callable[[int], None]:
+        def happen(now: int) -> None:
+            if request in self._places and request not in self._where and self._line.leave(request, key):
+                self._refuse(request, End.LATE, now)
+                # Whoever stands behind may fit where this one did not.
+                self._fill(now)
+
+        return happen
+
+    def _works(self, index: int, version: int) -> Callable[[int], None]:
+        def happen(now: int) -> None:
+            engine = self._engines[index]
+            if engine.version != version:
+                return
+            first, done = engine.happen(now)
+            for run in first:
+                self._began(run, now)
+            for run in done:
+                self._finished(run, index, now)
+            self._next(index)
+            if done:
+                self._fill(now)
+
+        return happen
+
+    def _falls(self, index: int) -> Callable[[int], None]:
+        def happen(now: int) -> None:
+            self._down[index] += 1
+            for run in self._engines[index].die(now):
+                self._release(run.request)
+                served = self._served[run.request]
+                served.moved += 1
+                fresh = replace(run, cached=0, at=0.0)
+                self._line.resumes.append(_Waiting(fresh, served.key))
+            self._strategy.died(index, now)
+            self._fill(now)
+
+        return happen
+
+    def _rises(self, index: int) -> Callable[[int], None]:
+        def happen(now: int) -> None:
+            self._down[index] -= 1
+            if not self._down[index]:
+                self._strategy.rose(index)
+                self._fill(now)
+
+        return happen
+
+    # What follows from it
+
+    def _fill(self, now: int) -> None:
+        while (waiting := self._line.first()) is not None and self._place(waiting, now):
+            self._line.take()
+
+    def _place(self, waiting: _Waiting, now: int) -> bool:
+        run = waiting.run
+        talk, _ = self._places[run.request]
+        wish = Wish(talk, run.prompt, run.blocks[: run.prompt // BLOCK_TOKENS])
+        chosen = self._strategy.choose(wish, now)
+        if chosen is None:
+            return False
+        if self._down[chosen]:
+            raise ValueError(f"{self._name} chose {self._backends[chosen].name}, which is down")
+        self._where[run.request] = (chosen, wish)
+        served = self._served[run.request]
+        if served.placed_us < 0:
+            served.placed_us = now
+        self._engines[chosen].take(now, run)
+        self._next(chosen)
+        return True
+
+    def _next(self, index: int) -> None:
+        engine = self._engines[index]
+        due = engine.due()
+        if due is not None:
+            self._at(due, self._works(index, engine.version))
+
+    def _began(self, run: Run, now: int) -> None:
+        served = self._served[run.request]
+        served.prompt += run.prompt
+        served.cached += run.cached
+        if served.first_us < 0:
+            served.first_us = now
+            served.entered_us = run.entered_us
+        backend, wish = self._where[run.request]
+        self._strategy.began(wish, backend)
+
+    def _finished(self, run: Run, index: int, now: int) -> None:
+        served = self._served[run.request]
+        served.ended_us, served.backend, served.end = now, index, End.DONE
+        self._last_us = now
+        self._release(run.request)
+        talk, number = self._places.pop(run.request)
+        steps = self._talks[talk].steps
+        if number + 1 < len(steps):
+            self._at(now + steps[number + 1].pause_us, self._asks(self._talks[talk], number + 1))
+
+    def _release(self, request: int) -> None:
+        index, wish = self._where.pop(request)
+        self._strategy.left(wish, index)
+
+    def _refuse(self, request: int, end: End, now: int) -> None:
+        """The client goes away, and the rest of its conversation with it."""
+        served = self._served[request]
+        served.ended_us, served.end = now, end
+        del self._places[request]

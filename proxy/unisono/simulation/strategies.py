@@ -1,0 +1,69 @@
+"""The strategies of `router_settings.routing_strategy`, as they serve: what chooses in the gateway chooses here, from
+an index of prefixes of its own.
+
+What a gateway learns from backends about requests of others has no part in it: there are none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from unisono.core.routes import Demand
+from unisono.routing.choosing import Choosing
+from unisono.routing.policy import STRATEGIES, Candidate, Rank, Share, Strategy
+from unisono.routing.prefixes import PrefixIndex
+from unisono.simulation.plan import BackendPlan, Plan
+from unisono.simulation.run import Wish
+from unisono.simulation.traffic import US
+
+
+class Serving:
+    """A strategy of `simulation.run`. With `sticky`, requests say which conversation they belong to, as those of
+    Responses do; else only their prompts show it."""
+
+    def __init__(self, strategy: Strategy, backends: Sequence[BackendPlan], *, sticky: bool = False) -> None:
+        self._sticky = sticky
+        self._prefixes = PrefixIndex()
+        self.candidates = [
+            Candidate(
+                backend.name,
+                bit=self._prefixes.join(),
+                weight=backend.weight,
+                order=backend.order,
+                max_requests=backend.max_parallel_requests,
+                max_tokens=backend.max_tokens_in_flight,
+            )
+            for backend in backends
+        ]
+        self._choosing = Choosing("simulated", self.candidates, self._prefixes, strategy)
+        self._index = {candidate.bit: index for index, candidate in enumerate(self.candidates)}
+        self._shares: dict[Wish, Share] = {}
+
+    def choose(self, wish: Wish, now_us: int) -> int | None:
+        now = now_us / US
+        demand = Demand(wish.prompt, wish.blocks)
+        wanted = self._choosing.wanted(demand, now, sticky=str(wish.conversation) if self._sticky else "")
+        taken = self._choosing.choose(wanted).taken
+        if taken is None or taken.rank is not Rank.WELL:
+            return None
+        self._choosing.passed(wanted)
+        self._shares[wish] = self._choosing.take(taken, demand, wanted, now)
+        return self._index[taken.bit]
+
+    def began(self, wish: Wish, backend: int) -> None:
+        self._shares[wish].began()
+
+    def left(self, wish: Wish, backend: int) -> None:
+        self._shares.pop(wish).give_back()
+
+    def died(self, backend: int, now_us: int) -> None:
+        self.candidates[backend].rank = Rank.RESTING
+        self._prefixes.forget(self.candidates[backend].bit, now_us / US)
+
+    def rose(self, backend: int) -> None:
+        self.candidates[backend].rank = Rank.WELL
+
+
+def serving(plan: Plan) -> Callable[[str, Sequence[BackendPlan]], Serving]:
+    """What makes the strategies of a plan's run, by their names."""
+    return lambda name, backends: Serving(STRATEGIES[name], backends, sticky=plan.traffic.sticky)

@@ -1,0 +1,292 @@
+"""Accounts in Redis: everything of one account in one hash slot, so that a claim is one script and so is its end.
+
+The minute is kept in buckets of a second: a bucket counts until the last instant of it is a whole window ago, so that
+no window of any beginning holds more than it may. The clock is the server's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable
+
+import orjson
+
+from unisono.core.accounts import SHARE, USED, WINDOW_S, Account, Claim, Entry, Limit, Settlement, Standing, Used
+from unisono.store.redis import keys
+from unisono.store.redis.arguments import Args, milliseconds
+from unisono.store.redis.link import Link
+from unisono.store.redis.scripts import Script
+
+SETTLED_S = 86_400.0
+"""How long it is known that something was settled."""
+PAST_PERIOD_S = 86_400.0
+"""How long a period's sums are kept behind its end."""
+
+CLAIMS = """
+local window = __WINDOW__
+
+local function drop_lapsed(open, held, now)
+  for _, once in ipairs(redis.call('ZRANGEBYSCORE', open, '-inf', now)) do
+    redis.call('ZREM', open, once)
+    redis.call('HDEL', held, once)
+  end
+end
+
+local function read_minute(minute, second)
+  local sums = {requests = 0, tokens = 0, seconds = {}}
+  local fields = redis.call('HGETALL', minute)
+  for n = 1, #fields, 2 do
+    local at = tonumber(string.sub(fields[n], 2))
+    if at < second - window then
+      redis.call('HDEL', minute, fields[n])
+    else
+      local kind = string.sub(fields[n], 1, 1) == 'r' and 'requests' or 'tokens'
+      sums[kind] = sums[kind] + tonumber(fields[n + 1])
+      sums.seconds[#sums.seconds + 1] = {at = at, kind = kind, amount = tonumber(fields[n + 1])}
+    end
+  end
+  table.sort(sums.seconds, function(a, b) return a.at < b.at end)
+  return sums
+end
+
+-- Milliseconds until so much of a kind is free again, and until all of it is.
+local function frees(sums, kind, much, now)
+  local again, all = 0, 0
+  for _, one in ipairs(sums.seconds) do
+    if one.kind == kind and one.amount > 0 then
+      all = (one.at + window + 1) * 1000 - now
+      if much > 0 then again = all end
+      much = much - one.amount
+    end
+  end
+  return again, all
+end
+""".replace("__WINDOW__", str(WINDOW_S))
+
+RESERVE = Script(
+    CLAIMS
+    + """
+local minute, open, held, spent = unpack(KEYS)
+local once, input, least, most = arg(), tonumber(arg()), tonumber(arg()), tonumber(arg())
+local input_cost, output_price, for_ms = tonumber(arg()), tonumber(arg()), tonumber(arg())
+local ends_ms, owed, share = tonumber(arg()), arg() == '1', tonumber(arg())
+local rpm, tpm, parallel = tonumber(arg()), tonumber(arg()), tonumber(arg())
+local token_budget, money_budget = tonumber(arg()), tonumber(arg())
+local now = clock()
+local second = math.floor(now / 1000)
+drop_lapsed(open, held, now)
+local sums = read_minute(minute, second)
+local tokens = input + least
+
+local function told(refused, again, output)
+  local left_requests = rpm and math.max(0, rpm - sums.requests) or -1
+  local left_tokens = tpm and math.max(0, tpm - sums.tokens) or -1
+  local _, all_requests = frees(sums, 'requests', 0, now)
+  local _, all_tokens = frees(sums, 'tokens', 0, now)
+  return {'ok', {refused, again or -1, output or -1, left_requests, all_requests, left_tokens, all_tokens}}
+end
+
+local there = redis.call('HGET', held, once)
+if there then
+  return told('', nil, tonumber(string.match(there, ':(-?%d+)$')))
+end
+if not owed then
+  if rpm and sums.requests + 1 > rpm then
+    local again = frees(sums, 'requests', sums.requests + 1 - rpm, now)
+    return told('requests', rpm > 0 and again or nil)
+  end
+  if tpm and sums.tokens + tokens > tpm then
+    local again = frees(sums, 'tokens', sums.tokens + tokens - tpm, now)
+    return told('tokens', tokens <= tpm and again or nil)
+  end
+  if parallel and redis.call('ZCARD', open) >= parallel then return told('parallel') end
+end
+
+local output, cost = -1, 0
+if token_budget or money_budget then
+  local sum = redis.call('HMGET', spent, 'tokens', 'cost')
+  local used_tokens, used_cost = tonumber(sum[1] or 0), tonumber(sum[2] or 0)
+  for _, one in ipairs(redis.call('HVALS', held)) do
+    local held_tokens, held_cost = string.match(one, '^%d+:%d+:(%d+):(%d+):')
+    used_tokens, used_cost = used_tokens + tonumber(held_tokens), used_cost + tonumber(held_cost)
+  end
+  local ends = ends_ms >= 0 and math.max(0, ends_ms - now) or nil
+  local room = most
+  if token_budget then
+    local left = token_budget - used_tokens - input
+    if left < 1 and not owed then return told('token_budget', ends) end
+    room = math.min(room, math.max(least, math.floor(left / share)), math.max(left, owed and least or 0))
+  end
+  if money_budget then
+    local left = money_budget - used_cost - input_cost
+    if (left < 0 or used_cost >= money_budget) and not owed then return told('money_budget', ends) end
+    if output_price > 0 then
+      local left_output = math.floor(math.max(left, 0) * 1000000 / output_price)
+      if left_output < 1 and not owed then return told('money_budget', ends) end
+      room = math.min(room, math.max(least, math.floor(left_output / share)),
+        math.max(left_output, owed and least or 0))
+    end
+  end
+  output = room
+  cost = input_cost + math.ceil(output * output_price / 1000000)
+end
+
+redis.call('HINCRBY', minute, 'r' .. second, 1)
+redis.call('HINCRBY', minute, 't' .. second, tokens)
+redis.call('PEXPIRE', minute, (window + 2) * 1000)
+redis.call('ZADD', open, now + for_ms, once)
+redis.call('HSET', held, once,
+  string.format('%d:%d:%d:%d:%d', second, tokens, input + math.max(output, 0), cost, output))
+redis.call('PEXPIRE', open, for_ms + 60000)
+redis.call('PEXPIRE', held, for_ms + 60000)
+sums.requests = sums.requests + 1
+sums.tokens = sums.tokens + tokens
+sums.seconds[#sums.seconds + 1] = {at = second, kind = 'requests', amount = 1}
+sums.seconds[#sums.seconds + 1] = {at = second, kind = 'tokens', amount = tokens}
+return told('', nil, output)
+"""
+)
+
+EXTEND_CLAIMS = Script(
+    CLAIMS
+    + """
+local open, held = unpack(KEYS)
+local now, for_ms = clock(), tonumber(arg())
+drop_lapsed(open, held, now)
+for n = next_arg, #ARGV do redis.call('ZADD', open, 'XX', now + for_ms, ARGV[n]) end
+redis.call('PEXPIRE', open, for_ms + 60000)
+redis.call('PEXPIRE', held, for_ms + 60000)
+return {'ok'}
+"""
+)
+
+SETTLE = Script(
+    CLAIMS
+    + """
+local ledger, mark, minute, open, held, spent = unpack(KEYS)
+local model, settled_ms, claimed, once = arg(), arg(), arg() == '1', arg()
+local past_ms, input, output, cost = tonumber(arg()), tonumber(arg()), tonumber(arg()), tonumber(arg())
+if not redis.call('SET', mark, '', 'NX', 'PX', settled_ms) then return {'ok'} end
+for n = next_arg, #ARGV, 2 do
+  if ARGV[n + 1] ~= '0' then redis.call('HINCRBY', ledger, ARGV[n] .. ':' .. model, ARGV[n + 1]) end
+end
+if not claimed then return {'ok'} end
+local second = math.floor(clock() / 1000)
+local there = redis.call('HGET', held, once)
+if there then
+  local at, tokens = string.match(there, '^(%d+):(%d+):')
+  local more = input + output - tonumber(tokens)
+  if more > 0 then
+    redis.call('HINCRBY', minute, 't' .. second, more)
+    redis.call('PEXPIRE', minute, (window + 2) * 1000)
+  elseif redis.call('HEXISTS', minute, 't' .. at) == 1 then
+    redis.call('HINCRBY', minute, 't' .. at, more)
+  end
+  redis.call('HDEL', held, once)
+  redis.call('ZREM', open, once)
+end
+redis.call('HINCRBY', spent, 'tokens', input + output)
+redis.call('HINCRBY', spent, 'cost', cost)
+if past_ms >= 0 then redis.call('PEXPIREAT', spent, past_ms) end
+return {'ok'}
+"""
+)
+
+
+class KeptAccounts:
+    """The part of the store that holds accounts."""
+
+    _link: Link
+    _listed: set[tuple[Account, str]]
+    """Accounts and days that this process has entered in the list of them."""
+
+    async def reserve(self, claim: Claim) -> Standing:
+        limits = claim.limits
+        args: Args = [
+            *(claim.once, claim.input, claim.least, claim.most, claim.input_cost, claim.output_price),
+            *(milliseconds(claim.for_s), _ends(claim), int(claim.owed), SHARE),
+            *map(_bound, (limits.rpm, limits.tpm, limits.max_parallel, limits.token_budget, limits.money_budget)),
+        ]
+        found = await self._link.act(RESERVE, _named(claim), args)
+        refused, again, output, requests, requests_ms, tokens, tokens_ms = found
+        return Standing(
+            refused=Limit(bytes(refused).decode()) if refused else None,
+            again_s=None if again < 0 else again / 1000,
+            output=None if output < 0 else output,
+            requests_left=None if requests < 0 else requests,
+            requests_reset_s=requests_ms / 1000,
+            tokens_left=None if tokens < 0 else tokens,
+            tokens_reset_s=tokens_ms / 1000,
+        )
+
+    async def extend(self, *claims: Claim) -> None:
+        of_account: dict[Account, list[Claim]] = defaultdict(list)
+        for claim in claims:
+            of_account[claim.account].append(claim)
+        for held in of_account.values():
+            args: Args = [milliseconds(held[0].for_s), *(claim.once for claim in held)]
+            await self._link.act(EXTEND_CLAIMS, _named(held[0])[1:3], args)
+
+    async def settle(self, *settlements: Settlement) -> None:
+        new = {(one.entry.account, one.entry.day) for one in settlements if one.entry.used != Used()} - self._listed
+        if new:
+            # Before the entry itself: one that nobody finds would not count.
+            await self._link.put(*(("SADD", keys.LEDGERS, _listing(*place)) for place in new))
+            self._listed |= new
+        # The failure of one is not the others': each is one act, and each may be repeated.
+        await asyncio.gather(*(self._settled(one) for one in settlements))
+
+    async def _settled(self, one: Settlement) -> None:
+        entry, claim, used = one.entry, one.claim, one.entry.used
+        named = [keys.ledger(entry.account, entry.day), keys.settled(entry.account, one.once)]
+        ends = -1 if claim is None or claim.period_ends is None else milliseconds(claim.period_ends + PAST_PERIOD_S)
+        args: Args = [
+            *(entry.model, milliseconds(SETTLED_S), int(claim is not None), "" if claim is None else claim.once, ends),
+            *(used.input, used.output, used.cost),
+        ]
+        for name in USED:
+            args += [name, getattr(used, name)]
+        await self._link.act(SETTLE, [*named, *(_named(claim) if claim is not None else ())], args)
+
+    async def ledger(self, since: str, until: str, account: Account | None = None) -> tuple[Entry, ...]:
+        (found,) = await self._link.ask(("SMEMBERS", keys.LEDGERS))
+        listed = sorted((day, tenant, key) for tenant, key, day in map(orjson.loads, found))
+        places = [(Account(tenant, key), day) for day, tenant, key in listed if since <= day <= until]
+        places = [place for place in places if account is None or place[0] == account]
+        entries: list[Entry] = []
+        for start in range(0, len(places), READ_TOGETHER):
+            together = places[start : start + READ_TOGETHER]
+            answers = await self._link.ask(*(("HGETALL", keys.ledger(*place)) for place in together))
+            for place, fields in zip(together, answers, strict=True):
+                entries += _entries(*place, fields)
+        return tuple(entries)
+
+
+READ_TOGETHER = 256
+
+
+def _entries(account: Account, day: str, fields: object) -> Iterable[Entry]:
+    assert isinstance(fields, dict)
+    of_model: dict[str, dict[str, int]] = defaultdict(dict)
+    for field, amount in fields.items():
+        name, _, model = field.decode("utf-8", "surrogatepass").partition(":")
+        of_model[model][name] = int(amount)
+    for model in sorted(of_model):
+        yield Entry(account, model, day, Used(**of_model[model]))
+
+
+def _named(claim: Claim) -> list[str]:
+    return keys.account(claim.account, claim.period)
+
+
+def _bound(limit: int | None) -> str | int:
+    return "" if limit is None else limit
+
+
+def _ends(claim: Claim) -> int:
+    return -1 if claim.period_ends is None else milliseconds(claim.period_ends)
+
+
+def _listing(account: Account, day: str) -> bytes:
+    return orjson.dumps([account.tenant, account.key, day])

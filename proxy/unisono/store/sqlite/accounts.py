@@ -1,0 +1,216 @@
+"""Accounts, as statements inside a transaction: what the scripts for Redis do, by the gateway's own clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from unisono.core.accounts import (
+    MILLION,
+    SHARE,
+    USED,
+    WINDOW_S,
+    Account,
+    Claim,
+    Entry,
+    Limit,
+    Settlement,
+    Standing,
+    Used,
+)
+from unisono.store.sqlite.schema import Act
+
+SETTLED_S: Final = 86_400.0
+"""How long it is known that something was settled."""
+PAST_PERIOD_S: Final = 86_400.0
+"""How long a period's sums are kept behind its end."""
+FOR_EVER: Final = 1e15
+
+COLUMNS: Final = ", ".join(USED)
+ENTER: Final = (
+    f"INSERT INTO ledger (day, tenant, key, model, {COLUMNS}) VALUES ({', '.join('?' * (4 + len(USED)))}) "  # noqa: S608
+    "ON CONFLICT DO UPDATE SET " + ", ".join(f"{name} = {name} + excluded.{name}" for name in USED)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Minute:
+    """The seconds that count now, the oldest first: which it is, its requests and its tokens."""
+
+    seconds: Sequence[tuple[int, int, int]]
+    now: float
+
+    @property
+    def requests(self) -> int:
+        return sum(second[1] for second in self.seconds)
+
+    @property
+    def tokens(self) -> int:
+        return sum(second[2] for second in self.seconds)
+
+    def frees(self, kind: int, much: int) -> tuple[float, float]:
+        """Seconds until so much of requests (1) or tokens (2) is free again, and until all of it is."""
+        again = every = 0.0
+        for second in self.seconds:
+            if second[kind] > 0:
+                every = second[0] + WINDOW_S + 1 - self.now
+                again = every if much > 0 else again
+                much -= second[kind]
+        return again, every
+
+    def standing(
+        self, claim: Claim, refused: Limit | None = None, again_s: float | None = None, output: int | None = None
+    ) -> Standing:
+        rpm, tpm = claim.limits.rpm, claim.limits.tpm
+        return Standing(
+            refused,
+            again_s,
+            output,
+            None if rpm is None else max(0, rpm - self.requests),
+            self.frees(1, 0)[1],
+            None if tpm is None else max(0, tpm - self.tokens),
+            self.frees(2, 0)[1],
+        )
+
+
+def reserve(act: Act, claim: Claim) -> Standing:
+    whose, limits = _whose(claim.account), claim.limits
+    act.db.execute("DELETE FROM account_claims WHERE tenant = ? AND key = ? AND expires <= ?", (*whose, act.now))
+    minute = _minute(act, claim.account)
+    row = act.db.execute(
+        "SELECT output FROM account_claims WHERE tenant = ? AND key = ? AND once = ?", (*whose, claim.once)
+    )
+    if (there := row.fetchone()) is not None:
+        return minute.standing(claim, output=there[0])
+    if not claim.owed:
+        if limits.rpm is not None and minute.requests + 1 > limits.rpm:
+            again = minute.frees(1, minute.requests + 1 - limits.rpm)[0] if limits.rpm > 0 else None
+            return minute.standing(claim, Limit.REQUESTS, again)
+        if limits.tpm is not None and minute.tokens + claim.tokens > limits.tpm:
+            again = minute.frees(2, minute.tokens + claim.tokens - limits.tpm)[0]
+            return minute.standing(claim, Limit.TOKENS, again if claim.tokens <= limits.tpm else None)
+        if limits.max_parallel is not None:
+            count = "SELECT count(*) FROM account_claims WHERE tenant = ? AND key = ?"
+            if act.db.execute(count, whose).fetchone()[0] >= limits.max_parallel:
+                return minute.standing(claim, Limit.PARALLEL)
+    room = _room(act, claim)
+    if isinstance(room, Limit):
+        again = None if claim.period_ends is None else max(0.0, claim.period_ends - act.now)
+        return minute.standing(claim, room, again)
+    _hold(act, claim, room)
+    return _minute(act, claim.account).standing(claim, output=room)
+
+
+def _room(act: Act, claim: Claim) -> int | Limit | None:
+    """How many tokens the budgets let a claim generate, None for any number, or the budget that has no room for it."""
+    limits = claim.limits
+    if limits.token_budget is None and limits.money_budget is None:
+        return None
+    spent = act.db.execute(
+        "SELECT tokens, cost FROM account_spent WHERE tenant = ? AND key = ? AND period = ?",
+        (*_whose(claim.account), claim.period),
+    ).fetchone() or (0, 0)
+    held = act.db.execute(
+        "SELECT total(budget_tokens), total(budget_cost) FROM account_claims WHERE tenant = ? AND key = ?",
+        _whose(claim.account),
+    ).fetchone()
+    room, owed = claim.most, claim.least if claim.owed else 0
+    if limits.token_budget is not None:
+        left = limits.token_budget - spent[0] - int(held[0]) - claim.input
+        if left < 1 and not claim.owed:
+            return Limit.TOKEN_BUDGET
+        room = min(room, max(claim.least, left // SHARE), max(left, owed))
+    if limits.money_budget is not None:
+        used = spent[1] + int(held[1])
+        left = limits.money_budget - used - claim.input_cost
+        if (left < 0 or used >= limits.money_budget) and not claim.owed:
+            return Limit.MONEY_BUDGET
+        if claim.output_price > 0:
+            outputs = max(left, 0) * MILLION // claim.output_price
+            if outputs < 1 and not claim.owed:
+                return Limit.MONEY_BUDGET
+            room = min(room, max(claim.least, outputs // SHARE), max(outputs, owed))
+    return room
+
+
+def _hold(act: Act, claim: Claim, room: int | None) -> None:
+    second, whose = int(act.now), _whose(claim.account)
+    _count(act, claim.account, second, 1, claim.tokens)
+    # A part of a micro-USD is a whole one, in each of the two: no turn costs more than was held for it.
+    cost = 0 if room is None else claim.input_cost - (-room * claim.output_price // MILLION)
+    held = (second, claim.tokens, claim.input + (room or 0), cost, room)
+    row = (*whose, claim.once, *held, act.now + claim.for_s)
+    act.db.execute("INSERT INTO account_claims VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+
+
+def extend(act: Act, claims: Sequence[Claim]) -> None:
+    for claim in claims:
+        act.db.execute(
+            "UPDATE account_claims SET expires = ? WHERE tenant = ? AND key = ? AND once = ? AND expires > ?",
+            (act.now + claim.for_s, *_whose(claim.account), claim.once, act.now),
+        )
+
+
+def settle(act: Act, settlements: Sequence[Settlement]) -> None:
+    for one in settlements:
+        entry = one.entry
+        whose = _whose(entry.account)
+        mark = (*whose, one.once, act.now + SETTLED_S)
+        if not act.db.execute("INSERT OR IGNORE INTO account_settled VALUES (?, ?, ?, ?)", mark).rowcount:
+            continue
+        if entry.used != Used():
+            amounts = [getattr(entry.used, name) for name in USED]
+            act.db.execute(ENTER, (entry.day, *whose, entry.model, *amounts))
+        if one.claim is not None:
+            _let_go(act, one.claim, entry.used)
+
+
+def _let_go(act: Act, claim: Claim, used: Used) -> None:
+    """The truth in place of what was held."""
+    whose = _whose(claim.account)
+    here = (*whose, claim.once)
+    row = act.db.execute(
+        "SELECT second, tokens FROM account_claims WHERE tenant = ? AND key = ? AND once = ?", here
+    ).fetchone()
+    if row is not None:
+        more = used.tokens - row[1]
+        _count(act, claim.account, int(act.now) if more > 0 else row[0], 0, more)
+        act.db.execute("DELETE FROM account_claims WHERE tenant = ? AND key = ? AND once = ?", here)
+    ends = FOR_EVER if claim.period_ends is None else claim.period_ends + PAST_PERIOD_S
+    act.db.execute(
+        "INSERT INTO account_spent VALUES (?, ?, ?, ?, ?, ?) "
+        "ON CONFLICT DO UPDATE SET tokens = tokens + excluded.tokens, cost = cost + excluded.cost",
+        (*whose, claim.period, used.tokens, used.cost, ends),
+    )
+
+
+def ledger(act: Act, since: str, until: str, account: Account | None) -> tuple[Entry, ...]:
+    rows = act.db.execute(
+        f"SELECT day, tenant, key, model, {COLUMNS} FROM ledger WHERE day BETWEEN ? AND ? "  # noqa: S608
+        "ORDER BY day, tenant, key, model",
+        (since, until),
+    ).fetchall()
+    entries = (Entry(Account(tenant, key), model, day, Used(*amounts)) for day, tenant, key, model, *amounts in rows)
+    return tuple(entry for entry in entries if account is None or entry.account == account)
+
+
+def _minute(act: Act, account: Account) -> Minute:
+    rows = act.db.execute(
+        "SELECT second, requests, tokens FROM account_seconds WHERE tenant = ? AND key = ? AND second >= ? "
+        "ORDER BY second",
+        (*_whose(account), int(act.now) - WINDOW_S),
+    ).fetchall()
+    return Minute(rows, act.now)
+
+
+def _count(act: Act, account: Account, second: int, requests: int, tokens: int) -> None:
+    act.db.execute(
+        "INSERT INTO account_seconds VALUES (?, ?, ?, ?, ?, ?) "
+        "ON CONFLICT DO UPDATE SET requests = requests + excluded.requests, tokens = tokens + excluded.tokens",
+        (*_whose(account), second, requests, tokens, second + WINDOW_S + 2),
+    )
+
+
+def _whose(account: Account) -> tuple[str, str]:
+    return account.tenant, account.key

@@ -1,0 +1,223 @@
+"""Turns that are watched: every one of them is told to observers, when it begins and when it ended.
+
+Part of the composition root. What is told is gathered by the engine as the turn runs; this decorator adds what only the
+outside sees: when the first events were handed out, how it ended, and tokens by what they were. Whatever an observer
+does wrong is logged and costs the turn nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from random import random
+from secrets import token_hex
+from typing import Final, TypeVar
+
+from unisono.core.conversation import Phase, Tokens
+from unisono.core.events import (
+    Closed,
+    Delta,
+    Event,
+    Finished,
+    HostedCall,
+    Item,
+    Listing,
+    Reasoning,
+    Repaired,
+    Text,
+    ToolCall,
+)
+from unisono.core.generation import MESSAGE
+from unisono.core.tracing import ARRIVED, Trace
+from unisono.core.watching import Began, Done, Observer, Outcome
+from unisono.engine.turn import Report, Run, Turn, Turns
+from unisono.errors import InternalError, UnisonoError
+
+log = logging.getLogger("unisono.watching")
+
+Told = TypeVar("Told", Began, Done)
+
+CHANNELS: Final[dict[type[Item], str]] = {Reasoning: "analysis", ToolCall: "call", HostedCall: "hosted_call"}
+"""What tokens of an item are counted as; text is counted by its phase."""
+
+NewTrace = Callable[[], Trace | None]
+"""The span of a turn that begins now, for the request that it runs for; None where nothing is traced."""
+
+
+def spans_of(sample: float) -> NewTrace:
+    """Turns go on below the span their request came from; of those that came from none, the part `sample` is told."""
+
+    def new() -> Trace:
+        arrived = ARRIVED.get()
+        if arrived is not None:
+            return replace(arrived, span_id=token_hex(8))
+        return Trace(token_hex(16), token_hex(8), sampled=random() < sample)  # noqa: S311 - nothing secret
+
+    return new
+
+
+class WatchedTurns(Turns):
+    """`background` says that no request waits for these turns; with `recorded` the prompts of their steps are told
+    too."""
+
+    def __init__(
+        self,
+        turns: Turns,
+        observers: Sequence[Observer],
+        *,
+        background: bool = False,
+        recorded: bool = False,
+        new_trace: NewTrace | None = None,
+    ) -> None:
+        self._turns = turns
+        self._observers = tuple(observers)
+        self._background = background
+        self._recorded = recorded
+        self._new_trace = new_trace
+
+    def start(self, turn: Turn) -> Run:
+        span = self._new_trace() if self._new_trace is not None else None
+        if span is not None or self._recorded:
+            turn = replace(turn, span=span, recorded=self._recorded)
+        arrived = ARRIVED.get()
+        began = Began(
+            request_id=turn.request_id,
+            tenant=turn.tenant,
+            key=turn.caller.key if turn.caller is not None else "",
+            surface=turn.surface,
+            model=turn.model,
+            background=self._background,
+            at=time.time(),
+            resumed=bool(turn.journal),
+            span=span,
+            span_parent=arrived.span_id if arrived is not None else "",
+        )
+        return WatchedRun(self._turns.start(turn), began, self._observers)
+
+    async def count(self, turn: Turn) -> int:
+        return await self._turns.count(turn)
+
+
+@dataclass(slots=True)
+class Seen:
+    """What of a run is seen from outside, as far as it went."""
+
+    first_s: float | None = None
+    channels: dict[str, int] = field(default_factory=dict)
+    repairs: list[Repaired] = field(default_factory=list)
+    finished: Finished | None = None
+
+    def see(self, batch: Sequence[Event]) -> None:
+        for event in batch:
+            kind = type(event)
+            if kind is Delta:
+                continue
+            if kind is Closed:
+                assert isinstance(event, Closed)
+                if channel := _channel(event.item):
+                    self.channels[channel] = self.channels.get(channel, 0) + _body(event.tokens)
+            elif kind is Repaired:
+                assert isinstance(event, Repaired)
+                self.repairs.append(event)
+            elif kind is Finished:
+                assert isinstance(event, Finished)
+                self.finished = event
+
+
+def _body(tokens: Tokens) -> int:
+    """Without what stands before it, and the terminator."""
+    return len(tokens) - tokens.index(MESSAGE) - 2 if MESSAGE in tokens else 0
+
+
+def _channel(item: Item) -> str:
+    if isinstance(item, Text):
+        return "final" if item.phase is Phase.FINAL else "commentary"
+    return "" if isinstance(item, Listing) else CHANNELS[type(item)]
+
+
+class WatchedRun(Run):
+    """A run whose batches are those of `run`. Nothing is told of one that nobody ever iterates."""
+
+    def __init__(self, run: Run, began: Began, observers: Sequence[Observer]) -> None:
+        self.report = run.report
+        self._run = run
+        self._began = began
+        self._observers = observers
+        self._batches: AsyncGenerator[list[Event]] | None = None
+
+    def __aiter__(self) -> AsyncIterator[list[Event]]:
+        self._batches = self._each()
+        return self._batches
+
+    async def aclose(self) -> None:
+        if self._batches is not None:
+            await self._batches.aclose()
+        await self._run.aclose()
+
+    async def _each(self) -> AsyncGenerator[list[Event]]:
+        for observer in self._observers:
+            _shielded(observer.began, self._began)
+        seen, outcome, error = Seen(), Outcome.LEFT, ""
+        # What an earlier run left was told of when that ended.
+        told = self._began.resumed
+        try:
+            async with aclosing(self._run):
+                async for batch in self._run:
+                    if told:
+                        told = False
+                    else:
+                        if seen.first_s is None:
+                            seen.first_s = self.report.now_s()
+                        seen.see(batch)
+                    yield batch
+            outcome = Outcome.COMPLETED
+        except UnisonoError as failure:
+            outcome, error = Outcome.FAILED, failure.code
+            raise
+        except (asyncio.CancelledError, GeneratorExit):
+            # Nobody asks for what comes behind the last event.
+            outcome = Outcome.LEFT if seen.finished is None else Outcome.COMPLETED
+            raise
+        except BaseException:
+            outcome, error = Outcome.FAILED, InternalError.code
+            raise
+        finally:
+            done = done_of(self._began, self.report, seen, outcome, error)
+            for observer in self._observers:
+                _shielded(observer.ended, done)
+
+
+def done_of(began: Began, report: Report, seen: Seen, outcome: Outcome, error: str) -> Done:
+    finished, facts = seen.finished, report.facts
+    return Done(
+        began=began,
+        ended_s=report.now_s(),
+        outcome=outcome,
+        first_s=seen.first_s,
+        error=error,
+        finish=finished.reason.value if finished is not None else "",
+        usage=finished.usage if finished is not None else None,
+        channels=seen.channels,
+        recoveries=report.recoveries,
+        repairs=seen.repairs,
+        waits=facts.waits,
+        steps=facts.steps,
+        tools=facts.tools,
+        tries=report.tries,
+        backend=report.backend,
+        failovers=report.failovers,
+        left_out=report.left_out,
+        unmet=report.unmet,
+        journal=report.journal,
+    )
+
+
+def _shielded(tell: Callable[[Told], None], told: Told) -> None:
+    try:
+        tell(told)
+    except Exception as error:
+        log.exception("an observer failed", exc_info=error)

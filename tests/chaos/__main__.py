@@ -1,0 +1,80 @@
+"""Storms one after the other, for as long as one likes.
+
+python -m tests.chaos --seed 1 --count 50 --minutes 15
+python -m tests.chaos --seed 17 --talk 4
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import importlib
+import os
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from tests.chaos.rack import rack
+from tests.chaos.storm import SLOTS, TALKS, storm
+from tests.e2e.processes import MB, Holdings, holdings
+from tests.mcp.conftest import start_upstream
+
+WARM_S = 150.0
+"""Until everything is loaded that a process keeps, and the first gateways are gone: timers hold them for a minute."""
+GROWTH_MB = 48
+"""A gateway is built for every storm, and what it leaves behind in the allocator varies by this much."""
+
+
+async def storms(first: int, count: int, minutes: float, talks: int, only: int | None) -> bool:
+    """Whether nothing was wrong; prints what was, and what each storm came to."""
+    importlib.import_module("unisono.mcp.asking")
+    wrong = 0
+    base: Holdings | None = None
+    ends = time.monotonic() + minutes * 60
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="unisono-chaos-")))
+        _, upstream = stack.enter_context(start_upstream(folder))
+        async with rack(folder, SLOTS) as here:
+            warm = time.monotonic() + WARM_S
+            for seed in range(first, first + count):
+                began = time.monotonic()
+                weather = await storm(here, upstream, seed, talks=talks, only=only)
+                wrong += len(weather.failures)
+                for failure in weather.failures:
+                    print(f"FAILED, seed {seed}: {failure}", flush=True)
+                gc.collect()
+                now = holdings(os.getpid())
+                print(
+                    f"seed {seed}: {weather.talks} talks, {weather.fired} faults, {weather.failovers} failovers, "
+                    f"{weather.again} asked again, "
+                    f"{len(weather.failures)} wrong, canary p99 {weather.p99_s * 1000:.0f} ms, "
+                    f"{time.monotonic() - began:.1f} s, {now.memory // MB} MB, {now.descriptors} descriptors",
+                    flush=True,
+                )
+                base = now if base is None or began < warm else base
+                if time.monotonic() > ends:
+                    break
+            assert base is not None
+            grown = (now.memory - base.memory) // MB
+            print(f"{grown} MB and {now.descriptors - base.descriptors} descriptors more than after {WARM_S:g} seconds")
+            steady = grown < GROWTH_MB and now.descriptors <= base.descriptors
+    return not wrong and steady
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make chaos ARGS=...")
+    parser.add_argument("--seed", type=int, default=1, help="of the first storm")
+    parser.add_argument("--count", type=int, default=60, help="how many storms")
+    parser.add_argument("--minutes", type=float, default=1e6, help="begin no other storm after so many")
+    parser.add_argument("--talks", type=int, default=TALKS, help="in one storm")
+    parser.add_argument("--talk", type=int, help="only this one, of one storm")
+    told = parser.parse_args()
+    count = 1 if told.talk is not None else told.count
+    return 0 if asyncio.run(storms(told.seed, count, told.minutes, told.talks, told.talk)) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

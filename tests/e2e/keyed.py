@@ -1,0 +1,127 @@
+"""A gateway with virtual keys: made by whoever holds its store, as `unisono keys` does."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+
+from tests.e2e.gateway import Gateway, gateway
+from unisono.access.issuing import issued, revoked
+from unisono.access.minting import Mint
+from unisono.core.access import KeyRecord, Limits
+from unisono.core.state import Store
+from unisono.store import open_store
+
+MASTER = "sk-master-of-the-tests"
+SALT = "a salt of the tests, long enough"
+
+
+def with_keys(config: Mapping[str, Any], store: str) -> dict[str, Any]:
+    """The configuration, with a master key and the store at that address."""
+    gateway_settings = {"salt_key": SALT, **config.get("unisono", {})}
+    return {
+        **config,
+        "general_settings": {"master_key": MASTER},
+        "unisono": gateway_settings,
+        "store": {"url": store},
+    }
+
+
+@dataclass
+class Ring:
+    """Makes and changes keys in a store."""
+
+    store: Store
+    mint: Mint = field(default_factory=lambda: Mint(SALT.encode()))
+
+    async def issue(self, tenant: str = "", limits: Limits | None = None, **fields: Any) -> tuple[KeyRecord, str]:
+        new = issued(self.mint, time.time(), tenant=tenant)
+        record = replace(new.record, **fields, limits=limits or new.record.limits)
+        return await self.store.put_key(record), new.plaintext
+
+    async def revoke(self, record: KeyRecord) -> None:
+        now = await self.store.key(record.id)
+        assert now is not None
+        await self.store.put_key(revoked(now, time.time()))
+
+
+@asynccontextmanager
+async def ring(address: str) -> AsyncIterator[Ring]:
+    store = open_store(address, deadline_s=5.0)
+    await store.start()
+    try:
+        yield Ring(store)
+    finally:
+        await store.aclose()
+
+
+@asynccontextmanager
+async def keyed(config: Mapping[str, Any], folder: Path) -> AsyncIterator[tuple[Gateway, Ring]]:
+    """A running gateway on a store in that folder, and the keys of it."""
+    address = f"sqlite://{folder}/state.db"
+    async with gateway(with_keys(config, address)) as running, ring(address) as keys:
+        yield running, keys
+
+
+def bearing(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+# -- routes
+
+
+@dataclass(frozen=True)
+class Place:
+    """One thing that can be asked for. `method` is WEBSOCKET for a socket."""
+
+    method: str
+    path: str
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        return tuple(part.partition(":")[0] for part in self.path.replace("}", "{").split("{")[1::2])
+
+    def at(self, **values: str) -> str:
+        """The path with its parameters filled in."""
+        filled = self.path
+        for part in self.path.replace("}", "{").split("{")[1::2]:
+            filled = filled.replace("{" + part + "}", values[part.partition(":")[0]])
+        return filled
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.path}"
+
+
+def places_of(routes: Sequence[BaseRoute]) -> Iterator[Place]:
+    """Everything an application answers, by its own routes. A route of a kind nobody knows here is an error: it would
+    be one that is not looked at."""
+    for route in routes:
+        inner = getattr(route, "original_router", None)
+        if inner is not None:
+            assert not getattr(route.include_context, "prefix", ""), route  # type: ignore[attr-defined]
+            yield from places_of(inner.routes)
+        elif isinstance(route, WebSocketRoute):
+            yield Place("WEBSOCKET", route.path)
+        elif isinstance(route, Route):
+            for method in sorted(route.methods or ()):
+                yield Place(method, route.path)
+        else:
+            raise TypeError(f"{route!r} is no kind of route the tests know")
+
+
+async def raw_answer(url: str, request: bytes) -> bytes:
+    """What a server says to these very bytes, to the end of the connection."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(request)
+        return await asyncio.wait_for(reader.read(), 20.0)
+    finally:
+        writer.close()

@@ -1,0 +1,185 @@
+"""SIGHUP: another configuration while requests are under way, which end where they began."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from websockets.asyncio.client import connect
+
+from tests.e2e.gateway import config_of
+from tests.e2e.processes import MB, holdings
+from tests.e2e.replicas import Replica, replica
+from tests.fakes import FakeVllm
+from unisono.harmony.encoding import load_encoding
+
+pytestmark = pytest.mark.timeout(180)
+
+ENCODING = load_encoding()
+READ_AGAIN = "the configuration was read again"
+
+
+def said(word: str, count: int = 40) -> list[int]:
+    return ENCODING.encode_marked("<|channel|>final<|message|>" + f"{word} " * count + "<|return|>")
+
+
+@dataclass
+class Stage:
+    """A gateway and two models that it may be told to serve."""
+
+    one: Replica
+    old: FakeVllm
+    new: FakeVllm
+    session: aiohttp.ClientSession
+    folder: Path
+    reloads: int = 0
+
+    def config(self, fake: FakeVllm, **sections: Any) -> dict[str, Any]:
+        return config_of(f"vllm@{fake.url}", store={"url": f"sqlite://{self.folder}/state.db"}, **sections)
+
+    async def reload(self, config: Any, workers: int = 1) -> None:
+        self.one.write(config)
+        self.reloads += workers
+        self.one.signal(signal.SIGHUP)
+        await self.one.logged(READ_AGAIN, self.reloads)
+
+    async def chat(self, **fields: Any) -> str:
+        body = {"model": "gpt-oss", "messages": [{"role": "user", "content": "Hi"}], **fields}
+        async with self.session.post(f"{self.one.url}/v1/chat/completions", json=body) as answer:
+            text = await answer.text()
+            assert answer.status == 200, text
+            return text
+
+
+@asynccontextmanager
+async def staged(folder: Path, *, workers: int = 1, **script: Any) -> AsyncIterator[Stage]:
+    async with (
+        FakeVllm(tokens=said("old"), **script) as old,
+        FakeVllm(tokens=said("new")) as new,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session,
+    ):
+        one = Replica(folder, {})
+        stage = Stage(one, old, new, session, folder)
+        async with replica(folder, stage.config(old), "--workers", str(workers)) as one:
+            stage.one = one
+            yield stage
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+async def test_what_comes_is_answered_by_the_new_and_what_runs_ends_on_the_old(workers: int, tmp_path: Path) -> None:
+    async with staged(tmp_path, workers=workers, per_chunk=1, delay_s=0.1) as stage:
+        running = asyncio.ensure_future(stage.chat(stream=True))
+        async with asyncio.timeout(10):
+            while not stage.old.requests:
+                await asyncio.sleep(0.01)
+        await stage.reload(stage.config(stage.new), workers)
+        assert not running.done()
+        for _ in range(4):
+            assert "new new" in await stage.chat()
+        text = await running
+        assert text.endswith("data: [DONE]\n\n")
+        assert text.count('"old') + text.count(" old") == 40
+
+
+MISTAKES: dict[str, tuple[str, str]] = {
+    "a key nobody knows": ('{"model_lst": []}', "model_lst: nobody knows this key"),
+    "no model": ("{}", "model_list: there is no model in it"),
+    "not YAML": ('{"model_list": ', "config.json, line"),
+    "a backend that does not exist": (
+        json.dumps(config_of("vlm/gpt-oss")),
+        "model_list[0].litellm_params.model: 'vlm' is no backend kind",
+    ),
+}
+
+
+async def test_a_configuration_that_cannot_be_served_changes_nothing(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        for number, (text, message) in enumerate(MISTAKES.values(), 1):
+            stage.one.path.write_text(text)
+            stage.one.signal(signal.SIGHUP)
+            await stage.one.logged("the configuration was not changed", number)
+            assert message in stage.one.log
+            assert "old old" in await stage.chat()
+        await stage.reload(stage.config(stage.new))
+        assert "new new" in await stage.chat()
+
+
+async def test_what_waits_for_a_restart_is_said(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        await stage.reload(stage.config(stage.old, unisono={"max_connections": 7}))
+        assert "unisono.max_connections: a change is in force after a restart" in stage.one.log
+
+
+async def test_conversations_and_sockets_go_on_over_a_reload(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage, connect(stage.one.url.replace("http", "ws", 1) + "/v1/responses") as socket:
+        body = {"model": "gpt-oss", "input": "Hi"}
+        async with stage.session.post(f"{stage.one.url}/v1/responses", json=body) as answer:
+            first = (await answer.json())["id"]
+        await stage.reload(stage.config(stage.new))
+        async with stage.session.post(
+            f"{stage.one.url}/v1/responses", json={**body, "previous_response_id": first}
+        ) as answer:
+            assert (answer.status, (await answer.json())["status"]) == (200, "completed")
+        await socket.send(json.dumps({"type": "response.create", **body}))
+        async with asyncio.timeout(10):
+            while (event := json.loads(await socket.recv()))["type"] != "response.completed":
+                pass
+        # It was opened before.
+        assert "old old" in json.dumps(event)
+
+
+async def test_a_background_response_goes_on_under_the_new_configuration(tmp_path: Path) -> None:
+    async with staged(tmp_path, per_chunk=1, delay_s=0.05) as stage:
+        body = {"model": "gpt-oss", "input": "Hi", "background": True}
+        async with stage.session.post(f"{stage.one.url}/v1/responses", json=body) as answer:
+            response_id = (await answer.json())["id"]
+        await asyncio.sleep(0.5)
+        stage.new.script = stage.old.script
+        await stage.reload(stage.config(stage.new))
+        async with asyncio.timeout(30):
+            while True:
+                async with stage.session.get(f"{stage.one.url}/v1/responses/{response_id}") as answer:
+                    response = await answer.json()
+                if response["status"] not in ("queued", "in_progress"):
+                    break
+                await asyncio.sleep(0.1)
+        assert response["status"] == "completed"
+        assert stage.new.requests
+
+
+@pytest.mark.slow
+async def test_memory_and_descriptors_stay_flat_over_many_reloads_under_traffic(tmp_path: Path) -> None:
+    async with staged(tmp_path) as stage:
+        over = asyncio.Event()
+        asked = 0
+
+        async def ask() -> None:
+            nonlocal asked
+            while not over.is_set():
+                text = await stage.chat(stream=True)
+                assert text.endswith("data: [DONE]\n\n")
+                asked += 1
+
+        asking = [asyncio.create_task(ask()) for _ in range(3)]
+        fakes = (stage.new, stage.old)
+        for number in range(10):
+            await stage.reload(stage.config(fakes[number % 2]))
+        warm = holdings(stage.one.pid)
+        for number in range(40):
+            await stage.reload(stage.config(fakes[number % 2]))
+        over.set()
+        await asyncio.gather(*asking)
+        await asyncio.sleep(0.5)
+        now = holdings(stage.one.pid)
+    assert asked > 50
+    assert now.descriptors <= warm.descriptors + 4
+    assert now.threads <= warm.threads + 2
+    assert now.memory < warm.memory + 12 * MB, f"{(now.memory - warm.memory) / MB:.1f} MB more"

@@ -1,0 +1,193 @@
+"""Secrets planted wherever there is a place for one are found nowhere that others read: logs at debug level, metrics,
+spans and errors, while all goes well and while all of it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+import pytest
+
+from tests.e2e.collector import collector
+from tests.e2e.hosting import calls
+from tests.e2e.replicas import replica
+from tests.e2e.responses import ANSWER
+from tests.e2e.wires import ENCODING
+from tests.fakes import FakeVllm, Refusal, VllmScript
+from tests.mcp.conftest import Upstream, start_upstream
+
+PLANTED = {
+    "master key": "sk-planted-master-1f9a",
+    "wrong key": "sk-planted-wrong-77be",
+    "backend key": "planted-backend-key-a1",
+    "backend user": "planted-user-pass-b2",
+    "backend query": "planted-query-token-c3",
+    "tool header": "planted-tool-header-d4",
+    "tool token": "planted-tool-token-e5",
+    "tool query": "planted-tool-query-f6",
+    "client tool token": "planted-client-tool-g7",
+    "store password": "planted-store-p@ss-h8",
+    "collector key": "planted-collector-i9",
+    "collector query": "planted-collector-q-j1",
+    "salt": "planted-salt-of-this-k2",
+    "prompt": "planted-prompt-l3",
+    "tool argument": "planted-argument-m4",
+    "thought": "planted-thought-n5",
+    "answer": "planted-answer-o6",
+    "metadata": "planted-metadata-p7",
+    "user": "planted-user-q8",
+}
+OWN = {"prompt", "tool argument", "thought", "answer", "metadata", "user"}
+"""What clients get back, as it is theirs."""
+KEY = {"authorization": f"Bearer {PLANTED['master key']}"}
+
+
+@pytest.fixture(scope="module")
+def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
+    with start_upstream(tmp_path_factory.mktemp("upstream")) as (_, found):
+        yield found
+
+
+def planted(fake: FakeVllm, dead: str, upstream: Upstream, spans: str, store: str) -> dict[str, Any]:
+    """A configuration with a secret in every place."""
+    of = PLANTED
+    at = fake.url.removeprefix("http://")
+
+    def entry(name: str, base: str, **params: Any) -> dict[str, Any]:
+        return {"model_name": name, "litellm_params": {"model": "vllm/tiny", "api_base": base, **params}}
+
+    return {
+        "model_list": [
+            entry("gpt-oss", fake.url, api_key=of["backend key"]),
+            entry("gpt-oss-userinfo", f"http://somebody:{of['backend user']}@{at}"),
+            entry("gpt-oss-query", f"{dead}?token={of['backend query']}"),
+            entry("gpt-oss-dead", dead.replace("//", f"//somebody:{of['backend user']}@")),
+        ],
+        "mcp_servers": {
+            "docs": {
+                "url": f"{upstream.urls['modern']}?key={of['tool query']}",
+                "require_approval": "never",
+                "static_headers": {"x-secret": of["tool header"]},
+            },
+            "gone": {
+                "url": f"{dead}/mcp?key={of['tool query']}",
+                "auth_type": "bearer_token",
+                "authentication_token": of["tool token"],
+                "require_approval": "never",
+            },
+        },
+        "general_settings": {"master_key": of["master key"]},
+        "store": {"url": store},
+        "unisono": {
+            "salt_key": of["salt"],
+            "log_level": "debug",
+            "otel": {
+                "endpoint": f"{spans}?k={of['collector query']}",
+                "headers": {"x-key": of["collector key"]},
+                "timeout_s": 1,
+            },
+        },
+    }
+
+
+THOUGHT = f"<|channel|>analysis<|message|>{PLANTED['thought']}<|end|><|start|>assistant"
+
+
+class Talk:
+    """Says everything there is to say, and keeps what came back: `errors` are answers that are none of the client's
+    own words."""
+
+    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
+        self._url = url
+        self._session = session
+        self.errors: list[str] = []
+        self.answers: list[str] = []
+
+    async def post(self, path: str, body: dict[str, Any], **headers: str) -> int:
+        async with self._session.post(self._url + path, json=body, headers={**KEY, **headers}) as answer:
+            text = f"{dict(answer.headers)} {await answer.text()}"
+            (self.answers if answer.status == 200 else self.errors).append(text)
+            return answer.status
+
+    async def metrics(self) -> str:
+        async with self._session.get(f"{self._url}/metrics", headers=KEY) as answer:
+            assert answer.status == 200
+            return await answer.text()
+
+    async def everything(self) -> None:
+        docs: dict[str, Any] = {"type": "mcp", "server_label": "docs"}
+        client = {**docs, "server_label": "gone", "headers": {"authorization": PLANTED["client tool token"]}}
+        messages = [{"role": "user", "content": PLANTED["prompt"]}]
+        more = {"metadata": {"note": PLANTED["metadata"]}, "user": PLANTED["user"]}
+        said = {"model": "gpt-oss", "input": PLANTED["prompt"], **more}
+        for model in ("gpt-oss", "gpt-oss-userinfo", "gpt-oss-query", "gpt-oss-dead", PLANTED["prompt"]):
+            await self.post("/v1/chat/completions", {"model": model, "messages": messages, "user": PLANTED["user"]})
+            await self.post("/v1/chat/completions", {"model": model, "messages": messages, "stream": True})
+        for tool in (docs, client, {**docs, "server_label": "gone"}):
+            await self.post("/v1/responses", {**said, "tools": [tool]})
+        other = {"type": "mcp", "server_label": "x", "server_url": f"http://127.0.0.1:9/?k={PLANTED['tool query']}"}
+        await self.post("/v1/responses", {**said, "tools": [other]})
+        await self.post("/v1/responses", {**said, "background": True})
+        wrong = {"authorization": f"Bearer {PLANTED['wrong key']}"}
+        await self.post("/v1/chat/completions", {"model": "gpt-oss", "messages": messages}, **wrong)
+        await self.post("/v1/chat/completions", {"model": "gpt-oss", "messages": PLANTED["prompt"]})
+
+
+def leaks(where: str, text: str, allowed: frozenset[str] = frozenset()) -> list[tuple[str, str]]:
+    spelled = {name: {secret, quote(secret, safe="")} for name, secret in PLANTED.items() if name not in allowed}
+    return [(where, name) for name, ways in spelled.items() if any(way in text for way in ways)]
+
+
+STORES = {
+    "a file": "sqlite:///{folder}/state.db",
+    "a Redis that is not there": "redis://:" + quote(PLANTED["store password"], safe="") + "@127.0.0.1:9/0",
+}
+
+
+@pytest.mark.parametrize("store", STORES.values(), ids=STORES)
+@pytest.mark.parametrize("collects", [True, False], ids=["spans are taken", "spans are refused"])
+async def test_no_secret_and_no_word_of_a_client_is_found_outside(
+    upstream: Upstream, tmp_path: Path, store: str, collects: bool
+) -> None:
+    dead = "http://127.0.0.1:9"
+    outputs = [
+        calls("echo", thought=THOUGHT, text=PLANTED["tool argument"]),
+        ANSWER.replace("ok", PLANTED["answer"]),
+    ]
+    async with collector() as spans, FakeVllm() as fake, aiohttp.ClientSession() as session:
+        spans.status = 200 if collects else 503
+        asked = 0
+
+        def script(_: Any) -> VllmScript | Refusal:
+            nonlocal asked
+            asked += 1
+            if asked % 7 == 0:
+                return Refusal(500, json.dumps({"error": {"message": f"Bearer {PLANTED['backend key']}"}}).encode())
+            return VllmScript(tokens=ENCODING.encode_marked(outputs[asked % 2]))
+
+        fake.script = script
+        config = planted(fake, dead, upstream, spans.url, store.format(folder=tmp_path))
+        async with replica(tmp_path, config) as one:
+            talk = Talk(one.url, session)
+            for _ in range(2):
+                await talk.everything()
+            metrics = await talk.metrics()
+            async with asyncio.timeout(15):
+                while not spans.raw:
+                    await asyncio.sleep(0.1)
+        found = leaks("log", one.log) + leaks("metrics", metrics)
+        for body in spans.raw:
+            found += leaks("spans", body.decode("latin-1"))
+        # What a client said is told to that client; nothing else is.
+        for text in talk.errors + talk.answers:
+            found += leaks("answers", text, frozenset(OWN))
+        assert found == []
+        assert talk.errors
+        # Where words are told they are there to be leaked.
+        assert all(PLANTED[name] in "".join(talk.answers) for name in ("tool argument", "thought", "answer"))
+        assert one.log.count("\n") > 3

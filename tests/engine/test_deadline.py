@@ -1,0 +1,147 @@
+"""One time for an answer: what is left of it is all that anything may take, and somebody else's turn does not count."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+
+import pytest
+
+from tests.engine.hosting import ANSWER, SEARCH, Servers, Talk
+from tests.engine.scripted import ASKED, IDS, Line
+from tests.engine.test_resuming import ENCODING, RENDERER, Continuing, tokens_of
+from unisono.core.deadline import Deadline
+from unisono.core.generation import Chunk, Generation, Timeouts
+from unisono.core.routes import Ask, Demand
+from unisono.core.tools import ToolOutcome
+from unisono.engine.engine import Engine
+from unisono.engine.memory import TurnMemory
+from unisono.engine.turn import Turn
+from unisono.errors import BackendTimeout, BackendUnavailable
+
+TIMES = Timeouts(connect_s=10.0, first_token_s=300.0, silence_s=120.0, total_s=600.0)
+LEFT: dict[str, tuple[float, Timeouts]] = {
+    "all of it": (0.0, TIMES),
+    "less than some may take": (500.0, Timeouts(10.0, 100.0, 100.0, 100.0)),
+    "less than any": (595.0, Timeouts(5.0, 5.0, 5.0, 5.0)),
+    "none": (700.0, Timeouts(0.0, 0.0, 0.0, 0.0)),
+}
+
+
+@pytest.mark.parametrize(("spent", "left"), LEFT.values(), ids=LEFT)
+def test_nothing_may_take_longer_than_what_is_left(spent: float, left: Timeouts) -> None:
+    deadline = Deadline(1_000.0)
+    assert deadline.left(TIMES, 1_000.0 + spent) == left
+
+
+def test_what_is_somebody_elses_turn_does_not_count() -> None:
+    deadline = Deadline(0.0)
+    deadline.stop(10.0)
+    deadline.stop(15.0)
+    assert deadline.spent(50.0) == 10.0
+    deadline.go_on(60.0)
+    deadline.go_on(61.0)
+    assert deadline.spent(65.0) == 15.0
+
+
+@dataclass
+class Slow(Continuing):
+    """It takes its time for every chunk, and dies of a failure when it has one. `dies_after` chunks."""
+
+    pace_s: float = 0.03
+    dies_after: int | None = None
+
+    async def complete(self, job: Generation) -> AsyncIterator[Chunk]:
+        until = asyncio.get_running_loop().time() + job.timeouts.total_s
+        chunks = 0
+        async for chunk in super().complete(job):
+            await asyncio.sleep(self.pace_s)
+            if asyncio.get_running_loop().time() > until:
+                raise BackendTimeout("too slow")
+            if chunks == self.dies_after:
+                raise BackendUnavailable("gone")
+            chunks += 1
+            yield chunk
+
+
+OUTPUT = tokens_of("<|channel|>final<|message|>one two three four five six seven eight nine ten<|return|>")
+
+
+def engine_of(pool: Line) -> Engine:
+    return Engine(
+        encoding=ENCODING, renderer=RENDERER, pool=pool, memory=TurnMemory(), new_call_id=lambda: "call_random"
+    )
+
+
+async def test_each_backend_is_given_what_those_before_it_left() -> None:
+    timeouts = replace(TIMES, total_s=5.0)
+    dying = Slow([OUTPUT], dies_after=4, timeouts=timeouts, name="one")
+    other = Slow([OUTPUT], bases=dying.bases, timeouts=timeouts, name="two", pace_s=0.0)
+    async for _ in engine_of(Line([dying, other])).start(Turn("m", ASKED)):
+        pass
+    first, second = dying.jobs[0].timeouts.total_s, other.jobs[0].timeouts.total_s
+    assert 4.9 < first <= 5.0
+    assert first - 2.0 < second < first - 0.1
+    assert other.jobs[0].timeouts.first_token_s == second
+
+
+async def test_an_answer_whose_time_is_over_is_given_to_nobody_else() -> None:
+    timeouts = replace(TIMES, total_s=0.15)
+    slow = Slow([OUTPUT], timeouts=timeouts, per_chunk=1, name="one")
+    other = Slow([OUTPUT], bases=slow.bases, timeouts=timeouts, name="two")
+    pool = Line([slow, other])
+    with pytest.raises(BackendTimeout):
+        async for _ in engine_of(pool).start(Turn("m", ASKED)):
+            pass
+    assert other.jobs == []
+    assert pool.taken == 0
+
+
+async def test_waiting_for_a_place_counts() -> None:
+    @dataclass
+    class Full(Line):
+        def route(self, ask: Ask):  # type: ignore[no-untyped-def]
+            route = super().route(ask)
+            place = route.place
+
+            async def later(demand: Demand):  # type: ignore[no-untyped-def]
+                if route.tries:
+                    await asyncio.sleep(60.0)
+                return await place(demand)
+
+            route.place = later  # type: ignore[method-assign]
+            return route
+
+    timeouts = replace(TIMES, total_s=0.3)
+    dying = Slow([OUTPUT], dies_after=2, timeouts=timeouts, name="one")
+    with pytest.raises(BackendTimeout, match="No backend was free"):
+        async for _ in engine_of(Full([dying, replace(dying, name="two")])).start(Turn("m", ASKED)):
+            pass
+
+
+async def test_the_time_that_tools_take_is_not_the_backends() -> None:
+    talk = Talk([SEARCH, ANSWER], host=Servers(takes_s=0.3))
+    backend = talk.backend()
+    await talk.batches(backends=[backend])
+    first, second = (job.timeouts.total_s for job in backend.jobs)
+    assert first - second < 0.25
+
+
+async def test_no_place_is_held_while_tools_are_run() -> None:
+    talk = Talk([SEARCH, ANSWER])
+    pool = Line([talk.backend(told=IDS)])
+    held: list[int] = []
+
+    def answer(name: str, arguments: object) -> ToolOutcome:
+        held.append(pool.taken)
+        return ToolOutcome("so it is")
+
+    talk.host.answer = answer
+    engine = talk.engine(*pool.deployments)  # type: ignore[arg-type]
+    engine._means = replace(engine._means, pool=pool)
+    async for _ in engine.start(talk.turn):
+        pass
+    assert held == [0]
+    assert (pool.taken, pool.most_taken, pool.well, len(pool.demands)) == (0, 1, 2, 2)
+    assert pool.demands[1].resumes

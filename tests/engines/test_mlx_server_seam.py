@@ -1,0 +1,56 @@
+"""An answer of mlx_lm.server that is cut at any of its tokens goes on to the same end, with the demo model."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+
+import pytest
+import pytest_asyncio
+
+from tests.e2e.test_engines import mlx_lm_server
+from tests.engines.demo_prompts import ENCODING, greedy, prompt_for
+from unisono.core.generation import RETURN, Chunk, FinishReason, Prompt
+from unisono.core.ports import BackendOptions
+from unisono_adapters.mlx_server import MlxServerBackend
+
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
+
+PROMPT = prompt_for("What is 2 + 2?")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def backend(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MlxServerBackend]:
+    async with mlx_lm_server(tmp_path_factory.mktemp("mlx_lm.server") / "log") as (url, _):
+        backend = MlxServerBackend(BackendOptions("mlx_server", "demo", url))
+        yield backend
+        await backend.aclose()
+
+
+async def behind(backend: MlxServerBackend, said: Sequence[int], max_tokens: int = 60) -> list[Chunk]:
+    tokens = [*PROMPT, *said]
+    job = replace(greedy(tokens, max_tokens), prompt=Prompt(tokens, ENCODING.decode(tokens)))
+    return [chunk async for chunk in backend.complete(job)]
+
+
+def text_of(chunks: list[Chunk]) -> str:
+    return "".join(chunk.text for chunk in chunks)
+
+
+async def test_cutting_a_greedy_answer_anywhere_changes_nothing(backend: MlxServerBackend) -> None:
+    whole = ENCODING.encode_marked(text_of(await behind(backend, ())))
+    assert len(whole) > 20
+    for cut in range(1, len(whole)):
+        chunks = await behind(backend, whole[:cut])
+        assert text_of(chunks) == ENCODING.decode(whole[cut:])
+        assert chunks[-1].finish is FinishReason.STOP
+        assert chunks[-1].stop_token in (None, RETURN)
+        assert chunks[-1].prompt_tokens == len(PROMPT) + cut
+
+
+async def test_the_server_outlives_prompts_that_it_has_in_its_cache(backend: MlxServerBackend) -> None:
+    begun = ENCODING.encode_marked(text_of(await behind(backend, (), max_tokens=14)))
+    rest = text_of(await behind(backend, begun))
+    assert rest.endswith("2 + 2 is 4.")
+    assert text_of(await behind(backend, begun[:-1])) == ENCODING.decode(begun[-1:]) + rest
+    assert text_of(await behind(backend, begun)) == rest

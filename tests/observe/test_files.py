@@ -1,0 +1,76 @@
+"""The dashboard and the alert rules that come along speak of metrics and labels that there are."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from prometheus_client.metrics import MetricWrapperBase
+
+from unisono.observe.instruments import Instruments
+
+DOCKER = Path(__file__).parents[2] / "docker"
+DASHBOARD = json.loads((DOCKER / "grafana" / "unisono.json").read_text())
+RULES = [
+    rule
+    for group in yaml.safe_load((DOCKER / "alerts" / "unisono.yml").read_text())["groups"]
+    for rule in group["rules"]
+]
+NAME = re.compile(r"\bunisono_[a-z_]+")
+OUTSIDE = {"instance"}
+"""Labels that Prometheus adds."""
+
+
+def instruments() -> Iterator[MetricWrapperBase]:
+    return (each for each in vars(Instruments()).values() if isinstance(each, MetricWrapperBase))
+
+
+LABELS = {}
+for each in instruments():
+    ends = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(each._type, [""])
+    LABELS |= {each._name + end: {*each._labelnames, *(["le"] if end == "_bucket" else [])} for end in ends}
+
+EXPRESSIONS = {
+    f"{panel['title']} {target['refId']}": target["expr"]
+    for panel in DASHBOARD["panels"]
+    for target in panel.get("targets", ())
+} | {rule["alert"]: rule["expr"] for rule in RULES}
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS.values(), ids=EXPRESSIONS)
+def test_an_expression_speaks_of_metrics_and_labels_there_are(expression: str) -> None:
+    names = NAME.findall(expression)
+    assert names
+    assert set(names) <= LABELS.keys()
+    for name, chosen in re.findall(r"\b(unisono_[a-z_]+)\{([^}]*)\}", expression):
+        assert set(re.findall(r"([a-z_]+) *(?:=~|!=|!~|=)", chosen)) <= LABELS[name]
+    for grouped, inner in re.findall(r"by \(([^)]*)\) \((?:[a-z]+\()?(unisono_[a-z_]+)", expression):
+        assert {label.strip() for label in grouped.split(",")} - OUTSIDE <= LABELS[inner]
+    for opening, closing in ("()", "{}", "[]"):
+        assert expression.count(opening) == expression.count(closing)
+
+
+def test_every_alert_says_how_bad_it_is_and_what_to_do() -> None:
+    assert len({rule["alert"] for rule in RULES}) == len(RULES)
+    for rule in RULES:
+        assert rule["labels"]["severity"] in {"info", "warning", "critical"}
+        assert set(rule["annotations"]) == {"summary", "description"}
+        shown = set(re.findall(r"\$labels\.([a-z]+)", rule["annotations"]["summary"]))
+        grouped = re.search(r"by \(([^)]*)\)", rule["expr"])
+        kept = {label.strip() for label in grouped[1].split(",")} if grouped else LABELS[NAME.findall(rule["expr"])[0]]
+        assert shown <= kept
+
+
+def test_panels_do_not_lie_on_each_other() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & taken
+        assert at["x"] + at["w"] <= 24
+        taken |= cells
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])

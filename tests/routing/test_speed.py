@@ -1,0 +1,66 @@
+"""What a choice costs: it is made for every request, beside everything that streams."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from timeit import repeat
+
+import pytest
+
+from tests.routing.doubles import DEMAND, Clock, live_of
+from unisono.core.blocks import BLOCK_TOKENS, blocks_of
+from unisono.core.routes import Demand
+from unisono.routing.group import Group, Rules
+from unisono.routing.policy import Strategy, Wanted
+from unisono.routing.prefixes import PrefixIndex
+
+DEPLOYMENTS = 64
+TOKENS = 32_000
+AT_MOST_S = 100e-6
+"""Twice what it is to take (50 microseconds), of the best of many runs: the machine does other things too."""
+
+
+def crowded(strategy: Strategy) -> tuple[Group, list[Demand]]:
+    """A group in which every deployment is busy and holds a prompt of its own behind a beginning that all have."""
+    chance = random.Random(0)
+    prefixes, clock = PrefixIndex(), Clock()
+    lives = [live_of(f"gpu-{number}", clock, weight=1 + number % 3) for number in range(DEPLOYMENTS)]
+    for live in lives:
+        live.candidate.bit = prefixes.join()
+        live.candidate.take(Wanted(prompt_tokens=chance.randrange(50_000), tokens=3000))
+    shared = [chance.randrange(200_000) for _ in range(8_000)]
+    demands = []
+    for live in lives:
+        prompt = [*shared, *(chance.randrange(200_000) for _ in range(TOKENS - len(shared)))]
+        demands.append(Demand(TOKENS, blocks_of(prompt)))
+        prefixes.record(demands[-1].blocks, live.candidate.bit, clock.now)
+    assert len(demands[0].blocks) == TOKENS // BLOCK_TOKENS
+    return Group("m", lives, prefixes, Rules(strategy), clock), demands
+
+
+CHOICES: dict[str, tuple[Strategy, str, Callable[[list[Demand]], Demand]]] = {
+    "a prompt that one of them holds": (Strategy.PREFIX_AWARE, "", lambda demands: demands[40]),
+    "a conversation that nobody holds": (
+        Strategy.PREFIX_AWARE,
+        "conv_1",
+        lambda _: Demand(TOKENS, blocks_of(range(TOKENS))),
+    ),
+    "a prompt without a block": (Strategy.PREFIX_AWARE, "", lambda _: DEMAND),
+    "the fewest requests": (Strategy.LEAST_BUSY, "", lambda demands: demands[40]),
+    "turns": (Strategy.SIMPLE_SHUFFLE, "", lambda demands: demands[40]),
+}
+
+
+@pytest.mark.parametrize(("strategy", "sticky", "pick"), CHOICES.values(), ids=CHOICES)
+def test_choosing_among_many_for_a_long_prompt_takes_no_time(
+    strategy: Strategy, sticky: str, pick: Callable[[list[Demand]], Demand]
+) -> None:
+    group, demands = crowded(strategy)
+    demand = pick(demands)
+
+    def choice() -> object:
+        return group.choice(group.wanted(demand, sticky, 0)).taken
+
+    assert choice() is not None
+    assert min(repeat(choice, number=50, repeat=40)) / 50 < AT_MOST_S

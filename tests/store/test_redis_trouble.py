@@ -1,0 +1,37 @@
+"""What a caller is told when Redis fails, whichever of its versions says so."""
+
+from __future__ import annotations
+
+import pytest
+from redis.exceptions import ConnectionError as Unreachable
+from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
+from redis.exceptions import TimeoutError as LateAnswer
+
+from unisono.store.redis.link import told
+
+# Redis 6.2 speaks of a script's own command in the middle of another error.
+INNER = "Error running script (call to f_2597e057): @user_script:1: @user_script: 31: -"
+
+CASES: dict[str, tuple[Exception, str]] = {
+    "full": (OutOfMemoryError("command not allowed when used memory > 'maxmemory'."), "full"),
+    "full, in a script of 6.2": (
+        ResponseError(f"{INNER}OOM command not allowed when used memory > 'maxmemory'."),
+        "full",
+    ),
+    "a replica": (ReadOnlyError("You can't write against a read only replica."), "no writes"),
+    "a replica, in a script of 6.2": (
+        ResponseError(f"{INNER}READONLY You can't write against a read only replica."),
+        "no writes",
+    ),
+    "anything else in a script": (ResponseError(f"{INNER}WRONGTYPE Operation against a key"), "cannot be reached"),
+    "a value that looks like it": (ResponseError("value is not an integer: -OOM "), "cannot be reached"),
+    "a late answer": (LateAnswer("Timeout reading from socket"), "in time"),
+    "a deadline": (TimeoutError(), "in time"),
+    "nobody there": (Unreachable("Error 111 connecting"), "cannot be reached"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_failure_has_its_words(name: str) -> None:
+    error, words = CASES[name]
+    assert words in told(error)

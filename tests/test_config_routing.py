@@ -1,0 +1,188 @@
+"""Routing in the configuration: who stands in for whom, which limits there are, and that the page about it is true."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from unisono.config import Catalogue, Config, StandIns, parse
+from unisono.deployments import build_pool, routing_rules
+from unisono.errors import ConfigError
+from unisono.routing.health import REST_AT_MOST_S
+from unisono.routing.policy import Strategy
+from unisono.routing.prefixes import BLOCKS
+from unisono.routing.route import MOST_DEATHS
+
+PAGE = Path(__file__).parent.parent / "docs" / "routing.md"
+
+
+def entry(name: str, **params: Any) -> dict[str, Any]:
+    ours = {key: params.pop(key) for key in ("unisono", "model_info") if key in params}
+    address = params.pop("api_base", f"http://{name}:1")
+    return {"model_name": name, "litellm_params": {"model": "vllm/gpt-oss", "api_base": address, **params}, **ours}
+
+
+def config(*entries: dict[str, Any], **sections: Any) -> Config:
+    return parse({"model_list": list(entries), **sections}, {}).config
+
+
+THREE = [entry("a"), entry("b"), entry("c")]
+
+STANDING_IN: dict[str, tuple[dict[str, Any], dict[str, StandIns]]] = {
+    "none": ({}, {}),
+    "one for another": ({"router_settings": {"fallbacks": [{"a": ["b", "c"]}]}}, {"a": StandIns(("b", "c"))}),
+    "each other": (
+        {"router_settings": {"fallbacks": [{"a": ["b"]}, {"b": ["a"]}]}},
+        {"a": StandIns(("b",)), "b": StandIns(("a",))},
+    ),
+    "itself": ({"router_settings": {"fallbacks": [{"a": ["a", "b"]}]}}, {"a": StandIns(("b",))}),
+    "for all that are not named": (
+        {"router_settings": {"fallbacks": [{"a": ["b"]}, {"*": ["c"]}]}},
+        {"a": StandIns(("b",)), "b": StandIns(("c",))},
+    ),
+    "for all by default": (
+        {"router_settings": {"fallbacks": [{"a": ["b"]}], "default_fallbacks": ["c"]}},
+        {"a": StandIns(("b",)), "b": StandIns(("c",))},
+    ),
+    "for long prompts": (
+        {"router_settings": {"context_window_fallbacks": [{"a": ["b"]}], "fallbacks": [{"a": ["c"]}]}},
+        {"a": StandIns(("c",), ("b",))},
+    ),
+    "where LiteLLM has it": ({"litellm_settings": {"fallbacks": [{"a": ["b"]}]}}, {"a": StandIns(("b",))}),
+    "the router wins": (
+        {"litellm_settings": {"fallbacks": [{"a": ["b"]}]}, "router_settings": {"fallbacks": [{"a": ["c"]}]}},
+        {"a": StandIns(("c",))},
+    ),
+    "by other names": (
+        {"router_settings": {"fallbacks": [{"x": ["y"]}], "model_group_alias": {"x": "a", "y": "b"}}},
+        {"a": StandIns(("b",))},
+    ),
+}
+
+
+@pytest.mark.parametrize(("sections", "expected"), STANDING_IN.values(), ids=STANDING_IN)
+def test_who_stands_in(sections: dict[str, Any], expected: dict[str, StandIns]) -> None:
+    assert Catalogue(config(*THREE, **sections)).stand_ins == expected
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "a mapping for the list": (
+        {"router_settings": {"fallbacks": {"a": ["b"]}}},
+        "router_settings.fallbacks: input should be a list",
+    ),
+    "a name for the list of names": (
+        {"litellm_settings": {"fallbacks": [{"a": "b"}]}},
+        "litellm_settings.fallbacks[0].a: input should be a list",
+    ),
+    "nobody of that name": (
+        {"router_settings": {"fallbacks": [{"a": ["b"]}, {"a": ["b", "z"]}]}},
+        "router_settings.fallbacks[1].a[1]: there is no model_name 'z' in model_list",
+    ),
+    "for nobody of that name": (
+        {"litellm_settings": {"context_window_fallbacks": [{"z": ["a"]}]}},
+        "litellm_settings.context_window_fallbacks[0].z: there is no model_name 'z' in model_list",
+    ),
+    "by default": (
+        {"router_settings": {"default_fallbacks": ["a", "z"]}},
+        "router_settings.default_fallbacks[1]: there is no model_name 'z' in model_list",
+    ),
+}
+
+
+@pytest.mark.parametrize(("sections", "message"), WRONG.values(), ids=WRONG)
+def test_a_stand_in_that_does_not_exist_is_refused_by_its_path(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        Catalogue(config(*THREE, **sections))
+    assert str(raised.value) == message
+
+
+def test_a_strategy_that_nobody_has_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^router_settings\.routing_strategy: "):
+        config(router_settings={"routing_strategy": "fastest"})
+
+
+SHARES: dict[str, tuple[int, int | None, int | None, tuple[int, int | None]]] = {
+    "one process": (1, 8, 9000, (8, 9000)),
+    "two": (2, 8, 9000, (4, 4500)),
+    "more than there are places": (16, 8, 9, (1, 1)),
+}
+
+
+@pytest.mark.parametrize(("share", "requests", "tokens", "expected"), SHARES.values(), ids=SHARES)
+def test_processes_share_what_limits_allow(
+    share: int, requests: int | None, tokens: int | None, expected: tuple[int, int | None]
+) -> None:
+    one = config(
+        entry("a", max_parallel_requests=requests, order=2, weight=3, unisono={"max_tokens_in_flight": tokens}),
+        entry("b"),
+        unisono={"max_queue": 10, "max_queue_per_key": 3},
+    )
+    pool = build_pool(one, Catalogue(one), share=share)
+    terms = pool.members()["a"][0].terms
+    assert (terms.max_requests, terms.max_tokens) == expected
+    assert (terms.order, terms.weight) == (2, 3)
+    unbounded = pool.members()["b"][0].terms
+    assert (unbounded.max_requests, unbounded.max_tokens) == (None, None)
+    bounds = routing_rules(one, share).bounds
+    assert (bounds.length, bounds.per_owner) == (max(1, 10 // share), max(1, 3 // share))
+
+
+def test_a_line_of_no_length_stays_one() -> None:
+    assert routing_rules(config(unisono={"max_queue": 0, "max_queue_per_key": 0}), 4).bounds.length == 0
+
+
+KEPT: dict[str, tuple[dict[str, Any], bool]] = {
+    "nothing changed": (entry("a"), True),
+    "its weight": (entry("a", weight=5), True),
+    "its limits": (entry("a", max_parallel_requests=5), True),
+    "its name": (entry("a", model_info={"id": "other"}), True),
+    "its model's name": (entry("new", api_base="http://a:1"), True),
+    "its address": (entry("a", api_base="http://elsewhere:1"), False),
+    "its key": (entry("a", api_key="sk-other"), False),
+    "its context": (entry("a", model_info={"max_input_tokens": 9}), False),
+    "its adapter's settings": (entry("a", unisono={"backend": {"stream_interval": 3}}), False),
+}
+
+
+@pytest.mark.parametrize(("changed", "kept"), KEPT.values(), ids=KEPT)
+async def test_a_deployment_is_kept_while_it_is_the_same_backend(changed: dict[str, Any], kept: bool) -> None:
+    before, after = config(entry("a"), entry("b")), config(changed, entry("b"))
+    old = build_pool(before, Catalogue(before))
+    new = build_pool(after, Catalogue(after), keep=old)
+    model = changed["model_name"]
+    assert (new.members()[model][0] is old.members()["a"][0]) is kept
+    assert new.members()["b"][0] is old.members()["b"][0]
+    # Two entries of the same backend are two deployments.
+    twice = config(entry("a"), entry("a"), entry("b"))
+    names = [id(live) for live in build_pool(twice, Catalogue(twice), keep=old).members()["a"]]
+    assert len(set(names)) == 2
+    await new.aclose()
+    await old.aclose()
+
+
+def examples() -> list[str]:
+    return [part.partition("```")[0] for part in PAGE.read_text().split("```yaml\n")[1:]]
+
+
+def test_the_examples_of_the_page_load_without_a_warning() -> None:
+    assert examples()
+    for text in examples():
+        loaded = parse(yaml.safe_load(text), {})
+        assert loaded.warnings == ()
+        build_pool(loaded.config, Catalogue(loaded.config))
+
+
+def test_the_figures_of_the_page_are_those_of_the_code() -> None:
+    page = " ".join(PAGE.read_text().split())
+    defaults = Config()
+    assert f"default {defaults.num_retries} |" in page
+    assert f"in a row that are allowed; default {defaults.router_settings.allowed_fails} |" in page
+    assert f"seconds of the first rest; default {defaults.router_settings.cooldown_time:g} |" in page
+    assert f"{BLOCKS:,} blocks" in page
+    assert REST_AT_MOST_S == 300
+    assert MOST_DEATHS == 5
+    for strategy in Strategy:
+        assert f"`{strategy.value}`" in page
