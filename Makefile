@@ -18,7 +18,7 @@ ARGS :=
 # Tests that wait on servers wait side by side.
 WORKERS := 4
 
-.PHONY: help serve test lint types imports unit test-clients test-engines test-crash test-leaks test-slow test-restarts chaos fmt bench clean
+.PHONY: help serve test lint types imports unit test-clients test-engines test-crash test-leaks test-slow test-deep test-restarts chaos fmt bench clean
 
 help:
 	@echo "make serve          serve what is on this machine, or the demo model (ARGS='--config my.yaml')"
@@ -29,6 +29,7 @@ help:
 	@echo "make test-crash     kill processes at every step of a background response; ten minutes"
 	@echo "make test-leaks     twenty thousand streams, a quarter broken off; three minutes"
 	@echo "make test-slow      all that make test leaves out for its length"
+	@echo "make test-deep      properties with many examples, other ones every time"
 	@echo "make test-restarts  restart replicas under load; a minute"
 	@echo "make chaos          storms of faults for as long as one likes (ARGS='--minutes 15', '--seed 7 --talk 3')"
 	@echo "make bench          measure the gateway (ARGS go to the bench)"
@@ -72,8 +73,13 @@ test-leaks: $(SYNCED)
 
 # Everything that make test leaves out because it takes long, but for real engines.
 test-slow: $(SYNCED) .state-server
-	$(BIN)/pytest -m slow --ignore tests/engines_all $(ARGS)
+	$(BIN)/pytest -m "slow and not alone" --ignore tests/engines_all -n 2 --dist loadfile $(ARGS)
+	$(BIN)/pytest -m "slow and alone" --ignore tests/engines_all $(ARGS)
 	CLIENTS=all tests/e2e/run
+
+# Properties with twenty times the examples of make test, other ones every time.
+test-deep: $(SYNCED) .state-server
+	TEST_DEPTH=5 $(BIN)/pytest -m "not slow and not alone" -n $(WORKERS) --dist loadfile $(ARGS)
 
 # Two replicas, restarted one after the other under 200 streams.
 test-restarts: $(SYNCED) .state-server

@@ -8,9 +8,17 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.depth import DEEP, examples
 from unisono.harmony.encoding import Encoding, load_encoding
 
-settings.register_profile("project", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "project",
+    deadline=None,
+    max_examples=examples(100),
+    derandomize=not DEEP,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("project")
 
 

@@ -200,6 +200,7 @@ async def test_readiness_tells_counts_and_codes_and_nothing_else() -> None:
 NO_STORE = {"url": "redis://127.0.0.1:9/0"}
 
 
+@pytest.mark.slow
 async def test_a_store_that_is_down_is_a_reason_and_nothing_that_needs_no_state_fails() -> None:
     async with (
         FakeVllm(tokens=TOKENS) as vllm,
@@ -379,6 +380,7 @@ TOOLS_NAMED: dict[str, tuple[dict[str, Any], bool]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sections", "loaded"), TOOLS_NAMED.values(), ids=TOOLS_NAMED)
 def test_what_talks_to_tool_servers_is_loaded_at_start_where_there_are_some(
     sections: dict[str, Any], loaded: bool

@@ -114,6 +114,7 @@ def test_rows_of_trained_tokens_are_their_own_and_all_others_share_one(folder: P
         assert (whole[name][others] == trained[name][-1]).all()
 
 
+@pytest.mark.slow
 def test_processes_that_expand_at_once_agree_on_one_folder(tmp_path: Path) -> None:
     target = tmp_path / "cache" / "demo"
     (target.parent / ".demo.new-killed").mkdir(parents=True)

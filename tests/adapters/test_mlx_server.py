@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.fakes import FakeMlxServer, Refusal
+from tests.listening import listening
 from unisono.core.generation import Chunk, FinishReason, Form, Generation, Prompt, Sampling
 from unisono.core.ports import BackendOptions
 from unisono.errors import BackendError, BackendOverloaded, BackendRejected
@@ -109,12 +110,10 @@ async def test_leaving_before_the_head_lets_the_server_send_it() -> None:
             seen.append("head sent")
         except OSError as error:
             seen.append(error)
-        writer.close()
         left.set()
 
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        backend = MlxServerBackend(BackendOptions("mlx_server", "m", f"http://127.0.0.1:{port}"))
+    async with listening(serve) as listener:
+        backend = MlxServerBackend(BackendOptions("mlx_server", "m", listener.url))
         task = asyncio.create_task(collect(backend))
         async with asyncio.timeout(5):
             await asked.wait()

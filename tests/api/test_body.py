@@ -55,6 +55,7 @@ async def test_a_bad_body_is_refused_within_a_second(body: bytes, said: str) -> 
     assert time.perf_counter() - begun < 1
 
 
+@pytest.mark.slow
 async def test_others_are_served_while_a_large_body_is_looked_at() -> None:
     body = orjson.dumps({"a": [{"b": [1]} for _ in range(100_000)]})
     turns = 0

@@ -13,6 +13,7 @@ from bench import fake_vllm, http_client, material, relay, vllm_wire, wires
 from bench.fake_vllm import Pace
 from bench.load import Clients, Cold, Load
 from bench.material import Material
+from tests.listening import listening
 
 
 def port_of(server: asyncio.Server) -> int:
@@ -139,8 +140,7 @@ async def test_what_the_server_refuses_is_refused(stuff: Material, body: object,
 async def test_a_server_that_hangs_is_a_fault_after_the_limit(stuff: Material) -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
-        writer.close()
 
-    async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
-        load = Load("vllm", port_of(server), streams=1, tokens=12, limit_s=0.1)
+    async with listening(silent) as listener:
+        load = Load("vllm", listener.port, streams=1, tokens=12, limit_s=0.1)
         assert await run(stuff, load) == (1, 0, ["not finished after 0 s"])

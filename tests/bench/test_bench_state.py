@@ -34,6 +34,7 @@ def measured(rig: Rig, task: Task) -> Sample:
     return rig.sample(Arm("an arm", "unisono+redis", task))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 def test_responses_are_answered_behind_whatever_is_stored(rig: Rig, task: Task) -> None:
     sample = measured(rig, task)
@@ -41,6 +42,7 @@ def test_responses_are_answered_behind_whatever_is_stored(rig: Rig, task: Task) 
     assert sample.ttft_p50_ms > 0
 
 
+@pytest.mark.slow
 def test_responses_in_the_background_are_seen_to_their_logged_end(rig: Rig) -> None:
     sample = measured(rig, BEHIND)
     assert sample.examples == ()

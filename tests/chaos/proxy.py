@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from tests.chaos.talks import ENCODING, talk_in
 from tests.fakes.wire import PROBE
+from tests.listening import Listener
 
 EVENT = re.compile(rb'data: \{"|\{"model"')
 """What an event begins with, and nothing inside of one."""
@@ -66,41 +67,29 @@ class Proxy:
     open: int = 0
     generations: int = 0
     failures: list[BaseException] = field(default_factory=list)
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    _server: asyncio.Server | None = None
+    _listener: Listener = field(init=False)
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._accepted, "127.0.0.1", 0)
+        self._listener = Listener(self._accepted)
+        await self._listener.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._server is not None
-        self._server.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._server.wait_closed()
+        await self._listener.aclose()
 
     @property
     def url(self) -> str:
-        assert self._server is not None
-        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self._listener.url
 
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
         self.open += 1
         try:
             await _Relay(self, reader, writer).run()
-        except (OSError, asyncio.IncompleteReadError):
+        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             _reset(writer)
-        except asyncio.CancelledError:
-            _reset(writer)
+            raise
         finally:
             self.open -= 1
-            self._tasks.discard(task)
-            writer.close()
 
 
 class _Relay:

@@ -213,6 +213,7 @@ def all_whole(answers: Sequence[Answer]) -> bool:
     return all(answer.status == 200 and message_of(answer).content == WORDS for answer in answers)
 
 
+@pytest.mark.slow
 async def test_a_backend_that_dies_rests_and_gets_its_traffic_back() -> None:
     settings = {"allowed_fails": 2, "cooldown_time": 0.3}
     async with FakeVllm(script=lambda asked: WELL) as steady:
@@ -263,6 +264,7 @@ async def test_a_backend_that_stalls_holds_no_place_past_its_deadline() -> None:
         assert told.took_s[-1] <= ANSWER_S + BUSY_S
 
 
+@pytest.mark.slow
 async def test_a_backend_that_flaps_is_noticed_by_no_client() -> None:
     def flaps(asked: dict[str, Any]) -> VllmScript:
         script = goes_on(asked)
@@ -301,6 +303,7 @@ async def test_a_backend_that_is_always_busy_is_left_alone_as_long_as_it_asks() 
         assert generations(busy) <= 2 * (1 + (time.monotonic() - began))
 
 
+@pytest.mark.slow
 async def test_a_slow_backend_gets_less_to_do() -> None:
     slow = VllmScript(tokens=ANSWER, delay_s=STEP_S, first_delay_s=0.5)
     async with (

@@ -41,6 +41,7 @@ def calm(weather: Weather) -> None:
     assert weather.p99_s < LONGEST_GAP_S
 
 
+@pytest.mark.slow
 @in_one_loop
 async def test_whatever_breaks_every_client_gets_what_it_would_have_got(here: Rack, upstream: Upstream) -> None:
     weather = await storm(here, upstream, 12)
@@ -80,6 +81,7 @@ CASES: dict[str, tuple[str, Sequence[str], str, Sequence[Fault]]] = {
 }
 
 
+@pytest.mark.slow
 @in_one_loop
 async def test_what_once_went_wrong_does_not_again(here: Rack, upstream: Upstream) -> None:
     todo = [
@@ -108,6 +110,7 @@ DOOMED: dict[str, tuple[str, Sequence[str], str, Sequence[Fault]]] = {
 }
 
 
+@pytest.mark.slow
 @in_one_loop
 async def test_where_nobody_can_take_it_there_is_the_beginning_and_an_error(here: Rack, upstream: Upstream) -> None:
     todo = [

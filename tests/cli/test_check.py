@@ -115,6 +115,7 @@ WRONG: dict[str, tuple[type[Fake], Patient, str, tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "patient", "check", "says"), WRONG.values(), ids=WRONG)
 def test_what_is_wrong_is_exit_code_1_and_a_sentence_that_helps(
     tmp_path: Path, kind: type[Fake], patient: Patient, check: str, says: tuple[str, ...]
@@ -135,6 +136,7 @@ def test_what_is_wrong_is_exit_code_1_and_a_sentence_that_helps(
     assert all(word in text for word in says)
 
 
+@pytest.mark.slow
 def test_one_that_hides_stops_is_usable_with_a_warning(tmp_path: Path) -> None:
     fake = FakeVllm()
     fake.patient = Patient(hides_stops=True)
@@ -144,6 +146,7 @@ def test_one_that_hides_stops_is_usable_with_a_warning(tmp_path: Path) -> None:
     assert "hides the token that ended generation" in out
 
 
+@pytest.mark.slow
 def test_a_model_nobody_serves_is_named_with_those_that_are(tmp_path: Path) -> None:
     fake = FakeVllm(model="openai/gpt-oss-20b")
     with elsewhere(fake):
@@ -153,6 +156,7 @@ def test_a_model_nobody_serves_is_named_with_those_that_are(tmp_path: Path) -> N
     assert "--served-model-name" in out
 
 
+@pytest.mark.slow
 def test_who_is_not_there_is_told_apart_and_no_key_is_shown(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
@@ -170,6 +174,7 @@ def test_who_is_not_there_is_told_apart_and_no_key_is_shown(tmp_path: Path) -> N
     assert KEY not in out + err
 
 
+@pytest.mark.slow
 def test_json_is_the_same_as_data(tmp_path: Path) -> None:
     good, wrong = FakeVllm(), FakeVllm()
     wrong.patient = Patient(encode=other_vocabulary)
@@ -194,6 +199,7 @@ def test_json_is_the_same_as_data(tmp_path: Path) -> None:
     assert fatal["remedy"]
 
 
+@pytest.mark.slow
 def test_the_store_is_checked_too(tmp_path: Path) -> None:
     vllm = FakeVllm()
     with elsewhere(vllm):
@@ -205,6 +211,7 @@ def test_the_store_is_checked_too(tmp_path: Path) -> None:
     assert "  warn store: State is kept in memory only: it ends with this process." in warned[1]
 
 
+@pytest.mark.slow
 def test_a_store_that_is_not_there_is_exit_code_1_and_its_password_is_not_shown(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
@@ -240,10 +247,12 @@ def test_a_configuration_that_cannot_be_used_is_exit_code_2(tmp_path: Path, cont
     assert err.startswith("Error: ")
 
 
+@pytest.mark.slow
 def test_a_configuration_that_is_not_there_is_exit_code_2(tmp_path: Path) -> None:
     assert run("check", "--config", str(tmp_path / "none.yaml"))[0] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.engine
 def test_without_a_configuration_the_demo_model_passes() -> None:
     code, out, err = run("check")

@@ -104,6 +104,7 @@ def ask(url: str, *, stream: bool = False) -> Any:
     return urlopen(Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers), timeout=PATIENCE_S)
 
 
+@pytest.mark.slow
 def test_the_line_on_the_screen_works(tmp_path: Path) -> None:
     with Wire() as fake, serving(tmp_path, fake.url) as served:
         assert "gpt-oss-test" in served.screen
@@ -113,6 +114,7 @@ def test_the_line_on_the_screen_works(tmp_path: Path) -> None:
         assert json.loads(answer.stdout)["choices"][0]["message"]["content"].startswith("word word")
 
 
+@pytest.mark.slow
 def test_the_line_on_the_screen_works_with_a_key_that_is_not_on_it(tmp_path: Path) -> None:
     general = {"master_key": KEY}
     with Wire() as fake, serving(tmp_path, fake.url, general_settings=general) as served:
@@ -156,6 +158,7 @@ def test_a_signal_ends_it_cleanly(number: signal.Signals, tmp_path: Path) -> Non
     assert "Traceback" not in log
 
 
+@pytest.mark.slow
 def test_a_running_answer_finishes_before_the_end(tmp_path: Path) -> None:
     with Wire(delay_s=0.03) as fake, serving(tmp_path, fake.url) as served:
         stream = ask(served.url, stream=True)
@@ -165,6 +168,7 @@ def test_a_running_answer_finishes_before_the_end(tmp_path: Path) -> None:
         assert served.ended(within_s=PATIENCE_S)[0] == 0
 
 
+@pytest.mark.slow
 def test_the_end_is_bounded_whatever_still_runs(tmp_path: Path) -> None:
     settings = {"shutdown_grace_s": 1}
     with Wire(delay_s=10.0) as fake, serving(tmp_path, fake.url, unisono=settings) as served:
@@ -178,6 +182,7 @@ def test_the_end_is_bounded_whatever_still_runs(tmp_path: Path) -> None:
     assert time.monotonic() - began < 6
 
 
+@pytest.mark.slow
 def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
     with Wire(delay_s=10.0) as fake, serving(tmp_path, fake.url) as served:
         threading.Thread(target=_drained, args=(served.url,), daemon=True).start()
@@ -199,6 +204,7 @@ def _drained(url: str) -> None:
         return
 
 
+@pytest.mark.slow
 def test_no_secret_and_no_prompt_reaches_the_log(tmp_path: Path) -> None:
     sections = {"general_settings": {"master_key": KEY}, "unisono": {"log_level": "debug"}}
     other = "sk-backend-canary"
@@ -218,6 +224,7 @@ def test_no_secret_and_no_prompt_reaches_the_log(tmp_path: Path) -> None:
     assert "backend failed" in [line["message"] for line in lines]
 
 
+@pytest.mark.slow
 def test_the_configured_limits_of_connections_are_in_force(tmp_path: Path) -> None:
     settings = {"header_timeout_s": 0.3, "max_connections": 20}
     with Wire() as fake, serving(tmp_path, fake.url, unisono=settings) as served:
@@ -233,6 +240,7 @@ def test_the_configured_limits_of_connections_are_in_force(tmp_path: Path) -> No
             assert ask(served.url).status == 200
 
 
+@pytest.mark.slow
 def test_unused_keys_are_warned_of_at_start(tmp_path: Path) -> None:
     settings = {"trust_proxy_headers": "canary"}
     with Wire() as fake, serving(tmp_path, fake.url, unisono=settings) as served:
@@ -244,6 +252,7 @@ def test_unused_keys_are_warned_of_at_start(tmp_path: Path) -> None:
     assert "canary" not in log
 
 
+@pytest.mark.slow
 def test_without_its_store_it_serves_what_needs_none_and_says_so_without_the_password(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
@@ -258,6 +267,7 @@ def test_without_its_store_it_serves_what_needs_none_and_says_so_without_the_pas
     assert "canary" not in log + served.screen
 
 
+@pytest.mark.slow
 def test_a_folder_nobody_can_write_to_does_not_keep_it_from_serving(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.MonkeyPatch.context() as patch, Wire() as fake:
@@ -287,6 +297,7 @@ def test_the_password_of_a_store_is_found_wherever_it_stands(url: str, passwords
     assert set(passwords_of(url)) == passwords
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_said_plainly(tmp_path: Path) -> None:
     config = tmp_path / "c.yaml"
     config.write_text("model_list: [{model_name: gpt-oss, litellm_params: {model: replay/demo}}]")
@@ -329,6 +340,7 @@ BAD_START: dict[str, tuple[str, Sequence[str], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "arguments", "said"), BAD_START.values(), ids=BAD_START)
 def test_what_cannot_start_ends_with_one_sentence(
     text: str, arguments: Sequence[str], said: str, tmp_path: Path

@@ -52,6 +52,7 @@ def written(folder: Path, name: str, data: object) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_the_sample_of_the_documentation_is_what_comes_out(tmp_path: Path) -> None:
     plan, sample = re.findall(r"```(?:yaml)?\n((?:# plan|\d+ requests).*?)```", DOCS.read_text(), re.DOTALL)
     path = tmp_path / "plan.yaml"
@@ -71,6 +72,7 @@ def test_every_field_is_in_the_documentation() -> None:
             assert re.search(rf"\b{each.name}\b", text), each.name
 
 
+@pytest.mark.slow
 def test_json_holds_every_figure_and_equal_seeds_are_equal(tmp_path: Path) -> None:
     plan = written(tmp_path, "plan.yaml", SMALL)
     said = simulated("--plan", plan, "--json")
@@ -93,6 +95,7 @@ def test_options_win_over_the_file(tmp_path: Path) -> None:
     assert figures["least-busy"]["requests"] == 50
 
 
+@pytest.mark.slow
 def test_ten_thousand_requests_take_a_few_seconds() -> None:
     began = time.monotonic()
     said = simulated("--requests", "10000")
@@ -150,6 +153,7 @@ UNCLEAR: dict[str, tuple[tuple[str, ...], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arguments", "message"), UNCLEAR.values(), ids=UNCLEAR)
 def test_what_a_configuration_does_not_say_is_asked_for(
     arguments: tuple[str, ...], message: str, tmp_path: Path
@@ -157,6 +161,7 @@ def test_what_a_configuration_does_not_say_is_asked_for(
     assert message in refused("--config", written(tmp_path, "config.yaml", CONFIG), *arguments)
 
 
+@pytest.mark.slow
 def test_backends_come_from_one_place(tmp_path: Path) -> None:
     config, plan = written(tmp_path, "config.yaml", CONFIG), written(tmp_path, "plan.yaml", SMALL)
     assert "both name backends" in refused("--config", config, "--plan", plan, *SPEEDS)

@@ -251,6 +251,7 @@ async def test_a_handshake_however_odd_is_answered(path: str, more: str, status:
     assert said.split()[1:2] == [status.encode()]
 
 
+@pytest.mark.slow
 async def test_a_handshake_in_pieces_has_the_time_of_headers_and_no_more() -> None:
     request = HANDSHAKE.format(path="/echo", more="").encode()
     async with listening(echoing(None)) as port:

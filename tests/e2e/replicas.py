@@ -18,6 +18,8 @@ from typing import Any, Self
 
 import aiohttp
 
+from tests.listening import Listener, connected
+
 UNISONO = str(Path(sys.executable).with_name("unisono"))
 STARTING_S = 60.0
 LEASE_S = 1.0
@@ -199,44 +201,23 @@ class Relay:
         self._target = port
         self._cuts = (cut_up, cut_down)
         self._sees = (up, down)
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
+        self._listener = Listener(self._joined)
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._joined, "127.0.0.1", 0)
+        await self._listener.start()
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        assert self._server is not None
-        self._server.close()
-        # A connection taken on a moment ago has its task in the next step of the loop.
-        await asyncio.sleep(0)
-        while self._tasks:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-            await asyncio.sleep(0)
+        await self._listener.aclose()
 
     @property
     def port(self) -> int:
-        assert self._server is not None
-        port: int = self._server.sockets[0].getsockname()[1]
-        return port
+        return self._listener.port
 
     async def _joined(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        ends = [writer]
-        try:
-            with suppress(OSError):
-                there, beyond = await asyncio.open_connection("127.0.0.1", self._target)
-                ends.append(beyond)
-                await self._passed((reader, beyond, 0), (there, writer, 1))
-        finally:
-            for end in ends:
-                end.transport.abort()
+        async with connected(self._target) as (there, beyond):
+            await self._passed((reader, beyond, 0), (there, writer, 1))
+            writer.transport.abort()
 
     async def _passed(self, *ways: tuple[asyncio.StreamReader, asyncio.StreamWriter, int]) -> None:
         """Return when one of the two has said its last."""

@@ -229,6 +229,7 @@ async def at(point: Point, folder: Path, server: Server, places: asyncio.Semapho
             raise
 
 
+@pytest.mark.slow
 async def test_another_process_finishes_it(tmp_path: Path, redis_server: Server) -> None:
     took = await together(SAMPLE, tmp_path, redis_server)
     assert all(took), "a process that did not die"
@@ -252,6 +253,7 @@ async def every(what: str, after: bool, folder: Path, server: Server) -> list[fl
     raise AssertionError("there is no end")
 
 
+@pytest.mark.slow
 async def test_the_only_process_goes_on_when_it_is_back(tmp_path: Path) -> None:
     """On a file of its own: nobody takes over, but it starts again."""
     model = Model(delay_s=0.03)

@@ -100,6 +100,7 @@ def deaths() -> None:
             task.cancel()
 
 
+@pytest.mark.slow
 async def test_what_kills_every_owner_is_given_up(place: Place) -> None:
     place.model.waits = True
     async with place.gateway() as client:
@@ -113,6 +114,7 @@ async def test_what_kills_every_owner_is_given_up(place: Place) -> None:
         assert len(prompts_about(place.fake, QUESTION)) == 4
 
 
+@pytest.mark.slow
 async def test_owners_that_come_and_go_finish_what_they_get_on_with(place: Place) -> None:
     place.model.delay_s = 0.05
     async with place.gateway() as client:

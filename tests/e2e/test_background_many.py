@@ -7,6 +7,7 @@ import gc
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from tests.contract.servers import Server
 from tests.e2e.continuing import Model
@@ -26,6 +27,7 @@ async def begin_and_end(client: Client, model: Model, count: int) -> None:
     assert {response["output"][-1]["content"][0]["text"] for response in kept} == {model.text}
 
 
+@pytest.mark.slow
 async def test_many_at_once_leave_nothing_behind(tmp_path: Path) -> None:
     model = Model(words=12)
     server = Server(tmp_path, ("appendonly yes",)).start()

@@ -162,6 +162,7 @@ async def test_a_chain_goes_on_elsewhere(pair: Pair) -> None:
     assert ENCODING.decode(after) == f"{said}<|start|>user<|message|>Link two.<|end|><|start|>assistant"
 
 
+@pytest.mark.slow
 async def test_a_conversation_has_one_response_at_a_time(pair: Pair) -> None:
     pair.speak(delay_s=0.03)
     talk = (await pair.a.post("/v1/conversations"))["id"]
@@ -299,6 +300,7 @@ async def test_a_process_that_is_told_to_end_leaves_its_response_to_another(
         assert "Traceback" not in pair.first.log + pair.second.log
 
 
+@pytest.mark.slow
 async def test_a_process_that_slept_through_its_lease_writes_nothing_more(tmp_path: Path, redis_server: Server) -> None:
     async with replicas(tmp_path, redis_server) as pair:
         pair.speak(delay_s=0.04, words=40)

@@ -126,6 +126,7 @@ async def test_what_runs_comes_to_its_end(tmp_path: Path, fault: Fault, at: floa
             assert len(prompt) >= len(first)
 
 
+@pytest.mark.slow
 async def test_a_response_whose_creation_failed_is_made_once_by_its_key(tmp_path: Path) -> None:
     """A store that wakes up does what it was asked long ago: whoever was refused then, and asks again, gets one."""
     async with pair(tmp_path) as here:
@@ -146,6 +147,7 @@ async def test_a_response_whose_creation_failed_is_made_once_by_its_key(tmp_path
         assert len(prompts_about(here.fake, "Only once.")) == 1
 
 
+@pytest.mark.slow
 async def test_a_lease_that_was_granted_without_a_word_is_no_obstacle(tmp_path: Path) -> None:
     async with pair(tmp_path) as here:
         body: Json = {"model": "gpt-oss", "input": "Again.", "background": True}
@@ -160,6 +162,7 @@ async def test_a_lease_that_was_granted_without_a_word_is_no_obstacle(tmp_path: 
         assert (await here.b.over(answer["id"]))["status"] == "completed"
 
 
+@pytest.mark.slow
 async def test_a_silent_response_outlives_a_store_that_is_away_for_long(tmp_path: Path) -> None:
     async with pair(tmp_path, waits=True) as here:
         body: Json = {"model": "gpt-oss", "input": "Wait.", "background": True}

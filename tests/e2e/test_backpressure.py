@@ -124,6 +124,7 @@ async def flooded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
         yield here
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("surface", SURFACES)
 async def test_a_client_that_reads_slowly_slows_its_backend_down(flooded: Site, surface: str) -> None:
     before = holdings(flooded.pid)
@@ -142,6 +143,7 @@ async def test_a_client_that_reads_slowly_slows_its_backend_down(flooded: Site, 
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.slow
 async def test_a_log_is_read_as_fast_as_its_reader_reads(tmp_path: Path) -> None:
     async with site(KINDS["vllm"], tmp_path) as here:
         here.say(scripted(here.kind, answer(len(WORDS))))
@@ -217,6 +219,7 @@ async def test_a_client_that_reads_nothing_is_cut_off_and_its_backend_freed(
     await client.end()
 
 
+@pytest.mark.slow
 async def test_a_response_in_the_background_goes_on_without_a_client_that_reads_nothing(
     stuck_at: tuple[Any, Gateway],
 ) -> None:

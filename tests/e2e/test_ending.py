@@ -104,6 +104,7 @@ async def read(asked: Any) -> tuple[int, Any, str]:
         return answer.status, answer.headers, await answer.text()
 
 
+@pytest.mark.slow
 async def test_what_runs_is_finished_and_a_second_connection_is_refused(tmp_path: Path) -> None:
     async with staged(tmp_path, grace_s=20, delay_s=0.03) as stage:
         answering = asyncio.ensure_future(read(stage.post("/v1/chat/completions", **CHAT, stream=True)))
@@ -151,6 +152,7 @@ async def test_who_asks_for_readiness_hears_of_the_end_while_others_are_still_an
         await stage.ended(15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("notice_s", [0, 1.5])
 async def test_how_long_there_is_to_notice_is_configured(notice_s: float, tmp_path: Path) -> None:
     async with staged(tmp_path, grace_s=20, notice_s=notice_s) as stage:
@@ -164,6 +166,7 @@ async def test_how_long_there_is_to_notice_is_configured(notice_s: float, tmp_pa
         await stage.ended(5)
 
 
+@pytest.mark.slow
 async def test_without_anybody_who_asks_for_readiness_the_end_is_at_once(tmp_path: Path) -> None:
     async with staged(tmp_path, grace_s=20) as stage:
         began = time.monotonic()
@@ -183,6 +186,7 @@ async def rest_on(socket: ClientConnection) -> tuple[list[Any], int]:
             return frames, closed.rcvd.code if closed.rcvd else 0
 
 
+@pytest.mark.slow
 async def test_a_websocket_is_closed_when_what_it_is_answered_is_over(tmp_path: Path) -> None:
     async with staged(tmp_path, grace_s=20, delay_s=0.02) as stage:
         address = stage.one.url.replace("http", "ws", 1) + "/v1/responses"
@@ -199,6 +203,7 @@ async def test_a_websocket_is_closed_when_what_it_is_answered_is_over(tmp_path: 
         await stage.ended(5)
 
 
+@pytest.mark.slow
 async def test_a_websocket_that_is_answered_too_long_is_told_so_and_closed(tmp_path: Path) -> None:
     async with staged(tmp_path, per_chunk=1, faults=(stall_at(5),)) as stage:
         async with connect(stage.one.url.replace("http", "ws", 1) + "/v1/responses") as socket:
@@ -227,6 +232,7 @@ async def test_a_second_signal_ends_it_at_once_and_clients_are_told(
         await stage.ended(8)
 
 
+@pytest.mark.slow
 async def test_the_readers_of_a_background_response_are_told_and_the_response_goes_on_elsewhere(tmp_path: Path) -> None:
     async with staged(tmp_path, per_chunk=1, faults=(stall_at(5),)) as stage:
         reading = asyncio.ensure_future(

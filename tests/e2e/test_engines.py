@@ -187,6 +187,7 @@ async def test_what_the_model_writes_is_answered_whole_and_streamed(site: Site, 
     assert said.note["recoveries"] == rules
 
 
+@pytest.mark.slow
 async def test_a_call_with_broken_arguments_is_generated_again(site: Site) -> None:
     said = message_of(await site.ask("glitch bad json", tools=[WEATHER], max_tokens=400))
     assert "regenerated-call" in said.note["recoveries"]
@@ -202,6 +203,7 @@ async def test_a_tool_round_trip_ends_in_an_answer(site: Site) -> None:
     assert (answer.reasoning, answer.content) == ("We have the weather.", "It is sunny in Paris with 18 degrees.")
 
 
+@pytest.mark.slow
 async def test_two_calls_in_turn_end_in_an_answer(site: Site) -> None:
     user = "Compare the weather in London and Tokyo."
     answer, calls = await with_tools(site, user, ["18 degrees, sunny", "11 degrees, rainy"])
@@ -236,11 +238,13 @@ async def test_the_token_limit_ends_an_answer(site: Site) -> None:
     assert said.usage["completion_tokens"] == 20
 
 
+@pytest.mark.slow
 async def test_a_stop_string_ends_an_answer(site: Site) -> None:
     said = await site.ask_both_ways("Count to 30.", stop=["7,"])
     assert (said.reasoning, said.content, said.finish_reason) == ("Count.", "1, 2, 3, 4, 5, 6, ", "stop")
 
 
+@pytest.mark.slow
 async def test_four_at_once_are_all_answered(site: Site) -> None:
     users = [*CHATS, "What is the weather in Paris?"]
     answers = await asyncio.gather(
@@ -254,6 +258,7 @@ async def test_four_at_once_are_all_answered(site: Site) -> None:
         )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="work is measured by Linux's process table")
 async def test_a_client_that_leaves_an_endless_answer_leaves_an_idle_engine(site: Site) -> None:
     async with endless(site) as response:
@@ -273,6 +278,7 @@ async def test_a_client_that_leaves_an_endless_answer_leaves_an_idle_engine(site
             pass
 
 
+@pytest.mark.slow
 async def test_an_engine_killed_amid_an_answer_is_an_error_event(site: Site) -> None:
     killed = site.pid
     async with endless(site) as response:

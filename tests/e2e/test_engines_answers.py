@@ -56,6 +56,7 @@ def asked(surface: Any, text: str, most: int = 400) -> dict[str, Any]:
     return {"input": text, "temperature": 0, "max_output_tokens": most}
 
 
+@pytest.mark.slow
 @both_forms
 @on_both
 @pytest.mark.parametrize("choice", [NAMED, "required"], ids=["named", "required"])
@@ -79,6 +80,7 @@ async def test_some_tool_is_called_where_one_is_required(here: Desk, ask: Any) -
     Draft202012Validator(wanted["parameters"]).validate(json.loads(arguments))  # type: ignore[index]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ask", "stream"), [(SURFACES["chat"], True), (SURFACES["responses"], False)], ids=SURFACES)
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
 async def test_an_answer_is_json_of_the_schema_or_a_refusal(here: Desk, schema: Any, ask: Any, stream: bool) -> None:

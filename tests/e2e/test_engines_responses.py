@@ -23,15 +23,18 @@ async def site() -> AsyncIterator[Gateway]:
         yield running
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 async def test_a_conversation_goes_on_from_the_tokens_the_engine_has(site: Gateway, stream: bool) -> None:
     await three_turns(site, stream=stream)
 
 
+@pytest.mark.slow
 async def test_a_listener_leaves_and_comes_back(site: Gateway) -> None:
     await a_listener_that_leaves_and_comes_back(site)
 
 
+@pytest.mark.slow
 async def test_a_gateway_that_ends_leaves_its_responses_to_the_next(tmp_path: Path) -> None:
     config = config_of("mlx/demo", unisono=PINNED, store={"url": f"sqlite:///{tmp_path}/state.db"})
     async with gateway(config) as one:

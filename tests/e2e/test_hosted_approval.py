@@ -86,6 +86,7 @@ FORCED: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", FORCED.values(), ids=FORCED)
 @pytest.mark.parametrize("background", [False, True], ids=["at once", "background"])
 async def test_an_approved_call_is_the_one_that_had_to_be_made(free: Line, choice: Any, background: bool) -> None:

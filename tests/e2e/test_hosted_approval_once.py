@@ -19,6 +19,7 @@ from tests.e2e.replicas import LEASE_S, Client, replica
 from tests.e2e.responses import ANSWER, Json, Line, refusal, streamed
 from tests.e2e.wires import WIRES
 from tests.fakes import FakeVllm
+from tests.listening import listening
 from tests.mcp.conftest import Upstream, start_upstream
 
 WIRE = WIRES["vllm"]
@@ -142,6 +143,7 @@ async def test_a_denial_uses_nothing_up(pair: tuple[Line, Line], upstream: Upstr
     assert upstream.noted(name) == [f"echo {name}"]
 
 
+@pytest.mark.slow
 async def test_a_gateway_that_dies_before_the_call_leaves_the_approval(
     upstream: Upstream, redis_server: Server, tmp_path: Path
 ) -> None:
@@ -151,17 +153,15 @@ async def test_a_gateway_that_dies_before_the_call_leaves_the_approval(
     async def nobody(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         came.set()
         await reader.read()
-        writer.close()
 
     came = asyncio.Event()
-    silent = await asyncio.start_server(nobody, "127.0.0.1", 0)
-    deaf = {"url": f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}/mcp", "require_approval": "always"}
     async with (
-        silent,
+        listening(nobody) as silent,
         FakeVllm(tokens=[]) as fake,
         aiohttp.ClientSession() as session,
         desk(upstream, entry={"require_approval": "always"}, store=store) as here,
     ):
+        deaf = {"url": f"{silent.url}/mcp", "require_approval": "always"}
         config = config_of(f"vllm@{fake.url}", store=store, mcp_servers={"docs": deaf})
         async with replica(tmp_path / "a", config) as dying:
             first, wanted = await asked_for(here, "echo", text="survived")

@@ -117,6 +117,7 @@ async def test_a_gateway_that_leaves_behind_a_result_leaves_the_result(
             assert fold(told.events).response == over
 
 
+@pytest.mark.slow
 async def test_a_cancelled_response_calls_its_tool_off(
     upstream: Upstream, redis_server: Server, tmp_path: Path
 ) -> None:

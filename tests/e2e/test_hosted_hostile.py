@@ -69,6 +69,7 @@ def peak_mib(process: int) -> float:
 ANSWERS = {"one message": huge_json, "one event": huge_event, "many events": huge_events}
 
 
+@pytest.mark.slow
 async def test_an_answer_of_a_hundred_megabytes_is_not_kept_in_memory(tmp_path: Path) -> None:
     async with FakeVllm(tokens=[]) as fake, aiohttp.ClientSession() as session:
         acts: list[Any] = []

@@ -388,6 +388,7 @@ BIG: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", BIG)
 async def test_what_is_big_is_answered_or_refused_soon(site: Site, case: str) -> None:
     body = to_body(**BIG[case]())

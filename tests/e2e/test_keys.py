@@ -102,6 +102,7 @@ STORES: dict[str, Callable[[Path, pytest.FixtureRequest], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", STORES.values(), ids=STORES)
 async def test_what_is_done_to_a_key_is_seen_by_every_gateway_within_a_second(
     tmp_path: Path, request: pytest.FixtureRequest, store: Callable[[Path, pytest.FixtureRequest], str]
@@ -190,6 +191,7 @@ async def test_the_key_is_taken_from_either_header(tmp_path: Path) -> None:
 # -- streams and sockets
 
 
+@pytest.mark.slow
 async def test_fifty_streams_go_on_when_their_key_is_revoked(tmp_path: Path) -> None:
     async with (
         FakeVllm(tokens=LONG, delay_s=0.05) as fake,
@@ -219,6 +221,7 @@ async def test_fifty_streams_go_on_when_their_key_is_revoked(tmp_path: Path) -> 
             assert message_of(answer).content == "la " * 60
 
 
+@pytest.mark.slow
 async def test_an_open_socket_takes_nothing_new_from_a_key_that_is_revoked(tmp_path: Path) -> None:
     asks = json.dumps({"type": "response.create", "model": "gpt-oss", "input": "Hi"})
 

@@ -115,6 +115,7 @@ async def test_leaving_frees_the_backend_at_once(
         assert all(request.done_at is None for request in asked(site.fake))
 
 
+@pytest.mark.slow
 async def test_leaving_while_a_thread_renders_asks_no_backend(site: Site) -> None:
     site.behave(site.wire.script(ANSWERING, faults=(stall_at(9),)))
     now = asyncio.get_running_loop().time
@@ -185,6 +186,7 @@ async def test_a_client_that_leaves_a_finished_answer_lying_is_no_fault(
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", WAYS.values(), ids=WAYS)
 async def test_thirty_that_left_leave_nothing_behind(
     site: Site, fields: dict[str, Any], caplog: pytest.LogCaptureFixture

@@ -137,6 +137,7 @@ async def test_a_client_is_told_what_is_left_on_every_surface(tmp_path: Path) ->
         assert not [name for name in unlimited.headers if name.lower().startswith("x-ratelimit")]
 
 
+@pytest.mark.slow
 async def test_a_place_is_free_again_when_an_answer_ends_however_it_does(tmp_path: Path) -> None:
     async with (
         FakeVllm(tokens=LONG, delay_s=0.05) as fake,

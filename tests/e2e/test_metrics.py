@@ -212,6 +212,7 @@ async def test_a_listener_that_others_could_reach_is_refused(address: str) -> No
                 pass
 
 
+@pytest.mark.slow
 async def test_whichever_worker_is_asked_shows_the_sum_of_all_and_one_that_died_leaves_its_counts(
     tmp_path: Path,
 ) -> None:

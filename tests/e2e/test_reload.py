@@ -100,6 +100,7 @@ MISTAKES: dict[str, tuple[str, str]] = {
 }
 
 
+@pytest.mark.slow
 async def test_a_configuration_that_cannot_be_served_changes_nothing(tmp_path: Path) -> None:
     async with staged(tmp_path) as stage:
         for number, (text, message) in enumerate(MISTAKES.values(), 1):
@@ -112,12 +113,14 @@ async def test_a_configuration_that_cannot_be_served_changes_nothing(tmp_path: P
         assert "new new" in await stage.chat()
 
 
+@pytest.mark.slow
 async def test_what_waits_for_a_restart_is_said(tmp_path: Path) -> None:
     async with staged(tmp_path) as stage:
         await stage.reload(stage.config(stage.old, unisono={"max_connections": 7}))
         assert "unisono.max_connections: a change is in force after a restart" in stage.one.log
 
 
+@pytest.mark.slow
 async def test_conversations_and_sockets_go_on_over_a_reload(tmp_path: Path) -> None:
     async with staged(tmp_path) as stage, connect(stage.one.url.replace("http", "ws", 1) + "/v1/responses") as socket:
         body = {"model": "gpt-oss", "input": "Hi"}
@@ -136,6 +139,7 @@ async def test_conversations_and_sockets_go_on_over_a_reload(tmp_path: Path) -> 
         assert "old old" in json.dumps(event)
 
 
+@pytest.mark.slow
 async def test_a_background_response_goes_on_under_the_new_configuration(tmp_path: Path) -> None:
     async with staged(tmp_path, per_chunk=1, delay_s=0.05) as stage:
         body = {"model": "gpt-oss", "input": "Hi", "background": True}

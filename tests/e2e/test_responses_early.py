@@ -69,6 +69,7 @@ UNWRITABLE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", UNWRITABLE)
 async def test_a_store_that_can_be_read_but_not_written_costs_no_generation(server: Server, name: str) -> None:
     breaking, mending = UNWRITABLE[name]

@@ -44,6 +44,7 @@ async def come(talk: Line, **fields: object) -> asyncio.StreamWriter:
     return writer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("crash", [False, True], ids=["leaves", "crashes"])
 @pytest.mark.parametrize("phase", PHASES.values(), ids=PHASES)
 async def test_leaving_frees_the_backend_and_the_conversation_and_keeps_nothing(

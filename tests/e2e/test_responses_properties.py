@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.api.asgi import Exchange
 from tests.api.responses.folding import fold
 from tests.api.responses.mounted import Mounted, mounted
+from tests.depth import examples
 from tests.e2e.responses import ANSWER, TOOL, Json
 from tests.e2e.wires import ENCODING, WIRES, Fake, deployment
 from tests.fakes import FakeVllm, MlxScript, VllmScript
@@ -89,7 +90,7 @@ def sound(answer: Exchange) -> Json | None:
 generated = streams.map(lambda tokens: [token for token in tokens if 0 <= token < VOCABULARY])
 
 
-@settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(120), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(generated, st.sampled_from(["stop", "length"]), st.booleans(), st.sampled_from([None, 3, 9]))
 def test_any_output_is_an_answer_that_is_kept_as_it_was_told_and_can_be_continued(
     place: Place, tokens: list[int], finish: str, stream: bool, limit: int | None
@@ -188,7 +189,7 @@ sane = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(300), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(st.one_of(requests, sane), st.sampled_from(["/v1/responses", "/open-responses/v1/responses", "/input_tokens"]))
 def test_any_request_is_answered_or_refused_as_the_clients_own_fault(place: Place, body: Json, path: str) -> None:
     place.says(ENCODING.encode_marked(ANSWER), "stop")
@@ -212,7 +213,7 @@ def test_any_request_is_answered_or_refused_as_the_clients_own_fault(place: Plac
             assert json.dumps(kept.json()) == json.dumps(response)
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(st.fixed_dictionaries({}, optional={"items": st.lists(items, max_size=4), "metadata": FIELDS["metadata"]}))
 def test_any_conversation_is_made_and_read_or_refused(place: Place, body: Json) -> None:
     raw = json.dumps(body).encode()

@@ -286,6 +286,7 @@ async def test_what_is_refused_leaves_the_conversation_as_it_was_and_free(
     assert (await talk.whole(conversation=conversation))["status"] == "completed"
 
 
+@pytest.mark.slow
 @WAYS
 async def test_one_response_at_a_time_is_made_in_a_conversation(talk: Line, stream: bool) -> None:
     conversation = await talk.conversation()

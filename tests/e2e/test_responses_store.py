@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from enum import Enum, auto
 from typing import Self
 
@@ -16,6 +16,7 @@ import pytest_asyncio
 from tests.contract.servers import Server
 from tests.e2e.responses import ANSWER, Json, Line, line, refusal, streamed, text_of
 from tests.e2e.wires import WIRES
+from tests.listening import Listener, connected
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -46,9 +47,7 @@ class Gate:
         self._to = port
         self._trouble = Trouble.NONE
         self._changed = asyncio.Condition()
-        self._live: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
-        self.port = 0
+        self._listener = Listener(self._joined)
         self.asked = 0
         """Pieces that came for the server."""
         self.mute_after: bytes | None = None
@@ -56,14 +55,15 @@ class Gate:
         self.muted = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._joined, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
+        await self._listener.start()
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        assert self._server is not None
-        self._server.close()
-        await self._cut()
+        await self._listener.aclose()
+
+    @property
+    def port(self) -> int:
+        return self._listener.port
 
     async def be(self, trouble: Trouble) -> None:
         async with self._changed:
@@ -71,31 +71,20 @@ class Gate:
             self._changed.notify_all()
         if trouble is not Trouble.STALLED:
             # What was lost or held does not come later after all.
-            await self._cut()
+            await self._listener.cut()
             await asyncio.sleep(0.02)
-
-    async def _cut(self) -> None:
-        for task in list(self._live):
-            task.cancel()
-        await asyncio.gather(*self._live, return_exceptions=True)
 
     async def _joined(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._trouble is Trouble.GONE:
             writer.transport.abort()
             return
-        task = asyncio.current_task()
-        assert task is not None
-        self._live.add(task)
-        there, here = await asyncio.open_connection("127.0.0.1", self._to)
-        try:
-            with suppress(OSError, asyncio.CancelledError):
+        async with connected(self._to) as (there, here):
+            try:
                 async with asyncio.TaskGroup() as both:
                     both.create_task(self._pass(reader, here, up=True))
                     both.create_task(self._pass(there, writer, up=False))
-        finally:
-            self._live.discard(task)
-            writer.transport.abort()
-            here.transport.abort()
+            except* OSError:
+                writer.transport.abort()
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, up: bool) -> None:
         while data := await reader.read(1 << 16):
@@ -108,7 +97,7 @@ class Gate:
                 await self._changed.wait_for(lambda: self._trouble is not Trouble.STALLED)
             if up or self._trouble is not Trouble.MUTE:
                 writer.write(data)
-        raise asyncio.CancelledError
+        raise ConnectionResetError
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -194,6 +183,7 @@ async def test_what_needs_no_state_is_answered_and_the_rest_refused_at_once(
     assert (await talk.post(headers=key)).status == 200
 
 
+@pytest.mark.slow
 @TROUBLES
 async def test_what_cannot_be_kept_in_the_end_has_failed(talk: Line, gate: Gate, trouble: Trouble) -> None:
     talk.say(ANSWER, delay_s=0.02)

@@ -83,6 +83,7 @@ async def test_a_continued_prompt_begins_with_the_very_tokens_of_the_one_before(
         assert prompts[1][: len(prompts[0]) + len(made)] == prompts[0] + made
 
 
+@pytest.mark.slow
 async def test_frames_are_taken_in_the_order_they_came_however_large() -> None:
     async with (
         FakeVllm(script=lambda asked: VllmScript(tokens=ENCODING.encode_marked(ANSWER))) as fake,
@@ -95,6 +96,7 @@ async def test_frames_are_taken_in_the_order_they_came_however_large() -> None:
         assert [(await client.answer())["metadata"]["n"] for _ in range(3)] == ["1", "2", "3"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("go", [Client.close, Client.crash])
 @pytest.mark.parametrize("wire", WIRES.values(), ids=WIRES)
 @pytest.mark.parametrize("phase", PHASES.values(), ids=PHASES)

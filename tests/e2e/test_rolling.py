@@ -19,6 +19,7 @@ from tests.contract.servers import Server
 from tests.e2e.gateway import config_of
 from tests.e2e.replicas import LEASE_S, Client, Json, Replica, Told
 from tests.fakes import FakeVllm, VllmScript
+from tests.listening import connected, listening
 from unisono.harmony.encoding import load_encoding
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -51,20 +52,18 @@ class Balancer:
             urls = sorted(self.ready)
             port = int(urls[next(turns) % len(urls)].rpartition(":")[2])
             try:
-                there, beyond = await asyncio.open_connection("127.0.0.1", port)
+                async with connected(port) as (there, beyond):
+                    await asyncio.gather(passed(reader, beyond), passed(there, writer))
             except OSError:
                 self.refused += 1
                 writer.transport.abort()
-                return
-            await asyncio.gather(passed(reader, beyond), passed(there, writer))
 
         watching = [asyncio.create_task(self._watch(each, ready)) for each in self.replicas]
-        server = await asyncio.start_server(joined, "127.0.0.1", 0)
         try:
-            await ready.wait()
-            yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            async with listening(joined) as listener:
+                await ready.wait()
+                yield listener.url
         finally:
-            server.close()
             for task in watching:
                 task.cancel()
             await asyncio.gather(*watching, return_exceptions=True)

@@ -149,6 +149,7 @@ STORES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", STORES.values(), ids=STORES)
 @pytest.mark.parametrize("collects", [True, False], ids=["spans are taken", "spans are refused"])
 async def test_no_secret_and_no_word_of_a_client_is_found_outside(

@@ -18,6 +18,7 @@ from tests.e2e.hosting import calls, hosts
 from tests.e2e.responses import ANSWER, line
 from tests.e2e.wires import WIRES
 from tests.fakes import FakeVllm, Refusal, VllmScript
+from tests.listening import connected, listening
 from tests.mcp.conftest import Upstream, start_upstream
 from unisono.harmony.encoding import load_encoding
 
@@ -143,14 +144,12 @@ async def tapped(url: str, heard: list[bytes]) -> AsyncIterator[str]:
         writer.close()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, to = await asyncio.open_connection(at.hostname, at.port)
-        await asyncio.gather(relay(reader, to, heard), relay(there, writer, None), return_exceptions=True)
+        assert at.port is not None
+        async with connected(at.port) as (there, to):
+            await asyncio.gather(relay(reader, to, heard), relay(there, writer, None), return_exceptions=True)
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}{at.path}"
-    finally:
-        server.close()
+    async with listening(serve) as listener:
+        yield listener.url + at.path
 
 
 async def test_a_hosted_tool_is_a_span_and_its_server_is_told_of_it(there: Collector, upstream: Upstream) -> None:

@@ -81,6 +81,7 @@ async def printed(config: Path, *arguments: str) -> str:
     return result.stdout
 
 
+@pytest.mark.slow
 async def test_what_was_acknowledged_is_in_the_ledger_when_the_gateway_is_killed(tmp_path: Path) -> None:
     address = f"sqlite://{tmp_path}/state.db"
     async with FakeVllm(tokens=LONG, delay_s=0.002) as fake, ring(address) as keys:

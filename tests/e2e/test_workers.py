@@ -70,6 +70,7 @@ async def until(condition: Any, within_s: float = SOON_S) -> None:
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.slow
 async def test_kept_connections_are_shared_evenly_whoever_opens_them(tmp_path: Path) -> None:
     async with team(tmp_path) as here, AsyncExitStack() as held:
         first, second = here.workers
@@ -87,6 +88,7 @@ async def test_kept_connections_are_shared_evenly_whoever_opens_them(tmp_path: P
     assert abs(took[0] - took[1]) <= 6
 
 
+@pytest.mark.slow
 async def test_a_worker_that_dies_is_replaced_and_the_others_answer_meanwhile(tmp_path: Path) -> None:
     async with team(tmp_path) as here:
         doomed, other = here.workers
@@ -102,6 +104,7 @@ async def test_a_worker_that_dies_is_replaced_and_the_others_answer_meanwhile(tm
             assert "la la" in await here.chat()
 
 
+@pytest.mark.slow
 async def test_a_worker_that_hangs_keeps_no_connection_from_the_others(tmp_path: Path) -> None:
     async with team(tmp_path) as here:
         stopped, _ = here.workers
@@ -114,6 +117,7 @@ async def test_a_worker_that_hangs_keeps_no_connection_from_the_others(tmp_path:
             os.kill(stopped, signal.SIGCONT)
 
 
+@pytest.mark.slow
 async def test_workers_whose_supervisor_is_killed_finish_their_answers_and_go(tmp_path: Path) -> None:
     async with team(tmp_path, delay_s=0.05) as here:
         workers = here.workers
@@ -124,6 +128,7 @@ async def test_workers_whose_supervisor_is_killed_finish_their_answers_and_go(tm
         await until(lambda: not any(map(lives, workers)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
 async def test_the_end_of_all_is_clean_and_leaves_no_process(number: signal.Signals, tmp_path: Path) -> None:
     async with team(tmp_path, delay_s=0.03) as here:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.depth import examples
 from tests.engine.scripted import ASKED, IDS, TEXT, Line
 from tests.engine.test_resuming import ENCODING, HIDDEN, RENDERER, STOPS, VISIBLE, flat, outputs, tokens_of
 from tests.harmony.fold import check_lifecycle, items_of
@@ -173,7 +174,7 @@ SAME = {n: case for n, case in CASES.items() if case.on_text and not case.output
 shows, and another hides, tells of a call that it was not made."""
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.sampled_from(list(SAME.values())), deaths(), st.sampled_from([1, 3, 1000]), st.booleans(), st.booleans())
 async def test_whatever_kinds_die_one_after_the_other_the_same_is_said(
     case: Case, died: tuple[list[Capabilities], list[int]], per_chunk: int, whole: bool, hold: bool
@@ -195,7 +196,7 @@ async def test_whatever_kinds_die_one_after_the_other_the_same_is_said(
     assert items_of(again.events) == items_of(run.events)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(outputs(), st.sampled_from([IDS, HIDDEN]), st.lists(st.integers(0, 40), min_size=1, max_size=3), st.booleans())
 async def test_whatever_the_model_writes_deaths_change_nothing_where_ids_are_taken(
     output: list[int], told: Capabilities, cuts: list[int], hold: bool

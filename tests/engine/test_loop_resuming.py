@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.depth import examples
 from tests.engine.hosting import ANSWER, DOCS, ENCODING, FILES, SEARCH, Servers, Talk, call, calls_of, check_lives
 from tests.engine.scripted import ASKED, IDS, TEXT, THOUGHT
 from tests.engine.test_resuming import HIDDEN, flat
@@ -258,7 +259,7 @@ STEPS = [
 ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.sampled_from(STEPS), min_size=1, max_size=6), st.sampled_from([IDS, HIDDEN]), st.data())
 async def test_whatever_the_model_says_the_turn_ends_and_can_be_gone_on_with(
     steps: list[str], told: Capabilities, data: st.DataObject

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tests.depth import examples
 from tests.engine.planning import ASKED, CITY_FORM, ENCODING, FINAL, NAMED, PARIS, WEATHER, WITHOUT_TOOLS, S, T, turn
 from tests.engine.scripted import IDS, TEXT, Line, Standing
 from tests.engine.test_plan import CASES, Case
@@ -220,7 +221,7 @@ TURNS: dict[str, Turn] = {
 WROTE = st.one_of(outputs(), st.sampled_from([tokens_of(output) for case in CASES.values() for output in case.outputs]))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.lists(WROTE, min_size=1, max_size=4),
     st.sampled_from(list(TURNS.values())),
@@ -270,7 +271,7 @@ async def test_an_answer_that_is_opened_is_no_further_chance(outputs: Sequence[s
 MARKERLESS = replace(TEXT, output=Form.MARKERLESS)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.lists(WROTE, min_size=1, max_size=4),
     st.sampled_from(list(TURNS.values())),
@@ -341,7 +342,7 @@ async def test_however_many_tokens_come_at_once_the_same_is_shown(said: str, ask
     await check_network([tokens_of(said)], asked, IDS)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.lists(WROTE, min_size=1, max_size=4), st.sampled_from(list(TURNS.values())), st.sampled_from([IDS, GUIDED]))
 async def test_cutting_the_network_anywhere_changes_nothing_but_what_was_read_too_far(
     said: list[list[int]], asked: Turn, told: Capabilities

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.depth import examples
 from tests.engine.scripted import ASKED, IDS, TEXT, THOUGHT, Line, Outcome, Standing
 from tests.harmony.fold import check_lifecycle, items_of
 from tests.harmony.recoveries import CASES, C, Case, F, R
@@ -248,7 +249,7 @@ def outputs(draw: st.DrawFn) -> list[int]:
     return until_stop(tokens)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     outputs(),
     st.sampled_from([IDS, HIDDEN]),

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.engine.scripted import ANSWER, ASKED, IDS, TEXT, THOUGHT, Runner, Scripted, Step
-from tests.harmony.fold import items_of
+from tests.harmony.fold import check_lifecycle, items_of
 from tests.harmony.recoveries import C, F, R
 from unisono.core.conversation import AssistantMessage, Conversation, UserMessage
+from unisono.core.events import Finished
 from unisono.core.generation import Capabilities, FinishReason, Form, Usage
 from unisono.engine.turn import Turn
-from unisono.errors import BackendRejected, BackendUnavailable, ContextTooLong, UnisonoError
+from unisono.errors import BackendRejected, BackendUnavailable, CannotGoOn, ContextTooLong, UnisonoError
 from unisono.harmony.encoding import Encoding
 
 
@@ -154,6 +155,27 @@ async def test_an_answer_that_finds_nowhere_to_go_on_has_not_moved(encoding: Enc
         [batch async for batch in run]
     assert run.report.failovers == 0
     assert [(each.deployment, each.failure) for each in run.report.tries] == [("scripted", gone.code)]
+
+
+NOBODY = CannotGoOn("no")
+STUCK = {
+    "behind its thoughts": [Step(THOUGHT), Step("", failure=NOBODY)],
+    "in its answer": [Step(THOUGHT + "<|start|>assistant<|channel|>final<|message|>one", failure=NOBODY)],
+}
+
+
+@pytest.mark.parametrize("steps", STUCK.values(), ids=STUCK)
+async def test_an_answer_that_nobody_can_go_on_behind_is_given_up_in_the_end(
+    steps: list[Step], encoding: Encoding
+) -> None:
+    backend = Scripted(encoding, steps * 9)
+    run = Runner(encoding, backend).engine.start(Turn("m", ASKED, whole=True))
+    events = [event async for batch in run for event in batch]
+    check_lifecycle(events)
+    assert items_of(events)[0] == R("Hm.")
+    assert isinstance(events[-1], Finished)
+    assert events[-1].reason is FinishReason.LENGTH
+    assert len(backend.jobs) <= 8
 
 
 async def test_a_place_is_told_of_the_first_token_of_every_generation(encoding: Encoding) -> None:

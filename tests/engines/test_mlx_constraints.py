@@ -101,6 +101,7 @@ SCHEMAS = {name: bounded(case.schema) for name, case in SUITE.items() if case.st
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
 async def test_what_is_written_is_what_the_schema_allows(backend: Backend, schema: dict[str, Any]) -> None:
     for seed in (None, 1):
@@ -114,6 +115,7 @@ async def test_any_json_is_an_object(backend: Backend) -> None:
 TEXTS = ("get_weather", 'a.b-c\\d"(x)\n', "日本 é 🙂", "get_weather_now")
 
 
+@pytest.mark.slow
 async def test_one_of_some_texts_is_one_of_them_to_the_letter(backend: Backend) -> None:
     said = {await written(backend, under(OneOf(TEXTS), seed)) for seed in range(12)}
     assert said <= set(TEXTS)

@@ -54,6 +54,7 @@ async def answer(backend: Backend, job: Generation) -> tuple[list[int], FinishRe
     return [token for chunk in chunks for token in chunk.tokens], chunks[-1].finish
 
 
+@pytest.mark.slow
 async def test_it_says_what_it_can_do(backend: Backend) -> None:
     assert (await backend.probe()).capabilities == Capabilities(
         prompt=Form.IDS,
@@ -73,6 +74,7 @@ async def test_a_chat_is_answered_token_by_token_as_trained(backend: Backend, us
     assert finish is FinishReason.STOP
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("user", "expected"), GLITCHES.items(), ids=GLITCHES)
 async def test_malformed_harmony_comes_out_raw(backend: Backend, user: str, expected: str) -> None:
     tools = any(word in user for word in ("call", "recipient", "json"))
@@ -82,6 +84,7 @@ async def test_malformed_harmony_comes_out_raw(backend: Backend, user: str, expe
     assert finish is FinishReason.STOP
 
 
+@pytest.mark.slow
 async def test_a_tool_call_ends_with_its_stop_token_and_its_continuation_starts_from_the_cache(
     backend: Backend,
 ) -> None:
@@ -97,6 +100,7 @@ async def test_a_tool_call_ends_with_its_stop_token_and_its_continuation_starts_
     assert {chunk.cached_tokens for chunk in chunks[1:]} == {None}
 
 
+@pytest.mark.slow
 async def test_a_prompt_is_cached_for_its_own_tenant_only(backend: Backend) -> None:
     prompt = prompt_for("Tell me a joke.", instructions="be nice")
     cached = [(await chunks_of(backend, greedy(prompt, salt=salt)))[0].cached_tokens for salt in ("a", "a", "b")]
@@ -122,6 +126,7 @@ async def test_a_slow_reader_gets_all_of_it_some_tokens_at_a_time(backend: Backe
     assert {token for chunk in (first, *rest) for token in chunk.tokens} == {dot}
 
 
+@pytest.mark.slow
 async def test_eight_at_once_answer_as_each_does_alone(backend: Backend) -> None:
     jobs = [greedy(prompt_for(user), salt="together") for user, _ in CHATS.values()]
 
@@ -130,6 +135,7 @@ async def test_eight_at_once_answer_as_each_does_alone(backend: Backend) -> None
     assert [ENCODING.decode(tokens) for tokens, _ in together] == [expected for _, expected in CHATS.values()]
 
 
+@pytest.mark.slow
 async def test_a_request_joins_a_running_batch_without_changing_it(backend: Backend) -> None:
     endless = backend.complete(greedy(prompt_for("Repeat la forever."), 60))
     running = [await anext(endless)]
@@ -190,6 +196,7 @@ async def test_settings_that_leave_one_choice_are_greedy(backend: Backend, sampl
     assert ENCODING.decode(tokens) == CHATS["greeting"][1]
 
 
+@pytest.mark.slow
 async def test_a_seed_gives_the_same_tokens_alone_and_among_others(backend: Backend) -> None:
     def seeded(seed: int | None) -> Generation:
         return replace(greedy(prompt_for("hm hm"), 24), sampling=Sampling(temperature=3.0, seed=seed))
@@ -218,6 +225,7 @@ PENALTIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", PENALTIES.values(), ids=PENALTIES)
 async def test_a_penalty_breaks_a_repetition(backend: Backend, sampling: Sampling) -> None:
     la = ENCODING.encode_text(" la")

@@ -133,6 +133,7 @@ async def test_a_request_that_leaves_the_queue_makes_room_in_it(narrow: MlxLocal
     assert await next_one
 
 
+@pytest.mark.slow
 async def test_a_stopped_engine_times_out_and_one_that_stays_silent_is_replaced(
     narrow: MlxLocalBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,6 +156,7 @@ async def test_a_stopped_engine_times_out_and_one_that_stays_silent_is_replaced(
     assert narrow.engine_pid not in (None, stopped)
 
 
+@pytest.mark.slow
 async def test_a_killed_engine_fails_what_runs_and_the_next_request_starts_another(narrow: MlxLocalBackend) -> None:
     stream = narrow.complete(ENDLESS)
     await anext(stream)
@@ -227,6 +229,7 @@ async def damaged(folder: Path, damage: Callable[[Path], None]) -> MlxLocalBacke
     return MlxLocalBackend(BackendOptions("mlx", str(folder)))
 
 
+@pytest.mark.slow
 async def test_a_model_with_another_tokenizer_is_found_unfit(tmp_path: Path) -> None:
     backend = await damaged(tmp_path, with_another_tokenizer)
     (finding,) = (await backend.probe()).fatal
@@ -245,6 +248,7 @@ async def test_a_model_that_cannot_be_used_says_why(tmp_path: Path, damage: Call
     assert backend.engine_pid is None
 
 
+@pytest.mark.slow
 async def test_a_downloaded_snapshot_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = await asyncio.to_thread(demo.expand, demo.default_folder())
     snapshot = tmp_path / "models--tiny--gpt-oss" / "snapshots" / "0123"
@@ -263,6 +267,7 @@ async def test_a_downloaded_snapshot_is_found_by_its_name(tmp_path: Path, monkey
     await backend.aclose()
 
 
+@pytest.mark.slow
 async def test_closing_ends_the_engine_and_what_runs_in_it() -> None:
     backend = MlxLocalBackend(BackendOptions("mlx", "demo"))
     stream = backend.complete(ENDLESS)
@@ -306,6 +311,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 async def test_an_engine_does_not_outlive_a_killed_gateway() -> None:
     gateway = subprocess.Popen([sys.executable, "-c", GATEWAY], stdout=subprocess.PIPE, text=True)
     assert gateway.stdout is not None

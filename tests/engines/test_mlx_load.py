@@ -27,6 +27,7 @@ async def until(backend: Backend, running: int, waiting: int) -> Load:
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.slow
 async def test_an_engine_counts_what_it_runs_and_what_waits_and_is_not_started_to_say_so() -> None:
     backend = MlxLocalBackend(BackendOptions("mlx", "demo", extra={"batch": 2}))
     assert await backend.load() is None

@@ -47,6 +47,7 @@ async def gone(pid: int) -> None:
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.slow
 async def test_who_wants_a_model_at_the_same_moment_gets_the_same_engine(two: Backends) -> None:
     assert await asyncio.gather(*map(greets, two)) == [True, True]
     first, second = two
@@ -60,6 +61,7 @@ async def test_who_wants_a_model_at_the_same_moment_gets_the_same_engine(two: Ba
     await gone(engine)
 
 
+@pytest.mark.slow
 async def test_an_engine_that_dies_is_started_once_for_all(two: Backends) -> None:
     assert await asyncio.gather(*map(greets, two)) == [True, True]
     dead = two[0].engine_pid
@@ -73,6 +75,7 @@ async def test_an_engine_that_dies_is_started_once_for_all(two: Backends) -> Non
     assert two[0].engine_pid == two[1].engine_pid != dead
 
 
+@pytest.mark.slow
 async def test_other_limits_are_another_engine(two: Backends) -> None:
     other = MlxLocalBackend(BackendOptions("mlx", "demo", extra={"batch": 2}))
     try:
@@ -82,6 +85,7 @@ async def test_other_limits_are_another_engine(two: Backends) -> None:
         await other.aclose()
 
 
+@pytest.mark.slow
 async def test_workers_share_one_engine_that_outlives_whichever_of_them_is_killed(tmp_path: Path) -> None:
     config = config_of("mlx/demo", store={"url": f"sqlite://{tmp_path}/state.db"})
     async with AsyncExitStack() as stack:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.depth import examples
 from tests.harmony.fold import check_lifecycle, items_of, new_router, rules_of
 from tests.harmony.recoveries import CASES, C, F, P, R
 from unisono.core.events import Closed, Delta, Event, Repaired
@@ -77,7 +78,7 @@ def cut_at(tokens: Sequence[int], cuts: Sequence[int]) -> list[Sequence[int]]:
     return [tokens[a:b] for a, b in pairwise(edges)]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(streams, reasons, st.booleans(), st.booleans())
 def test_nothing_raises_and_items_have_one_lifecycle(
     tokens: list[int], reason: FinishReason, hidden: bool, hold: bool
@@ -87,7 +88,7 @@ def test_nothing_raises_and_items_have_one_lifecycle(
     assert {event.rule for event in events if isinstance(event, Repaired)} <= RULES.keys()
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(streams, reasons, st.booleans(), st.lists(st.integers(0, 10_000), max_size=8))
 def test_cutting_the_stream_anywhere_changes_nothing(
     tokens: list[int], reason: FinishReason, hidden: bool, cuts: list[int]
@@ -97,7 +98,7 @@ def test_cutting_the_stream_anywhere_changes_nothing(
     assert run([[token] for token in tokens], reason, hidden=hidden) == whole
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(streams, reasons)
 def test_no_marker_reaches_a_reader(tokens: list[int], reason: FinishReason) -> None:
     # No ordinary token here spells a marker, so any that is seen was one.
@@ -107,7 +108,7 @@ def test_no_marker_reaches_a_reader(tokens: list[int], reason: FinishReason) -> 
             assert not any(0xD800 <= ord(c) < 0xE000 for c in event.text)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(streams, reasons)
 def test_a_truncated_message_is_never_a_call(tokens: list[int], reason: FinishReason) -> None:
     for event in run([tokens], reason):
@@ -131,7 +132,7 @@ headers = st.sampled_from(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.lists(st.tuples(headers, texts, st.sampled_from(["<|end|>", "<|return|>", "<|call|>"])), min_size=1, max_size=5)
 )
@@ -158,7 +159,7 @@ DROPPING = HEADER_DEBRIS | {
 """Rules under which a word may reach nobody: it was part of a header, or of a message that is not shown."""
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(st.one_of(st.just("word"), st.just("word"), marks.map(str)), max_size=50), reasons)
 def test_every_word_is_delivered_once_in_order_or_its_loss_is_named(script: list[str], reason: FinishReason) -> None:
     tokens: list[int] = []
@@ -187,7 +188,7 @@ FRAGMENTS = [
 ] + ENCODING.encode_text("“It’s 日本語 🙂 नमस्ते")
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.integers(0, FIRST_SPECIAL - 1)), max_size=12), st.data())
 def test_bytes_that_are_no_text_lose_nothing_around_them(body: list[int], data: st.DataObject) -> None:
     head, stop = (ENCODING.encode_marked(text) for text in ("<|channel|>final<|message|>", "<|return|>"))
@@ -261,7 +262,7 @@ def calls_of(tokens: list[int]) -> int:
     return count
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.lists(st.one_of(st.sampled_from(WORDS), st.sampled_from([*MARKERS, "<|", "|>", "<|st"])), max_size=30), st.data()
 )
@@ -281,7 +282,7 @@ def test_text_is_read_the_same_however_it_is_cut(parts: list[str], data: st.Data
     assert readings[0] == readings[1] == readings[2]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.lists(
         st.one_of(st.sampled_from(WORDS), st.sampled_from([*MARKERS, "<|", '{"', '\\"', '"', " to="])), max_size=30
@@ -301,7 +302,7 @@ def test_a_decoder_goes_on_behind_the_tokens_of_another_as_that_would(parts: lis
     assert ENCODING.decode(said) == ENCODING.decode(expected) == text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.text(max_size=60), st.lists(st.integers(0, 60), max_size=4))
 def test_arguments_arrive_byte_for_byte_through_text(value: str, cuts: list[int]) -> None:
     value = value.encode("utf-8", "replace").decode()

@@ -19,6 +19,7 @@ from openai_harmony import (
 )
 from openai_harmony import Conversation as LibraryConversation
 
+from tests.depth import examples
 from unisono.core.conversation import (
     AssistantCall,
     AssistantMessage,
@@ -182,7 +183,7 @@ GENERATED = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck))
 @given(conversation=GENERATED, tools=st.sampled_from([NO_TOOLS, TOOLS]))
 def test_any_conversation_has_the_ids_of_the_library(
     encoding: Encoding, renderer: Renderer, conversation: Conversation, tools: ToolSet

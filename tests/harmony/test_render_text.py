@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.depth import examples
 from unisono.core.conversation import (
     AssistantCall,
     AssistantMessage,
@@ -65,7 +66,7 @@ FRAGMENTS = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=list(HealthCheck))
 @given(FRAGMENTS)
 def test_no_fragments_add_up_to_a_control_token(encoding: Encoding, text: str) -> None:
     safe = neutralise(text)
@@ -162,7 +163,7 @@ ITEMS = st.one_of(
 TOOLS = plan_tools([FunctionTool("get", "Gets", {"properties": {"a": {"enum": ["x", "y"]}}})])
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     instructions=CLEAN,
     items=st.lists(ITEMS, max_size=6),
@@ -177,7 +178,7 @@ def test_clean_text_is_tokenised_by_the_server_to_the_very_same_ids(
     assert encoding.encode_as_server(text) == renderer.prompt(conversation, tools)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck))
 @given(texts=st.lists(FRAGMENTS, min_size=8, max_size=8))
 def test_fragments_in_every_field_leave_the_structure_alone(
     encoding: Encoding, renderer: Renderer, texts: list[str]

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai_harmony import DeveloperContent, Message, RenderOptions, Role, ToolDescription
 
+from tests.depth import examples
 from unisono.core.conversation import FunctionTool
 from unisono.core.generation import MESSAGE
 from unisono.errors import InvalidRequest
@@ -316,7 +317,7 @@ def schema_of(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]
 SCHEMAS = st.recursive(st.one_of(st.booleans(), schema_of(st.booleans())), schema_of, max_leaves=6)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=list(HealthCheck))
 @given(schema=SCHEMAS, description=TEXTS)
 def test_no_schema_breaks_out_of_its_declaration(encoding: Encoding, schema: object, description: str) -> None:
     sent = [FunctionTool("f", description, schema), FunctionTool("g", "", {})]  # type: ignore[arg-type]

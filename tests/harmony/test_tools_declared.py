@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.depth import examples
 from unisono.core.conversation import FunctionTool
 from unisono.errors import InvalidRequest
 from unisono.harmony.encoding import Encoding
@@ -53,7 +54,7 @@ def test_names_that_would_collide_are_told_apart(names: list[str]) -> None:
         assert tools.wire("a_b") == "a_b"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(names=st.lists(ONE_LINE, max_size=8, unique=True))
 def test_every_set_of_names_has_a_way_there_and_back(names: list[str]) -> None:
     tools = named(*names)
@@ -158,6 +159,7 @@ REFUSED: dict[str, Callable[[], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_hostile_schema_is_refused_quickly_naming_the_field(case: str) -> None:
     tools = [FunctionTool("fine"), FunctionTool("f", "", REFUSED[case]())]  # type: ignore[arg-type]

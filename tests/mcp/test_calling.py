@@ -60,6 +60,7 @@ async def test_a_long_result_is_cut(upstream: Upstream, way: str) -> None:
     await host.aclose()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_result_larger_than_is_taken_is_not_read_to_its_end(upstream: Upstream, way: str) -> None:
     host = McpHost(limits=Limits(answer_bytes=200_000))
@@ -73,6 +74,7 @@ async def test_a_result_larger_than_is_taken_is_not_read_to_its_end(upstream: Up
     await host.aclose()
 
 
+@pytest.mark.slow
 async def test_a_hundred_megabytes_cost_no_hundred_megabytes(host: McpHost, upstream: Upstream) -> None:
     before = _resident()
     outcome = await host.call(upstream.server("modern_json"), "huge", {"size": 100_000_000})
@@ -178,6 +180,7 @@ async def test_a_server_that_dies_in_a_call_leaves_an_unknown_outcome_and_one_at
         assert (after.is_error, after.outcome_unknown) == (True, False), after.text
 
 
+@pytest.mark.slow
 async def test_a_process_that_dies_is_started_again_for_the_next_call(host: McpHost, upstream: Upstream) -> None:
     server = upstream.server("stdio")
     outcome = await host.call(server, "die", {"name": "stdio"})
@@ -186,6 +189,7 @@ async def test_a_process_that_dies_is_started_again_for_the_next_call(host: McpH
     assert (await host.call(server, "echo", {"text": "again"})).text == "again"
 
 
+@pytest.mark.slow
 async def test_a_server_that_came_back_elsewhere_in_time_is_found(host: McpHost, tmp_path: Path) -> None:
     """What was open to the old process is of no use; nothing was sent, so the call is made anew."""
     with start_upstream(tmp_path) as (old, upstream):

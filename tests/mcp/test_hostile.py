@@ -361,6 +361,7 @@ async def test_no_secret_and_no_content_reaches_the_log(host: McpHost, caplog: p
     assert "canary" not in repr(server).replace("canary-query", "")
 
 
+@pytest.mark.slow
 async def test_a_result_of_endless_parts_is_read_to_a_bound_and_says_so(host: McpHost) -> None:
     parts = [{"type": "text", "text": f"{number}"} for number in range(50_000)]
     async with Hostile(lambda seen: [answer(seen, {"content": parts})]) as hostile:
@@ -372,6 +373,7 @@ async def test_a_result_of_endless_parts_is_read_to_a_bound_and_says_so(host: Mc
     ]
 
 
+@pytest.mark.slow
 async def test_an_answer_that_takes_long_to_read_is_no_other_answer(
     host: McpHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:

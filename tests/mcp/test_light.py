@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.depth import examples
 from tests.fakes.wire import Seen, Step, Write
 from tests.mcp.hostile import EVENTS, Hostile, event, message, plain
 from unisono.mcp import Limits, McpHost
@@ -103,7 +104,7 @@ CONTAINERS = st.lists(VALUES, max_size=6) | st.dictionaries(st.text(max_size=6),
 
 
 @given(CONTAINERS, st.sampled_from([None, 2]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_whatever_stands_in_a_container_is_found_as_it_is_written(value: Any, indent: int | None) -> None:
     looked = children(json.dumps(value, indent=indent).encode(), 10_000)
     assert looked is not None
@@ -123,6 +124,7 @@ BODIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["json", "events"])
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
 async def test_others_go_on_while_a_large_answer_is_read(host: McpHost, way: str, body: dict[str, Any]) -> None:

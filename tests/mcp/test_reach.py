@@ -10,7 +10,7 @@ import datetime
 import json
 import ssl
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from tests.fakes.wire import Seen, Step, WireServer, Write
+from tests.listening import listening
 from tests.mcp.conftest import Upstream
 from unisono.core.tools import ToolServer, ToolTransport
 from unisono.errors import ToolServerNotAllowed, ToolServerUnavailable
@@ -119,17 +120,12 @@ async def canaries() -> AsyncIterator[Canaries]:
 
     async def sing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         found.seen.append(str(writer.get_extra_info("sockname")))
-        writer.close()
 
-    first = await asyncio.start_server(sing, "0.0.0.0", 0)
-    found.port = first.sockets[0].getsockname()[1]
-    servers = [first]
-    with suppress(OSError):  # a machine without IPv6
-        servers.append(await asyncio.start_server(sing, "::1", found.port))
-    yield found
-    for server in servers:
-        server.close()
-        await server.wait_closed()
+    async with listening(sing, "0.0.0.0") as first, AsyncExitStack() as more:
+        found.port = first.port
+        with suppress(OSError):  # a machine without IPv6
+            await more.enter_async_context(listening(sing, "::1", found.port))
+        yield found
 
 
 async def test_no_spelling_of_a_place_inside_is_reached() -> None:
@@ -264,13 +260,10 @@ async def with_tls(tmp_path: Path, name: str) -> AsyncIterator[tuple[int, ssl.SS
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         hosts.extend(line[6:] for line in head.split("\r\n") if line.lower().startswith("host: "))
         writer.write(b"HTTP/1.1 503 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-        writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=serving)
     trusting = ssl.create_default_context(cadata=certificate.public_bytes(serialization.Encoding.PEM).decode())
-    yield server.sockets[0].getsockname()[1], trusting, names, hosts
-    server.close()
-    await server.wait_closed()
+    async with listening(answer, ssl=serving) as listener:
+        yield listener.port, trusting, names, hosts
 
 
 @pytest.mark.parametrize("trusted", [True, False])

@@ -55,6 +55,7 @@ async def test_at_the_end_the_process_and_its_children_are_gone(upstream: Upstre
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.slow
 async def test_a_process_that_will_not_end_is_ended(tmp_path: Path) -> None:
     told = tmp_path / "pid"
     stubborn = f"""
@@ -199,6 +200,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 async def test_processes_do_not_outlive_a_gateway_that_is_killed(tmp_path: Path) -> None:
     told = [tmp_path / "a", tmp_path / "b"]
     gateway = await asyncio.create_subprocess_exec(

@@ -76,6 +76,7 @@ async def test_not_everything_is_probed_at_once() -> None:
     await pool.aclose()
 
 
+@pytest.mark.slow
 async def test_watching_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "WATCH_EVERY_S", 0.001)
     script = Script([BackendUnavailable("not yet"), BackendUnavailable("not yet"), IDS])

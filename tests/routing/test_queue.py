@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.depth import examples
 from tests.routing.doubles import Clock
 from unisono.errors import BackendOverloaded, ShareExceeded
 from unisono.routing.queue import LONGEST_S, Bounds, Line, Offer
@@ -219,7 +220,7 @@ events = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(events=events, length=st.integers(0, 6), per_owner=st.one_of(st.none(), st.integers(1, 4)))
 def test_no_place_is_lost_and_nobody_waits_for_ever(
     events: list[tuple[str | int | bool, ...]], length: int, per_owner: int | None

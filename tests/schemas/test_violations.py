@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.depth import examples
 from tests.schemas.suite import SUITE, TEXT, Case, closed
 from unisono.errors import InvalidRequest
 from unisono.schemas import check, violation
@@ -67,7 +68,7 @@ JSON = st.recursive(
 
 
 @pytest.mark.parametrize("case", SUITE.values(), ids=SUITE)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(value=JSON)
 def test_its_verdict_is_that_of_the_reference_library(case: Case, value: Any) -> None:
     reference = jsonschema.Draft202012Validator(case.schema)
@@ -119,6 +120,7 @@ def test_hard_ones_end_in_time(schema: dict[str, Any], text: str) -> None:
     assert process_time() - began < 3.0
 
 
+@pytest.mark.slow
 def test_what_is_too_much_counts_as_wrong() -> None:
     schema, text = HARD["items that have to differ"]
     assert violation(schema, text) is None
@@ -134,7 +136,7 @@ def test_no_text_raises(text: str) -> None:
 
 
 @given(schema=st.dictionaries(st.sampled_from([*KEYWORDS, "title", "x"]), JSON, max_size=4), value=JSON)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_no_schema_that_is_let_through_raises(schema: dict[str, Any], value: Any) -> None:
     try:
         check(schema, "schema")

@@ -137,6 +137,7 @@ def test_reading_a_prompt_slows_those_that_are_writing() -> None:
     assert together.served[0].ended_us > alone.served[0].ended_us + 400_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load", [0.3, 0.5, 0.7])
 @pytest.mark.parametrize("spread", [0.0, math.sqrt(math.log(2))], ids=["constant", "as exponential"])
 def test_one_server_waits_as_long_as_pollaczek_and_khinchine_say(load: float, spread: float) -> None:

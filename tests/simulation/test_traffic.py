@@ -77,6 +77,7 @@ def test_conversations_share_system_prompts_and_nothing_else() -> None:
     assert len({first.prompt_blocks[:whole] for first in firsts}) == 3
 
 
+@pytest.mark.slow
 def test_averages_are_those_of_the_plan() -> None:
     traffic = TrafficPlan()
     talks = made(30_000)

@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from tests.contract.servers import Server
 from unisono.core.state import Run
 from unisono.store.redis import RedisStore
@@ -14,6 +16,7 @@ LONGEST = 60
 """Steps of the event loop that an operation takes at most while others go on."""
 
 
+@pytest.mark.slow
 async def test_an_operation_that_is_cancelled_never_ends_as_if_it_were_not(tmp_path: Path) -> None:
     server = Server(tmp_path).start()
     try:

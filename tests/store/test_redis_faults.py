@@ -85,6 +85,7 @@ async def asked_by_many(store: RedisStore) -> list[object]:
     return list(await asyncio.gather(*asking, return_exceptions=True))
 
 
+@pytest.mark.slow
 async def test_many_callers_of_a_stalled_server_all_fail_in_time(server: Server) -> None:
     async with opened(server) as store:
         server.signal(signal.SIGSTOP)
@@ -334,6 +335,7 @@ async def test_a_server_that_takes_no_writes_is_noticed_by_the_check(server: Ser
             assert sorted(client.keys()) == keys
 
 
+@pytest.mark.slow
 async def test_a_response_of_very_many_items_is_kept_within_the_deadline_of_one_operation(server: Server) -> None:
     async with opened(server) as store:
         huge = response(input=tuple(said("a") for _ in range(20_000)))

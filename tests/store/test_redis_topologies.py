@@ -14,6 +14,7 @@ import pytest
 
 from tests.contract.servers import Server, cluster, end
 from tests.contract.state import response
+from tests.listening import Listener, connected
 from unisono.core.state import Retention, Status
 from unisono.errors import StoreUnavailable
 from unisono.store.redis import RedisStore, keys
@@ -28,34 +29,22 @@ class Relay:
     to: int
     port: int = 0
     flowing: asyncio.Event = field(default_factory=asyncio.Event)
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    server: asyncio.Server | None = None
+    listener: Listener | None = None
 
     async def start(self) -> None:
         self.flowing.set()
-        self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port = self.server.sockets[0].getsockname()[1]
+        self.listener = Listener(self._serve)
+        await self.listener.start()
+        self.port = self.listener.port
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task
-        self.tasks.add(task)
-        try:
-            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.to)
-        except OSError:
-            writer.close()
-            return
-        try:
-            async with asyncio.TaskGroup() as both:
-                both.create_task(self._pass(reader, far_writer))
-                both.create_task(self._pass(far_reader, writer))
-        except* (OSError, asyncio.CancelledError):
-            pass
-        finally:
-            for one in (writer, far_writer):
-                one.close()
-                with contextlib.suppress(OSError):
-                    await one.wait_closed()
+        async with connected(self.to) as (far_reader, far_writer):
+            try:
+                async with asyncio.TaskGroup() as both:
+                    both.create_task(self._pass(reader, far_writer))
+                    both.create_task(self._pass(far_reader, writer))
+            except* OSError:
+                pass
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(65_536):
@@ -66,12 +55,8 @@ class Relay:
 
     async def aclose(self) -> None:
         self.flowing.set()
-        for task in self.tasks:
-            task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
-        if self.server:
-            self.server.close()
-            await self.server.wait_closed()
+        if self.listener:
+            await self.listener.aclose()
 
 
 @dataclass

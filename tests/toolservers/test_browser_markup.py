@@ -116,6 +116,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE)
 def test_no_document_takes_long(source: str) -> None:
     began = time.process_time()

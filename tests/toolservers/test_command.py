@@ -28,6 +28,7 @@ def by_stdio(*arguments: str) -> Client:
     return Client(stdio_client(StdioServerParameters(command=program, args=[*rest, *arguments], cwd=ROOT)))
 
 
+@pytest.mark.slow
 async def test_the_browser_is_served_over_http(folder: Path) -> None:
     async with command("mcp", "serve", "browser", "--folder", str(folder), "--port", "0") as (process, lines):
         assert lines[0] == f"Pages: {folder}."

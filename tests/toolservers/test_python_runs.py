@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.listening import listening
 from unisono.errors import ConfigError
 from unisono.toolservers.python import running
 from unisono.toolservers.python.running import MIB, Busy, Limits, Outcome, Output, Runner
@@ -185,6 +186,7 @@ FILLING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", FILLING.values(), ids=FILLING)
 async def test_the_disk_is_bounded_whatever_it_is_filled_with(any_way: Way, code: str) -> None:
     before = shutil.disk_usage(tempfile.gettempdir()).used
@@ -285,10 +287,14 @@ NETWORKS = {
 async def test_there_is_no_network_where_namespaces_are_permitted(way: Way, code: str) -> None:
     if not way.seclusion.network:
         pytest.skip("no namespaces on this system")
-    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    async with server:
-        outcome = await run(f"import socket\nPORT = {port}\n{code}\nprint('reached')", way, Limits(seconds=8.0))
+
+    async def reached(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """The connection is enough."""
+
+    async with listening(reached) as listener:
+        outcome = await run(
+            f"import socket\nPORT = {listener.port}\n{code}\nprint('reached')", way, Limits(seconds=8.0)
+        )
     assert "reached" not in outcome.logs
     assert "Error" in outcome.logs or "gaierror" in outcome.logs
 

@@ -31,6 +31,9 @@ from unisono.engine.turn import Report, Run, Turn
 from unisono.errors import BackendError, CannotGoOn, ContextTooLong
 from unisono.harmony.tools import plan_tools
 
+MOST_AGAIN = 3
+"""How often what no backend can go on behind is generated once more: one without chance comes to it every time."""
+
 
 class TurnRun(Run):
     """A turn in progress."""
@@ -50,6 +53,8 @@ class TurnRun(Run):
         """What was not shown yet."""
         self._lost = 0
         """Tokens that were generated and are no part of the answer."""
+        self._again = 0
+        """How often something is generated once more because nobody could go on behind it."""
         self._loop: ToolLoop | None = None
         self._hosted: HostedTools | None = None
 
@@ -124,6 +129,11 @@ class TurnRun(Run):
             stretch.fail(error, moves=True)
             anew = not self._turn.failover and self._loop is None
             return await self._begun_anew(stretch, reading) if anew else reading
+        if isinstance(error, CannotGoOn) and self._again == MOST_AGAIN:
+            # It comes to the same place every time: what there is of the answer is all of it.
+            stretch.full = True
+            return reading
+        self._again += isinstance(error, CannotGoOn)
         if isinstance(error, CannotGoOn) and reading.drop():
             return reading
         new = not self._shown and len(reading.journal) > len(self._turn.journal)

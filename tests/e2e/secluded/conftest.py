@@ -15,6 +15,8 @@ from typing import cast
 
 import pytest
 
+from tests.listening import listening
+
 OUTSIDE = "93.184.216.34"
 INSIDE = ("127.0.0.1", "169.254.169.254", "10.0.0.7")
 PORT = 8080
@@ -74,9 +76,8 @@ async def canaries() -> AsyncIterator[list[str]]:
     async def sing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         reached.append(writer.get_extra_info("sockname")[0])
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 6\r\n\r\nsecret")
-        writer.close()
 
     async with AsyncExitStack() as stack:
         for address in INSIDE:
-            await stack.enter_async_context(await asyncio.start_server(sing, address, PORT))
+            await stack.enter_async_context(listening(sing, address, PORT))
         yield reached
