@@ -9,6 +9,9 @@ UV := $(shell command -v uv 2>/dev/null || echo $(OWN_UV))
 PYTHON := $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
 
+# Hundreds of processes are started by the tests: each would compile all it imports anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # uv takes the Python that is here and never fetches one.
 export UV_PYTHON_DOWNLOADS := never
 export UV_PROJECT_ENVIRONMENT := $(VENV)

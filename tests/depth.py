@@ -14,3 +14,8 @@ _FEW: Final = 0.25
 def examples(number: int) -> int:
     """As many as `number` comes to."""
     return max(10, round(number * (DEEP or _FEW)))
+
+
+def cuts(first: int, end: int) -> range:
+    """Places to cut something at, from `first` to before `end`: every third, and every one in depth."""
+    return range(first, end, 1 if DEEP else 3)

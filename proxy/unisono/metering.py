@@ -150,7 +150,7 @@ class MeteredRun(Run):
             raise
         finally:
             if not settled:
-                books.enter(self._settlement(self._so_far(), "", errors=int(failed)))
+                books.enter(self._settlement(self.report.facts.usage, "", errors=int(failed)))
 
     async def _let_in(self, caller: Caller) -> None:
         """Raises `LimitReached`, and `StoreUnavailable`."""
@@ -176,15 +176,6 @@ class MeteredRun(Run):
     def _note(self, finished: Finished) -> None:
         if self._cut and finished.reason is FinishReason.LENGTH and not self.report.unmet:
             self.report.unmet = "The budget of this key had no room for a longer answer."
-
-    def _so_far(self) -> Usage:
-        """What a run that did not come to its end took."""
-        steps = self.report.facts.steps
-        return Usage(
-            prompt_tokens=steps[0].prompt_tokens if steps else 0,
-            completion_tokens=sum(step.generated for step in steps),
-            cached_tokens=(steps[0].cached_tokens or 0) if steps else 0,
-        )
 
     def _settlement(self, usage: Usage, once: str, errors: int = 0) -> Settlement:
         """The end of the turn. Whoever goes on with a response settles it under the same `once`."""

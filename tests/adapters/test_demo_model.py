@@ -82,6 +82,7 @@ def test_every_special_token_has_its_id(tokenizer: Tokenizer, encoding: Encoding
     assert tokenizer.get_vocab_size() == VOCABULARY
 
 
+@pytest.mark.slow
 def test_the_layouts_hold_the_same_weights(folder: Path, plain: Path) -> None:
     """mlx's own dequantisation is the judge."""
     import mlx.core as mx

@@ -124,6 +124,7 @@ HEAVY = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "status"), HEAVY.values(), ids=HEAVY)
 async def test_heavy_text_is_answered_in_a_second_and_harms_no_other_stream(text: str, status: int) -> None:
     def script(asked: dict[str, Any]) -> VllmScript:

@@ -238,6 +238,7 @@ MISTAKES: dict[str, str] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", MISTAKES.values(), ids=MISTAKES)
 def test_a_configuration_that_cannot_be_used_is_exit_code_2(tmp_path: Path, content: str) -> None:
     config = tmp_path / "config.yaml"

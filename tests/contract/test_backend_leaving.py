@@ -190,6 +190,7 @@ async def test_a_steady_answer_that_takes_too_long_runs_out_of_time(wired: Kind,
         await fake.gone(within=AT_ONCE_S)
 
 
+@pytest.mark.slow
 async def test_a_slow_reader_is_not_a_silent_backend(wired: Kind, tmp_path: Path) -> None:
     async with wired.serve(tmp_path, per_chunk=8, delay_s=0.01) as (backend, _):
         chunks = []

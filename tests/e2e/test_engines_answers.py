@@ -68,6 +68,7 @@ async def test_a_tool_is_called_that_the_model_would_not_call(here: Desk, ask: A
     assert (outcome.text, outcome.unmet) == ("", "")
 
 
+@pytest.mark.slow
 @on_both
 async def test_some_tool_is_called_where_one_is_required(here: Desk, ask: Any) -> None:
     outcome = await ask(here, stream=True, tools=[TIME, WEATHER], tool_choice="required", **asked(ask, "Hello!"))

@@ -62,6 +62,7 @@ def _text(event: Any) -> str:
     return event["delta"] if event["type"].endswith("text.delta") else ""
 
 
+@pytest.mark.slow
 async def test_a_server_that_is_killed_in_the_middle_is_nothing_the_client_sees(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         up = [stack.enter_async_context(mlx_lm_server(tmp_path / f"log{number}")) for number in range(3)]

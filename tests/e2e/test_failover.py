@@ -197,6 +197,13 @@ async def test_with_nowhere_to_go_a_stream_ends_in_the_error_behind_what_there_i
         shown = "".join(c["delta"].get("reasoning") or "" for e in answer.events[:-1] for c in e["choices"])
         assert shown
         assert (whole.reasoning or "").startswith(shown)
+        assert answer.events[-1]["unisono"]["backend"]
+        play.failures = [reset_at(6), *[Refusal(503, b"{}")] * 8]
+        told = (await running.chat(stream=True, stream_options={"include_usage": True})).events
+        assert (told[-2]["choices"], set(told[-1])) == ([], {"error"})
+        assert told[-2]["usage"]["completion_tokens"] == 6
+        assert told[-2]["usage"]["prompt_tokens"] > 6
+        assert told[-2]["unisono"] == answer.events[-1]["unisono"]
 
 
 async def test_a_body_that_spells_a_marker_goes_on_where_ids_are_taken_and_nowhere_else() -> None:

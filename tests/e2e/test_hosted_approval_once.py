@@ -68,6 +68,7 @@ async def asked_for(here: Line, tool: str, **arguments: Any) -> tuple[Json, Json
 WAYS: dict[str, Json] = {"whole": {}, "streamed": {"stream": True}, "in the background": {"background": True}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", WAYS.values(), ids=WAYS)
 async def test_answered_twice_at_once_on_two_gateways_it_is_one_call(
     pair: tuple[Line, Line], upstream: Upstream, fields: Json, request: pytest.FixtureRequest

@@ -52,6 +52,7 @@ def model(name: str, seconds: float) -> Any:
     return said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("idempotent", "begun", "status"), [([], 1, "failed"), (["slow"], 2, "completed")], ids=["once", "safe to repeat"]
 )

@@ -293,6 +293,7 @@ HEAVY: dict[str, tuple[str, int]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["gpt-oss-ids", "gpt-oss-text"])
 @pytest.mark.parametrize("case", HEAVY)
 async def test_heavy_text_is_answered_or_refused_soon(site: Site, case: str, model: str) -> None:

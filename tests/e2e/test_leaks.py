@@ -240,6 +240,7 @@ async def nothing_is_left(folder: Path, count: int, most_bytes_per_stream: float
         assert here.running.log == "" or "ERROR" not in here.running.log
 
 
+@pytest.mark.slow
 async def test_fifteen_hundred_streams_leave_nothing_behind(tmp_path: Path) -> None:
     await nothing_is_left(tmp_path, 1_500, most_bytes_per_stream=4_000, most_gap_s=0.25)
 

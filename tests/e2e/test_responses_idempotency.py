@@ -192,6 +192,7 @@ OUTCOMES: dict[str, tuple[str, Json]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("root", ["/v1", "/open-responses/v1"])
 @pytest.mark.parametrize(("output", "fields"), OUTCOMES.values(), ids=OUTCOMES)
 async def test_a_stream_is_a_sound_stream_again_when_its_events_are_gone(

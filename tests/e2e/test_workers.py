@@ -154,6 +154,7 @@ async def test_state_kept_by_one_worker_is_found_by_every_other(tmp_path: Path) 
                 assert (answer.status, (await answer.json())["status"]) == (200, "completed")
 
 
+@pytest.mark.slow
 async def test_state_in_memory_cannot_be_shared(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config_of("replay/demo")))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.depth import examples
+from tests.depth import cuts, examples
 from tests.engine.scripted import ASKED, IDS, TEXT, Line
 from tests.engine.test_resuming import ENCODING, HIDDEN, RENDERER, STOPS, VISIBLE, flat, outputs, tokens_of
 from tests.harmony.fold import check_lifecycle, items_of
@@ -155,7 +155,7 @@ async def test_a_death_anywhere_changes_nothing_where_ids_are_taken(
     turn = replace(TURN, whole=whole)
     alive = await played(turn, *mortals([told], [], case))
     check_lifecycle(alive.events)
-    for cut in range(len(tokens_of(case.output)) + 1):
+    for cut in cuts(0, len(tokens_of(case.output)) + 1):
         died = await played(turn, *mortals([told, told], [cut], case))
         assert died.events == alive.events
         assert (died.report.recoveries, died.report.journal) == (alive.report.recoveries, alive.report.journal)

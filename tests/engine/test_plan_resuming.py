@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.depth import examples
+from tests.depth import cuts, examples
 from tests.engine.planning import ASKED, CITY_FORM, ENCODING, FINAL, NAMED, PARIS, WEATHER, WITHOUT_TOOLS, S, T, turn
 from tests.engine.scripted import IDS, TEXT, Line, Standing
 from tests.engine.test_plan import CASES, Case
@@ -180,7 +180,7 @@ async def test_cutting_the_run_anywhere_changes_nothing(case: Case, told: Capabi
     talk = Talk([tokens_of(output) for output in case.outputs], case.turn, told)
     whole, report, _ = await talk.ask()
     check_lifecycle([event for batch in whole for event in batch])
-    for cut in range(1, len(whole)):
+    for cut in cuts(1, len(whole)):
         await talk.check_cut(whole, report, cut)
 
 
@@ -201,7 +201,7 @@ async def test_a_forced_body_in_which_something_else_begins_is_gone_on_behind_an
     """What was told of a body that is generated once more is told once."""
     talk = Talk([tokens_of(output) for output in outputs], turn(NAMED), told, per_chunk)
     whole, report, _ = await talk.ask()
-    for cut in range(1, len(whole)):
+    for cut in cuts(1, len(whole)):
         await talk.check_cut(whole, report, cut)
 
 

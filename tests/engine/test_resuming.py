@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.depth import examples
+from tests.depth import cuts, examples
 from tests.engine.scripted import ASKED, IDS, TEXT, THOUGHT, Line, Outcome, Standing
 from tests.harmony.fold import check_lifecycle, items_of
 from tests.harmony.recoveries import CASES, C, Case, F, R
@@ -314,7 +314,7 @@ async def test_a_markerless_backend_goes_on_behind_the_markers_it_never_showed()
     whole, _ = await talk.ask([backend()])
     assert items_of([event for batch in whole for event in batch]) == (R(body), F(body))
     assert len(whole) > 8
-    for cut in range(1, len(whole)):
+    for cut in cuts(1, len(whole)):
         first, report = await talk.ask([backend()], cut=cut)
         second, _ = await talk.ask([backend()], report.journal)
         assert flat([*first, *second[1:]], exact=False) == flat(whole, exact=False)
@@ -350,7 +350,7 @@ async def test_whatever_read_the_journal_before_another_kind_of_backend_may_go_o
     first, second = Talk([output], told, per_chunk=3), Talk([output], IDS if told is TEXT else TEXT, per_chunk=3)
     whole, _ = await first.ask([first.backend()])
     await second.ask([second.backend()])
-    for cut in range(1, len(whole)):
+    for cut in cuts(1, len(whole)):
         batches, report = await first.ask([first.backend()], cut=cut)
         # Behind tokens as the model's own tokenizer cuts them, whatever pieces the network brought.
         gone_on, after = await second.ask([second.backend(by_text=True)], report.journal)

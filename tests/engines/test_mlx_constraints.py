@@ -108,6 +108,7 @@ async def test_what_is_written_is_what_the_schema_allows(backend: Backend, schem
         assert violation(schema, await written(backend, under(JsonSchema(schema), seed))) is None
 
 
+@pytest.mark.slow
 async def test_any_json_is_an_object(backend: Backend) -> None:
     assert isinstance(json.loads(await written(backend, under(AnyJson()))), dict)
 

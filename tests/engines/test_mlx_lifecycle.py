@@ -102,6 +102,7 @@ LEAVING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leave", LEAVING.values(), ids=LEAVING)
 async def test_leaving_frees_the_engine(
     narrow: MlxLocalBackend, leave: Callable[[MlxLocalBackend], Awaitable[None]]
@@ -239,6 +240,7 @@ async def test_a_model_with_another_tokenizer_is_found_unfit(tmp_path: Path) -> 
     assert str(tmp_path) not in finding.detail
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("damage", "says"), BROKEN.values(), ids=BROKEN)
 async def test_a_model_that_cannot_be_used_says_why(tmp_path: Path, damage: Callable[[Path], None], says: str) -> None:
     backend = await damaged(tmp_path, damage)

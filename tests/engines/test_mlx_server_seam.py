@@ -37,6 +37,7 @@ def text_of(chunks: list[Chunk]) -> str:
     return "".join(chunk.text for chunk in chunks)
 
 
+@pytest.mark.slow
 async def test_cutting_a_greedy_answer_anywhere_changes_nothing(backend: MlxServerBackend) -> None:
     whole = ENCODING.encode_marked(text_of(await behind(backend, ())))
     assert len(whole) > 20

@@ -111,6 +111,7 @@ async def test_a_call_keeps_to_its_callers_deadline(host: McpHost, upstream: Ups
     assert time.monotonic() - begun < 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 async def test_who_leaves_is_free_at_once_and_the_server_is_told(host: McpHost, upstream: Upstream, way: str) -> None:
     server = upstream.server(way)

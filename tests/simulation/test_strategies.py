@@ -23,6 +23,7 @@ def test_there_are_those_that_the_gateway_has() -> None:
     assert set(plan.STRATEGIES) == set(STRATEGIES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("of", PLANS.values(), ids=PLANS)
 def test_every_request_ends_once_and_nothing_stays_behind(of: Plan, strategy: str) -> None:

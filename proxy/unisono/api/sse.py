@@ -1,10 +1,10 @@
 """Server-sent events: bytes of a stream to a client that may be slow or gone.
 
 The answer's head goes out with the first bytes or with the first keep-alive, whichever comes first, so that a failure
-before either is a real HTTP error. After the head a failure is one event `data: {"error": {...}}` and the stream ends
-there: without `data: [DONE]`, which only ever means success. A client that leaves ends the source at once, in every
-phase, before the first byte too. Nothing is taken from the source while the client has not taken what was written; one
-that takes nothing at all loses its connection (see `cli/listener.py`), and so has left.
+before either is a real HTTP error. After the head a failure ends the stream in the event `data: {"error": {...}}`,
+without `data: [DONE]`, which only ever means success. A client that leaves ends the source at once, in every phase,
+before the first byte too. Nothing is taken from the source while the client has not taken what was written; one that
+takes nothing at all loses its connection (see `cli/listener.py`), and so has left.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ def event(body: bytes) -> bytes:
     return b"data: " + body + b"\n\n"
 
 
-def error_event(error: UnisonoError) -> bytes:
-    return event(orjson.dumps(to_body(error)))
+def error_event(error: UnisonoError, about: Mapping[str, Any] | None = None) -> bytes:
+    """`about` is told beside the error."""
+    return event(orjson.dumps({**to_body(error), **(about or {})}))
 
 
 async def disconnected(receive: Receive) -> None:
@@ -80,7 +81,7 @@ async def _end(*tasks: asyncio.Task[Any]) -> None:
 
 class EventStream(Response):
     """An answer of server-sent events. `headers` is asked when the head goes out, not before: what it tells may only
-    be known by then. `keep_alive_s` is in seconds."""
+    be known by then. `broken` gives the events that a failure behind the head ends in. `keep_alive_s` is in seconds."""
 
     media_type = "text/event-stream"
 
@@ -89,11 +90,13 @@ class EventStream(Response):
         source: Source,
         *,
         headers: Callable[[], Mapping[str, str]] = dict,
+        broken: Callable[[UnisonoError], bytes] = error_event,
         keep_alive_s: float = KEEP_ALIVE_S,
     ) -> None:
         super().__init__()
         self._source = source
         self._more_headers = headers
+        self._broken = broken
         self._keep_alive_s = keep_alive_s
         self._lock = asyncio.Lock()
         self._begun = False
@@ -118,7 +121,7 @@ class EventStream(Response):
             if failure is None:
                 await self._write(send, b"", last=True)
             elif self._begun:
-                await self._write(send, error_event(failure), last=True)
+                await self._write(send, self._broken(failure), last=True)
             else:
                 await to_response(failure)(scope, receive, send)
         finally:

@@ -111,6 +111,17 @@ class Facts:
     steps: list[StepDone] = field(default_factory=list)
     tools: list[ToolDone] = field(default_factory=list)
 
+    @property
+    def usage(self) -> Usage:
+        """What was taken so far, for a run that does not come to its end."""
+        if not self.steps:
+            return Usage()
+        return Usage(
+            prompt_tokens=self.steps[0].prompt_tokens,
+            completion_tokens=sum(step.generated for step in self.steps),
+            cached_tokens=self.steps[0].cached_tokens or 0,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Done:

@@ -117,6 +117,8 @@ async def serve_http(app: ASGIApp, host: str, port: int, started: Callable[[str]
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))
+            # Whoever reads the URL may connect before the server takes its first connection.
+            listener.listen(CONNECTIONS)
         except OSError as error:
             raise ConfigError(f"{host}:{port}: {error.strerror or error}") from error
         config = uvicorn.Config(

@@ -20,7 +20,7 @@ import orjson
 
 from unisono.api.about import to_about
 from unisono.api.reasoning import ReasoningField
-from unisono.api.sse import DONE, event
+from unisono.api.sse import DONE, error_event, event
 from unisono.api.tools import CallForm, Toolbox, unwrap_input
 from unisono.core.events import (
     Closed,
@@ -41,6 +41,7 @@ from unisono.core.events import (
 from unisono.core.generation import FinishReason, Usage
 from unisono.engine.collect import Result
 from unisono.engine.turn import Report
+from unisono.errors import UnisonoError
 
 CALLED = {CallForm.FUNCTION: "tool_calls", CallForm.CUSTOM: "tool_calls", CallForm.LEGACY: "function_call"}
 """The finish reason of an answer that calls, by the form of its calls."""
@@ -338,9 +339,22 @@ class StreamChunks:
             return chunks
         if any(other.finished is None for other in self._choices):
             return chunks + choice.finish({})
-        about = {"unisono": to_about(self._reports, self._frame.notes)}
         if not self._frame.include_usage:
-            return chunks + choice.finish(about) + DONE
-        usage = to_usage([other.finished.usage for other in self._choices if other.finished is not None])
-        last = self._frame.head("chat.completion.chunk") | {"choices": [], "usage": usage} | about
-        return chunks + choice.finish({}) + event(orjson.dumps(last)) + DONE
+            return chunks + choice.finish(self._about()) + DONE
+        usages = [other.finished.usage for other in self._choices if other.finished is not None]
+        return chunks + choice.finish({}) + self._last(usages) + DONE
+
+    def broken(self, error: UnisonoError) -> bytes:
+        """The events of a stream that a failure ends: what was taken so far, for who asked for it, then the error. No
+        chunk without choices goes to who did not."""
+        if not self._frame.include_usage:
+            return error_event(error, self._about())
+        return self._last([report.facts.usage for report in self._reports]) + error_event(error)
+
+    def _about(self) -> dict[str, Any]:
+        return {"unisono": to_about(self._reports, self._frame.notes)}
+
+    def _last(self, usages: Sequence[Usage]) -> bytes:
+        """The chunk that tells the usage of all choices."""
+        last = {"choices": [], "usage": to_usage(usages), **self._about()}
+        return event(orjson.dumps(self._frame.head("chat.completion.chunk") | last))

@@ -88,8 +88,13 @@ def chat_router(
         runs = await start_all(turns, asked)
         reports = [run.report for run in runs]
         if asked.stream:
-            source = ChunkSource(runs, StreamChunks(frame, reports))
-            return EventStream(source, headers=lambda: backend_header(reports), keep_alive_s=keep_alive_s)
+            chunks = StreamChunks(frame, reports)
+            return EventStream(
+                ChunkSource(runs, chunks),
+                headers=lambda: backend_header(reports),
+                broken=chunks.broken,
+                keep_alive_s=keep_alive_s,
+            )
         try:
             results = await until_disconnect(request.receive, collect_all(runs))
         except ClientGone:
