@@ -250,6 +250,8 @@ async def test_deleting_frees_the_backend_and_the_conversation(pair: Pair, elsew
     body = pair.asks(question, stream=True, conversation=talk)
     listening = asyncio.create_task(pair.a.listens(told, "/v1/responses", body))
     await pair.at_work(question)
+    while not told.events:
+        await asyncio.sleep(0.005)
     begun = asyncio.get_running_loop().time()
     one = pair.b if elsewhere else pair.a
     status, answer = await one.asks("DELETE", f"/v1/responses/{told.id}")

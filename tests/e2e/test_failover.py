@@ -203,7 +203,7 @@ async def test_with_nowhere_to_go_a_stream_ends_in_the_error_behind_what_there_i
         assert (told[-2]["choices"], set(told[-1])) == ([], {"error"})
         assert told[-2]["usage"]["completion_tokens"] == 6
         assert told[-2]["usage"]["prompt_tokens"] > 6
-        assert told[-2]["unisono"] == answer.events[-1]["unisono"]
+        assert told[-2]["unisono"].keys() == answer.events[-1]["unisono"].keys()
 
 
 async def test_a_body_that_spells_a_marker_goes_on_where_ids_are_taken_and_nowhere_else() -> None:
