@@ -21,13 +21,14 @@ ARGS :=
 # Tests that wait on servers wait side by side.
 WORKERS := 4
 
-.PHONY: help serve test lint types imports unit test-clients test-engines test-crash test-leaks test-slow test-deep test-restarts chaos fmt bench clean
+.PHONY: help serve test lint types imports unit test-sdk test-clients test-engines test-crash test-leaks test-slow test-deep test-restarts chaos fmt bench clean
 
 help:
 	@echo "make serve          serve what is on this machine, or the demo model (ARGS='--config my.yaml')"
 	@echo "make test           everything that is checked before a change goes in"
 	@echo "make lint fmt       look at the style, or mend it"
-	@echo "make types imports unit test-clients    the parts of make test"
+	@echo "make types imports unit test-sdk        the parts of make test"
+	@echo "make test-clients   every client library: openai before and after 3, openai-agents, pydantic-ai, langchain"
 	@echo "make test-engines   real vLLM, llama.cpp and mlx-lm on this CPU; 5 GB and half an hour the first time"
 	@echo "make test-crash     kill processes at every step of a background response; ten minutes"
 	@echo "make test-leaks     twenty thousand streams, a quarter broken off; three minutes"
@@ -41,7 +42,7 @@ help:
 serve: $(SYNCED)
 	$(BIN)/unisono serve $(ARGS)
 
-test: lint types imports unit test-clients
+test: lint types imports unit test-sdk
 
 lint: $(SYNCED)
 	$(BIN)/ruff check .
@@ -57,9 +58,13 @@ unit: $(SYNCED) .state-server
 	$(BIN)/pytest -m "not slow and not alone" -n $(WORKERS) --dist loadfile $(ARGS)
 	$(BIN)/pytest -m "alone and not slow"
 
-# The official client libraries, each in an environment of its own.
+# OpenAI's own client library, in an environment of its own.
+test-sdk: $(SYNCED)
+	CLIENTS=openai-3 tests/e2e/run --ignore tests/e2e/clients/openai_sdk/check_answers.py
+
+# All client libraries, each in an environment of its own.
 test-clients: $(SYNCED)
-	tests/e2e/run
+	tests/e2e/run $(ARGS)
 
 # An engine that could not be set up fails its tests, after the others have had theirs.
 test-engines: $(SYNCED)
@@ -78,7 +83,7 @@ test-leaks: $(SYNCED)
 test-slow: $(SYNCED) .state-server
 	$(BIN)/pytest -m "slow and not alone" --ignore tests/engines_all -n 2 --dist loadfile $(ARGS)
 	$(BIN)/pytest -m "slow and alone" --ignore tests/engines_all $(ARGS)
-	CLIENTS=all tests/e2e/run
+	tests/e2e/run
 
 # Properties with twenty times the examples of make test, other ones every time.
 test-deep: $(SYNCED) .state-server

@@ -173,7 +173,19 @@ def test_ci_runs_what_everyone_runs_and_nothing_else() -> None:
     assert lines == ["set -euo pipefail", 'cd "$(dirname "$0")/.."', "exec make test"]
 
 
-MAKE_TARGETS = ("serve", "test", "lint", "types", "imports", "unit", "test-clients", "fmt", "bench", "clean", "help")
+MAKE_TARGETS = (
+    "serve",
+    "test",
+    "unit",
+    "test-sdk",
+    "test-clients",
+    "test-slow",
+    "test-deep",
+    "fmt",
+    "bench",
+    "clean",
+    "help",
+)
 
 
 @pytest.mark.parametrize("target", MAKE_TARGETS)
