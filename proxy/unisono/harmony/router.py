@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Final, Protocol
 
 import openai_harmony
 
@@ -22,6 +22,10 @@ from unisono.harmony.legal import Body, Legal, Open, Shut
 from unisono.harmony.recipients import Kind
 from unisono.harmony.repair import Repair
 from unisono.harmony.tools import ToolSet
+
+ANY_HEADER: Final = "<|start|>assistant<|message|>"
+"""What the library's parser is shown of every header: a body is read the same behind any, and each token of a header
+costs as much as a dozen of a body."""
 
 
 class Gate(Protocol):
@@ -97,8 +101,8 @@ class HarmonyRouter:
         self._generated = 0
         self._reasoning_tokens = 0
         self._repair = Repair(encoding, tools.declared, builtins=tools.builtins)
-        self._parser = openai_harmony.StreamableParser(encoding.harmony, None)
-        self._inner = self._parser._inner
+        self._any_header = encoding.encode_marked(ANY_HEADER)
+        self._inner = self._new_parser()
         self._item: Item | None = None
         self._visible = True
         self._header_tokens: tuple[int, ...] = ()
@@ -106,13 +110,16 @@ class HarmonyRouter:
         self._delivered = 0
         self._opened: list[Event] = []
 
+    def _new_parser(self) -> Any:
+        """The library's own, without the properties that copy what they give."""
+        return openai_harmony.StreamableParser(self._encoding.harmony, None)._inner
+
     def resume(self, header: Header | None = None, opening: Sequence[int] = ()) -> None:
         """A new generation begins. `opening` are the tokens of the message the prompt leaves open, from its
         `<|start|>`, and `header` says which kind it is; without them the prompt ends in `<|start|>assistant`."""
         self._repair = Repair(self._encoding, self._tools.declared, header, self._tools.builtins)
         self._repair.position = self._repair.origin = self._generated
-        self._parser = openai_harmony.StreamableParser(self._encoding.harmony, None)
-        self._inner = self._parser._inner
+        self._inner = self._new_parser()
         self.stopped = None
         if header is None:
             return
@@ -130,8 +137,7 @@ class HarmonyRouter:
         self._repair.position = generated - len(header)
         self._repair.origin = generated - end
         self._repair.closed_to = begin
-        self._parser = openai_harmony.StreamableParser(self._encoding.harmony, None)
-        self._inner = self._parser._inner
+        self._inner = self._new_parser()
         self._item, self.stopped = None, None
         return self._route(self._repair.feed(header))
 
@@ -148,9 +154,8 @@ class HarmonyRouter:
         body = [*self._body_tokens[:-tokens], *instead]
         if self._item is None or len(self._body_tokens) < tokens or len(self._encoding.decode(body)) < self._delivered:
             return False
-        self._parser = openai_harmony.StreamableParser(self._encoding.harmony, None)
-        self._inner = self._parser._inner
-        for token in (*self._header_tokens, *body):
+        self._inner = self._new_parser()
+        for token in (*self._any_header, *body):
             self._inner.process(token)
         less = tokens - len(instead)
         self._body_tokens = body
@@ -237,7 +242,7 @@ class HarmonyRouter:
 
     def _begin(self, header: Header, tokens: tuple[int, ...]) -> Opened | None:
         process = self._inner.process
-        for token in tokens:
+        for token in self._any_header:
             process(token)
         self._header_tokens = tokens
         self._body_tokens, self._delivered = [], 0
