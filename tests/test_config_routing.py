@@ -81,6 +81,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"router_settings": {"fallbacks": [{"a": ["b"]}, {"a": ["b", "z"]}]}},
         "router_settings.fallbacks[1].a[1]: there is no model_name 'z' in model_list",
     ),
+    "two lists": (
+        {"router_settings": {"fallbacks": [{"a": ["b"]}, {"a": ["c"]}]}},
+        "router_settings.fallbacks[1].a: 'a' has a list already",
+    ),
+    "two lists, one by another name": (
+        {"router_settings": {"fallbacks": [{"a": ["b"]}, {"x": ["c"]}], "model_group_alias": {"x": "a"}}},
+        "router_settings.fallbacks[1].x: 'a' has a list already",
+    ),
     "for nobody of that name": (
         {"litellm_settings": {"context_window_fallbacks": [{"z": ["a"]}]}},
         "litellm_settings.context_window_fallbacks[0].z: there is no model_name 'z' in model_list",

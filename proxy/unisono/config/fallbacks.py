@@ -23,7 +23,7 @@ class StandIns:
 
 
 def stand_ins(config: Config, groups: Sequence[str], aliases: Mapping[str, str]) -> dict[str, StandIns]:
-    """By model. Raises ConfigError for a name that nothing has."""
+    """By model. Raises ConfigError for a name that nothing has, and for a model that has two lists."""
     known = _Names(groups, aliases)
     fallbacks, larger, default = _fallbacks(config, known), _larger(config, known), _default(config, known)
     found = {
@@ -53,7 +53,10 @@ class _Names:
             for model, names in row.items():
                 here = f"{path}[{index}].{model}"
                 targets = [self.of(name, f"{here}[{at}]") for at, name in enumerate(names)]
-                found[model if model == ANY else self.of(model, here)] = targets
+                whose = model if model == ANY else self.of(model, here)
+                if whose in found:
+                    raise ConfigError(f"{here}: {whose!r} has a list already")
+                found[whose] = targets
         return found
 
 
