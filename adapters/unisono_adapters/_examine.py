@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from time import monotonic
@@ -75,7 +75,6 @@ BODIES = (
 )
 """Texts that tokenizers cut differently: contractions, scripts, emoji, digits, white space."""
 
-_NAME = re.compile(r"[\w.:-]+(?:/[\w.:-]+)?")
 _BARE_CHANNEL = re.compile(r"\s*(?:analysis|commentary|final)")
 
 
@@ -370,13 +369,6 @@ class _Examination:
             return False
         spelled = self._encoding.decode([token for token in heard.tokens if token not in STOP_TOKENS])
         return trial.kept(heard.text or spelled, stopped=heard.finish is FinishReason.STOP)
-
-
-def not_served(served: Iterable[str]) -> Finding:
-    """The finding for a model that is not in a backend's list. Names that are paths are not repeated."""
-    names = [name for name in served if _NAME.fullmatch(name)]
-    detail = f"It does not serve the model it is configured with, but: {', '.join(names[:3])}." if names else ""
-    return Finding(Check.MODEL, ok=False, detail=detail)
 
 
 async def _answer(asked: Awaitable[T | None] | None) -> T | None:

@@ -1,11 +1,19 @@
-"""The model list of OpenAI-like servers: which models are served, and how long their context is."""
+"""The model list of OpenAI-like servers: which models are served, and how long their context is; and what is found
+of a server by it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Final
 
+from unisono.core.probe import Check, Finding, Probe
 from unisono.errors import BackendProtocolError
+from unisono_adapters._examine import Subject, examine
 from unisono_adapters._http import Wire
+
+_NAME: Final = re.compile(r"[\w.:-]+(?:/[\w.:-]+)?")
 
 
 async def model_list(wire: Wire) -> Mapping[str, int | None]:
@@ -21,3 +29,18 @@ async def model_list(wire: Wire) -> Mapping[str, int | None]:
             length = model.get("max_model_len")
             lengths[name] = length if type(length) is int and length > 0 else None
     return lengths
+
+
+async def examine_served(subject: Subject, model: str, served: Collection[str]) -> Probe:
+    """What is found of a backend that serves the models `served`: nothing but that where `model` is none of them."""
+    if model not in served:
+        return Probe(subject.claims, (replace(_not_served(served), remedy=subject.remedies[Check.MODEL]),))
+    found = await examine(subject)
+    return replace(found, findings=(Finding(Check.MODEL, ok=True), *found.findings))
+
+
+def _not_served(served: Iterable[str]) -> Finding:
+    """Names that are paths are not repeated."""
+    names = [name for name in served if _NAME.fullmatch(name)]
+    detail = f"It does not serve the model it is configured with, but: {', '.join(names[:3])}." if names else ""
+    return Finding(Check.MODEL, ok=False, detail=detail)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from typing import assert_never
 
 import orjson
@@ -28,15 +27,15 @@ from unisono.core.generation import (
     OneOf,
 )
 from unisono.core.ports import BackendOptions
-from unisono.core.probe import Check, Finding, Probe
+from unisono.core.probe import Check, Probe
 from unisono.errors import ConfigError, ConstraintRefused
 from unisono_adapters import _completions
 from unisono_adapters._constraints import schema_of
-from unisono_adapters._examine import Subject, examine, not_served
+from unisono_adapters._examine import Subject
 from unisono_adapters._http import Wire
 from unisono_adapters._load import LoadPages, amount, document, part
 from unisono_adapters._metrics import by_part, samples
-from unisono_adapters._model_list import model_list
+from unisono_adapters._model_list import examine_served, model_list
 from unisono_adapters._whitespace import as_tag
 
 REMEDIES = {
@@ -72,12 +71,8 @@ class VllmBackend:
             logit_bias=True,
             constrain=frozenset(CONSTRAINT_KINDS),
         )
-        if self._model not in served:
-            return Probe(claims, (replace(not_served(served), remedy=REMEDIES[Check.MODEL]),))
-        found = await examine(
-            Subject(self.complete, claims, remedies=REMEDIES, encode=self._encode, decode=self._decode)
-        )
-        return replace(found, findings=(Finding(Check.MODEL, ok=True), *found.findings))
+        subject = Subject(self.complete, claims, remedies=REMEDIES, encode=self._encode, decode=self._decode)
+        return await examine_served(subject, self._model, served)
 
     async def _encode(self, text: str) -> Sequence[int] | None:
         asked = {"model": self._model, "prompt": text, "add_special_tokens": False}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,13 +39,6 @@ OTHERS = (
 """Commands that have to do with no response, or read its log for a client."""
 QUESTION = "Count for me, please."
 ITEM_TYPES = ["message", "reasoning", "message"]
-
-
-@pytest.fixture(scope="module")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("redis"), ("databases 512",)).start()
-    yield server
-    server.end()
 
 
 DATABASES = itertools.count()

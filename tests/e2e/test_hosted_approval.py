@@ -184,13 +184,6 @@ async def test_in_the_background(here: Line, upstream: Upstream) -> None:
     assert [call["output"] for call in made(second.last)] == ["behind"]
 
 
-@pytest.fixture(scope="module")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("redis"), ()).start()
-    yield server
-    server.end()
-
-
 async def test_on_another_gateway_with_the_same_redis(upstream: Upstream, redis_server: Server) -> None:
     shared = {"store": {"url": redis_server.url, "deadline_s": 5}}
     async with asking(upstream, shared) as one, asking(upstream, shared) as other:

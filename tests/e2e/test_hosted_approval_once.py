@@ -32,13 +32,6 @@ def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
         yield found
 
 
-@pytest.fixture(scope="module")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("redis"), ()).start()
-    yield server
-    server.end()
-
-
 @pytest.fixture(params=["redis", "sqlite"])
 async def pair(
     request: pytest.FixtureRequest, upstream: Upstream, redis_server: Server, tmp_path: Path

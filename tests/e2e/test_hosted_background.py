@@ -30,13 +30,6 @@ def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
         yield found
 
 
-@pytest.fixture(scope="module")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("redis"), ("databases 64",)).start()
-    yield server
-    server.end()
-
-
 def configuration(upstream: Upstream, fake: FakeVllm, redis: Server, database: int, **entry: Any) -> Json:
     store = {"url": f"{redis.url.removesuffix('/0')}/{database}", "deadline_s": 5, "lease_s": LEASE_S}
     return config_of(f"vllm@{fake.url}", store=store, mcp_servers=hosts(upstream, **entry)["mcp_servers"])

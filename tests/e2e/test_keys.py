@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,15 +36,6 @@ ANSWER = ENCODING.encode_marked("<|channel|>final<|message|>Hello.<|return|>")
 LONG = ENCODING.encode_marked("<|channel|>final<|message|>" + "la " * 60 + "<|return|>")
 WITHIN_S = 1.0
 """The promise: what is changed is seen by every replica within that time."""
-
-
-@pytest.fixture(scope="module")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("redis"), ("appendonly yes", "maxmemory-policy noeviction"))
-    try:
-        yield server.start()
-    finally:
-        server.end()
 
 
 def command(config: Path, *arguments: str) -> dict[str, Any]:

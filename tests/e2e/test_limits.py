@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -28,15 +28,6 @@ ENCODING = load_encoding()
 ANSWER = ENCODING.encode_marked("<|channel|>final<|message|>Hello.<|return|>")
 LONG = ENCODING.encode_marked("<|channel|>final<|message|>" + "la " * 60 + "<|return|>")
 CLIENTS = 50
-
-
-@pytest.fixture(scope="module")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("redis"), ("appendonly yes", "maxmemory-policy noeviction"))
-    try:
-        yield server.start()
-    finally:
-        server.end()
 
 
 def priced(url: str, **price: float) -> dict[str, Any]:

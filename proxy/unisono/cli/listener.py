@@ -88,6 +88,20 @@ def hold_little(transport: Transport) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
 
+class Delivering:
+    """What an HTTP connection and a WebSocket do alike, before their protocol's own class."""
+
+    _delivery: Delivery
+
+    def pause_writing(self) -> None:
+        super().pause_writing()  # type: ignore[misc]
+        self._delivery.watch()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()  # type: ignore[misc]
+        self._delivery.rest()
+
+
 def connections(
     header_timeout_s: float, max_header_bytes: int = MAX_HEADER_BYTES, *, write_timeout_s: float = WRITE_TIMEOUT_S
 ) -> type[HttpToolsProtocol]:
@@ -95,11 +109,10 @@ def connections(
     being opened or from the first byte of a further request until the headers are complete; and it has to take
     something of what it is sent, if only a little, every `write_timeout_s` seconds."""
 
-    class Connection(HttpToolsProtocol):
+    class Connection(Delivering, HttpToolsProtocol):
         _deadline: TimerHandle | None = None
         _header_bytes = 0
         _in_headers = True
-        _delivery: Delivery
         _sockets: ClassVar[type[WebSocketsSansIOProtocol] | None] = None
 
         def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
@@ -112,14 +125,6 @@ def connections(
             self._stop_deadline()
             self._delivery.rest()
             super().connection_lost(exc)
-
-        def pause_writing(self) -> None:
-            super().pause_writing()
-            self._delivery.watch()
-
-        def resume_writing(self) -> None:
-            super().resume_writing()
-            self._delivery.rest()
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
@@ -201,9 +206,7 @@ def connections(
 def _watched(protocol: type[WebSocketsSansIOProtocol], write_timeout_s: float) -> type[WebSocketsSansIOProtocol]:
     """uvicorn's WebSocket, whose client has to take what it is sent."""
 
-    class Socket(protocol):  # type: ignore[valid-type,misc]
-        _delivery: Delivery
-
+    class Socket(Delivering, protocol):  # type: ignore[valid-type,misc]
         def connection_made(self, transport: Transport) -> None:
             super().connection_made(transport)
             self._delivery = Delivery(transport, write_timeout_s)
@@ -211,14 +214,6 @@ def _watched(protocol: type[WebSocketsSansIOProtocol], write_timeout_s: float) -
         def connection_lost(self, exc: Exception | None) -> None:
             self._delivery.rest()
             super().connection_lost(exc)
-
-        def pause_writing(self) -> None:
-            super().pause_writing()
-            self._delivery.watch()
-
-        def resume_writing(self) -> None:
-            super().resume_writing()
-            self._delivery.rest()
 
         def keepalive_timeout(self) -> None:
             super().keepalive_timeout()
