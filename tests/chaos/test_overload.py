@@ -127,6 +127,7 @@ def left_in(running: Gateway) -> list[Any]:
     return [one for one in pool_of(running).status() if one.running or one.waiting or one.tokens]
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 async def test_a_modest_owner_hardly_feels_a_greedy_one() -> None:
     async with FakeVllm(script=lambda asked: WELL) as one, FakeVllm(script=lambda asked: WELL) as other:
