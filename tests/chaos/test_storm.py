@@ -18,9 +18,9 @@ from tests.mcp.conftest import Upstream, start_upstream
 
 in_one_loop = pytest.mark.asyncio(loop_scope="module")
 
-LONGEST_GAP_S = 0.5
-"""Of the stream that nothing happens to, by its 99th percentile; the promise is 250 ms, the rest is for a busy
-machine."""
+LONGEST_GAP_S = 2.0
+"""Of the stream that nothing happens to, by its 99th percentile: a loop that was held, on a busy machine too. `make
+chaos` tells how long it was."""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,6 @@ def calm(weather: Weather) -> None:
     assert weather.p99_s < LONGEST_GAP_S
 
 
-@pytest.mark.slow
 @in_one_loop
 async def test_whatever_breaks_every_client_gets_what_it_would_have_got(here: Rack, upstream: Upstream) -> None:
     weather = await storm(here, upstream, 12)
