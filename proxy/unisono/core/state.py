@@ -20,6 +20,7 @@ from unisono.core.access import KeyStore
 from unisono.core.accounts import Accounts
 from unisono.core.conversation import Item, Json, Tokens
 from unisono.core.generation import Usage
+from unisono.core.traces import Traces
 
 MIB = 1 << 20
 
@@ -153,7 +154,7 @@ class Bounds:
 NOTHING_LOGGED = LogWrite()
 
 
-class Store(KeyStore, Accounts, Protocol):
+class Store(KeyStore, Accounts, Traces, Protocol):
     """Where state is kept. Besides `StoreUnavailable`, which any method may raise, each names what it raises."""
 
     async def start(self) -> tuple[str, ...]:

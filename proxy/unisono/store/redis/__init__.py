@@ -33,6 +33,7 @@ from unisono.store.redis.access import KeptKeys
 from unisono.store.redis.accounts import KeptAccounts
 from unisono.store.redis.arguments import Args, fence, milliseconds, of_items, of_log
 from unisono.store.redis.link import Command, Link
+from unisono.store.redis.traces import KeptTraces
 from unisono.store.redis.waking import Listener
 from unisono.store.redis.warnings import examine
 from unisono.store.waiting import Waiting, until_some
@@ -42,7 +43,7 @@ OFF_LOOP_ITEMS = 1000
 """A response of so many items is encoded in a thread: it takes several milliseconds."""
 
 
-class RedisStore(KeptKeys, KeptAccounts):
+class RedisStore(KeptKeys, KeptAccounts, KeptTraces):
     """`url` is redis://, rediss://, unix://, redis+sentinel://h1,h2/name[/db] or redis+cluster://h1,h2, also spelled
     valkey. `deadline_s` is for one operation; `replicas` how many replicas must have a write before it counts.
     Raises `ConfigError` for an address that is none."""

@@ -14,6 +14,8 @@
     t:{<tenant>:<key>}:a:b:<period>        what it spent in a period
     t:{<tenant>:<key>}:a:l:<day>           its ledger of a day
     t:{<tenant>:<key>}:a:s:<once>          that something was settled
+    t:{<tenant>:traces}:t:o, :t:e          recordings: their order, their ends
+    t:{<tenant>:traces}:t:a, :t:d          what is listed of them, and their documents
     t:ledgers                              all accounts and days that have a ledger
     t:secret:<name>, t:runs                secrets, and watched runs
     t:never                                is never there
@@ -86,6 +88,12 @@ def ledger(account: Account, day: str) -> str:
 
 def settled(account: Account, once: str) -> str:
     return f"{tag(account.tenant, account.key)}a:s:{quote(once, safe='', errors='replace')}"
+
+
+def traces(tenant: str) -> list[str]:
+    """Order, ends, what is listed, and documents."""
+    here = tag(tenant, "traces") + "t:"
+    return [here + kind for kind in "oead"]
 
 
 def secret(name: str) -> str:

@@ -29,8 +29,9 @@ from unisono.core.state import (
     StoredItem,
     StoredResponse,
 )
+from unisono.core.traces import StoredTrace
 from unisono.errors import StoreUnavailable
-from unisono.store.sqlite import access, accounts, conversations, leases, responses, space
+from unisono.store.sqlite import access, accounts, conversations, leases, responses, space, traces
 from unisono.store.sqlite.schema import Act, connect, no_place, sweep, transaction
 from unisono.store.waiting import Waiting, until_some
 
@@ -281,6 +282,15 @@ class SqliteStore:
 
     async def ledger(self, since: str, until: str, account: Account | None = None) -> tuple[Entry, ...]:
         return await self._do(accounts.ledger, since, until, account)
+
+    async def keep_traces(self, *kept: StoredTrace, for_s: float, most: int) -> None:
+        await self._do(traces.keep, kept, for_s, most)
+
+    async def trace(self, tenant: str, id: str) -> StoredTrace | None:
+        return await self._do(traces.get, tenant, id)
+
+    async def traces(self, tenant: str, limit: int = 20) -> tuple[StoredTrace, ...]:
+        return await self._do(traces.latest, tenant, limit)
 
 
 def _key(tenant: str, response: str) -> str:

@@ -70,6 +70,11 @@ CREATE TABLE IF NOT EXISTS account_settled (
 CREATE TABLE IF NOT EXISTS ledger (
     day TEXT, tenant TEXT, key TEXT, model TEXT, requests INTEGER, errors INTEGER, input INTEGER, cached INTEGER,
     output INTEGER, reasoning INTEGER, cost INTEGER, PRIMARY KEY (day, tenant, key, model)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS traces (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT, id TEXT, at REAL, about BLOB, document BLOB, expires REAL,
+    UNIQUE (tenant, id));
+CREATE INDEX IF NOT EXISTS traces_in_order ON traces (tenant, number);
+CREATE INDEX IF NOT EXISTS traces_expire ON traces (expires);
 """
 """Tables that came later, which an older gateway on the same file does not look at: made wherever they are missing."""
 
@@ -83,7 +88,7 @@ SWEEP = (
     "(SELECT tenant, id FROM conversations WHERE expires <= :now)",
     *(
         f"DELETE FROM {table} WHERE expires <= :now"  # noqa: S608 - names of our own
-        for table in ("conversations", "places", "leases", "keys", "counters", "counted")
+        for table in ("conversations", "places", "leases", "keys", "counters", "counted", "traces")
     ),
     *(
         f"DELETE FROM account_{table} WHERE expires <= :now"  # noqa: S608 - names of our own

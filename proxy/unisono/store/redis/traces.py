@@ -1,0 +1,105 @@
+"""Recordings of answers in Redis: all of a tenant's in one hash slot, so that keeping one lets the oldest go at once.
+
+Each is there until its own time, whatever becomes of the others; what is past it is taken away with the next write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import orjson
+
+from unisono.core.traces import StoredTrace
+from unisono.store.redis import keys
+from unisono.store.redis.arguments import Args, milliseconds
+from unisono.store.redis.link import Link
+from unisono.store.redis.scripts import Script
+
+KEEP_TRACE = Script(
+    """
+local order, ends, about, documents = unpack(KEYS)
+local id, for_ms, most, head, document = arg(), tonumber(arg()), tonumber(arg()), arg(), arg()
+local now = clock()
+local function forget(gone)
+  for _, one in ipairs(gone) do
+    redis.call('ZREM', order, one)
+    redis.call('ZREM', ends, one)
+    redis.call('HDEL', about, one)
+    redis.call('HDEL', documents, one)
+  end
+end
+forget(redis.call('ZRANGEBYSCORE', ends, '-inf', now))
+local last = redis.call('ZREVRANGE', order, 0, 0, 'WITHSCORES')
+redis.call('ZADD', order, last[2] and tonumber(last[2]) + 1 or 1, id)
+redis.call('ZADD', ends, now + for_ms, id)
+redis.call('HSET', about, id, head)
+redis.call('HSET', documents, id, document)
+forget(redis.call('ZRANGE', order, 0, -(most + 1)))
+local longest = redis.call('ZREVRANGE', ends, 0, 0, 'WITHSCORES')
+for _, key in ipairs(KEYS) do redis.call('PEXPIREAT', key, longest[2]) end
+return {'ok'}
+"""
+)
+
+READ_TRACE = Script(
+    """
+local _, ends, about, documents = unpack(KEYS)
+local id = arg()
+local there = redis.call('ZSCORE', ends, id)
+if not there or tonumber(there) <= clock() then return {'ok'} end
+return {'ok', {redis.call('HGET', about, id), redis.call('HGET', documents, id)}}
+"""
+)
+
+LIST_TRACES = Script(
+    """
+local order, ends, about = unpack(KEYS)
+local limit, now, found = tonumber(arg()), clock(), {}
+for _, id in ipairs(redis.call('ZREVRANGE', order, 0, -1)) do
+  if #found >= 2 * limit then break end
+  if tonumber(redis.call('ZSCORE', ends, id)) > now then
+    found[#found + 1] = id
+    found[#found + 1] = redis.call('HGET', about, id)
+  end
+end
+return {'ok', found}
+"""
+)
+
+
+class KeptTraces:
+    """The part of the store that holds recordings."""
+
+    _link: Link
+
+    async def keep_traces(self, *traces: StoredTrace, for_s: float, most: int) -> None:
+        # The failure of one is not the others'; those of one tenant keep their order.
+        of_tenant: dict[str, list[StoredTrace]] = {}
+        for one in traces:
+            of_tenant.setdefault(one.tenant, []).append(one)
+        await asyncio.gather(*(self._keep(those, for_s, most) for those in of_tenant.values()))
+
+    async def _keep(self, traces: list[StoredTrace], for_s: float, most: int) -> None:
+        for one in traces:
+            head = orjson.dumps(one.at) + b" " + one.about
+            args: Args = [_name(one.id), milliseconds(for_s), most, head, one.document]
+            await self._link.act(KEEP_TRACE, keys.traces(one.tenant), args)
+
+    async def trace(self, tenant: str, id: str) -> StoredTrace | None:
+        found = await self._link.act(READ_TRACE, keys.traces(tenant), [_name(id)])
+        if found is None:
+            return None
+        at, _, about = bytes(found[0]).partition(b" ")
+        return StoredTrace(tenant, id, float(at), about, bytes(found[1]))
+
+    async def traces(self, tenant: str, limit: int = 20) -> tuple[StoredTrace, ...]:
+        found = await self._link.act(LIST_TRACES, keys.traces(tenant), [limit])
+        traces = []
+        for id, head in zip(found[::2], found[1::2], strict=True):
+            at, _, about = bytes(head).partition(b" ")
+            traces.append(StoredTrace(tenant, bytes(id).decode("utf-8", "surrogatepass"), float(at), about))
+        return tuple(traces)
+
+
+def _name(id: str) -> bytes:
+    return id.encode("utf-8", "surrogatepass")

@@ -1,0 +1,38 @@
+"""Recordings of answers, as statements inside a transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from unisono.core.traces import StoredTrace
+from unisono.store.sqlite.schema import Act
+
+
+def keep(act: Act, traces: Sequence[StoredTrace], for_s: float, most: int) -> None:
+    for one in traces:
+        act.db.execute("DELETE FROM traces WHERE tenant = ? AND id = ?", (one.tenant, one.id))
+        act.db.execute(
+            "INSERT INTO traces (tenant, id, at, about, document, expires) VALUES (?, ?, ?, ?, ?, ?)",
+            (one.tenant, one.id, one.at, one.about, one.document, act.now + for_s),
+        )
+    for tenant in {one.tenant for one in traces}:
+        act.db.execute(
+            "DELETE FROM traces WHERE tenant = ? AND number <= "
+            "(SELECT number FROM traces WHERE tenant = ? ORDER BY number DESC LIMIT 1 OFFSET ?)",
+            (tenant, tenant, most),
+        )
+
+
+def get(act: Act, tenant: str, id: str) -> StoredTrace | None:
+    row = act.db.execute(
+        "SELECT at, about, document FROM traces WHERE tenant = ? AND id = ? AND expires > ?", (tenant, id, act.now)
+    ).fetchone()
+    return None if row is None else StoredTrace(tenant, id, row[0], bytes(row[1]), bytes(row[2]))
+
+
+def latest(act: Act, tenant: str, limit: int) -> tuple[StoredTrace, ...]:
+    rows = act.db.execute(
+        "SELECT id, at, about FROM traces WHERE tenant = ? AND expires > ? ORDER BY number DESC LIMIT ?",
+        (tenant, act.now, limit),
+    )
+    return tuple(StoredTrace(tenant, id, at, bytes(about)) for id, at, about in rows)
