@@ -145,10 +145,11 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     )
     # Background responses end with no request: they are left to others where they are.
     observing = parts.observing
-    behind = observing.turns(engine, background=True)
+    recorder = observing.recorder(config.unisono.traces, store)
+    behind = observing.turns(engine, background=True, recorder=recorder)
     runner = Runner(responses_means(gateway, behind, hosting.rules), process=token_hex(8))
     gateway = replace(gateway, runner=runner)
-    turns = observing.turns(EndingTurns(engine))
+    turns = observing.turns(EndingTurns(engine), recorder=recorder)
     means = responses_means(gateway, turns, hosting.rules)
 
     @asynccontextmanager
@@ -162,6 +163,8 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
                 opened.enter_async_context(parts.hosting),
             )
             await opened.enter_async_context(observing.watching(config, catalogue, pool, upkeep))
+            if recorder is not None:
+                opened.push_async_callback(recorder.aclose)
             opened.push_async_callback(books.aclose)
             opened.push_async_callback(runner.aclose)
             runner.start()

@@ -1,4 +1,4 @@
-"""Who watches over a gateway: metrics, their listener, spans, and the clock on the store.
+"""Who watches over a gateway: metrics, their listener, spans, recordings, and the clock on the store.
 
 Part of the composition root. The numbers live as long as the process; what is open (the exporter, the listener) goes on
 over a configuration that is read again as long as its settings are the same. Libraries are loaded only for what is on.
@@ -7,7 +7,7 @@ over a configuration that is read again as long as its settings are the same. Li
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from time import monotonic
@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, cast
 from unisono import __version__
 from unisono.api.door import Answered
 from unisono.api.metrics import MetricsListener
-from unisono.config import Catalogue, Config
+from unisono.config import Catalogue, Config, TraceSettings
 from unisono.core.state import Store
+from unisono.core.traces import Traces
 from unisono.core.watching import Observer
 from unisono.deployments import deployment_names
 from unisono.engine.turn import Turns
@@ -30,6 +31,7 @@ from unisono.watching import WatchedTurns, spans_of
 if TYPE_CHECKING:
     from unisono.observe.metrics import Metrics
     from unisono.observe.otel import Exporter
+    from unisono.observe.recorder import Recorder
 
 WAITING = frozenset({"events"})
 """Operations of a store that wait for something to happen: how long they take says nothing of it."""
@@ -46,16 +48,28 @@ class Observing:
     listener: Part[MetricsListener] | None
     sample: float = 1.0
 
-    def turns(self, turns: Turns, *, background: bool = False, others: Sequence[Observer] = ()) -> Turns:
-        """`turns`, told to all of these and to `others`."""
+    def turns(self, turns: Turns, *, background: bool = False, recorder: Recorder | None = None) -> Turns:
+        """`turns`, told to all of these and to whoever records them."""
         observers: list[Observer] = [] if self.metrics is None else [self.metrics]
         if self.exporter is not None:
             observers.append(self.exporter.value)
-        observers += others
+        if recorder is not None:
+            observers.append(recorder)
         if not observers:
             return turns
         new_trace = None if self.exporter is None else spans_of(self.sample)
-        return WatchedTurns(turns, observers, background=background, new_trace=new_trace)
+        recorded = recorder is not None
+        return WatchedTurns(turns, observers, background=background, recorded=recorded, new_trace=new_trace)
+
+    def recorder(self, settings: TraceSettings, store: Traces) -> Recorder | None:
+        """Whoever records answers; None when nobody does."""
+        if settings.mode == "off":
+            return None
+        from unisono.observe.recorder import Recorder
+
+        count = _uncounted if self.metrics is None else self.metrics.traces
+        bounds = {"max_bytes": settings.max_bytes, "most": settings.keep}
+        return Recorder(store, settings.mode, for_s=settings.ttl_s, gateway=__version__, count=count, **bounds)
 
     @property
     def answered(self) -> Answered | None:

@@ -34,6 +34,7 @@ from unisono.core.events import (
 from unisono.core.generation import MESSAGE
 from unisono.core.tracing import ARRIVED, Trace
 from unisono.core.watching import Began, Done, Observer, Outcome
+from unisono.engine.asked import to_asked
 from unisono.engine.turn import Report, Run, Turn, Turns
 from unisono.errors import InternalError, UnisonoError
 
@@ -62,7 +63,7 @@ def spans_of(sample: float) -> NewTrace:
 
 class WatchedTurns(Turns):
     """`background` says that no request waits for these turns; with `recorded` the prompts of their steps are told
-    too."""
+    too, what they asked for and what was said; such a turn has a seed, so that it is read again to the same ids."""
 
     def __init__(
         self,
@@ -83,6 +84,8 @@ class WatchedTurns(Turns):
         span = self._new_trace() if self._new_trace is not None else None
         if span is not None or self._recorded:
             turn = replace(turn, span=span, recorded=self._recorded)
+        if self._recorded and not turn.seed:
+            turn = replace(turn, seed=token_hex(16))
         arrived = ARRIVED.get()
         began = Began(
             request_id=turn.request_id,
@@ -95,6 +98,7 @@ class WatchedTurns(Turns):
             resumed=bool(turn.journal),
             span=span,
             span_parent=arrived.span_id if arrived is not None else "",
+            asked=to_asked(turn) if self._recorded else None,
         )
         return WatchedRun(self._turns.start(turn), began, self._observers)
 
@@ -110,6 +114,11 @@ class Seen:
     channels: dict[str, int] = field(default_factory=dict)
     repairs: list[Repaired] = field(default_factory=list)
     finished: Finished | None = None
+    said: list[Closed | Repaired] = field(default_factory=list)
+
+    def keep(self, batch: Sequence[Event]) -> None:
+        """Of a turn that is recorded."""
+        self.said += [event for event in batch if isinstance(event, Closed | Repaired)]
 
     def see(self, batch: Sequence[Event]) -> None:
         for event in batch:
@@ -163,10 +172,12 @@ class WatchedRun(Run):
             _shielded(observer.began, self._began)
         seen, outcome, error = Seen(), Outcome.LEFT, ""
         # What an earlier run left was told of when that ended.
-        told = self._began.resumed
+        told, recorded = self._began.resumed, self._began.asked is not None
         try:
             async with aclosing(self._run):
                 async for batch in self._run:
+                    if recorded:
+                        seen.keep(batch)
                     if told:
                         told = False
                     else:
@@ -213,6 +224,7 @@ def done_of(began: Began, report: Report, seen: Seen, outcome: Outcome, error: s
         left_out=report.left_out,
         unmet=report.unmet,
         journal=report.journal,
+        said=seen.said,
     )
 
 

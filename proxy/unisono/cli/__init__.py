@@ -105,6 +105,24 @@ def usage(config_path: Path, by: str, since: datetime | None, until: datetime | 
     show(config_path, by, first.date().isoformat(), last.date().isoformat(), form or "table")
 
 
+@main.command()
+@CONFIG
+@click.argument("trace", metavar="[ID|FILE.json]", required=False)
+@click.option("--tenant", default="", help="Whose recording; by default the operator's own.")
+@click.option("--json", "as_json", is_flag=True, help="Print the recording itself.")
+@click.option("--replay", is_flag=True, help="Read its tokens with this version's parser, and compare.")
+@click.option("--last", default=20, show_default=True, type=click.IntRange(1, 10_000), help="How many are listed.")
+def trace(config_path: Path | None, trace: str | None, tenant: str, as_json: bool, replay: bool, last: int) -> None:
+    """Show what was recorded of an answer: its prompts, every token, and what was mended where.
+
+    ID is the x-request-id of the answer; without one, the last recordings are listed. Exit code of --replay: 0 when
+    everything is read as it was, 1 when it is not, 2 when it cannot be read again.
+    """
+    from unisono.cli.trace import trace as run
+
+    run(trace, config_path, tenant, as_json=as_json, replay=replay, last=last)
+
+
 @mcp.command("list")
 @CONFIG_REQUIRED
 @click.argument("server", required=False)

@@ -11,6 +11,7 @@ from typing import TypeVar
 import click
 
 from unisono.cli.setup import configured
+from unisono.cli.terminal import harmless
 from unisono.core.conversation import Json
 from unisono.core.tools import HostedTool, ToolHost, ToolOutcome, ToolServer
 from unisono.errors import ConfigError, UnisonoError
@@ -36,7 +37,7 @@ def show(config_path: Path, label: str | None) -> None:
     for server, answer in zip(servers, answers, strict=True):
         click.echo(server.label)
         if isinstance(answer, UnisonoError):
-            click.echo(f"  {_harmless(answer.message)}")
+            click.echo(f"  {harmless(answer.message)}")
             continue
         width = max((len(tool.name) for tool in answer), default=0)
         for tool in answer:
@@ -58,8 +59,8 @@ def call(config_path: Path, label: str, tool: str, arguments: str) -> None:
     try:
         outcome = asyncio.run(_with(hosting.host, called))
     except UnisonoError as error:
-        raise click.ClickException(_harmless(error.message)) from error
-    click.echo(_harmless(outcome.text), err=outcome.is_error)
+        raise click.ClickException(harmless(error.message)) from error
+    click.echo(harmless(outcome.text), err=outcome.is_error)
     if outcome.is_error:
         raise SystemExit(1)
 
@@ -104,13 +105,5 @@ async def _with(host: ToolHost, act: Callable[[ToolHost], Awaitable[T]]) -> T:
 
 
 def _first_line(text: str) -> str:
-    line = _harmless(text.strip().partition("\n")[0])
+    line = harmless(text.strip().partition("\n")[0])
     return line if len(line) <= WIDEST else f"{line[: WIDEST - 1]}…"
-
-
-def _harmless(text: str) -> str:
-    """What a server says, on a terminal: characters that nobody sees, and that would steer it, are spelled out."""
-    return "".join(
-        letter if letter.isprintable() or letter in "\n\t" else letter.encode("unicode_escape").decode()
-        for letter in text
-    )

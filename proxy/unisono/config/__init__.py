@@ -7,6 +7,7 @@ wrong is a ConfigError whose message begins with the path of the key; what is me
 from unisono.config.catalogue import Catalogue, ServedModel
 from unisono.config.fallbacks import StandIns
 from unisono.config.load import Loaded, data_folder, load, parse
+from unisono.config.observing import TraceSettings
 from unisono.config.sections import (
     KIND_ALIASES,
     KINDS,
@@ -42,6 +43,7 @@ __all__ = [
     "ServedModel",
     "StandIns",
     "StoreSettings",
+    "TraceSettings",
     "data_folder",
     "load",
     "parse",

@@ -1,10 +1,10 @@
-"""The sections about what is told of the gateway to others: where spans go."""
+"""The sections about what is told of the gateway to others: where spans go, and what is recorded of answers."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import BeforeValidator, Field, SecretStr
 
 from unisono.config.parts import Count, Name, Seconds, Section
 
@@ -25,3 +25,25 @@ class OtelSettings(Section):
     """How long the collector may take, in seconds."""
     max_queue: Count = 8192
     """Spans that may wait to be sent; what comes beyond is dropped and counted."""
+
+
+def _off(value: object) -> object:
+    """YAML reads a bare `off` as no."""
+    return "off" if value is False else value
+
+
+TraceMode = Annotated[Literal["off", "recoveries", "all"], BeforeValidator(_off)]
+
+
+class TraceSettings(Section):
+    """`unisono.traces`: recordings of answers, token by token, in the store. They hold what was said."""
+
+    mode: TraceMode = "off"
+    """Which answers: `off` none, `recoveries` those that were mended, failed, moved to another backend, or are not what
+    was asked for, `all` every one."""
+    ttl_s: Seconds = 7 * 86400.0
+    """How long a recording is kept, in seconds."""
+    max_bytes: Count = 1024 * 1024
+    """How large one may be, as JSON; what is too much is left out of it, the middle of prompts first."""
+    keep: Count = 200
+    """How many are kept of each tenant; the oldest go."""

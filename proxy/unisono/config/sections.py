@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, SecretStr, model_validator
 
-from unisono.config.observing import OtelSettings
+from unisono.config.observing import OtelSettings, TraceSettings
 from unisono.config.parts import Count, Name, Seconds, Section
 from unisono.config.tools import AllowedHostEntry, McpServerSettings, ServerLabel
 from unisono.core.generation import Timeouts
@@ -289,6 +289,8 @@ class GatewaySettings(Section):
     """True counts tokens by key too; then only the master key reads `/metrics`."""
     otel: OtelSettings | None = None
     """Where spans go, for OpenTelemetry; by default nowhere."""
+    traces: TraceSettings = Field(default_factory=TraceSettings)
+    """Which answers are recorded."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     current_date: date | Literal["today", "none"] = "today"
     """The day that prompts tell the model; `none` leaves it out, and a fixed one makes runs repeatable."""

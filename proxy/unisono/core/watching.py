@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Protocol
 
-from unisono.core.events import Repaired
+from unisono.core.conversation import Json
+from unisono.core.events import Closed, Repaired
 from unisono.core.generation import Usage
 from unisono.core.routes import Try
 from unisono.core.tracing import Trace
@@ -33,7 +34,8 @@ class Outcome(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Began:
     """A turn that begins. `key` is the public id of a virtual key, `model` a group's name from the configuration,
-    `at` the time in seconds since 1970, and `span` the turn's own; `span_parent` is the id of the one it came from."""
+    `at` the time in seconds since 1970, and `span` the turn's own; `span_parent` is the id of the one it came from.
+    `asked` is what a turn that is recorded asked for (`engine.asked`)."""
 
     request_id: str
     tenant: str
@@ -46,6 +48,7 @@ class Began:
     """Whether it goes on behind what another run left."""
     span: Trace | None = None
     span_parent: str = ""
+    asked: Mapping[str, Json] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +131,8 @@ class Done:
     """A turn that ended. `first_s` is when the first events were handed to the surface; `error` is the code of what it
     ended in. `channels` counts tokens in bodies of whole messages by what they were: `analysis`, `commentary`, `final`,
     `call` for the client's calls, `hosted_call` for the gateway's own. `recoveries` are rules, each once, and `repairs`
-    where they were applied as far as it was shown. `journal` is the run's own (`engine.turn.Report`)."""
+    where they were applied as far as it was shown. `journal` is the run's own (`engine.turn.Report`). `said` are all
+    items and repairs of a turn that is recorded, in their order, those that an earlier run left too."""
 
     began: Began
     ended_s: float
@@ -149,6 +153,7 @@ class Done:
     left_out: int = 0
     unmet: str = ""
     journal: Sequence[int] = ()
+    said: Sequence[Closed | Repaired] = ()
 
     @property
     def waited_s(self) -> float:

@@ -115,6 +115,7 @@ class Instruments:
         self.cpu = counter("process_cpu_seconds", "CPU time, user and system.")
         self.memory = gauge("process_resident_memory_bytes", "Resident memory.")
         self.spans = counter("spans", "Spans, by what became of them.", "outcome")
+        self.traces = counter("traces", "Recordings of answers, by what became of them.", "outcome")
 
     def shown(self) -> CollectorRegistry | MultiProcessCollector:
         """What is read for an answer: the values of all workers where there are several."""

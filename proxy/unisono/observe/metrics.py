@@ -160,6 +160,10 @@ class Metrics(Observer):
         """So many spans were `exported`, `dropped` because too many wait, or `failed` to be taken."""
         self._all.spans.labels(outcome).inc(count)
 
+    def traces(self, outcome: str, count: int) -> None:
+        """So many recordings were `kept`, `dropped` because too many wait, or `failed` to be written."""
+        self._all.traces.labels(outcome).inc(count)
+
     # -- what is looked at
 
     def look(self, backends: Callable[[], Iterable[Backend]], store_works: Callable[[], bool]) -> asyncio.Task[None]:

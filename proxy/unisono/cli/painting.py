@@ -1,0 +1,207 @@
+"""A recording as an operator reads it: tokens as text, special ones as chips, channels in colours, repairs in place.
+
+Everything comes out styled; whoever prints takes the colours off where they are not wanted. Without them a chip is the
+marker's spelling, and text that merely spells one has a backslash before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import click
+
+from unisono.cli.terminal import harmless, on_one_line
+from unisono.core.generation import CALL, CHANNEL, END, FIRST_SPECIAL, MESSAGE, RETURN, START, VOCABULARY
+from unisono.engine.journal import Mark, Note, Way, parts_of
+from unisono.harmony.encoding import Encoding
+from unisono.harmony.grammar import RULES
+from unisono.observe.recording import prompts_of
+
+COLOURS: Final[Mapping[str, str]] = {
+    "analysis": "cyan",
+    "commentary": "yellow",
+    "final": "green",
+    "system": "bright_black",
+    "developer": "blue",
+    "user": "white",
+    "tool": "magenta",
+}
+"""Of bodies, by channel or else by role; calls are a tool's."""
+ENDS: Final = frozenset({START, END, RETURN, CALL})
+WIDEST: Final = 400
+"""Characters of a note that are shown."""
+
+
+class Painter:
+    """Paints the tokens of one prompt or one answer, in order."""
+
+    def __init__(self, encoding: Encoding) -> None:
+        self._encoding = encoding
+        self._header: list[int] = []
+        self._in_header = True
+        self._colour = COLOURS["system"]
+
+    def paint(self, tokens: Iterable[int | None]) -> str:
+        """Where a token is None something was left out."""
+        painted: list[str] = []
+        text: list[int] = []
+        gap = 0
+        for token in tokens:
+            if gap and token is not None:
+                painted.append(_gap(gap))
+                gap = 0
+            if token is not None and 0 <= token < FIRST_SPECIAL:
+                text.append(token)
+                if self._in_header:
+                    self._header.append(token)
+                continue
+            painted.append(self._text(text))
+            text = []
+            if token is None:
+                gap += 1
+                continue
+            painted.append(self._chip(token))
+            self._come_to(token)
+        return "".join([*painted, self._text(text), _gap(gap) if gap else ""])
+
+    def _come_to(self, token: int) -> None:
+        if token == MESSAGE:
+            header = self._encoding.decode(self._header)
+            self._colour = _colour_of(header)
+            self._in_header = False
+        elif token in ENDS or (token == CHANNEL and not self._in_header):
+            self._header, self._in_header = [], True
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        if not tokens:
+            return ""
+        text = harmless(self._encoding.decode(tokens)).replace("<|", "\\<|")
+        return click.style(text, dim=True) if self._in_header else click.style(text, fg=self._colour)
+
+    def _chip(self, token: int) -> str:
+        name = self._encoding.decode([token]) if 0 <= token < VOCABULARY else f"<|no token {token}|>"
+        break_ = "\n" if token in ENDS - {START} else ""
+        return click.style(name, reverse=True, bold=token == START) + break_
+
+
+def _gap(tokens: int) -> str:
+    return click.style(f"[{tokens} tokens were left out]", fg="red")
+
+
+def _colour_of(header: str) -> str:
+    if " to=" in header:
+        return COLOURS["tool"]
+    named = [name for name in COLOURS if name in header]
+    channels = [name for name in named if header.endswith(name)]
+    return COLOURS[(channels or named or ["tool"])[0]]
+
+
+# -- the whole
+
+
+def painted(document: Mapping[str, Any], encoding: Encoding) -> Iterator[str]:
+    """Line by line, or several lines at once."""
+    yield from _heading(document)
+    prompts = prompts_of(document)
+    shown = 0
+    answer = Painter(encoding)
+    for number, output in enumerate(_steps(document, encoding, answer)):
+        generations = [at for at, step in enumerate(document["steps"]) if step["step"] == number]
+        yield _line(f"step {number}")
+        for at in generations:
+            yield _generation(document["steps"][at])
+        if generations:
+            prompt = prompts[generations[0]]
+            behind = document["steps"][generations[0]]["prompt"]["same"] if shown else 0
+            yield click.style(f"prompt{f', behind {behind} tokens of the one before' if behind else ''}:", bold=True)
+            yield Painter(encoding).paint(prompt[behind:])
+            shown += 1
+        yield click.style("output:", bold=True)
+        yield output
+    for tool in document["tools"]:
+        took = tool["ended_s"] - tool["began_s"]
+        name = on_one_line(f"{tool['server']}.{tool['name']}")
+        yield f"tool {name} at {tool['began_s']:.3f} s, {took:.3f} s: {tool['outcome']}"
+    if document["left_out"]:
+        yield click.style("left out for want of room: " + ", ".join(map(on_one_line, document["left_out"])), fg="red")
+
+
+def _heading(document: Mapping[str, Any]) -> Iterator[str]:
+    at = datetime.fromtimestamp(document["at"], UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    yield click.style(on_one_line(document["id"]), bold=True) + f"  {at}  gateway {on_one_line(document['gateway'])}"
+    failed = f" ({on_one_line(document['error'])})" if document["error"] else ""
+    first = "" if document["first_s"] is None else f", first after {document['first_s']:.3f} s"
+    yield (
+        f"{on_one_line(document['model'])} by {on_one_line(document['surface'])}: {document['outcome']}{failed}"
+        + (f", {document['finish']}" if document["finish"] else "")
+        + f", {document['ended_s']:.3f} s{first}"
+    )
+    key = f", key {on_one_line(document['key'])}" if document["key"] else ""
+    flags = "".join(f", {name}" for name in ("background", "resumed") if document[name])
+    yield f"tenant {on_one_line(document['tenant'])}{key}{flags}"
+    for wait in document["waits"]:
+        ended = f": {on_one_line(wait['failure'])}" if wait["failure"] else ""
+        yield f"waited {wait['ended_s'] - wait['began_s']:.3f} s for a place{ended}"
+    if document["tries"]:
+        yield "tried " + ", then ".join(
+            on_one_line(one["deployment"] + (f" ({one['failure']})" if one["failure"] else ""))
+            for one in document["tries"]
+        )
+    if document["unmet"]:
+        yield click.style(on_one_line(document["unmet"]), fg="red")
+    yield "recoveries: " + (on_one_line(", ".join(document["recoveries"])) or "none")
+
+
+def _generation(step: Mapping[str, Any]) -> str:
+    cached = "" if step["cached_tokens"] is None else f" ({step['cached_tokens']} cached)"
+    first = "no token came" if step["first_token_s"] is None else f"first at {step['first_token_s']:.3f} s"
+    ended = step["failure"] or step["finish"] or "stopped by the gateway"
+    counts = f"{step['prompt_tokens']} tokens{cached}, {step['generated']} generated"
+    times = f"from {step['began_s']:.3f} s, {first}, to {step['ended_s']:.3f} s"
+    return f"{on_one_line(step['deployment'])}: {counts}, {times}: {on_one_line(ended)}"
+
+
+def _line(title: str) -> str:
+    return click.style(f"--- {title} ".ljust(72, "-"), dim=True)
+
+
+def _steps(document: Mapping[str, Any], encoding: Encoding, painter: Painter) -> Iterator[str]:
+    """The output of each step, with repairs where they were decided."""
+    repairs = [one for one in document["said"] if "repaired" in one]
+    pieces: list[str] = []
+    position = 0
+    for part in parts_of(document["output"]):
+        match part:
+            case Mark.STEP_ENDED:
+                yield "".join(pieces)
+                pieces = []
+            case Way():
+                pieces.append(_aside(f"tokens made from text: {part.guessed}; stop token hidden: {part.stop_hidden}"))
+            case Note():
+                pieces.append(_aside(str(dict(part.value))))
+            case tokens:
+                assert not isinstance(tokens, Mark)
+                upto = position + len(tokens)
+                while repairs and repairs[0]["position"] <= upto:
+                    at = max(repairs[0]["position"], position)
+                    pieces += [painter.paint(tokens[len(tokens) - (upto - position) :][: at - position])]
+                    pieces.append(_repair(repairs.pop(0)))
+                    position = at
+                pieces.append(painter.paint(tokens[len(tokens) - (upto - position) :] if upto > position else ()))
+                position = upto
+    pieces += [_repair(repair) for repair in repairs]
+    yield "".join(pieces)
+
+
+def _aside(text: str) -> str:
+    text = on_one_line(text)
+    return click.style(f"\n  [{text if len(text) <= WIDEST else text[: WIDEST - 1] + '…'}]\n", dim=True)
+
+
+def _repair(repair: Mapping[str, Any]) -> str:
+    rule = repair["repaired"]
+    dropped = f" {repair['dropped']} characters reach nobody." if repair["dropped"] else ""
+    sentence = RULES.get(rule, "This gateway does not know the rule.")
+    return click.style(f"\n  ^ {on_one_line(str(rule))}: {sentence}{dropped}\n", fg="bright_yellow", bold=True)

@@ -1,0 +1,22 @@
+"""Text of others on a terminal: characters that nobody sees, and that would steer it, are spelled out."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def harmless(text: str) -> str:
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
+
+
+def on_one_line(text: str) -> str:
+    return harmless(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def takes_colour() -> bool:
+    """Whether what is printed goes to a terminal whose owner did not say no (https://no-color.org)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")

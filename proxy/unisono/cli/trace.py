@@ -1,0 +1,219 @@
+"""What `unisono trace` does: recordings from the store or from a file, shown, printed as they are, or read again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+
+from unisono.access.keys import LOCAL_TENANT, MASTER_TENANT
+from unisono.app import store_address, violation
+from unisono.cli.painting import painted
+from unisono.cli.setup import configured
+from unisono.cli.terminal import on_one_line, takes_colour
+from unisono.config import Config
+from unisono.core.events import Closed, Event, HostedCall, Repaired, ToolCall
+from unisono.core.generation import FinishReason
+from unisono.core.state import Store
+from unisono.engine.again import Again, read_again
+from unisono.engine.asked import to_turn
+from unisono.errors import ConfigError, StoreError, UnisonoError
+from unisono.harmony.encoding import load_encoding
+from unisono.harmony.render import Renderer
+from unisono.observe.recording import Document, checked, said_of, unpacked
+from unisono.store import open_store
+
+PATIENCE_S: Final = 5.0
+"""For one operation of the store, in seconds."""
+DIFFERENT, UNREPLAYABLE = 1, 2
+"""Exit codes of a replay that is not as it was, and of one that cannot be."""
+
+Result = TypeVar("Result")
+
+
+class Unreplayable(click.ClickException):
+    exit_code = UNREPLAYABLE
+
+
+def trace(name: str | None, config_path: Path | None, tenant: str, *, as_json: bool, replay: bool, last: int) -> None:
+    """`name` is an id or a file; without one the last recordings are listed."""
+    if name is None:
+        _list(config_path, tenant, last, as_json=as_json)
+        return
+    document = _from_file(Path(name)) if _is_file(name) else _from_store(name, config_path, tenant)
+    if replay:
+        _replay(document, as_json=as_json)
+    elif as_json:
+        click.echo(json.dumps(document))
+    else:
+        try:
+            lines = list(painted(document, load_encoding()))
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, UnisonoError) as error:
+            raise click.ClickException("this recording is damaged") from error
+        click.echo("\n".join(lines), color=takes_colour())
+
+
+# -- where recordings are
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith(".json") or "/" in name
+
+
+def _from_file(path: Path) -> Document:
+    try:
+        return checked(json.loads(path.read_text("utf-8")))
+    except OSError as error:
+        raise click.ClickException(f"{path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise click.ClickException(f"{path}: this is no recording that can be read: {error}") from error
+
+
+def _from_store(id: str, config_path: Path | None, tenant: str) -> Document:
+    config = _config(config_path)
+    whose = tenant or _own_tenant(config)
+    found = _with_store(config, lambda store: store.trace(whose, id))
+    if found is None:
+        raise click.ClickException(
+            f"there is no recording {on_one_line(id)!r} of tenant {on_one_line(whose)!r}; it may be past its time, or "
+            "not recorded by unisono.traces.mode"
+        )
+    try:
+        return unpacked(found.document)
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _list(config_path: Path | None, tenant: str, last: int, *, as_json: bool) -> None:
+    config = _config(config_path)
+    whose = tenant or _own_tenant(config)
+    rows = []
+    for one in _with_store(config, lambda store: store.traces(whose, last)):
+        rows.append({"id": one.id, "at": one.at, **json.loads(one.about)})
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    if not rows:
+        click.echo(f"There are no recordings of tenant {on_one_line(whose)!r}.", err=True)
+    for row in rows:
+        at = datetime.fromtimestamp(row["at"], UTC).strftime("%Y-%m-%d %H:%M:%S")
+        ended = row["error"] or row["finish"] or row["outcome"]
+        tokens = f"{row['generated']} tokens, {row['ended_s']:.2f} s"
+        what = ", ".join([*row["recoveries"], *(["failover"] if row["failovers"] else [])])
+        unmet = ["unmet"] if row["unmet"] else []
+        told = "  ".join([row["id"], at, row["model"], ended, tokens, *([what] if what else []), *unmet])
+        click.echo(on_one_line(told))
+
+
+def _config(path: Path | None) -> Config:
+    return Config() if path is None else configured(path).config
+
+
+def _own_tenant(config: Config) -> str:
+    return LOCAL_TENANT if config.general_settings.master_key is None else MASTER_TENANT
+
+
+def _with_store(config: Config, work: Callable[[Store], Awaitable[Result]]) -> Result:
+    address = store_address(config.store)
+    if address.startswith("memory:"):
+        raise click.ClickException(
+            "store.url: recordings in memory are nobody else's to read; use redis:// or sqlite:///path"
+        )
+
+    async def worked() -> Result:
+        store = open_store(address, deadline_s=max(config.store.deadline_s, PATIENCE_S))
+        try:
+            await store.start()
+            return await work(store)
+        finally:
+            await store.aclose()
+
+    try:
+        return asyncio.run(worked())
+    except StoreError as error:
+        raise click.ClickException(f"the store: {error.message}") from error
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from error
+
+
+# -- reading again
+
+
+def read_document(document: Document) -> Again:
+    """The events today's parser makes of a recording. Raises Unreplayable."""
+    missing = {"asked", "output", "said"} & set(document.get("left_out", ()))
+    if missing or document.get("asked") is None:
+        raise Unreplayable("this recording was too large to be kept whole, and cannot be read again")
+    try:
+        turn = to_turn(document["model"], document["asked"])
+        output = [int(number) for number in document["output"]]
+        finish = None
+        if document["outcome"] == "completed" and document["finish"]:
+            ended = document["steps"][-1]["finish"] if document["steps"] else ""
+            finish = FinishReason(ended or document["finish"])
+        encoding = load_encoding()
+        return read_again(encoding, Renderer(encoding), turn, output, finish, violation)
+    except UnisonoError as error:
+        raise Unreplayable(f"this recording cannot be read again: {error.message}") from error
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise Unreplayable("this recording is damaged") from error
+
+
+def is_as_recorded(document: Mapping[str, Any], again: Again) -> bool:
+    """An answer that did not come to its end may have been read further than was shown."""
+    recorded, now = document["said"], said_of(again.events)
+    if document["outcome"] != "completed":
+        now = now[: len(recorded)]
+    return again.fits and now == recorded
+
+
+def _replay(document: Document, *, as_json: bool) -> None:
+    again = read_document(document)
+    now, recorded = said_of(again.events), document["said"]
+    same = is_as_recorded(document, again)
+    if as_json:
+        click.echo(json.dumps({"same": same, "now": now, "recorded": recorded}))
+    else:
+        told = [event for event in again.events if isinstance(event, Closed | Repaired)]
+        click.echo("\n".join(_compared(told, now, recorded)), color=takes_colour())
+        click.echo("The same as recorded." if same else "Not the same as recorded.", err=True)
+    if not same:
+        raise SystemExit(DIFFERENT)
+
+
+def _compared(events: Sequence[Event], now: Sequence[object], recorded: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is read now, and beside it what was recorded where that is something else."""
+    lines = []
+    for at, event in enumerate(events):
+        if at < len(recorded) and now[at] == recorded[at]:
+            lines.append(f"  {_told(event)}")
+            continue
+        lines.append(click.style(f"+ {_told(event)}", fg="green"))
+        if at < len(recorded):
+            lines.append(click.style(f"- {_was(recorded[at])}", fg="red"))
+    return lines + [click.style(f"- {_was(one)}", fg="red") for one in recorded[len(events) :]]
+
+
+def _told(event: Event) -> str:
+    match event:
+        case Repaired():
+            return f"^ {event.rule} at {event.position}" + (f", {event.dropped} dropped" if event.dropped else "")
+        case Closed(item=item):
+            [said] = said_of([event])
+            name = f" {on_one_line(item.name)}" if isinstance(item, ToolCall | HostedCall) else ""
+            return f"{said['closed']}{name}{'' if event.complete else ' (cut)'}: {on_one_line(event.text)}"
+        case _:
+            return ""
+
+
+def _was(said: Mapping[str, Any]) -> str:
+    if "repaired" in said:
+        return on_one_line(f"^ {said['repaired']} at {said['position']}")
+    name = f" {said['name']}" if said["name"] else ""
+    cut = "" if said["complete"] else " (cut)"
+    return on_one_line(f"{said['closed']}{name}{cut}: {said['characters']} characters, sha256 {said['digest']}...")

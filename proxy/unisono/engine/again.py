@@ -1,0 +1,75 @@
+"""An answer read again from its journal, with no backend: what today's parser makes of tokens that were recorded.
+
+The very reader that an answer goes through as it comes, its plan and the calls of hosted tools included, so that equal
+tokens give equal events for as long as nothing that reads them is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from unisono.core.events import Event
+from unisono.core.generation import FinishReason
+from unisono.core.ids import DerivedIds
+from unisono.engine.hosted import HostedTools, offers_in
+from unisono.engine.reading import Reading
+from unisono.engine.round import Round
+from unisono.engine.turn import Turn
+from unisono.engine.wishes import Violation
+from unisono.errors import StoreUnreadable
+from unisono.harmony.encoding import Encoding
+from unisono.harmony.render import Renderer
+from unisono.harmony.tools import plan_tools
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """`fits` is False where the reading came to other steps than those that were recorded: the events are then what was
+    closed on the way."""
+
+    events: Sequence[Event]
+    fits: bool = True
+
+
+def read_again(
+    encoding: Encoding,
+    renderer: Renderer,
+    turn: Turn,
+    journal: Sequence[int],
+    finish: FinishReason | None,
+    violation: Violation | None = None,
+) -> Again:
+    """`finish` is what ended the last generation, None where the answer did not come to its end. Raises what tools are
+    refused with."""
+    hosted, conversation = None, turn.conversation
+    client = conversation.preamble.tools
+    if turn.hosting is not None and turn.hosting.servers:
+        hosted = HostedTools(turn.hosting, offers_in(journal) or (), [tool.name for tool in client])
+        tools, _ = hosted.plan(client, turn.tools_at)
+    else:
+        tools = plan_tools(client)
+    ids = DerivedIds(turn.seed, "call")
+    reading = Reading(
+        encoding,
+        tools,
+        turn,
+        lambda: ids("call_"),
+        [],
+        final=lambda: renderer.opening(replace(conversation, prefill="")),
+        round_=None if hosted is None else Round(hosted, conversation),
+        violation=violation,
+    )
+    if hosted is not None and not journal:
+        return Again([])
+    try:
+        events = reading.read_again(journal, renderer.opening(conversation))
+    except StoreUnreadable:
+        return Again(reading.closed, fits=False)
+    if finish is None or reading.handed_back:
+        return Again(events)
+    if reading.ended:
+        finish = FinishReason.STOP
+    elif reading.broken_off:
+        finish = FinishReason.LENGTH
+    return Again([*events, *reading.end(finish)])

@@ -1,0 +1,93 @@
+"""What a turn asked for, as far as it takes to read its answer again: plain JSON both ways.
+
+Only what decides how tokens are read is in it. Of tool servers it holds the labels and no address, header or secret;
+what they offered stands in the journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from unisono.core.conversation import AnswerForm, Conversation, FunctionTool, Json, Preamble
+from unisono.core.tools import ToolServer
+from unisono.engine.turn import Allowed, Choice, Forced, Hosting, Turn
+from unisono.errors import InvalidRequest
+
+PLAIN = ("calls_allowed", "parallel_calls", "hold_calls", "whole", "reasoning_budget", "seed")
+"""Fields of a turn that are JSON as they are."""
+
+
+def to_asked(turn: Turn) -> dict[str, Json]:
+    asked: dict[str, Json] = {name: getattr(turn, name) for name in PLAIN}
+    asked["stop"] = list(turn.stop)
+    asked["unmended"] = [*sorted(turn.unmended)]
+    asked["prefill"] = turn.conversation.prefill
+    asked["tools"] = [
+        {
+            "name": tool.name,
+            "description": tool.description,
+            "parameters": None if tool.parameters is None else dict(tool.parameters),
+            "strict": tool.strict,
+            "free_text": tool.free_text,
+        }
+        for tool in turn.conversation.preamble.tools
+    ]
+    asked["choice"] = None if turn.choice is None else _choice(turn.choice)
+    asked["form"] = None if turn.form is None else _form(turn.form)
+    asked["hosting"] = None if turn.hosting is None else _hosting(turn.hosting)
+    return asked
+
+
+def to_turn(model: str, asked: Mapping[str, Any]) -> Turn:
+    """A turn that is read alike. Raises InvalidRequest for what is no record of one."""
+    try:
+        hosting = asked["hosting"]
+        return Turn(
+            model=model,
+            conversation=Conversation(
+                Preamble(tools=tuple(FunctionTool(**tool) for tool in asked["tools"])), prefill=asked["prefill"]
+            ),
+            stop=tuple(asked["stop"]),
+            unmended=frozenset(asked["unmended"]),
+            choice=None if asked["choice"] is None else _to_choice(asked["choice"]),
+            form=None if asked["form"] is None else AnswerForm(**asked["form"]),
+            hosting=None if hosting is None else _to_hosting(hosting),
+            **{name: asked[name] for name in PLAIN},
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidRequest("This is no record of what a turn asked for.") from error
+
+
+def _choice(choice: Choice) -> dict[str, Json]:
+    tools: Json = None if choice.tools is None else [*sorted(choice.tools)]
+    pairs = sorted(choice.hosted, key=lambda pair: (pair[0], pair[1] or ""))
+    hosted: list[Json] = [[server, name] for server, name in pairs]
+    return {"kind": "forced" if isinstance(choice, Forced) else "allowed", "tools": tools, "hosted": hosted}
+
+
+def _to_choice(choice: Mapping[str, Any]) -> Choice:
+    hosted = frozenset((server, name) for server, name in choice["hosted"])
+    tools = None if choice["tools"] is None else frozenset(choice["tools"])
+    return Forced(tools, hosted) if choice["kind"] == "forced" else Allowed(tools or frozenset(), hosted)
+
+
+def _form(form: AnswerForm) -> dict[str, Json]:
+    schema = None if form.schema is None else dict(form.schema)
+    return {"name": form.name, "schema": schema, "description": form.description, "strict": form.strict}
+
+
+def _hosting(hosting: Hosting) -> dict[str, Json]:
+    return {
+        "servers": [{"label": server.label, "builtin": server.builtin} for server in hosting.servers],
+        "announced": [*sorted(hosting.announced)],
+        "decisions": len(hosting.decisions),
+        "max_calls": hosting.max_calls,
+    }
+
+
+def _to_hosting(hosting: Mapping[str, Any]) -> Hosting:
+    if hosting["decisions"]:
+        raise InvalidRequest("The turn began with calls that somebody had approved; those are in no recording.")
+    servers = tuple(ToolServer(label=one["label"], builtin=one["builtin"]) for one in hosting["servers"])
+    return Hosting(servers, frozenset(hosting["announced"]), max_calls=hosting["max_calls"])

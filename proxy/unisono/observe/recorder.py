@@ -1,0 +1,124 @@
+"""Which answers are recorded, and how recordings get to the store: behind the answers, never in their way.
+
+What is told of a turn that ended waits in a short line; a task makes documents of it in a thread and keeps them. What
+comes while the line is full is dropped, and what the store does not take is not tried again: both are counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from unisono.core.traces import StoredTrace, Traces
+from unisono.core.watching import Began, Done, Observer
+from unisono.errors import UnisonoError
+from unisono.observe.recording import about_of, packed, to_document
+
+log = logging.getLogger("unisono.observe")
+
+MOST_WAITING: Final = 64
+TOGETHER: Final = 8
+"""Recordings that are written at once."""
+CLOSING_S: Final = 3.0
+"""How long those that wait may take when the gateway ends, in seconds."""
+KNOWN: Final = 1024
+"""Requests of which it is known how many answers they had."""
+
+WANTED: Final[dict[str, Callable[[Done], bool]]] = {
+    "off": lambda _: False,
+    # A request that nobody was asked for is no answer: a storm of refusals would drive out what is looked for.
+    "recoveries": lambda done: bool(
+        done.recoveries or done.repairs or done.failovers or done.unmet or (done.error and done.tries)
+    ),
+    "all": lambda _: True,
+}
+"""Whether a turn is recorded, by `unisono.traces.mode`."""
+
+
+class Recorder(Observer):
+    """Recordings are kept for `for_s` seconds, `most` of each tenant. `count` is told what became of them."""
+
+    def __init__(
+        self,
+        store: Traces,
+        mode: str,
+        *,
+        for_s: float,
+        max_bytes: int,
+        most: int,
+        gateway: str,
+        count: Callable[[str, int], None],
+    ) -> None:
+        self._store = store
+        self._wanted = WANTED[mode]
+        self._for_s = for_s
+        self._max_bytes = max_bytes
+        self._most = most
+        self._gateway = gateway
+        self._count = count
+        self._waiting: deque[tuple[str, Done]] = deque()
+        self._writing: asyncio.Task[None] | None = None
+        self._answers: dict[tuple[str, str], int] = {}
+        self._down = False
+
+    def began(self, began: Began) -> None:
+        """Recordings are made of turns that ended."""
+
+    def ended(self, done: Done) -> None:
+        if not done.began.request_id or not self._wanted(done):
+            return
+        if len(self._waiting) >= MOST_WAITING:
+            self._count("dropped", 1)
+            return
+        self._waiting.append((self._id(done.began), done))
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.create_task(self._write(), name="recording answers")
+
+    async def aclose(self) -> None:
+        """Keep what waits, for a moment."""
+        if self._writing is not None:
+            await asyncio.wait({self._writing}, timeout=CLOSING_S)
+            self._writing.cancel()
+            await asyncio.gather(self._writing, return_exceptions=True)
+        if self._waiting:
+            self._count("dropped", len(self._waiting))
+
+    def _id(self, began: Began) -> str:
+        """The request's id; a WebSocket is one request with many answers, and later ones are numbered."""
+        if began.resumed:
+            return began.request_id
+        request = (began.tenant, began.request_id)
+        number = self._answers.pop(request, 0) + 1
+        self._answers[request] = number
+        if len(self._answers) > KNOWN:
+            del self._answers[next(iter(self._answers))]
+        return began.request_id if number == 1 else f"{began.request_id}.{number}"
+
+    async def _write(self) -> None:
+        while self._waiting:
+            batch = [self._waiting.popleft() for _ in range(min(TOGETHER, len(self._waiting)))]
+            try:
+                traces = await asyncio.to_thread(lambda: [self._trace(*one) for one in batch])  # noqa: B023
+                await self._store.keep_traces(*traces, for_s=self._for_s, most=self._most)
+            except asyncio.CancelledError:
+                self._count("dropped", len(batch))
+                raise
+            except UnisonoError as error:
+                if not self._down:
+                    log.warning("answers cannot be recorded for now", extra={"code": error.code})
+                self._down = True
+                self._count("failed", len(batch))
+            except Exception as error:
+                log.exception("answers could not be recorded", exc_info=error)
+                self._count("failed", len(batch))
+            else:
+                self._down = False
+                self._count("kept", len(batch))
+
+    def _trace(self, id: str, done: Done) -> StoredTrace:
+        document = to_document(done, self._gateway, self._max_bytes)
+        document["id"] = id
+        return StoredTrace(done.began.tenant, id, done.began.at, about_of(document), packed(document))
