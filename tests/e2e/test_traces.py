@@ -194,6 +194,26 @@ async def test_every_choice_of_an_answer_has_a_recording() -> None:
         assert {one.id for one in await kept(running, 2)} == {id, f"{id}-1"}
 
 
+RESPONSES: dict[str, dict[str, Any]] = {
+    "whole": {},
+    "streamed": {"stream": True},
+    "not stored": {"store": False},
+    "in the background": {"background": True},
+    "of a form": {"text": {"format": {"type": "json_object"}}},
+}
+
+
+@pytest.mark.parametrize("fields", RESPONSES.values(), ids=RESPONSES)
+async def test_responses_are_recorded_and_read_again_to_the_same(fields: dict[str, Any]) -> None:
+    async with FakeVllm(tokens=MALFORMED) as fake, gateway(recorded(f"vllm@{fake.url}")) as running:
+        body = json.dumps({"model": "gpt-oss", "input": "Hi", **fields}).encode()
+        answer = await running.post("/v1/responses", body)
+        assert answer.status == 200
+        document = await document_of(running, answer)
+        assert (document["surface"], document["background"]) == ("responses", "background" in fields)
+        assert is_as_recorded(document, read_document(document))
+
+
 async def test_only_the_last_ones_are_kept() -> None:
     async with FakeVllm(tokens=MALFORMED) as fake, gateway(recorded(f"vllm@{fake.url}", keep=3)) as running:
         ids = [(await running.chat()).headers["x-request-id"] for _ in range(5)]

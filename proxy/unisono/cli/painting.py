@@ -17,7 +17,7 @@ from unisono.core.generation import CALL, CHANNEL, END, FIRST_SPECIAL, MESSAGE, 
 from unisono.engine.journal import Mark, Note, Way, parts_of
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.grammar import RULES
-from unisono.observe.recording import prompts_of
+from unisono.observe.recording import dumped, prompts_of
 
 COLOURS: Final[Mapping[str, str]] = {
     "analysis": "cyan",
@@ -107,7 +107,7 @@ def painted(document: Mapping[str, Any], encoding: Encoding) -> Iterator[str]:
     prompts = prompts_of(document)
     shown = 0
     answer = Painter(encoding)
-    for number, output in enumerate(_steps(document, encoding, answer)):
+    for number, output in enumerate(_steps(document, answer)):
         generations = [at for at, step in enumerate(document["steps"]) if step["step"] == number]
         yield _line(f"step {number}")
         for at in generations:
@@ -167,7 +167,7 @@ def _line(title: str) -> str:
     return click.style(f"--- {title} ".ljust(72, "-"), dim=True)
 
 
-def _steps(document: Mapping[str, Any], encoding: Encoding, painter: Painter) -> Iterator[str]:
+def _steps(document: Mapping[str, Any], painter: Painter) -> Iterator[str]:
     """The output of each step, with repairs where they were decided."""
     repairs = [one for one in document["said"] if "repaired" in one]
     pieces: list[str] = []
@@ -180,7 +180,7 @@ def _steps(document: Mapping[str, Any], encoding: Encoding, painter: Painter) ->
             case Way():
                 pieces.append(_aside(f"tokens made from text: {part.guessed}; stop token hidden: {part.stop_hidden}"))
             case Note():
-                pieces.append(_aside(str(dict(part.value))))
+                pieces.append(_note(part.value, painter))
             case tokens:
                 assert not isinstance(tokens, Mark)
                 upto = position + len(tokens)
@@ -193,6 +193,27 @@ def _steps(document: Mapping[str, Any], encoding: Encoding, painter: Painter) ->
                 position = upto
     pieces += [_repair(repair) for repair in repairs]
     yield "".join(pieces)
+
+
+def _note(value: Mapping[str, Any], painter: Painter) -> str:
+    """What the gateway did itself."""
+    match value:
+        case {"moved": list(tokens), "kept": int(kept)}:
+            return _aside(f"the prompt now goes on behind {kept} tokens of this step with:") + painter.paint(tokens)
+        case {"able": list(kinds)}:
+            return _aside(f"the backend keeps to: {', '.join(map(str, kinds)) or 'no constraints'}")
+        case {"listed": list(offers)}:
+            return _aside("tools offered by: " + ", ".join(str(offer[0]) for offer in offers))
+        case {"call": str(id), "verdict": str(verdict)}:
+            return _aside(f"call {id}: {verdict}")
+        case {"ran": str(id), "text": str(text)}:
+            return _aside(f"result of {id}: {text}")
+        case {"left": int(place)}:
+            return _aside(f"what was begun behind {place} tokens of this step is generated once more")
+        case {"unread": int(tokens_)}:
+            return _aside(f"{tokens_} tokens of half a character are generated once more")
+        case _:
+            return _aside(dumped(dict(value)).decode())
 
 
 def _aside(text: str) -> str:

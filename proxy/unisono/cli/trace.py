@@ -11,12 +11,12 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from unisono.access.keys import LOCAL_TENANT, MASTER_TENANT
 from unisono.app import store_address, violation
 from unisono.cli.painting import painted
 from unisono.cli.setup import configured
 from unisono.cli.terminal import on_one_line, takes_colour
 from unisono.config import Config
+from unisono.core.access import LOCAL_TENANT, MASTER_TENANT
 from unisono.core.events import Closed, Event, HostedCall, Repaired, ToolCall
 from unisono.core.generation import FinishReason
 from unisono.core.state import Store

@@ -1,0 +1,183 @@
+"""Recordings: which answers have one, what fits into it, and what becomes of those that nobody can keep."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from unisono.core.events import Closed, Reasoning, Repaired
+from unisono.core.routes import Try
+from unisono.core.watching import Began, Done, Outcome, StepDone
+from unisono.observe.recorder import KNOWN, MOST_WAITING, WANTED, Recorder
+from unisono.observe.recording import checked, dumped, packed, prompts_of, to_document, unpacked
+from unisono.store.redis import RedisStore
+from unisono.store.sqlite import SqliteStore
+
+BEGAN = Began("req_1", "ann", "key_1", "chat", "gpt-oss", background=False, at=1_790_000_000.5, asked={"tools": []})
+GOOD = Done(BEGAN, 1.5, Outcome.COMPLETED, finish="stop", tries=(Try("vllm-1"),), journal=[200005, 17196, 200002])
+LARGE = 1 << 20
+
+
+def step(number: int, prompt: Sequence[int]) -> StepDone:
+    return StepDone(number, "vllm-1", 0.1, 0.2, 0.3, len(prompt), None, 3, "stop", prompt=prompt)
+
+
+ANSWERS: dict[str, tuple[Done, bool]] = {
+    "nothing special": (GOOD, False),
+    "mended": (replace(GOOD, recoveries=("missing-end",)), True),
+    "mended as far as it came": (replace(GOOD, repairs=(Repaired("missing-end", 3),)), True),
+    "moved to another backend": (replace(GOOD, failovers=1), True),
+    "not what was asked for": (replace(GOOD, unmet="There is no such call."), True),
+    "failed at a backend": (replace(GOOD, outcome=Outcome.FAILED, error="backend_error"), True),
+    "refused before a backend was asked": (replace(GOOD, outcome=Outcome.FAILED, error="busy", tries=()), False),
+    "left by its client": (replace(GOOD, outcome=Outcome.LEFT), False),
+}
+
+
+@pytest.mark.parametrize(("done", "wanted"), ANSWERS.values(), ids=ANSWERS)
+def test_the_mode_decides_which_answers_are_recorded(done: Done, wanted: bool) -> None:
+    assert {mode: wants(done) for mode, wants in WANTED.items()} == {"off": False, "recoveries": wanted, "all": True}
+
+
+def test_a_recording_comes_back_from_its_bytes_and_is_plain_json() -> None:
+    said = (Closed(Reasoning(0), "Hm \ud800", (1, 2)), Repaired("missing-end", 7, 2))
+    done = replace(GOOD, steps=[step(0, range(50))], said=said)
+    document = to_document(done, "1.2.3", LARGE)
+    for data in (packed(document), packed({**document, "model": "\ud800"})):
+        assert unpacked(data)["output"] == [200005, 17196, 200002]
+    assert json.loads(dumped(document)) == document
+    assert document["said"] == [
+        {
+            "closed": "analysis",
+            "name": "",
+            "characters": 4,
+            "digest": document["said"][0]["digest"],
+            "tokens": 2,
+            "complete": True,
+        },
+        {"repaired": "missing-end", "position": 7, "dropped": 2},
+    ]
+
+
+@pytest.mark.parametrize(
+    "value", [None, [], {}, {"object": "unisono.trace"}, {"object": "unisono.trace", "version": 2}]
+)
+def test_what_is_no_recording_of_this_version_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match="recording"):
+        checked(value)
+    for data in (dumped(value), packed(value)):
+        with pytest.raises(ValueError, match="recording"):
+            unpacked(data)
+
+
+def test_prompts_are_kept_once_and_come_back_whole() -> None:
+    prompts = [list(range(100)), list(range(150)), [*range(60), 7, 8], [], list(range(3))]
+    document = to_document(replace(GOOD, steps=[step(*each) for each in enumerate(prompts)]), "", LARGE)
+    assert prompts_of(document) == prompts
+    assert [each["prompt"]["same"] for each in document["steps"]] == [0, 100, 60, 0, 0]
+    assert document["left_out"] == []
+
+
+@pytest.mark.parametrize("max_bytes", [2_000, 3_000, 10_000, 100_000])
+def test_a_prompt_that_is_too_large_loses_its_middle_and_says_so(max_bytes: int) -> None:
+    prompts = [list(range(200_000, 200_020)), list(range(150_000, 199_000))]
+    document = to_document(replace(GOOD, steps=[step(*each) for each in enumerate(prompts)]), "", max_bytes)
+    assert len(dumped(document)) <= max_bytes + 200
+    assert document["left_out"] == ["prompt 1"]
+    first, second = prompts_of(document)
+    assert first == prompts[0]
+    assert len(second) == len(prompts[1])
+    kept = [token for token in second if token is not None]
+    assert second[0] == prompts[1][0]
+    assert second[-1] == prompts[1][-1]
+    assert 0 < len(kept) < len(prompts[1])
+
+
+def test_what_has_no_room_at_all_is_left_out_by_name() -> None:
+    asked = {"tools": ["x" * 5_000]}
+    done = replace(GOOD, began=replace(BEGAN, asked=asked), journal=list(range(10_000)), steps=[step(0, [1, 2])])
+    assert to_document(done, "", 60_000)["left_out"] == []
+    assert to_document(done, "", 52_000)["left_out"] == ["asked"]
+    small = to_document(done, "", 3_000)
+    assert (small["asked"], small["output"], small["left_out"]) == (None, [], ["asked", "output"])
+    assert prompts_of(small) == [[1, 2]]
+    tiny = to_document(done, "", 1)
+    assert tiny["left_out"] == ["asked", "output", "said", "prompt 0"]
+    assert prompts_of(tiny) == [[None, None]]
+
+
+# -- on the way to the store
+
+
+def recorder(store: Any, count: Counter[str], **options: Any) -> Recorder:
+    settings = {"for_s": 3600.0, "max_bytes": LARGE, "most": 200, "gateway": "test", **options}
+    return Recorder(store, "all", count=lambda outcome, number: count.update({outcome: number}), **settings)
+
+
+async def test_recordings_are_kept_under_the_ids_of_their_requests() -> None:
+    count: Counter[str] = Counter()
+    store = SqliteStore(None)
+    await store.start()
+    recording = recorder(store, count)
+    for began in (
+        BEGAN,
+        BEGAN,
+        replace(BEGAN, tenant="ben"),
+        replace(BEGAN, resumed=True),
+        replace(BEGAN, request_id=""),
+    ):
+        recording.ended(replace(GOOD, began=began))
+    await recording.aclose()
+    assert [one.id for one in await store.traces("ann")] == ["req_1", "req_1.2"]
+    assert [one.id for one in await store.traces("ben")] == ["req_1"]
+    found = await store.trace("ann", "req_1.2")
+    assert found is not None
+    assert unpacked(found.document)["id"] == "req_1.2"
+    assert json.loads(found.about)["finish"] == "stop"
+    assert count == {"kept": 4}
+    await store.aclose()
+
+
+async def test_what_comes_while_too_many_wait_is_dropped_and_counted() -> None:
+    count: Counter[str] = Counter()
+    store = SqliteStore(None)
+    await store.start()
+    recording = recorder(store, count)
+    for number in range(MOST_WAITING + 5):
+        recording.ended(replace(GOOD, began=replace(BEGAN, request_id=f"req_{number}")))
+    await recording.aclose()
+    assert count == {"kept": MOST_WAITING, "dropped": 5}
+    await store.aclose()
+
+
+async def test_a_store_that_is_down_is_told_once_and_costs_recordings_only(caplog: pytest.LogCaptureFixture) -> None:
+    count: Counter[str] = Counter()
+    store = RedisStore("redis://127.0.0.1:1/0", deadline_s=0.05)
+    recording = recorder(store, count)
+    for _ in range(20):
+        recording.ended(GOOD)
+    await asyncio.sleep(0)
+    await recording.aclose()
+    assert count == {"failed": 20}
+    assert [record.message for record in caplog.records] == ["answers cannot be recorded for now"]
+    await store.aclose()
+
+
+async def test_how_many_answers_requests_had_is_forgotten_in_time() -> None:
+    count: Counter[str] = Counter()
+    store = SqliteStore(None)
+    await store.start()
+    recording = recorder(store, count)
+    for number in range(KNOWN + 50):
+        recording.ended(replace(GOOD, began=replace(BEGAN, request_id=f"req_{number}")))
+        if number % MOST_WAITING == MOST_WAITING - 1:
+            await recording.aclose()
+    await recording.aclose()
+    assert len(recording._answers) == KNOWN
+    await store.aclose()
