@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from tests.engine import test_failing as failing
 from tests.engine import test_loop_resuming as hosted
 from tests.engine import test_plan_resuming as planned
 from tests.engine.planning import turn
@@ -18,6 +19,7 @@ from unisono.core.conversation import Conversation, Preamble, UserMessage
 from unisono.core.generation import Capabilities, FinishReason
 from unisono.core.watching import Began, Done, Observer
 from unisono.engine.turn import Turn, Turns
+from unisono.errors import BackendUnavailable
 from unisono.observe.recording import Document, checked, dumped, to_document
 from unisono.watching import WatchedTurns
 
@@ -97,6 +99,53 @@ async def test_every_talk_with_hosted_tools_is_read_again_alike(talk: hosted.Tal
             read_document(document)
         return
     check(document)
+
+
+DEATHS = {
+    "ids, then ids": (planned.IDS, planned.IDS),
+    "ids, then text": (planned.IDS, planned.TEXT),
+    "text, then ids": (planned.TEXT, planned.IDS),
+}
+
+
+@pytest.mark.parametrize("told", DEATHS.values(), ids=DEATHS)
+@pytest.mark.parametrize("dies_after", [0, 1, 4, 9])
+async def test_an_answer_that_moved_to_another_backend_is_read_again_alike(
+    dies_after: int, told: Sequence[Capabilities]
+) -> None:
+    case = planned.tokens_of("<|channel|>analysis<|message|>Hm é.<|channel|>final<|message|>one two three<|return|>")
+    bases: list[list[int]] = []
+    backends = [
+        failing.Mortal([case], told[0], dies_after, bases=bases, name="a"),
+        failing.Mortal([case], told[1], bases=bases, name="b"),
+    ]
+    document = await recorded(_engine(backends), failing.TURN)
+    assert [step["deployment"] for step in document["steps"]] == ["a", "b"]
+    assert document["recoveries"][0] == "missing-end"
+    check(document)
+
+
+@pytest.mark.parametrize("dies_after", [0, 3, 9])
+async def test_an_answer_that_failed_is_read_as_far_as_it_came(dies_after: int) -> None:
+    case = planned.tokens_of("<|channel|>analysis<|message|>Hm.<|channel|>final<|message|>one two three<|return|>")
+    noting = Noting()
+    turns = WatchedTurns(_engine([failing.Mortal([case], dies_after=dies_after)]), [noting], recorded=True)
+    with pytest.raises(BackendUnavailable):
+        async for _ in turns.start(failing.TURN):
+            pass
+    document = checked(json.loads(dumped(to_document(noting.done[0], "test", LARGE))))
+    assert document["error"] == BackendUnavailable.code
+    check(document)
+
+
+def _engine(backends: Sequence[failing.Mortal]) -> Turns:
+    return failing.Engine(
+        encoding=failing.ENCODING,
+        renderer=failing.RENDERER,
+        pool=failing.Line(backends),
+        memory=failing.TurnMemory(),
+        new_call_id=lambda: "call_random",
+    )
 
 
 STOPPED: dict[str, Sequence[str]] = {"met": ("two",), "met across tokens": ("o t",), "never met": ("zz",)}

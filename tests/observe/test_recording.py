@@ -32,6 +32,8 @@ ANSWERS: dict[str, tuple[Done, bool]] = {
     "nothing special": (GOOD, False),
     "mended": (replace(GOOD, recoveries=("missing-end",)), True),
     "mended as far as it came": (replace(GOOD, repairs=(Repaired("missing-end", 3),)), True),
+    "of a backend that hides its stops": (replace(GOOD, recoveries=("restored-stop",)), False),
+    "mended, of a backend that hides its stops": (replace(GOOD, recoveries=("restored-stop", "missing-end")), True),
     "moved to another backend": (replace(GOOD, failovers=1), True),
     "not what was asked for": (replace(GOOD, unmet="There is no such call."), True),
     "failed at a backend": (replace(GOOD, outcome=Outcome.FAILED, error="backend_error"), True),

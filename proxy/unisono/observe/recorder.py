@@ -27,12 +27,18 @@ CLOSING_S: Final = 3.0
 KNOWN: Final = 1024
 """Requests of which it is known how many answers they had."""
 
+ROUTINE: Final = frozenset({"restored-stop"})
+"""Rules that are applied to every answer of some backends, and say nothing of the answer."""
+
+
+def was_mended(done: Done) -> bool:
+    return bool({*done.recoveries, *(repair.rule for repair in done.repairs)} - ROUTINE)
+
+
 WANTED: Final[dict[str, Callable[[Done], bool]]] = {
     "off": lambda _: False,
     # A request that nobody was asked for is no answer: a storm of refusals would drive out what is looked for.
-    "recoveries": lambda done: bool(
-        done.recoveries or done.repairs or done.failovers or done.unmet or (done.error and done.tries)
-    ),
+    "recoveries": lambda done: bool(was_mended(done) or done.failovers or done.unmet or (done.error and done.tries)),
     "all": lambda _: True,
 }
 """Whether a turn is recorded, by `unisono.traces.mode`."""
