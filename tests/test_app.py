@@ -356,8 +356,8 @@ def test_importing_and_building_touch_no_network_and_no_model() -> None:
     assert found["heavy"] == []
     assert found["early"] == []
     # Far from what it takes (half a second each), near enough to notice a library that phones or compiles at import.
-    assert found["took"] < 5
-    assert took < 15
+    assert found["took"] < 20
+    assert took < 40
 
 
 STARTED = """
