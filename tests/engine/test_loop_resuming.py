@@ -47,7 +47,8 @@ def talk_of(outputs: Sequence[str], hosting: Hosting | None = None, **more: Any)
     talk = Talk(outputs)
     conversation: Conversation = more.pop("conversation", ASKED)
     hosting = hosting or Hosting((DOCS, FILES))
-    talk = replace(talk, turn=replace(talk.turn, conversation=conversation, hosting=hosting))
+    noted = more.pop("noted", None)
+    talk = replace(talk, turn=replace(talk.turn, conversation=conversation, hosting=hosting, noted=noted))
     return replace(talk, **more)
 
 
@@ -62,6 +63,10 @@ TALKS: dict[str, Talk] = {
     "an approval": talk_of([SEARCH, call("files__delete", '{"q":"x"}')]),
     "a call beside an approval": talk_of([BOTH.replace("docs__fetch", "files__delete")]),
     "decisions": talk_of([SEARCH, ANSWER], DECIDED, conversation=ASKED_FOR),
+    "a turn that was noted": talk_of([SEARCH, ANSWER], noted={"items": ["Hi 😀"]}),
+    "decisions of a turn that was noted": talk_of(
+        [SEARCH, ANSWER], DECIDED, conversation=ASKED_FOR, noted={"items": []}
+    ),
     "a server that is gone": talk_of([SEARCH, ANSWER], host=Servers(BROKEN)),  # type: ignore[arg-type]
     "a server that is known": talk_of([SEARCH, ANSWER], Hosting((DOCS,), announced=frozenset({"docs"}))),
     "faults to the end": talk_of([call("made_up"), call("docs__search", "?"), call("made_up"), "It is.<|return|>"]),

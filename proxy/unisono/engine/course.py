@@ -15,7 +15,7 @@ from unisono.core.conversation import Json, Tokens
 from unisono.core.events import Event, Repaired
 from unisono.core.generation import CALL, END, ENDOFTEXT, FIRST_SPECIAL, STOP_TOKENS, Constraint, FinishReason
 from unisono.engine.characters import LONGEST, unfinished
-from unisono.engine.journal import FIRST_MARK, Note, Way
+from unisono.engine.journal import FIRST_MARK, NOTED, Note, Way
 from unisono.engine.move import Move
 from unisono.engine.plan import BUDGET, REPETITION, Plan
 from unisono.engine.repetition import LENGTH, LENGTH_OF_THOUGHTS, STRIDE, repeats
@@ -66,6 +66,8 @@ class Course:
         self._ended: FinishReason | None = None
         self.plan = plan
         self.journal: list[int] = []
+        self.noted = False
+        """Whether what is noted of the turn is known to whoever started it."""
         self.broken_off = False
         """Whether the answer is over where it is: the model would go on for ever."""
         self.opening: Tokens = ()
@@ -285,6 +287,9 @@ class Course:
         if isinstance(able := note.value.get(ABLE), list):
             self.came(self._way, frozenset(map(str, able)))
             return []
+        if NOTED in note.value and self.noted:
+            self.note(note)
+            return []
         if LEFT in note.value:
             self._drop()
             return []
@@ -370,4 +375,8 @@ def course_of(
         gate=plan,
     )
     watches = REPETITION not in wishes.unmended
-    return Course(encoding, router, plan, budget=wishes.budget, watches=watches, tells_able=wishes.for_backends)
+    course = Course(encoding, router, plan, budget=wishes.budget, watches=watches, tells_able=wishes.for_backends)
+    course.noted = turn.noted is not None
+    if turn.noted is not None and not turn.journal:
+        course.note(Note({NOTED: dict(turn.noted)}))
+    return course

@@ -13,7 +13,7 @@ from typing import Final
 from unisono.core.conversation import AssistantCall, Builtin, Conversation, FunctionTool, Item, Json, ToolResult
 from unisono.core.tool_names import SEPARATOR, ToolNames
 from unisono.core.tools import HostedTool, ToolServer
-from unisono.engine.journal import Note, parts_of
+from unisono.engine.journal import NOTED, Note, parts_of
 from unisono.engine.steps import Call
 from unisono.engine.turn import Hosting
 from unisono.errors import InvalidRequest
@@ -147,7 +147,10 @@ class HostedTools:
 
 def offers_in(journal: Sequence[int]) -> tuple[Offer, ...] | None:
     """What was offered when the journal was begun; None where it does not say. Raises StoreUnreadable."""
-    first = next(parts_of(journal), None)
+    parts = parts_of(journal)
+    first = next(parts, None)
+    if isinstance(first, Note) and NOTED in first.value:
+        first = next(parts, None)
     if not isinstance(first, Note) or not isinstance(listed := first.value.get(LISTED), list):
         return None
     return tuple(_offer(*entry) for entry in listed if isinstance(entry, list))

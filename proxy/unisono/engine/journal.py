@@ -25,6 +25,8 @@ from unisono.errors import StoreUnreadable
 FIRST_MARK: Final = 0xFFFF_FFF0
 """Numbers from here on are marks; far above every token's id, and still of 32 bits."""
 NOTE: Final = FIRST_MARK + 8
+NOTED: Final = "noted"
+"""The key of a note that is whoever's who started the turn; nothing of the answer follows from it."""
 PACKED: Final = 3
 """Bytes of a note to a number: no such number can be a mark."""
 
@@ -87,6 +89,13 @@ def parts_of(journal: Sequence[int]) -> Iterator[Part]:
             yield WAYS[journal[at]]
     if begin < len(journal):
         yield journal[begin:]
+
+
+def noted_in(journal: Sequence[int]) -> Mapping[str, Json] | None:
+    """What the turn's `noted` was when the journal was begun; None for nothing. Raises StoreUnreadable."""
+    first = next(parts_of(journal), None)
+    noted = first.value.get(NOTED) if isinstance(first, Note) else None
+    return noted if isinstance(noted, dict) else None
 
 
 def _note_at(journal: Sequence[int], at: int) -> tuple[Note, int]:

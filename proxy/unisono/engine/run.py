@@ -49,6 +49,8 @@ class TurnRun(Run):
         self._seed = turn.seed or (means.new_call_id() if turn.journal else "")
         self._shown = False
         """Whether anything was shown beyond what the turn's journal says."""
+        self._known = 0
+        """How long the journal is before anything is generated."""
         self._held: list[Event] = []
         """What was not shown yet."""
         self._lost = 0
@@ -136,7 +138,7 @@ class TurnRun(Run):
         self._again += isinstance(error, CannotGoOn)
         if isinstance(error, CannotGoOn) and reading.drop():
             return reading
-        new = not self._shown and len(reading.journal) > len(self._turn.journal)
+        new = not self._shown and len(reading.journal) > self._known
         if isinstance(error, CannotGoOn) and new and self._loop is None:
             return await self._begun_anew(stretch, reading)
         stretch.fail(error)
@@ -162,7 +164,7 @@ class TurnRun(Run):
     async def _before(self, loop: ToolLoop, reading: Reading) -> AsyncGenerator[list[Event]]:
         """What there is to tell and to do before a backend is asked: the tools there are, calls that were approved, and
         those that an earlier run was about to make."""
-        if not reading.journal and (listed := reading.list_tools()):
+        if not self._turn.journal and (listed := reading.list_tools()):
             yield listed
         async with aclosing(loop.batches(reading)) as batches:
             async for batch in batches:
@@ -187,6 +189,7 @@ class TurnRun(Run):
             round_=None if self._hosted is None else Round(self._hosted, self._conversation),
             violation=means.violation,
         )
+        self._known = len(turn.journal or reading.journal)
         if not turn.journal:
             return reading, []
         read_again = (turn.journal, means.renderer.opening(self._conversation))

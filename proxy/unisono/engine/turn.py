@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Protocol, TypeAlias
 
 from unisono.core.access import Caller
 from unisono.core.accounts import Standing
-from unisono.core.conversation import AnswerForm, Conversation, Tokens
+from unisono.core.conversation import AnswerForm, Conversation, Json, Tokens
 from unisono.core.events import Closed, Event, HostedCall
 from unisono.core.generation import Sampling
 from unisono.core.routes import Try
@@ -107,6 +107,11 @@ class Turn:
     journal: Tokens = ()
     """What an earlier run of this very turn left in `Report.journal`: the run goes on behind it. Its first batch then
     holds all that is said in the journal, and nothing else; it may be empty, and no backend was asked for it."""
+    lasting: bool = False
+    """Whether its journal is kept, for another run to go on behind."""
+    noted: Mapping[str, Json] | None = None
+    """What a journal that is new begins with, for whoever starts the turn (`journal.noted_in`); nothing to a run. One
+    that goes on behind such a journal has it too: without it the journal is not read."""
     truncate: bool = False
     """Whether whole oldest turns are left out of a conversation that leaves no room for an answer."""
     dated: bool = False
@@ -168,6 +173,8 @@ class Report:
     facts: Facts = field(default_factory=Facts)
     standing: Standing | None = None
     """How the caller's account stands behind it; None where it has no limits."""
+    hooks: dict[str, dict[str, Json]] = field(default_factory=dict)
+    """What hooks say of the answer, by their names."""
 
     def now_s(self) -> float:
         """Seconds since it began."""
