@@ -57,6 +57,7 @@ from unisono.engine.turn import Turns
 from unisono.errors import ConfigError, InvalidRequest, ModelNotAllowed, UnknownModel
 from unisono.harmony.encoding import load_encoding
 from unisono.harmony.render import Renderer
+from unisono.hookset import build_hooks
 from unisono.hosting import Hosting, build_hosting
 from unisono.metering import MeteredTurns
 from unisono.observing import Observing, build_observing
@@ -137,8 +138,9 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     )
     gateway = Gateway(config, catalogue, pool, store, upkeep, parts, virtual_keys)
     books = Books(store, held_s=config.store.lease_s)
+    hooks = build_hooks(config.unisono.hooks)
     engine = MeteredTurns(
-        build_engine(pool, hosting.host, parts),
+        hooks.turns(build_engine(pool, hosting.host, parts)),
         books,
         prices_of(config.model_list),
         lenient=config.unisono.when_store_is_down == "known_keys",
@@ -156,6 +158,7 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as opened:
             opened.push_async_callback(pool.aclose)
+            opened.push_async_callback(hooks.aclose)
             pool.start()
             # Side by side: each may take its time where something is not there.
             await asyncio.gather(

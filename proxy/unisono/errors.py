@@ -4,6 +4,7 @@
       InvalidRequest                400 invalid_request_error
         UnsupportedValue            400 unsupported_value
         ApprovalUsed                409 approval_used
+        Refused                     400 refused_by_hook
         UnknownModel                404 model_not_found
         NotFound                    404 not_found
           PreviousResponseNotFound  404 previous_response_not_found
@@ -43,6 +44,7 @@
         ToolServerTimeout           504 tool_server_timeout
         ToolServerProtocolError     502 tool_server_protocol_error
         ToolServerUnauthorized      502 tool_server_unauthorized
+      HookFailed                    503 hook_failed
       ShuttingDown                  503 shutting_down
       InternalError                 500 internal_error
 
@@ -87,6 +89,13 @@ class ApprovalUsed(InvalidRequest):
     """An approval is for one call: another response makes it, or has made it."""
 
     status, code = 409, "approval_used"
+
+
+class Refused(InvalidRequest):
+    """A hook of the operator's does not want this. Hooks raise it, or a kind of their own with another code and status
+    (of 400 to 499)."""
+
+    code = "refused_by_hook"
 
 
 class UnknownModel(InvalidRequest):
@@ -310,6 +319,12 @@ class ToolServerUnauthorized(ToolServerError):
     """It wants other credentials than the ones it was shown."""
 
     code = "tool_server_unauthorized"
+
+
+class HookFailed(UnisonoError):
+    """A hook that has to be asked raised something, or took too long."""
+
+    status, code = 503, "hook_failed"
 
 
 class ShuttingDown(UnisonoError):

@@ -25,7 +25,7 @@ def _failovers(reports: Sequence[Report]) -> int:
 
 def to_about(reports: Sequence[Report], notes: Sequence[str]) -> dict[str, Any]:
     """The `unisono` object: how the answer came to be. `left_out` counts the oldest turns that were too much, `unmet`
-    says what was asked for and could not be had."""
+    says what was asked for and could not be had, `hooks` what hooks have to say."""
     about: dict[str, Any] = {
         "recoveries": to_recoveries(reports),
         "failovers": _failovers(reports),
@@ -35,7 +35,17 @@ def to_about(reports: Sequence[Report], notes: Sequence[str]) -> dict[str, Any]:
         about["left_out"] = left_out
     if unmet := " ".join(dict.fromkeys(report.unmet for report in reports if report.unmet)):
         about["unmet"] = unmet
+    if hooks := _hooks(reports):
+        about["hooks"] = hooks
     return about | {"notes": list(notes)} if notes else about
+
+
+def _hooks(reports: Sequence[Report]) -> dict[str, Any]:
+    """What hooks say, by their names; of several choices a list of what they say of each."""
+    if len(reports) == 1:
+        return dict(reports[0].hooks)
+    names = dict.fromkeys(name for report in reports for name in report.hooks)
+    return {name: [report.hooks.get(name) for report in reports] for name in names}
 
 
 def backend_header(reports: Sequence[Report]) -> Mapping[str, str]:

@@ -6,6 +6,7 @@ wrong is a ConfigError whose message begins with the path of the key; what is me
 
 from unisono.config.catalogue import Catalogue, ServedModel
 from unisono.config.fallbacks import StandIns
+from unisono.config.hooks import HookSettings
 from unisono.config.load import Loaded, data_folder, load, parse
 from unisono.config.observing import TraceSettings
 from unisono.config.sections import (
@@ -32,6 +33,7 @@ __all__ = [
     "Config",
     "GatewaySettings",
     "GeneralSettings",
+    "HookSettings",
     "LitellmParams",
     "LitellmSettings",
     "Loaded",

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, SecretStr, model_validator
 
+from unisono.config.hooks import HookEntry
 from unisono.config.observing import OtelSettings, TraceSettings
 from unisono.config.parts import Count, Name, Seconds, Section
 from unisono.config.tools import AllowedHostEntry, McpServerSettings, ServerLabel
@@ -273,6 +274,8 @@ class GatewaySettings(Section):
     builtin_tools: dict[Literal["browser", "python", "container"], ServerLabel] = Field(default_factory=dict)
     """Tool servers of `mcp_servers` that stand for tools gpt-oss was trained on: requests ask for them as `web_search`
     and `code_interpreter`."""
+    hooks: tuple[HookEntry, ...] = ()
+    """Hooks that are asked about every turn, in this order: names, or `{name: {options}}`."""
     shutdown_grace_s: Count = 30
     """How long running answers may go on after SIGTERM, in whole seconds."""
     shutdown_delay_s: Annotated[float, Field(ge=0)] = 5.0

@@ -74,7 +74,7 @@ class Life:
         self._lease = lease
         self._journal = journal
         self._logged = logged
-        self._engine_run = means.turns.start(replace(asked.turn.turn, journal=journal, whole=False))
+        self._engine_run = means.turns.start(replace(asked.turn.turn, journal=journal, lasting=True, whole=False))
         self._events = Events(asked.frame, self._engine_run.report, new_id=asked.item_ids, clock=means.clock)
         self._log = GrowingLog(
             means,

@@ -1,0 +1,135 @@
+"""What hooks changed of a turn: put into it, and noted so that whoever goes on with it finds the same.
+
+Part of the composition root. A note holds what is different and no more: of a long conversation that is what was put
+in the place of its changed middle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any, cast
+
+from unisono.core.conversation import (
+    AssistantCall,
+    AssistantMessage,
+    AssistantReasoning,
+    Conversation,
+    Effort,
+    Item,
+    Json,
+)
+from unisono.core.generation import Sampling
+from unisono.core.hooks import Changes
+from unisono.core.records import Record, to_item, to_record
+from unisono.engine.turn import Turn
+from unisono.errors import StoreUnreadable
+
+ITEMS, FIRST, LAST, INSTRUCTIONS, EFFORT, SAMPLING, SAID = (
+    "items",
+    "first",
+    "last",
+    "instructions",
+    "effort",
+    "sampling",
+    "said",
+)
+
+
+def changed(turn: Turn, changes: Changes) -> Turn:
+    """Raises TypeError, ValueError or AttributeError for what can be no part of a turn."""
+    conversation, sampling = turn.conversation, turn.sampling
+    if changes.items is not None:
+        conversation = _with_items(conversation, changes.items)
+    preamble = conversation.preamble
+    if changes.instructions is not None:
+        preamble = replace(preamble, instructions=str(changes.instructions))
+    if changes.effort is not None:
+        preamble = replace(preamble, effort=Effort(changes.effort))
+    if changes.sampling is not None:
+        if not isinstance(changes.sampling, Sampling):
+            raise TypeError(f"sampling is a {type(changes.sampling).__name__}")
+        sampling = changes.sampling
+    if preamble is not conversation.preamble:
+        conversation = replace(conversation, preamble=preamble)
+    if conversation is turn.conversation and sampling is turn.sampling:
+        return turn
+    return replace(turn, conversation=conversation, sampling=sampling)
+
+
+def _with_items(conversation: Conversation, new: Sequence[Item]) -> Conversation:
+    """Items that are new have no tokens: those are what the model reads, whatever the text beside them says."""
+    old = conversation.items
+    known = set(map(id, old))
+    items: list[Item] = []
+    for at, item in enumerate(new):
+        if at < len(old) and item == old[at]:
+            items.append(old[at])
+        else:
+            items.append(item if id(item) in known else _without_tokens(item))
+    same = len(items) == len(old) and all(item is before for item, before in zip(items, old, strict=True))
+    return conversation if same else replace(conversation, items=tuple(items))
+
+
+def _without_tokens(item: Item) -> Item:
+    # Whatever is no item has no record.
+    to_record(item)
+    if isinstance(item, AssistantReasoning | AssistantMessage | AssistantCall):
+        return replace(item, tokens=())
+    return item
+
+
+def to_note(asked: Turn, turn: Turn, said: Mapping[str, Mapping[str, Json]]) -> dict[str, Json]:
+    """What is different in `turn` from what was asked, and what was `said` by hooks."""
+    old, new = asked.conversation, turn.conversation
+    note: dict[str, Json] = {}
+    if new.items is not old.items:
+        first, last = _unlike(old.items, new.items)
+        records: list[Json] = [to_record(item) for item in new.items[first : len(new.items) - last]]
+        note |= {ITEMS: records, FIRST: first, LAST: last}
+    if new.preamble.instructions != old.preamble.instructions:
+        note[INSTRUCTIONS] = new.preamble.instructions
+    if new.preamble.effort != old.preamble.effort:
+        note[EFFORT] = new.preamble.effort.value
+    if turn.sampling != asked.sampling:
+        bias: list[Json] = [[token, amount] for token, amount in turn.sampling.logit_bias.items()]
+        note[SAMPLING] = {**asdict(turn.sampling), "logit_bias": bias}
+    if said:
+        note[SAID] = {name: dict(words) for name, words in said.items()}
+    return note
+
+
+def _unlike(old: Sequence[Item], new: Sequence[Item]) -> tuple[int, int]:
+    """How many items at the beginning and at the end are the same."""
+    most = min(len(old), len(new))
+    first = next((at for at in range(most) if old[at] is not new[at]), most)
+    last = next((at for at in range(most - first) if old[-1 - at] is not new[-1 - at]), most - first)
+    return first, last
+
+
+def from_note(turn: Turn, note: Mapping[str, Json]) -> tuple[Turn, dict[str, dict[str, Json]]]:
+    """The turn as `to_note` noted it, and what was said. Raises StoreUnreadable."""
+    read = cast("Mapping[str, Any]", note)
+    try:
+        conversation = turn.conversation
+        if ITEMS in read:
+            conversation = replace(conversation, items=_noted_items(conversation.items, read))
+        effort = Effort(read[EFFORT]) if EFFORT in read else None
+        sampling = _noted_sampling(read[SAMPLING]) if SAMPLING in read else None
+        said = {str(name): dict(words) for name, words in read.get(SAID, {}).items()}
+        rest = Changes(instructions=read.get(INSTRUCTIONS), effort=effort, sampling=sampling)
+        return changed(replace(turn, conversation=conversation), rest), said
+    except (KeyError, TypeError, ValueError, AttributeError) as failure:
+        raise StoreUnreadable("What hooks changed of this turn cannot be read.") from failure
+
+
+def _noted_items(items: Sequence[Item], note: Mapping[str, Any]) -> tuple[Item, ...]:
+    first, last = note[FIRST], note[LAST]
+    if first + last > len(items):
+        raise ValueError("a note of another conversation")
+    put = [to_item(cast("Record", record)) for record in note[ITEMS]]
+    return (*items[:first], *put, *items[len(items) - last :])
+
+
+def _noted_sampling(noted: Mapping[str, Any]) -> Sampling:
+    return Sampling(**{**noted, "logit_bias": {int(token): float(amount) for token, amount in noted["logit_bias"]}})

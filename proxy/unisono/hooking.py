@@ -1,0 +1,207 @@
+"""Turns that hooks are asked about: before they are rendered, and when all is generated and the end is not told yet.
+
+Part of the composition root: no surface and nothing of the engine knows of it. It stands inside of what counts turns,
+so that nobody over a limit reaches a hook and a refused turn has used no tokens. What hooks changed is noted at the
+beginning of the turn's journal: whoever goes on with a response asks none of them twice, and the model reads on in what
+it read before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
+
+from unisono.changes import changed, from_note, to_note
+from unisono.core.conversation import Json
+from unisono.core.events import Closed, Event, Finished
+from unisono.core.hooks import Annotation, Answer, Changes, Hook, Request
+from unisono.engine.journal import noted_in
+from unisono.engine.turn import Report, Run, Turn, Turns
+from unisono.errors import HookFailed, Refused
+
+LONGEST: Final = 10_000
+"""Characters of what one hook says beside an answer, as JSON."""
+
+T = TypeVar("T")
+
+log = logging.getLogger("unisono.hooks")
+
+
+@dataclass(frozen=True, slots=True)
+class NamedHook:
+    """A hook with what the configuration says of it. One that fails `open` is gone on without."""
+
+    name: str
+    hook: Hook
+    timeout_s: float = 5.0
+    open: bool = False
+
+    async def ask(self, call: str, request_id: str, answering: Awaitable[T]) -> T | None:
+        """What it says within its time; None too where it fails and is gone on without. Raises `Refused`, and
+        `HookFailed` where it has to be asked."""
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                return await answering
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Something it waited for was cancelled, and not the turn.
+            failure: BaseException = error
+        except Refused as refusal:
+            if 400 <= refusal.status < 500:
+                raise
+            failure = refusal
+        except Exception as error:
+            failure = error
+        about = {"hook": self.name, "call": call, "request_id": request_id, "fail": "open" if self.open else "closed"}
+        log.error("a hook failed", extra=about, exc_info=failure)
+        if not self.open:
+            raise HookFailed(f"The gateway's hook '{self.name}' could not be asked; the operator's log says why.")
+        return None
+
+    @property
+    def looks_behind(self) -> bool:
+        """Whether it has anything to do with answers."""
+        return type(self.hook).after is not Hook.after
+
+
+class HookedTurns(Turns):
+    """`turns`, with hooks that are asked in order."""
+
+    def __init__(self, turns: Turns, hooks: Sequence[NamedHook]) -> None:
+        self.turns = turns
+        self.hooks = tuple(hooks)
+        self.looking_behind = tuple(hook for hook in self.hooks if hook.looks_behind)
+
+    def start(self, turn: Turn) -> Run:
+        return HookedRun(self, turn)
+
+    async def count(self, turn: Turn) -> int:
+        return await self.turns.count(turn)
+
+
+class HookedRun(Run):
+    """A run of the turn that hooks made of another one. They are asked when it is iterated."""
+
+    def __init__(self, hooked: HookedTurns, turn: Turn) -> None:
+        self.report = Report()
+        self._hooked = hooked
+        self._turn = turn
+        self._batches: AsyncGenerator[list[Event]] | None = None
+
+    def __aiter__(self) -> AsyncIterator[list[Event]]:
+        self._batches = self._each()
+        return self._batches
+
+    async def aclose(self) -> None:
+        if self._batches is not None:
+            await self._batches.aclose()
+
+    async def _each(self) -> AsyncGenerator[list[Event]]:
+        self._turn = self._again(self._turn) if self._turn.journal else await self._before(self._turn)
+        run = self._hooked.turns.start(self._turn)
+        # Whoever waits for this run has its report already.
+        run.report = self.report
+        async with aclosing(run):
+            if not self._hooked.looking_behind:
+                async for batch in run:
+                    yield batch
+                return
+            said: list[Closed] = []
+            async for batch in run:
+                said += (event for event in batch if type(event) is Closed)
+                if batch and isinstance(last := batch[-1], Finished):
+                    await self._after(said, last)
+                yield batch
+
+    # -- before
+
+    async def _before(self, turn: Turn) -> Turn:
+        """Raises `Refused`, `HookFailed`."""
+        asked = turn
+        for hook in self._hooked.hooks:
+            turn = await self._asked(hook, turn)
+        if not turn.lasting or (turn is asked and not self.report.hooks):
+            # Nobody else will ever go on with it, or there is nothing to know.
+            return turn
+        return replace(turn, noted=to_note(asked, turn, self.report.hooks))
+
+    async def _asked(self, hook: NamedHook, turn: Turn) -> Turn:
+        asked = await hook.ask("before", turn.request_id, _before(hook.hook, turn))
+        if asked is None:
+            return turn
+        turn, annotation = asked
+        self._annotate(hook, annotation)
+        return turn
+
+    def _again(self, turn: Turn) -> Turn:
+        """The turn as hooks left it when its journal was begun. Raises `StoreUnreadable`."""
+        note = noted_in(turn.journal)
+        if note is None:
+            return turn
+        turn, hooks = from_note(turn, note)
+        self.report.hooks |= hooks
+        return replace(turn, noted=note)
+
+    # -- after
+
+    async def _after(self, said: Sequence[Closed], finished: Finished) -> None:
+        """Raises `Refused` where nothing was shown, and `HookFailed`."""
+        request = request_of(self._turn)
+        answer = Answer(tuple(said), finished.reason, finished.usage, tuple(self.report.recoveries))
+        for hook in self._hooked.looking_behind:
+            try:
+                annotation = await hook.ask("after", request.request_id, _after(hook.hook, request, answer))
+            except Refused as refusal:
+                if request.whole:
+                    raise
+                annotation = {"refused": {"message": refusal.message, "code": refusal.code}}
+            self._annotate(hook, annotation)
+
+    def _annotate(self, hook: NamedHook, annotation: dict[str, Json] | None) -> None:
+        if annotation:
+            self.report.hooks[hook.name] = self.report.hooks.get(hook.name, {}) | annotation
+
+
+# What a hook says wrong, it fails with: it is looked at while the hook is asked.
+
+
+async def _before(hook: Hook, turn: Turn) -> tuple[Turn, dict[str, Json]]:
+    changes = await hook.before(request_of(turn)) or Changes()
+    return changed(turn, changes), plain(changes.annotation)
+
+
+async def _after(hook: Hook, request: Request, answer: Answer) -> dict[str, Json]:
+    return plain(await hook.after(request, answer))
+
+
+def request_of(turn: Turn) -> Request:
+    caller = turn.caller
+    return Request(
+        request_id=turn.request_id,
+        tenant=turn.tenant,
+        key=caller.key if caller is not None else "",
+        model=turn.model,
+        surface=turn.surface,
+        conversation=turn.conversation,
+        sampling=turn.sampling,
+        whole=turn.whole,
+        tags=caller.tags if caller is not None else {},
+    )
+
+
+def plain(annotation: Annotation | None) -> dict[str, Json]:
+    """An annotation as it is kept and sent. Raises TypeError, ValueError."""
+    if annotation is None:
+        return {}
+    text = json.dumps(dict(annotation), allow_nan=False)
+    if len(text) > LONGEST:
+        raise ValueError(f"an annotation has {len(text)} characters; the most are {LONGEST}")
+    read: dict[str, Json] = json.loads(text)
+    return read

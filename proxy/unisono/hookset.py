@@ -1,0 +1,79 @@
+"""Hooks of a configuration: those it names, found by their entry points, in its order.
+
+Part of the composition root. Nothing runs that is not named, however much is installed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+
+from unisono.config import HookSettings
+from unisono.core.hooks import Hook, HookFactory
+from unisono.deployments import AdapterSettings
+from unisono.engine.turn import Turns
+from unisono.errors import ConfigError
+from unisono.hooking import HookedTurns, NamedHook
+
+HOOKS = "unisono.hooks"
+"""The entry-point group hooks register themselves in, and the key that names those that are asked."""
+METHODS = ("before", "after", "aclose")
+
+log = logging.getLogger("unisono.hooks")
+
+
+@dataclass(frozen=True, slots=True)
+class Hookset:
+    """The hooks of one gateway."""
+
+    hooks: tuple[NamedHook, ...] = ()
+
+    def turns(self, turns: Turns) -> Turns:
+        """`turns`, with these asked about each; without any, `turns` themselves."""
+        return HookedTurns(turns, self.hooks) if self.hooks else turns
+
+    async def aclose(self) -> None:
+        for named in self.hooks:
+            try:
+                await named.hook.aclose()
+            except Exception as error:
+                log.exception("a hook does not close", extra={"hook": named.name}, exc_info=error)
+
+
+def build_hooks(settings: Sequence[HookSettings]) -> Hookset:
+    """None of them asked anything yet. Raises ConfigError."""
+    if not settings:
+        return Hookset()
+    installed = {point.name: point for point in entry_points(group=HOOKS)}
+    counts: Counter[str] = Counter()
+    hooks: list[NamedHook] = []
+    for index, entry in enumerate(settings):
+        hook = _hook(entry, f"{HOOKS}[{index}]", installed)
+        counts[entry.name] += 1
+        # One that is asked twice says two things.
+        name = entry.name if counts[entry.name] == 1 else f"{entry.name}-{counts[entry.name]}"
+        hooks.append(NamedHook(name, hook, entry.timeout_s, entry.fail == "open"))
+    return Hookset(tuple(hooks))
+
+
+def _hook(entry: HookSettings, path: str, installed: dict[str, EntryPoint]) -> Hook:
+    if entry.name not in installed:
+        known = ", ".join(sorted(installed)) or "none"
+        raise ConfigError(f"{path}: no hook {entry.name!r} is installed; those that are: {known}")
+    try:
+        factory: HookFactory = installed[entry.name].load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{path}: the hook {entry.name!r} cannot be imported: {error}") from error
+    options = AdapterSettings(entry.options)
+    try:
+        hook = factory(options)
+    except ConfigError as error:
+        raise ConfigError(f"{path}.{entry.name}.{error}") from error
+    if options.unread:
+        raise ConfigError(f"{path}.{entry.name}.{options.unread[0]}: the hook does not know this key")
+    if missing := [method for method in METHODS if not callable(getattr(hook, method, None))]:
+        raise ConfigError(f"{path}: the hook {entry.name!r} has no method `{missing[0]}`")
+    return hook

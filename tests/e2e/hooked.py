@@ -1,0 +1,161 @@
+"""Hooks of the tests, installed as those of any package are: by the entry points of a distribution."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unisono.core.conversation import AssistantMessage, UserMessage
+from unisono.core.events import Text
+from unisono.core.hooks import Annotation, Answer, Changes, Hook, Request
+from unisono.errors import Refused
+
+CALLS: list[tuple[str, Request, Answer | None]] = []
+"""When `hearing` was asked, and about what."""
+
+SECRET = "what only the operator may read"
+
+
+class NoThanks(Refused):
+    status, code = 403, "no_thanks"
+
+
+class NotARefusal(Refused):
+    status, type = 500, "server_error"
+
+
+class Hearing(Hook):
+    """Says what it heard."""
+
+    def __init__(self, options: Mapping[str, object]) -> None:
+        self.says = str(options.get("says", "heard"))
+
+    async def before(self, request: Request) -> Changes | None:
+        CALLS.append(("before", request, None))
+        return Changes(annotation={"before": self.says})
+
+    async def after(self, request: Request, answer: Answer) -> Annotation | None:
+        CALLS.append(("after", request, answer))
+        texts = [closed.text for closed in answer.items if isinstance(closed.item, Text)]
+        return {"after": texts[-1] if texts else None, "used": answer.usage.completion_tokens}
+
+
+class Replacing(Hook):
+    """Puts one word for another, whoever said it."""
+
+    def __init__(self, options: Mapping[str, object]) -> None:
+        self.word, self.other = str(options["word"]), str(options["other"])
+
+    async def before(self, request: Request) -> Changes | None:
+        conversation = request.conversation
+        items = tuple(
+            replace(item, text=item.text.replace(self.word, self.other))
+            if isinstance(item, UserMessage | AssistantMessage)
+            else item
+            for item in conversation.items
+        )
+        return Changes(
+            items=items,
+            instructions=conversation.preamble.instructions.replace(self.word, self.other),
+            sampling=replace(request.sampling, temperature=0.25, logit_bias={17: 1.5}),
+        )
+
+
+async def _refuses() -> None:
+    raise NoThanks("Not here.", param="input")
+
+
+async def _raises() -> None:
+    raise RuntimeError(SECRET)
+
+
+async def _is_slow() -> None:
+    await asyncio.sleep(30)
+
+
+async def _is_called_off() -> None:
+    raise asyncio.CancelledError
+
+
+async def _refuses_as_a_server() -> None:
+    raise NotARefusal(SECRET)
+
+
+async def _is_fine() -> None:
+    """Nothing goes wrong but what it says."""
+
+
+WAYS = {
+    "refuses": _refuses,
+    "raises": _raises,
+    "is slow": _is_slow,
+    "is called off": _is_called_off,
+    "refuses as a server": _refuses_as_a_server,
+}
+SAYS: dict[str, Any] = {
+    "says what is no JSON": {"a": object()},
+    "says no number": {"a": float("nan")},
+    "says too much": {"a": "x" * 20_000},
+}
+
+
+class Failing(Hook):
+    """Does one of `WAYS`, or says one of `SAYS`, when it is asked `at`."""
+
+    def __init__(self, options: Mapping[str, object]) -> None:
+        self.at, self.way = str(options["at"]), str(options["way"])
+
+    async def before(self, request: Request) -> Changes | None:
+        if self.at != "before":
+            return None
+        await WAYS.get(self.way, _is_fine)()
+        return Changes(annotation=SAYS.get(self.way))
+
+    async def after(self, request: Request, answer: Answer) -> Annotation | None:
+        if self.at == "after":
+            await WAYS.get(self.way, _is_fine)()
+            return dict(SAYS[self.way])
+        return None
+
+
+class Garbling(Hook):
+    """Changes a turn to what is none."""
+
+    def __init__(self, options: Mapping[str, object]) -> None:
+        self.changes = {
+            "items": Changes(items=("Hi",)),  # type: ignore[arg-type]
+            "sampling": Changes(sampling=0.5),  # type: ignore[arg-type]
+            "effort": Changes(effort="endless"),  # type: ignore[arg-type]
+            "nothing known": "Hi",
+        }[str(options["what"])]
+
+    async def before(self, request: Request) -> Changes | None:
+        return self.changes  # type: ignore[return-value]
+
+
+class Halved:
+    """Has one method and not the others."""
+
+    def __init__(self, options: Mapping[str, object]) -> None:
+        del options
+
+    async def before(self, request: Request) -> Changes | None:
+        return None
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, **points: str) -> None:
+    """Have these hooks installed, and `points` (names and where they are) besides."""
+    known = {kind.__name__.lower(): f"{__name__}:{kind.__name__}" for kind in (Hearing, Replacing, Failing, Garbling)}
+    known |= {"halved": f"{__name__}:Halved", "gone": "no_such_package:Hook"}
+    info = folder / "hooks_of_the_tests-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: hooks-of-the-tests\nVersion: 1\n")
+    lines = [f"{name} = {place}" for name, place in (known | points).items()]
+    (info / "entry_points.txt").write_text("\n".join(["[unisono.hooks]", *lines, ""]))
+    monkeypatch.syspath_prepend(str(folder))
+    CALLS.clear()
