@@ -1,0 +1,121 @@
+"""A hook for words that must not pass: it refuses, or says beside the answer that they were there.
+
+What is looked for are expressions whose time is linear in the text, whatever is written. A client is told an
+expression's name and never the expression.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+from unisono.core.conversation import AssistantCall, Conversation, Json, ToolResult
+from unisono.core.hooks import Annotation, Answer, Changes, Hook, Request
+from unisono.errors import ConfigError, Refused
+from unisono.schemas.patterns import BadPattern, Expression
+
+INPUT, OUTPUT = "input", "output"
+WHERE = (INPUT, OUTPUT)
+REFUSE, ANNOTATE = "refuse", "annotate"
+ACTIONS = (REFUSE, ANNOTATE)
+FIELD: Final = {"chat": "messages", "responses": "input"}
+"""Where a surface's request holds the conversation."""
+AT_ONCE: Final = 2_000
+"""Steps of work after which others have their turn."""
+
+
+class Blocked(Refused):
+    """Something was said that must not be."""
+
+    code = "content_blocked"
+
+
+class Blocklist(Hook):
+    """Options: `patterns`, expressions by the names they are told by; `action`, `refuse` or `annotate`; `where`, the
+    list of `input` (all that the model would read), `output` (all that it wrote), or both."""
+
+    def __init__(self, options: Mapping[str, object]) -> None:
+        self._patterns = _patterns(options.get("patterns"))
+        self._refuses = _one_of(ACTIONS, "action", options.get("action", REFUSE)) == REFUSE
+        where = options.get("where", list(WHERE))
+        if not isinstance(where, list) or not where:
+            raise ConfigError(f"where: must be a list of {' and '.join(WHERE)}")
+        self._where = {_one_of(WHERE, "where", place) for place in where}
+
+    async def before(self, request: Request) -> Changes | None:
+        if INPUT not in self._where:
+            return None
+        found = await self._found(_texts(request.conversation))
+        if found and self._refuses:
+            names = ", ".join(found)
+            raise Blocked(f"The request holds what is not allowed here: {names}.", param=FIELD.get(request.surface))
+        return Changes(annotation=_noted(INPUT, found))
+
+    async def after(self, request: Request, answer: Answer) -> Annotation | None:
+        if OUTPUT not in self._where:
+            return None
+        found = await self._found(closed.text for closed in answer.items)
+        if found and self._refuses:
+            raise Blocked(f"The answer held what is not allowed here: {', '.join(found)}.")
+        return _noted(OUTPUT, found)
+
+    async def _found(self, texts: Iterable[str]) -> list[str]:
+        """Names of the expressions that match anywhere."""
+        left = dict(self._patterns)
+        found: set[str] = set()
+        work = 0
+        for text in map(_whole, texts):
+            for name, expression in list(left.items()):
+                work += expression.steps(text)
+                if work > AT_ONCE:
+                    work = 0
+                    await asyncio.sleep(0)
+                if expression.found(text):
+                    found.add(name)
+                    del left[name]
+        return [name for name in self._patterns if name in found]
+
+
+def _texts(conversation: Conversation) -> Iterator[str]:
+    """What the client, its tools and the model said, and the instructions."""
+    yield conversation.preamble.instructions
+    for item in conversation.items:
+        match item:
+            case AssistantCall(arguments=arguments):
+                yield arguments
+            case ToolResult(output=output):
+                yield output
+            case _:
+                yield item.text
+    yield conversation.prefill or ""
+
+
+def _whole(text: str) -> str:
+    """What is half a character matches nothing, and would keep the rest from matching."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def _noted(where: str, found: Sequence[str]) -> Annotation | None:
+    names: list[Json] = [*found]
+    return {where: names} if names else None
+
+
+def _patterns(given: object) -> dict[str, Expression]:
+    if not isinstance(given, dict) or not given:
+        raise ConfigError("patterns: must be regular expressions by name, such as {card: '[0-9]{16}'}")
+    made: dict[str, Expression] = {}
+    for name, pattern in given.items():
+        if not isinstance(pattern, str) or not pattern:
+            raise ConfigError(f"patterns.{name}: must be a regular expression")
+        try:
+            made[str(name)] = Expression(pattern)
+        except BadPattern as error:
+            raise ConfigError(f"patterns.{name}: {error}") from error
+    return made
+
+
+def _one_of(choices: Sequence[str], key: str, given: object) -> str:
+    if given not in choices:
+        raise ConfigError(f"{key}: must be {' or '.join(choices)}")
+    return str(given)

@@ -1,0 +1,138 @@
+"""Which hooks a configuration asks for: how they are named, found and refused, and what the documentation shows."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.e2e.gateway import gateway
+from tests.e2e.hooked import install
+from tests.e2e.wires import ENCODING
+from tests.fakes import FakeVllm
+from unisono.config import HookSettings, load, parse
+from unisono.engine.engine import Engine
+from unisono.errors import ConfigError
+from unisono.hooking import HookedTurns
+from unisono.hookset import Hookset, build_hooks
+
+PAGE = Path(__file__).parent.parent / "docs" / "hooks.md"
+ANSWER = ENCODING.encode_marked("<|channel|>final<|message|>Four.<|return|>")
+
+
+def settings_of(hooks: Any) -> tuple[HookSettings, ...]:
+    return parse({"unisono": {"hooks": hooks}}, {"KEY": "sk-1"}).config.unisono.hooks
+
+
+@pytest.fixture(autouse=True)
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, monkeypatch)
+
+
+def test_an_entry_is_a_name_or_a_name_with_options() -> None:
+    named, empty, told = settings_of(
+        [
+            "hearing",
+            {"hearing": None},
+            {"failing": {"at": "x", "key": "os.environ/KEY", "timeout_s": 2, "fail": "open"}},
+        ]
+    )
+    assert named == empty == HookSettings(name="hearing", timeout_s=5, fail="closed")
+    assert told == HookSettings(name="failing", timeout_s=2, fail="open", options={"at": "x", "key": "sk-1"})
+
+
+INSTALLED = "blocklist, failing, garbling, gone, halved, hearing, replacing"
+WRONG: dict[str, tuple[Any, str]] = {
+    "no list": ("hearing", "unisono.hooks: input should be a list"),
+    "a number": ([1], "unisono.hooks[0]: must be the name of a hook, or {name: {its options}}"),
+    "two names": ([{"a": {}, "b": {}}], "unisono.hooks[0]: must be the name of a hook, or {name: {its options}}"),
+    "options that are a list": ([{"hearing": []}], "unisono.hooks[0]: the options of a hook are a mapping"),
+    "no time": ([{"hearing": {"timeout_s": 0}}], "unisono.hooks[0].timeout_s: input should be greater than 0"),
+    "another way to fail": (
+        [{"hearing": {"fail": "soft"}}],
+        "unisono.hooks[0].fail: input should be 'closed' or 'open'",
+    ),
+    "a name nobody has": (
+        ["hearing", "hearsay"],
+        f"unisono.hooks[1]: no hook 'hearsay' is installed; those that are: {INSTALLED}",
+    ),
+    "a package that is gone": (["gone"], "unisono.hooks[0]: the hook 'gone' cannot be imported: No module named"),
+    "half a hook": (["halved"], "unisono.hooks[0]: the hook 'halved' has no method `after`"),
+    "an option nobody knows": (
+        [{"hearing": {"says": "a", "to": "b"}}],
+        "unisono.hooks[0].hearing.to: the hook does not know this key",
+    ),
+    "an option it refuses": (
+        ["hearing", {"blocklist": {"patterns": {"a": "("}}}],
+        "unisono.hooks[1].blocklist.patterns.a: it is no regular expression that can be run",
+    ),
+}
+
+
+@pytest.mark.parametrize(("hooks", "message"), WRONG.values(), ids=WRONG)
+def test_hooks_that_cannot_be_asked_are_refused_at_start(hooks: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        build_hooks(settings_of(hooks))
+    assert str(refused.value).startswith(message)
+
+
+async def test_nothing_stands_before_the_engine_where_no_hook_is_named() -> None:
+    async with FakeVllm(tokens=ANSWER) as fake, gateway(config_with(fake, [])) as here:
+        assert here.app is not None
+        assert build_hooks(()) == Hookset()
+        answer = await here.chat()
+        assert "hooks" not in answer.body["unisono"]
+    engine = object.__new__(Engine)
+    assert build_hooks(()).turns(engine) is engine
+    assert isinstance(build_hooks(settings_of(["hearing"])).turns(engine), HookedTurns)
+
+
+def config_with(fake: FakeVllm, hooks: Any) -> dict[str, Any]:
+    entry = {"model_name": "gpt-oss", "litellm_params": {"model": "vllm/tiny", "api_base": fake.url}}
+    return {"model_list": [entry], "unisono": {"hooks": hooks}}
+
+
+async def test_hooks_close_with_their_gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = "class Closing:\n    closed = []\n    def __init__(self, options): pass\n"
+    module += "    async def before(self, request): pass\n    async def after(self, request, answer): pass\n"
+    module += "    async def aclose(self):\n        self.closed.append(self)\n        raise ValueError\n"
+    (tmp_path / "closing_hook.py").write_text(module)
+    (tmp_path / "more").mkdir()
+    install(tmp_path / "more", monkeypatch, closing="closing_hook:Closing")
+    async with FakeVllm(tokens=ANSWER) as fake, gateway(config_with(fake, ["closing"])) as here:
+        assert (await here.chat()).status == 200
+    import closing_hook  # type: ignore[import-not-found]
+
+    assert len(closing_hook.Closing.closed) == 1
+
+
+async def test_the_example_of_the_documentation_does_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = PAGE.read_text()
+    blocks = dict(re.findall(r"^`([\w.]+)`:\n\n```\w+\n(.*?)```", page, re.S | re.M))
+    (tmp_path / "own").mkdir()
+    (tmp_path / "names.py").write_text(blocks["names.py"])
+    [point] = re.findall(r'^names = "(.*)"$', blocks["pyproject.toml"], re.M)
+    install(tmp_path / "own", monkeypatch, names=point)
+    hooks = yaml.safe_load(blocks["config.yaml"])["unisono"]["hooks"]
+    async with FakeVllm(tokens=ANSWER) as fake, gateway(config_with(fake, hooks)) as here:
+        said = [{"role": "user", "content": "I am Ann."}]
+        told = (await here.chat(messages=said)).body["unisono"]["hooks"]
+        assert told == json.loads(blocks["unisono.hooks"])
+        assert "I am [name]." in ENCODING.decode(fake.requests[-1].json["prompt"])
+        blocked = await here.chat(messages=[{"role": "user", "content": "4111111111111111"}])
+        assert (blocked.status, blocked.body["error"]["code"]) == (400, "content_blocked")
+        assert blocked.body == json.loads(blocks["error"])
+
+
+def test_the_example_configuration_names_hooks_that_can_be_asked(tmp_path: Path) -> None:
+    text = (Path(__file__).parent.parent / "config.example.yaml").read_text()
+    [shown] = re.findall(r"^  # hooks: (\[.*\])$", text, re.M)
+    path = tmp_path / "config.yaml"
+    path.write_text(f"unisono: {{hooks: {shown}}}")
+    assert build_hooks(load(path, {}).config.unisono.hooks).hooks
