@@ -234,6 +234,8 @@ MISTAKES: dict[str, str] = {
     "no model": '{"model_list": []}',
     "no store": '{"model_list": [{"model_name": "gpt-oss", "litellm_params": {"model": "replay/demo"}}], '
     '"store": {"url": "postgres://x"}}',
+    "no hook": '{"model_list": [{"model_name": "gpt-oss", "litellm_params": {"model": "replay/demo"}}], '
+    '"unisono": {"hooks": ["nobody"]}}',
     "no kind": '{"model_list": [{"model_name": "gpt-oss", "litellm_params": {"model": "nokind/gpt-oss"}}]}',
 }
 

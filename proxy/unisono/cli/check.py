@@ -26,6 +26,7 @@ from unisono.core.probe import Check, Finding, Probe, Severity, unreached
 from unisono.core.state import Store
 from unisono.deployments import build_pool, deployment_names
 from unisono.errors import BackendUnfit, ConfigError, UnisonoError
+from unisono.hookset import build_hooks
 from unisono.routing.deployment import LiveDeployment
 from unisono.routing.pool import PROBES_AT_ONCE
 
@@ -104,6 +105,7 @@ async def examined(config: Config) -> tuple[list[Report], StoreReport]:
         raise ConfigError("model_list: there is no model in it")
     # What the probes log is what is about to be shown.
     logging.getLogger("unisono").addHandler(logging.NullHandler())
+    build_hooks(config.unisono.hooks)
     store = build_store(config.store)
     try:
         return await _examined_deployments(config), await _examined_store(store, store_address(config.store))
