@@ -208,6 +208,8 @@ def _note(value: Mapping[str, Any], painter: Painter) -> str:
             return _aside(f"call {id}: {verdict}")
         case {"ran": str(id), "text": str(text)}:
             return _aside(f"result of {id}: {text}")
+        case {"noted": dict(noted)}:
+            return _aside(f"by hooks: {', '.join(noted)}")
         case {"left": int(place)}:
             return _aside(f"what was begun behind {place} tokens of this step is generated once more")
         case {"unread": int(tokens_)}:

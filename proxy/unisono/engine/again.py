@@ -13,6 +13,7 @@ from unisono.core.events import Event
 from unisono.core.generation import FinishReason
 from unisono.core.ids import DerivedIds
 from unisono.engine.hosted import HostedTools, offers_in
+from unisono.engine.journal import noted_in
 from unisono.engine.reading import Reading
 from unisono.engine.round import Round
 from unisono.engine.turn import Turn
@@ -53,7 +54,7 @@ def read_again(
     reading = Reading(
         encoding,
         tools,
-        turn,
+        replace(turn, journal=tuple(journal), noted=noted_in(journal)),
         lambda: ids("call_"),
         [],
         final=lambda: renderer.opening(replace(conversation, prefill="")),
