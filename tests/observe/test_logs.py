@@ -53,10 +53,14 @@ LEAKS = {
     "a secret JSON would escape": 'failed: quoted"secret',
     "a secret outside ASCII": "schlüssel-ß",
     "somebody's bearer key": "Authorization: Bearer sk-proj-abc.def",
+    "a virtual key": "sk-uni-Zm9vYmFyYmF6cXV4-_Zm9vYmFy, says the store",
+    "half a virtual key": "path /v1/sk-uni-Zm9v",
+    "a virtual key as a repr": "{'key': 'sk-uni-Zm9vYmFyYmF6'}",
+    "a virtual key behind another word": "x-api-key:sk-uni-Zm9vYmFyYmF6 at_sk-uni-Zm9v",
     "basic credentials": "authorization: basic dXNlcjpwYXNz",
     "a password in an address": "connect to redis://user:hunter22@cache:6379/0 failed",
 }
-PLANTED = ["sk-master", "quoted", "schl", "sk-proj", "dXNlc", "hunter22"]
+PLANTED = ["Zm9v", "sk-master", "quoted", "schl", "sk-proj", "dXNlc", "hunter22"]
 
 
 @pytest.mark.parametrize("text", LEAKS.values(), ids=LEAKS)

@@ -1,7 +1,8 @@
 """Logs: one JSON object per line on stderr, safe to read and safe to keep.
 
-Control characters are escaped, so that nothing a client sends can forge a line. Configured secrets, bearer keys and
-passwords in addresses are taken out where the line is made, whoever logged them. Bodies are never logged.
+Control characters are escaped, so that nothing a client sends can forge a line. Configured secrets, bearer keys,
+virtual keys and passwords in addresses are taken out where the line is made, whoever logged them. Bodies are never
+logged.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ SHORTEST_SECRET = 4
 
 _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", None, None))) | {"message", "asctime", "color_message"}
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[^\s\"',;]+")
+_VIRTUAL = re.compile(r"sk-uni-[A-Za-z0-9_%-]+")
+"""Keys made here, in part too: none of them is in the configuration."""
 _USERINFO = re.compile(r"://[^/\s@\"']+@")
 
 
@@ -53,6 +56,7 @@ class JsonLines(logging.Formatter):
         if self._secrets is not None:
             text = self._secrets.sub(REDACTED, text)
         text = _BEARER.sub(rf"\1 {REDACTED}", text)
+        text = _VIRTUAL.sub(REDACTED, text)
         text = _USERINFO.sub(f"://{REDACTED}@", text)
         if len(text) <= LONGEST:
             return text
