@@ -9,6 +9,9 @@
         NotFound                    404 not_found
           PreviousResponseNotFound  404 previous_response_not_found
         MethodNotAllowed            405 method_not_allowed
+        MalformedRequest            400 malformed_request
+        HeadersTimeout              408 headers_timeout
+        HeadersTooLarge             431 headers_too_large
         BodyTimeout                 408 body_timeout
         BodyTooLarge                413 body_too_large
         UnsupportedMediaType        415 unsupported_media_type
@@ -45,6 +48,7 @@
         ToolServerProtocolError     502 tool_server_protocol_error
         ToolServerUnauthorized      502 tool_server_unauthorized
       HookFailed                    503 hook_failed
+      TooManyConnections            503 too_many_connections
       ShuttingDown                  503 shutting_down
       InternalError                 500 internal_error
 
@@ -114,6 +118,20 @@ class PreviousResponseNotFound(NotFound):
 
 class MethodNotAllowed(InvalidRequest):
     status, code = 405, "method_not_allowed"
+
+
+class MalformedRequest(InvalidRequest):
+    """No HTTP, or HTTP that could be read in more than one way."""
+
+    code = "malformed_request"
+
+
+class HeadersTimeout(InvalidRequest):
+    status, code = 408, "headers_timeout"
+
+
+class HeadersTooLarge(InvalidRequest):
+    status, code = 431, "headers_too_large"
 
 
 class BodyTimeout(InvalidRequest):
@@ -325,6 +343,10 @@ class HookFailed(UnisonoError):
     """A hook that has to be asked raised something, or took too long."""
 
     status, code = 503, "hook_failed"
+
+
+class TooManyConnections(UnisonoError):
+    status, code = 503, "too_many_connections"
 
 
 class ShuttingDown(UnisonoError):

@@ -127,6 +127,38 @@ async def test_headers_that_do_not_come_in_time_end_the_connection(before: bytes
         writer.close()
 
 
+H2C = (
+    POST.replace(b"9000", b"3").replace(b"host", b"upgrade: h2c\r\nconnection: Upgrade, HTTP2-Settings\r\nhost")
+    + b"abc"
+)
+
+
+@pytest.mark.parametrize("piece", [1, 7, len(H2C) - 2, 1000])
+async def test_who_asks_for_another_protocol_is_answered_in_this_one(piece: int) -> None:
+    async with listening() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for sent in (H2C, H2C, GET):
+            for start in range(0, len(sent), piece):
+                writer.write(sent[start : start + piece])
+                await asyncio.sleep(0)
+            assert await answer(reader) == (200, b"0" if sent is GET else b"3")
+        writer.close()
+
+
+GARBAGE = b"GET / HTTP/1.1 no\r\n\r\n"
+
+
+async def test_what_is_no_http_never_gets_into_an_answer() -> None:
+    async with listening() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(GET.replace(b"/ ", b"/endless "))
+        await reader.readuntil(b"p" * 1000)
+        writer.write(GARBAGE)
+        async with asyncio.timeout(5):
+            assert b"HTTP" not in await reader.read()
+        writer.close()
+
+
 async def test_endless_headers_end_the_connection() -> None:
     async with listening() as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

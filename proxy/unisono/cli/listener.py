@@ -4,7 +4,8 @@ closed.
 uvicorn has no deadline for a request's headers, no limit to their size, and none for a client that does not read: what
 is left for it to take would keep its socket open for ever, also behind a polite close. `connections` makes its protocol
 class with all three: without them a few thousand silent sockets would hold every place there is. A WebSocket is handed
-over within the same bounds, which uvicorn applies to requests only.
+over within the same bounds, which uvicorn applies to requests only. A request that asks for any other protocol is
+answered in the one it came in.
 """
 
 from __future__ import annotations
@@ -13,12 +14,18 @@ import asyncio
 import socket
 import struct
 from asyncio import TimerHandle, Transport
+from collections.abc import Collection
 from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar, cast
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from unisono.cli.heads import check_head, refusal, until_close, without_upgrade
+from unisono.errors import HeadersTimeout, HeadersTooLarge, MalformedRequest, TooManyConnections, UnisonoError
+
 if TYPE_CHECKING:
+    from starlette.types import Message
     from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 MAX_HEADER_BYTES = 64 * 1024
@@ -113,6 +120,7 @@ def connections(
         _deadline: TimerHandle | None = None
         _header_bytes = 0
         _in_headers = True
+        _set_aside = False
         _sockets: ClassVar[type[WebSocketsSansIOProtocol] | None] = None
 
         def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
@@ -140,34 +148,67 @@ def connections(
                 if self._deadline is None:
                     self._start_deadline()
                 self._header_bytes += len(data)
-            super().data_received(data)
+            self._unset_keepalive_if_required()
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                if self._should_upgrade():
+                    self.handle_websocket_upgrade()
+                else:
+                    self._stay_with_http(data[upgrade.args[0] :])
+            except httptools.HttpParserError as error:
+                # What a callback raised is the context of what the parser does.
+                cause = error.__context__
+                self._refuse(cause if isinstance(cause, UnisonoError) else MalformedRequest("This is not HTTP."))
             # The read that completes the headers may hold the body's beginning, so only those still open are judged.
             if self._in_headers and self._header_bytes > max_header_bytes and not self.transport.is_closing():
-                self._refuse(b"431 Request Header Fields Too Large")
+                self._refuse(HeadersTooLarge(f"The headers are larger than {max_header_bytes:,} bytes."))
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
             self._in_headers = True
 
         def on_headers_complete(self) -> None:
+            version = self.parser.get_http_version()
+            check_head(self.parser.get_method().decode("ascii"), self.url, version, self.headers, max_header_bytes)
+            self._set_aside = self.parser.should_upgrade() and not self._should_upgrade()
+            if self._set_aside:
+                return
+            if not self.parser.should_upgrade() and self._crowded(self.tasks):
+                raise TooManyConnections("The gateway has as many connections as it takes; try again.")
             self._in_headers = False
             self._header_bytes = 0
             self._stop_deadline()
             super().on_headers_complete()
+            if version == "1.0" and not self.parser.should_upgrade():
+                until_close(self.cycle)
 
         def on_message_complete(self) -> None:
-            super().on_message_complete()
+            if not self._set_aside:
+                super().on_message_complete()
             # The next bytes begin another request, whenever they come.
             self._in_headers = True
+
+        def _stay_with_http(self, rest: bytes) -> None:
+            """Read a request that asked for another protocol as if it had not: the parser would drop its body."""
+            method, version = self.parser.get_method(), self.parser.get_http_version()
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self._header_bytes = 0
+            self.data_received(without_upgrade(method, self.url, version, self.headers) + rest)
+
+        def _crowded(self, *others: Collection[object]) -> bool:
+            limit = self.limit_concurrency
+            return limit is not None and any(len(each) >= limit for each in (self.connections, *others))
 
         def handle_websocket_upgrade(self) -> None:
             if self.cycle is not None and not self.cycle.response_complete:
                 # It came in the middle of another answer on this connection, which would be torn.
                 self.transport.close()
-            elif self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
-                self._refuse(b"503 Service Unavailable")
-            elif not self.url.isascii():
-                self._refuse(b"400 Bad Request")
+            elif self._crowded():
+                self._refuse(TooManyConnections("The gateway has as many connections as it takes; try again."))
+            elif self.scope["method"] != "GET" or self.scope["http_version"] != "1.1" or not self.url.isascii():
+                self._refuse(MalformedRequest("A WebSocket begins with a GET of HTTP/1.1."))
             else:
                 self._delivery.rest()
                 if Connection._sockets is None:
@@ -179,7 +220,7 @@ def connections(
                 taken_over_by = cast("WebSocketsSansIOProtocol", self.transport.get_protocol())
                 if not taken_over_by.handshake_initiated:
                     # Its own bounds on headers are narrower, and it stays silent about them.
-                    self._refuse(b"431 Request Header Fields Too Large")
+                    self._refuse(HeadersTooLarge("These headers are too large for a WebSocket."))
 
         def _start_deadline(self) -> None:
             self._deadline = self.loop.call_later(header_timeout_s, self._overdue)
@@ -192,13 +233,24 @@ def connections(
         def _overdue(self) -> None:
             self._deadline = None
             if not self.transport.is_closing():
-                self._refuse(b"408 Request Timeout")
+                self._refuse(HeadersTimeout(f"The headers did not arrive within {header_timeout_s:g} s."))
 
-        def _refuse(self, status: bytes) -> None:
-            if self.cycle is None or self.cycle.response_complete:
-                self.transport.write(b"HTTP/1.1 " + status + b"\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
+        def _refuse(self, error: UnisonoError) -> None:
+            if self._nothing_is_said():
+                self.transport.write(refusal(error))
+            if self.cycle is not None and not self.cycle.response_complete:
+                # Nothing may come behind it.
+                self.cycle.disconnected = True
+                self.cycle.message_event.set()
             self.transport.close()
             self._delivery.watch()
+
+        def _nothing_is_said(self) -> bool:
+            """Whether an answer now would be taken for that to the request which is being read."""
+            if self.cycle is None or self.cycle.response_complete:
+                return self._in_headers
+            own = not self._in_headers and self.cycle.more_body and not self.pipeline
+            return own and not self.cycle.response_started
 
     return Connection
 
@@ -218,6 +270,12 @@ def _watched(protocol: type[WebSocketsSansIOProtocol], write_timeout_s: float) -
         def keepalive_timeout(self) -> None:
             super().keepalive_timeout()
             self._delivery.watch()
+
+        async def send(self, message: Message) -> None:
+            await super().send(message)
+            if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
+                # A refusal completes the handshake too; to uvicorn it is a fault of the application.
+                self.handshake_complete = True
 
         def on_task_complete(self, task: asyncio.Task[None]) -> None:
             super().on_task_complete(task)

@@ -1,0 +1,86 @@
+"""What the head of a request may be, and what is answered to one that no application ever sees.
+
+A request is read in one way only: whatever another server on its way could read otherwise (two hosts, a target that
+names another host than the Host header, codings that nobody takes off) is refused before anything acts on it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Final
+
+import orjson
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from unisono.api.failures import to_body
+from unisono.errors import HeadersTooLarge, MalformedRequest, UnisonoError
+
+MAX_HEADERS: Final = 256
+AROUND: Final = len(b": \r\n")
+"""Bytes of a header besides its name and value."""
+AUTHORITY: Final = re.compile(rb"https?://([^/?#]*)/", re.IGNORECASE)
+
+Headers = Sequence[tuple[bytes, bytes]]
+"""Names are in lower case."""
+
+
+def check_head(method: str, target: bytes, version: str, headers: Headers, max_bytes: int) -> None:
+    """Raises HeadersTooLarge and MalformedRequest."""
+    if len(headers) > MAX_HEADERS:
+        raise HeadersTooLarge(f"The request has more than {MAX_HEADERS} headers.")
+    if len(target) + sum(len(name) + len(value) + AROUND for name, value in headers) > max_bytes:
+        raise HeadersTooLarge(f"The headers are larger than {max_bytes:,} bytes.")
+    if method == "CONNECT":
+        raise MalformedRequest("This gateway is no proxy.")
+    hosts = _values(headers, b"host")
+    if len(hosts) > 1 or (not hosts and version != "1.0"):
+        raise MalformedRequest("A request has one Host header.")
+    codings = _values(headers, b"transfer-encoding")
+    if codings and (version == "1.0" or [coding.strip().lower() for coding in codings] != [b"chunked"]):
+        raise MalformedRequest("A body comes with 'Transfer-Encoding: chunked' or none.")
+    if target.startswith(b"/") or (method, target) == ("OPTIONS", b"*"):
+        return
+    authority = AUTHORITY.match(target)
+    if authority is None or [authority[1].lower()] != [host.strip().lower() for host in hosts]:
+        raise MalformedRequest("The target of a request is a path, or an address at the host its Host header names.")
+
+
+def without_upgrade(method: bytes, target: bytes, version: str, headers: Headers) -> bytes:
+    """The head again, of a request that does not ask for another protocol."""
+    closes = any(b"close" in value.lower() for value in _values(headers, b"connection"))
+    lines = [name + b": " + value for name, value in headers if name not in (b"connection", b"upgrade")]
+    lines += [b"connection: close"] if closes else []
+    return b"\r\n".join([method + b" " + target + b" HTTP/" + version.encode(), *lines, b"", b""])
+
+
+def refusal(error: UnisonoError) -> bytes:
+    """The whole answer, behind which the connection is closed."""
+    body = orjson.dumps(to_body(error))
+    busy = b"retry-after: 1\r\n" if error.status == HTTPStatus.SERVICE_UNAVAILABLE else b""
+    return (
+        b"HTTP/1.1 %d %s\r\n" % (error.status, HTTPStatus(error.status).phrase.encode())
+        + b"content-type: application/json\r\nconnection: close\r\n"
+        + busy
+        + b"content-length: %d\r\n\r\n" % len(body)
+        + body
+    )
+
+
+def until_close(cycle: RequestResponseCycle) -> None:
+    """Have an answer without a length end with its connection: a client of HTTP/1.0 knows of no chunks."""
+    cycle.chunked_encoding = False
+    send = cycle.send
+
+    async def plain(message: object) -> None:
+        if isinstance(message, dict) and message["type"] == "http.response.body":
+            # Without chunks, as much is written as is expected.
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)  # type: ignore[arg-type]
+
+    cycle.send = plain  # type: ignore[method-assign]
+
+
+def _values(headers: Headers, wanted: bytes) -> list[bytes]:
+    return [value for name, value in headers if name == wanted]
