@@ -255,6 +255,10 @@ async def test_a_listed_origin_may_read_and_ask() -> None:
 MEDIA: dict[str, tuple[list[tuple[str, str]], int]] = {
     "json": ([("content-type", "application/json")], 200),
     "json in utf-8": ([("content-type", "Application/JSON; charset=utf-8")], 200),
+    "json in quoted utf-8": ([("content-type", 'application/json;charset="UTF-8"')], 200),
+    "json of another kind": ([("content-type", "application/json; profile=x")], 200),
+    "json in utf-16": ([("content-type", "application/json; charset=utf-16")], 415),
+    "json in latin-1": ([("content-type", "application/json; charset=ISO-8859-1")], 415),
     "none": ([], 415),
     "text": ([("content-type", "text/plain")], 415),
     "a form": ([("content-type", "application/x-www-form-urlencoded")], 415),

@@ -33,6 +33,9 @@ HEALTH_PATHS = frozenset({"/health/liveliness", "/health/liveness", "/health/rea
 MAX_BODY_BYTES = 10 * 1024 * 1024
 BODY_DEADLINE_S = 60.0
 BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
+CHARSETS = frozenset({"utf-8", "utf8", "us-ascii", "ascii"})
+"""Of JSON, which is in UTF-8 whatever is said of it; in another one it would be read as something else."""
+LONGEST_SHOWN = 64
 REQUESTS = frozenset({"http", "websocket"})
 ANSWERS = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
 """Messages that carry an answer's headers."""
@@ -260,19 +263,26 @@ class BodyLimits:
             raise InvalidRequest("Content-Length is not one number.")
         if lengths and (len(lengths[0]) > 18 or int(lengths[0]) > self._max_bytes):
             raise self._too_large()
-        if any(value.strip().lower() not in {"", "identity"} for value in header_values(scope, b"content-encoding")):
-            raise UnsupportedMediaType("Compressed bodies are not accepted; send it without Content-Encoding.")
+        for coding in header_values(scope, b"content-encoding"):
+            if coding.strip().lower() not in {"", "identity"}:
+                raise UnsupportedMediaType(
+                    f"Compressed bodies are not accepted: send it without 'Content-Encoding: {coding[:LONGEST_SHOWN]}'."
+                )
         has_body = (bool(lengths) and int(lengths[0]) > 0) or bool(header_values(scope, b"transfer-encoding"))
         types = header_values(scope, b"content-type")
         if scope["method"] in BODY_METHODS and (has_body or types) and not _is_json(types):
-            raise UnsupportedMediaType("The body must be JSON, with 'Content-Type: application/json'.")
+            raise UnsupportedMediaType("The body must be JSON in UTF-8, with 'Content-Type: application/json'.")
 
     def _too_large(self) -> BodyTooLarge:
         return BodyTooLarge(f"The body is larger than {self._max_bytes:,} bytes.")
 
 
 def _is_json(content_types: list[str]) -> bool:
-    return len(content_types) == 1 and content_types[0].partition(";")[0].strip().lower() == "application/json"
+    if len(content_types) != 1:
+        return False
+    kind, *parameters = [part.strip().lower() for part in content_types[0].split(";")]
+    charsets = [part.partition("=")[2].strip("\"' ") for part in parameters if part.startswith("charset")]
+    return kind == "application/json" and all(charset in CHARSETS for charset in charsets)
 
 
 def doors(
