@@ -117,6 +117,8 @@ class MeteredRun(Run):
         self._run = metered.turns.start(turn)
         self.report: Report = self._run.report
         self._batches: AsyncGenerator[list[Event]] | None = None
+        self._let_in = False
+        self._begun = False
         self._claim: Claim | None = None
         self._cut = False
         """Whether the budget bounds the answer."""
@@ -125,16 +127,26 @@ class MeteredRun(Run):
         self._batches = self._each()
         return self._batches
 
+    async def let_in(self) -> None:
+        """Raises `LimitReached`, and `StoreUnavailable`."""
+        caller = self._turn.caller
+        if not self._let_in and caller is not None and caller.limits.limited:
+            await self._reserve(caller)
+        self._let_in = True
+
     async def aclose(self) -> None:
         if self._batches is not None:
             await self._batches.aclose()
+        if self._claim is not None and not self._begun:
+            self._metered.books.release(self._claim)
+            self._claim = None
         await self._run.aclose()
 
     async def _each(self) -> AsyncGenerator[list[Event]]:
         books = self._metered.books
         caller = self._turn.caller
-        if caller is not None and caller.limits.limited:
-            await self._let_in(caller)
+        await self.let_in()
+        self._begun = True
         settled, failed = False, False
         try:
             async with aclosing(self._run) as run:
@@ -152,8 +164,7 @@ class MeteredRun(Run):
             if not settled:
                 books.enter(self._settlement(self.report.facts.usage, "", errors=int(failed)))
 
-    async def _let_in(self, caller: Caller) -> None:
-        """Raises `LimitReached`, and `StoreUnavailable`."""
+    async def _reserve(self, caller: Caller) -> None:
         metered, turn = self._metered, self._turn
         claim = await metered.claim(turn, caller)
         try:

@@ -90,6 +90,9 @@ class EndingRun(Run):
         self._batches = self._each()
         return self._batches
 
+    async def let_in(self) -> None:
+        await self._run.let_in()
+
     async def aclose(self) -> None:
         if self._batches is not None:
             await self._batches.aclose()

@@ -193,3 +193,45 @@ async def test_a_budget_stops_spending_at_its_edge_whoever_spends(tmp_path: Path
         budget = 15_000 if money else 3000
         assert budget * 0.9 < spent <= budget
         assert sum(one.tokens for one in mine) == sum(one["total_tokens"] for one in used)
+
+
+# -- in the background
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["polled", "streamed"])
+@pytest.mark.parametrize("held", [{"background": True}, {}], ids=["background", "with a key of its own"])
+async def test_a_response_over_the_limit_is_refused_before_it_is_promised(
+    tmp_path: Path, held: dict[str, Any], stream: bool
+) -> None:
+    async with FakeVllm(tokens=ANSWER) as fake, keyed(config_of(f"vllm@{fake.url}"), tmp_path) as (running, keys):
+        record, key = await keys.issue(limits=Limits(rpm=1, max_parallel=1))
+        body = json.dumps({"model": "gpt-oss", "input": "Hi", "stream": stream, **held}).encode()
+        first = await running.post("/v1/responses", body, **bearing(key), idempotency_key="one")
+        assert first.status == 200
+        response_id = first.events[0]["response"]["id"] if stream else first.body["id"]
+        async with asyncio.timeout(10):
+            while (got := await running.get(f"/v1/responses/{response_id}", **bearing(key))).body["status"] in (
+                "queued",
+                "in_progress",
+            ):
+                await asyncio.sleep(0.02)
+        assert got.body["status"] == "completed"
+        # Refused again under the same key: nothing came of the first try.
+        for _ in range(2):
+            refused = await running.post("/v1/responses", body, **bearing(key), idempotency_key="two")
+            assert refused.status == 429
+            assert refused.body["error"]["code"] == "rate_limit_exceeded"
+            assert int(refused.headers["retry-after"]) >= 1
+            assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+        assert len([seen for seen in fake.requests if seen.path.endswith("/completions")]) == 1
+        entries = [entry for entry in await keys.store.ledger("0000", "9999") if entry.account.key == record.id]
+        assert [entry.used.requests for entry in entries] == [1]
+
+
+async def test_what_a_response_that_is_never_kept_was_let_in_with_is_given_back(tmp_path: Path) -> None:
+    async with FakeVllm(tokens=ANSWER) as fake, keyed(config_of(f"vllm@{fake.url}"), tmp_path) as (running, keys):
+        _, key = await keys.issue(limits=Limits(max_parallel=1))
+        body: dict[str, Any] = {"model": "gpt-oss", "background": True}
+        for said, status in (("x " * 900_000, 413), ("Hi", 200)):
+            sent = json.dumps({**body, "input": said}).encode()
+            assert (await running.post("/v1/responses", sent, **bearing(key))).status == status

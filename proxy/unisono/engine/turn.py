@@ -191,6 +191,11 @@ class Run(Protocol):
 
     def __aiter__(self) -> AsyncIterator[list[Event]]: ...
 
+    async def let_in(self) -> None:
+        """Take what a turn needs before it begins, and raise what it is refused with, for whoever promises an answer
+        before iterating, which does the same. A run that was let in is iterated or closed."""
+        return
+
     async def aclose(self) -> None: ...
 
 

@@ -92,6 +92,14 @@ class Life:
         self._over = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
+    async def let_in(self) -> None:
+        """Raises what a new response is refused with by the limits of its key."""
+        await self._engine_run.let_in()
+
+    async def never_begins(self) -> None:
+        """Give back what it was let in with."""
+        await self._engine_run.aclose()
+
     def begin(self, record: StoredResponse) -> list[WireEvent]:
         """The first events of a response that is new: they are created with its record, before the life starts."""
         begun = self._events.begin(queued=True)

@@ -106,8 +106,7 @@ class Runner:
             try:
                 response = await recorded(self._means, asked, body, size)
                 life = Life(self._means, run, asked, lease, running=self._running)
-                begun = LogWrite(0, tuple(event.data for event in life.begin(response)))
-                await self._create(run, response, lease, begun)
+                await self._let_in(life, response, lease)
             except BaseException:
                 await asyncio.shield(asked.approvals.give_back())
                 raise
@@ -179,6 +178,16 @@ class Runner:
         # try of one, which may have been granted the lease without hearing of it.
         owner = f"{self._process}:{next(self._numbers)}:{response_id}"
         return await insisting(lambda: store.acquire(tenant, anchor, owner, lease_s, force=force), pauses_s)
+
+    async def _let_in(self, life: Life, response: StoredResponse, lease: Lease) -> None:
+        """Keep the response if its key may have it, or nothing of it."""
+        begun = LogWrite(0, tuple(event.data for event in life.begin(response)))
+        try:
+            await life.let_in()
+            await self._create(life.run, response, lease, begun)
+        except BaseException:
+            await asyncio.shield(life.never_begins())
+            raise
 
     async def _create(self, run: Run, response: StoredResponse, lease: Lease, begun: LogWrite) -> None:
         """Keep the response with its first events."""
