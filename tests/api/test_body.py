@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.types import Message
 
-from unisono.api.body import MAX_DEPTH, MAX_RUN, check_shape, longest_run_reaches, read_json, too_many_values
+from unisono.api.body import MAX_DEPTH, MAX_RUN, check_shape, longest_run_reaches, read_json, to_object, too_many_values
 from unisono.errors import InvalidRequest
 
 
@@ -42,6 +43,17 @@ BAD: dict[str, tuple[bytes, str]] = {
     "deeper than the parser goes": (b"[" * 100_000, "not valid JSON"),
     "millions of objects": (b'{"a":[' + b"{}," * 3_000_000 + b"{}]}", "JSON values"),
     "millions of strings": (b'{"a":[' + b'"",' * 3_000_000 + b'""]}', "JSON values"),
+    "a byte order mark": (b"\xef\xbb\xbf{}", "byte order mark"),
+    "UTF-16": ("{}".encode("utf-16"), "UTF-16"),
+    "gzip": (b"\x1f\x8b\x08\x00", "compressed"),
+    "infinity": (b'{"a":-Infinity}', "NaN and Infinity"),
+    "a name twice": (b'{"a":1,"b":2,"a":1}', "'a' stands twice"),
+    "a name twice inside": (b'{"a":[{"b":{"c":1,"c":1}}]}', "'c' stands twice"),
+    "a name twice, once spelled otherwise": (b'{"a":1,"\\u0061":1}', "'a' stands twice"),
+    "a name of colons twice": (b'{":":":\\\\",":" : "\\":"}', "':' stands twice"),
+    "an empty name twice": (b'{"":1,"":1}', "'' stands twice"),
+    "a name twice beside a long number": (b'{"a":1,"a":1.' + b"9" * 10**6 + b"}", "'a' stands twice"),
+    "names twice by the hundred thousand": (b'{"a":[' + b'{"x":1,"x":1},' * 10**5 + b"1]}", "'x' stands twice"),
     "a run of spaces": (orjson.dumps({"a": {"b": [" " * MAX_RUN]}}), "'a.b.0'"),
     "a run of one letter": (orjson.dumps({"a": "x" * MAX_RUN}), "without a break"),
 }
@@ -114,3 +126,23 @@ def test_any_ordinary_body_passes(value: Any) -> None:
     body = {"value": value}
     assert not too_many_values(orjson.dumps(body))
     check_shape(body)
+
+
+json_values = st.recursive(
+    st.one_of(st.none(), st.integers(-9, 9), st.text('a:"\\{}[],', max_size=5)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.text('a:"\\', max_size=2), inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.text('a:"\\', max_size=2), json_values, max_size=4), st.booleans())
+def test_only_names_that_stand_twice_are_refused(value: dict[str, Any], spaced: bool) -> None:
+    body = json.dumps(value, separators=(" , ", " : ") if spaced else (",", ":")).encode()
+    assert to_object(body) == value
+    for name in value:
+        again = json.dumps({name: 1})[1:-1].encode()
+        with pytest.raises(InvalidRequest, match="stands twice") as refused:
+            to_object(body[:-1] + b"," + again + b"}")
+        assert refused.value.param == name

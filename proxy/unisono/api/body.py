@@ -1,12 +1,14 @@
 """A request's JSON body: read whole, parsed once, and bounded in every way that could hurt the process.
 
 The byte cap and the deadline stand at the door. Here are the caps on what few bytes can blow up into: nesting, the
-number of values, and the length of one unbroken run of characters.
+number of values, and the length of one unbroken run of characters. What another reader of JSON could take for something
+else is refused too: a name that stands twice in an object has no value everybody agrees on.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -30,6 +32,16 @@ RUN_TOO_LONG = f"More than {MAX_RUN:,} characters without a break cannot be toke
 # a little wider than its piece, so no piece reaches over its edge.
 _RUNS = (re.compile(r"[^\s\d!-/:-@\[-`{-~]*+"), re.compile(r"(?:[^\s\w]|_)*+"), re.compile(r"[\s/]*+"))
 
+
+LONGEST_NAME = 64
+"""Characters of a name that a failure repeats."""
+BEGINNINGS = {
+    b"\xff\xfe": "it is in UTF-16, not in UTF-8",
+    b"\xfe\xff": "it is in UTF-16, not in UTF-8",
+    b"\x1f\x8b": "it is compressed",
+    b"\x28\xb5\x2f\xfd": "it is compressed",
+}
+NO_NUMBER = re.compile(r"NaN|Infinity")
 
 Result = TypeVar("Result")
 
@@ -55,11 +67,45 @@ def to_object(body: bytes) -> dict[str, Any]:
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise InvalidRequest(f"The body is not valid JSON: {error}.") from None
+        raise InvalidRequest(f"The body is not valid JSON: {_what_is_wrong(body, error)}.") from None
     if not isinstance(value, dict):
         raise InvalidRequest("The body must be a JSON object.")
-    check_shape(value)
+    members = check_shape(value)
+    # Every member has a colon; those inside strings are told apart only where there are more.
+    if body.count(b":") > members and _structure(body).count(b":") > members:
+        raise _named_twice(body)
     return value
+
+
+def _what_is_wrong(body: bytes, error: orjson.JSONDecodeError) -> str:
+    for beginning, what in BEGINNINGS.items():
+        if body.startswith(beginning):
+            return what
+    if NO_NUMBER.match(error.doc, error.pos):
+        return f"NaN and Infinity are no JSON numbers: {error}"
+    return str(error)
+
+
+def _named_twice(body: bytes) -> InvalidRequest:
+    """Which name stands twice in one object, looked for in a body that is known to have one and is not deep."""
+    twice: list[str] = []
+    outermost = 0
+
+    def seen(pairs: list[tuple[str, Any]]) -> None:
+        nonlocal outermost
+        names: set[str] = set()
+        outermost = len(twice)
+        for name, _ in pairs:
+            if name in names:
+                twice.append(name)
+            names.add(name)
+
+    # No number is read: one of a million digits takes long.
+    json.loads(body, object_pairs_hook=seen, parse_int=len, parse_float=len)
+    # The outermost object is the last one to be complete.
+    name = (twice[outermost:] or twice)[0][:LONGEST_NAME]
+    param = name if len(twice) > outermost else None
+    return InvalidRequest(f"The name '{name}' stands twice in one object.", param=param)
 
 
 def too_many_values(body: bytes) -> bool:
@@ -67,15 +113,27 @@ def too_many_values(body: bytes) -> bool:
     if sum(body.count(sign) for sign in (b",", b"[", b"{")) <= MAX_VALUES:
         return False
     # The signs may stand inside strings, as in any table of data: look again with the strings cut out.
-    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    bare = _without_escapes(body)
     if bare.count(b'"') > 2 * MAX_VALUES:
         return True
     structure = b"".join(bare.split(b'"')[::2])
     return sum(structure.count(sign) for sign in (b",", b"[", b"{")) > MAX_VALUES
 
 
-def check_shape(value: dict[str, Any]) -> None:
-    """Raise InvalidRequest for a value nested too deeply and for a string the tokenizer cannot take."""
+def _without_escapes(body: bytes) -> bytes:
+    """`body` with quotes only where strings begin and end."""
+    return body.replace(b"\\\\", b"").replace(b'\\"', b"")
+
+
+def _structure(body: bytes) -> bytes:
+    """What is outside of strings."""
+    return b"".join(_without_escapes(body).split(b'"')[::2])
+
+
+def check_shape(value: dict[str, Any]) -> int:
+    """How many members all objects in it have together. Raises InvalidRequest for a value nested too deeply and for a
+    string the tokenizer cannot take."""
+    members = 0
     stack: list[tuple[Any, tuple[Any, ...], int]] = [(value, (), 0)]
     while stack:
         node, path, depth = stack.pop()
@@ -86,9 +144,12 @@ def check_shape(value: dict[str, Any]) -> None:
             continue
         if depth >= MAX_DEPTH:
             raise InvalidRequest(f"The body is nested more than {MAX_DEPTH} levels deep.")
+        if isinstance(node, dict):
+            members += len(node)
         for key, child in node.items() if isinstance(node, dict) else enumerate(node):
             if isinstance(child, (dict, list)) or (isinstance(child, str) and len(child) >= MAX_RUN):
                 stack.append((child, (path, key), depth + 1))
+    return members
 
 
 def _dotted(path: tuple[Any, ...]) -> str:
