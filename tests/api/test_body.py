@@ -53,7 +53,7 @@ BAD: dict[str, tuple[bytes, str]] = {
     "a name of colons twice": (b'{":":":\\\\",":" : "\\":"}', "':' stands twice"),
     "an empty name twice": (b'{"":1,"":1}', "'' stands twice"),
     "a name twice beside a long number": (b'{"a":1,"a":1.' + b"9" * 10**6 + b"}", "'a' stands twice"),
-    "names twice by the hundred thousand": (b'{"a":[' + b'{"x":1,"x":1},' * 10**5 + b"1]}", "'x' stands twice"),
+    "names twice by the ten thousand": (b'{"a":[' + b'{"x":1,"x":1},' * 10**4 + b"1]}", "'x' stands twice"),
     "a run of spaces": (orjson.dumps({"a": {"b": [" " * MAX_RUN]}}), "'a.b.0'"),
     "a run of one letter": (orjson.dumps({"a": "x" * MAX_RUN}), "without a break"),
 }

@@ -179,7 +179,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "response_format without a type": ({"response_format": {}}, "response_format.type", "invalid_value"),
     "response_format of another kind": (
         {"response_format": {"type": "grammar", "grammar": "x"}},
-        "response_format",
+        "response_format.type",
         "unsupported_value",
     ),
     "json schema that is none": (

@@ -88,24 +88,26 @@ def _what_is_wrong(body: bytes, error: orjson.JSONDecodeError) -> str:
 
 def _named_twice(body: bytes) -> InvalidRequest:
     """Which name stands twice in one object, looked for in a body that is known to have one and is not deep."""
-    twice: list[str] = []
-    outermost = 0
+    opened = _structure(body).count(b"{")
 
-    def seen(pairs: list[tuple[str, Any]]) -> None:
-        nonlocal outermost
+    def complete(pairs: list[tuple[str, Any]]) -> None:
+        nonlocal opened
+        opened -= 1
         names: set[str] = set()
-        outermost = len(twice)
         for name, _ in pairs:
             if name in names:
-                twice.append(name)
+                shown = name[:LONGEST_NAME]
+                # The outermost object is the last one to be complete.
+                param = None if opened else shown
+                raise InvalidRequest(f"The name '{shown}' stands twice in one object.", param=param)
             names.add(name)
 
-    # No number is read: one of a million digits takes long.
-    json.loads(body, object_pairs_hook=seen, parse_int=len, parse_float=len)
-    # The outermost object is the last one to be complete.
-    name = (twice[outermost:] or twice)[0][:LONGEST_NAME]
-    param = name if len(twice) > outermost else None
-    return InvalidRequest(f"The name '{name}' stands twice in one object.", param=param)
+    try:
+        # No number is read: one of a million digits takes long.
+        json.loads(body, object_pairs_hook=complete, parse_int=len, parse_float=len)
+    except InvalidRequest as error:
+        return error
+    return InvalidRequest("A name stands twice in one object.")
 
 
 def too_many_values(body: bytes) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from unisono.api.fields import Open, Parameters, Text, refused
 from unisono.core.conversation import AnswerForm
@@ -38,23 +38,24 @@ class SchemaSpec(Open):
 
 
 def _of_a_known_kind(value: Any) -> Any:
-    if isinstance(value, dict) and isinstance(value.get("type"), str) and value["type"] not in KINDS:
+    if isinstance(value, str) and value not in KINDS:
         raise refused(f"only the types {', '.join(KINDS)} are supported")
     return value
+
+
+Kind = Annotated[Literal["text", "json_object", "json_schema"], BeforeValidator(_of_a_known_kind)]
 
 
 class ResponseFormat(Open):
     """`response_format` of Chat Completions. A schema may also stand beside a type `json_object`, as some servers have
     it, or flat beside `json_schema`, as the Responses API has it."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Kind
     json_schema: SchemaSpec | None = None
     schema_: Parameters | None = Field(None, alias="schema")
     name: FormName | None = None
     description: Text | None = None
     strict: bool | None = None
-
-    _known = model_validator(mode="before")(_of_a_known_kind)
 
     def form(self, at: str) -> AnswerForm | None:
         """The form, None for text. Raises InvalidRequest, naming what stands below `at`."""
@@ -69,9 +70,7 @@ class ResponseFormat(Open):
 class TextFormat(SchemaSpec):
     """`text.format` of the Responses API."""
 
-    type: Literal["text", "json_object", "json_schema"]
-
-    _known = model_validator(mode="before")(_of_a_known_kind)
+    type: Kind
 
     def asked(self, at: str) -> AnswerForm | None:
         """The form, None for text. Raises InvalidRequest, naming what stands below `at`."""

@@ -181,7 +181,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str | None, str]] = {
         "invalid_value",
     ),
     "allowed_tools without a list": ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "invalid_value"),
-    "format of another kind": ({"text": {"format": {"type": "grammar"}}}, "text.format", "unsupported_value"),
+    "format of another kind": ({"text": {"format": {"type": "grammar"}}}, "text.format.type", "unsupported_value"),
     "json schema that is none": (
         {"text": {"format": {"type": "json_schema", "name": "n", "schema": []}}},
         "text.format.schema",
