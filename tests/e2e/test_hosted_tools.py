@@ -376,9 +376,9 @@ async def test_what_is_for_a_tool_server_goes_there_and_nowhere_else(
         async with desk(upstream, entry=entry, store=store) as here:
             here.say(calls("headers"), OK)
             tool = DOCS | {"authorization": SECRET, "headers": {"x-client": f"{SECRET}2"}}
-            answer = await here.post(
-                stream=stream, tools=[tool], background=stream, headers={"authorization": "Bearer sk-gateway"}
-            )
+            client = dict.fromkeys(("cookie", "x-forwarded-for", "x-api-key", "user-agent", "x-other"), "planted")
+            headers = client | {"authorization": "Bearer sk-gateway"}
+            answer = await here.post(stream=stream, tools=[tool], background=stream, headers=headers)
             response = answer.events[-1]["response"] if stream else answer.body
             [call] = made(response)
             sent = json.loads(call["output"])
@@ -386,6 +386,7 @@ async def test_what_is_for_a_tool_server_goes_there_and_nowhere_else(
             assert sent["x-client"] == f"{SECRET}2"
             assert sent["x-operator"] == "s3cr3t-of-the-operator"
             assert "sk-gateway" not in call["output"]
+            assert "planted" not in call["output"]
             [echoed] = response["tools"]
             assert (echoed["authorization"], echoed["headers"]) == (None, None)
             rest = json.dumps({**response, "output": []})
