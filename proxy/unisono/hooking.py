@@ -87,27 +87,31 @@ class HookedTurns(Turns):
 
 
 class HookedRun(Run):
-    """A run of the turn that hooks made of another one. They are asked when it is iterated."""
+    """A run of the turn that hooks made of another one. They are asked when it is let in or iterated."""
 
     def __init__(self, hooked: HookedTurns, turn: Turn) -> None:
         self.report = Report()
         self._hooked = hooked
         self._turn = turn
+        self._run: Run | None = None
         self._batches: AsyncGenerator[list[Event]] | None = None
 
     def __aiter__(self) -> AsyncIterator[list[Event]]:
         self._batches = self._each()
         return self._batches
 
+    async def let_in(self) -> None:
+        self._run = await self._asked_for()
+        await self._run.let_in()
+
     async def aclose(self) -> None:
         if self._batches is not None:
             await self._batches.aclose()
+        if self._run is not None:
+            await self._run.aclose()
 
     async def _each(self) -> AsyncGenerator[list[Event]]:
-        self._turn = self._again(self._turn) if self._turn.journal else await self._before(self._turn)
-        run = self._hooked.turns.start(self._turn)
-        # Whoever waits for this run has its report already.
-        run.report = self.report
+        run = await self._asked_for() if self._run is None else self._run
         async with aclosing(run):
             if not self._hooked.looking_behind:
                 async for batch in run:
@@ -121,6 +125,13 @@ class HookedRun(Run):
                 yield batch
 
     # -- before
+
+    async def _asked_for(self) -> Run:
+        self._turn = self._again(self._turn) if self._turn.journal else await self._before(self._turn)
+        run = self._hooked.turns.start(self._turn)
+        # Whoever waits for this run has its report already.
+        run.report = self.report
+        return run
 
     async def _before(self, turn: Turn) -> Turn:
         """Raises `Refused`, `HookFailed`."""
