@@ -233,7 +233,10 @@ async def test_an_answer_goes_on_where_its_engine_was_struck(
     assert essence(undisturbed) == essence(expected)
     assert told(story) == {"backend": pair[1], "failovers": 1}
     if essence(story) == essence(expected):
-        assert counts(story) == counts(expected)
+        prompt, said = counts(story)
+        assert prompt == counts(expected)[0]
+        # What comes as text is counted by its letters, and at the seam one token may be counted as two.
+        assert said - counts(expected)[1] in ({0} if second.engine.shows_stop else {0, 1})
     else:
         assert not second.engine.shows_stop
         lost_a_space(story, moment, expected)
