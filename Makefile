@@ -57,9 +57,8 @@ imports: $(SYNCED)
 # Some tests wait for processes that share two cores with all the others. What fails there has another chance by itself,
 # in plain sight; what fails twice has failed.
 unit: $(SYNCED) .state-server
-	$(BIN)/pytest -m "not slow and not alone" -n $(WORKERS) --dist loadfile $(ARGS) || { [ $$? = 1 ] && \
-		$(BIN)/pytest -m "not slow and not alone" --last-failed --last-failed-no-failures none -v $(ARGS); }
-	$(BIN)/pytest -m "alone and not slow"
+	$(BIN)/pytest -m "not slow" -n $(WORKERS) --dist loadfile $(ARGS) || { [ $$? = 1 ] && \
+		$(BIN)/pytest -m "not slow" --last-failed --last-failed-no-failures none -v $(ARGS); }
 
 # OpenAI's own client library, in an environment of its own.
 test-sdk: $(SYNCED)
@@ -90,7 +89,7 @@ test-slow: $(SYNCED) .state-server
 
 # Properties with twenty times the examples of make test, other ones every time.
 test-deep: $(SYNCED) .state-server
-	TEST_DEPTH=5 $(BIN)/pytest -m "not slow and not alone" -n $(WORKERS) --dist loadfile $(ARGS)
+	TEST_DEPTH=5 $(BIN)/pytest -m "not slow" -n $(WORKERS) --dist loadfile $(ARGS)
 
 # Two replicas, restarted one after the other under 200 streams.
 test-restarts: $(SYNCED) .state-server

@@ -19,7 +19,7 @@ from unisono.core.state import Retention, Status
 from unisono.errors import StoreUnavailable
 from unisono.store.redis import RedisStore, keys
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.slow]
 
 
 @dataclass
