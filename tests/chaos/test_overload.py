@@ -90,6 +90,8 @@ def generations(fake: FakeVllm) -> int:
     return sum(seen.path == "/v1/completions" for seen in fake.requests)
 
 
+@pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 async def test_who_is_admitted_is_answered_in_time_and_who_is_not_is_told_when_to_come_back(stream: bool) -> None:
     places, line, waits_s = 4, 16, 0.5

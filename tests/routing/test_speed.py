@@ -52,6 +52,8 @@ CHOICES: dict[str, tuple[Strategy, str, Callable[[list[Demand]], Demand]]] = {
 }
 
 
+@pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize(("strategy", "sticky", "pick"), CHOICES.values(), ids=CHOICES)
 def test_choosing_among_many_for_a_long_prompt_takes_no_time(
     strategy: Strategy, sticky: str, pick: Callable[[list[Demand]], Demand]
