@@ -8,7 +8,7 @@ reserved for it, so that the budget is not overdrawn.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -18,12 +18,13 @@ from typing import Final
 from unisono.access.limits import Books
 from unisono.access.prices import FREE, Price
 from unisono.api.about import limit_headers
+from unisono.around import Around
 from unisono.core.access import Caller
 from unisono.core.accounts import Account, Claim, Entry, Limit, Settlement, Standing, Used
 from unisono.core.conversation import AssistantCall, Conversation, ToolResult
 from unisono.core.events import Event, Finished
 from unisono.core.generation import FinishReason, Usage
-from unisono.engine.turn import Report, Run, Turn, Turns
+from unisono.engine.turn import Run, Turn, Turns
 from unisono.errors import LimitReached, QuotaExceeded, StoreUnavailable, TokensLimited
 
 BYTES_PER_TOKEN: Final = 3
@@ -108,24 +109,18 @@ class MeteredTurns(Turns):
         )
 
 
-class MeteredRun(Run):
+class MeteredRun(Around):
     """A run of `metered`'s turns. Nothing is counted of one that nobody ever iterates."""
 
     def __init__(self, metered: MeteredTurns, turn: Turn) -> None:
+        super().__init__(metered.turns.start(turn))
         self._metered = metered
         self._turn = turn
-        self._run = metered.turns.start(turn)
-        self.report: Report = self._run.report
-        self._batches: AsyncGenerator[list[Event]] | None = None
         self._let_in = False
         self._begun = False
         self._claim: Claim | None = None
         self._cut = False
         """Whether the budget bounds the answer."""
-
-    def __aiter__(self) -> AsyncIterator[list[Event]]:
-        self._batches = self._each()
-        return self._batches
 
     async def let_in(self) -> None:
         """Raises `LimitReached`, and `StoreUnavailable`."""

@@ -8,11 +8,12 @@ background responses, are none of this module's.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from time import monotonic
 
+from unisono.around import Around
 from unisono.core.events import Event
 from unisono.engine.turn import Run, Turn, Turns
 from unisono.errors import ShuttingDown
@@ -74,29 +75,15 @@ class EndingTurns(Turns):
         return await self._turns.count(turn)
 
 
-class EndingRun(Run):
+class EndingRun(Around):
     """A run that can be made to fail from outside. Its batches are those of the run."""
 
     def __init__(self, run: Run, request: OpenRequest) -> None:
-        self.report = run.report
-        self._run = run
+        super().__init__(run)
         self._request = request
-        self._batches: AsyncGenerator[list[Event]] | None = None
         self._waiting: asyncio.Task[object] | None = None
         """Who waits for the next batch."""
         self._failed = asyncio.Event()
-
-    def __aiter__(self) -> AsyncIterator[list[Event]]:
-        self._batches = self._each()
-        return self._batches
-
-    async def let_in(self) -> None:
-        await self._run.let_in()
-
-    async def aclose(self) -> None:
-        if self._batches is not None:
-            await self._batches.aclose()
-        await self._run.aclose()
 
     def fail(self) -> None:
         """Raise `ShuttingDown` to whoever iterates, now or when the next batch is asked for."""

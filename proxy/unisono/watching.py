@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from random import random
 from secrets import token_hex
 from typing import Final, TypeVar
 
+from unisono.around import Around
 from unisono.core.conversation import Phase, Tokens
 from unisono.core.events import (
     Closed,
@@ -148,27 +149,13 @@ def _channel(item: Item) -> str:
     return "" if isinstance(item, Listing) else CHANNELS[type(item)]
 
 
-class WatchedRun(Run):
+class WatchedRun(Around):
     """A run whose batches are those of `run`. Nothing is told of one that nobody ever iterates."""
 
     def __init__(self, run: Run, began: Began, observers: Sequence[Observer]) -> None:
-        self.report = run.report
-        self._run = run
+        super().__init__(run)
         self._began = began
         self._observers = observers
-        self._batches: AsyncGenerator[list[Event]] | None = None
-
-    def __aiter__(self) -> AsyncIterator[list[Event]]:
-        self._batches = self._each()
-        return self._batches
-
-    async def let_in(self) -> None:
-        await self._run.let_in()
-
-    async def aclose(self) -> None:
-        if self._batches is not None:
-            await self._batches.aclose()
-        await self._run.aclose()
 
     async def _each(self) -> AsyncGenerator[list[Event]]:
         for observer in self._observers:
