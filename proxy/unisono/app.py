@@ -23,26 +23,22 @@ from unisono.access.keys import Keys, MasterKey, NoKeys
 from unisono.access.limits import Books
 from unisono.access.prices import prices_of
 from unisono.access.virtual import VirtualKeys
-from unisono.api.chat.inbound import RunnableTools
-from unisono.api.chat.routes import ChatModel, chat_router
+from unisono.api.chat.routes import chat_router
 from unisono.api.door import doors
 from unisono.api.failures import register
-from unisono.api.health import Readiness, health_routes
+from unisono.api.health import health_routes
 from unisono.api.metrics import metrics_router
 from unisono.api.models import models_router
-from unisono.api.reasoning import ReasoningField
 from unisono.api.responses.background.runner import Runner
 from unisono.api.responses.conversations.routes import conversations_router
 from unisono.api.responses.hosting.servers import ServerRules
-from unisono.api.responses.means import Means, ResponsesModel
+from unisono.api.responses.means import Means
 from unisono.api.responses.routes import responses_router
-from unisono.api.rules import ModelRules
 from unisono.api.usage import usage_router
 from unisono.config import (
     Catalogue,
     Config,
     GatewaySettings,
-    ServedModel,
     StoreSettings,
     data_folder,
 )
@@ -54,13 +50,14 @@ from unisono.deployments import build_pool
 from unisono.engine.engine import Engine
 from unisono.engine.memory import TurnMemory
 from unisono.engine.turn import Turns
-from unisono.errors import ConfigError, InvalidRequest, ModelNotAllowed, UnknownModel
+from unisono.errors import ConfigError, InvalidRequest
 from unisono.harmony.encoding import load_encoding
 from unisono.harmony.render import Renderer
 from unisono.hookset import build_hooks
 from unisono.hosting import Hosting, build_hosting
 from unisono.metering import MeteredTurns
 from unisono.observing import Observing, build_observing
+from unisono.offering import cards, chat_model, readiness, responses_model
 from unisono.parts import Part, kept
 from unisono.routing.pool import RoutingPool
 from unisono.running import EndingTurns
@@ -195,9 +192,9 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
         ),
     )
     register(app)
-    app.include_router(health_routes(lambda: readiness(gateway)))
+    app.include_router(health_routes(lambda: readiness(pool, upkeep)))
     app.include_router(metrics_router(observing.shown, names_keys=config.unisono.metrics_per_key))
-    app.include_router(models_router(cards=lambda caller: cards(gateway, caller), created=int(time.time())))
+    app.include_router(models_router(cards=lambda caller: cards(catalogue, pool, caller), created=int(time.time())))
     app.include_router(
         chat_router(
             turns=turns,
@@ -231,32 +228,6 @@ def responses_means(gateway: Gateway, turns: Turns, servers: ServerRules | None 
         kept_s=gateway.config.store.ttl_s,
         servers=servers or ServerRules(),
         caller_of=gateway.caller,
-    )
-
-
-def allowed_model(catalogue: Catalogue, name: str, caller: Caller) -> ServedModel:
-    """The group a client's name stands for, if the caller may use it by this name or by its own. Raises UnknownModel,
-    and ModelNotAllowed, which tells whoever may not use all models nothing of which others there are."""
-    model = None
-    try:
-        model = catalogue.resolve(name)
-    except UnknownModel:
-        if caller.models is None or not name:
-            raise
-    if model is None or not caller.may_ask(name, model.name):
-        raise ModelNotAllowed(f"This key may not use a model `{name[:256]}`.", param="model")
-    return model
-
-
-def responses_model(catalogue: Catalogue, name: str, caller: Caller) -> ResponsesModel:
-    """The group a client's name stands for, as the Responses API shows it. Raises as `allowed_model`."""
-    model = allowed_model(catalogue, name, caller)
-    return ResponsesModel(
-        group=model.name,
-        show_reasoning=model.settings.reasoning_field != "none",
-        stream_tool_arguments=model.settings.stream_tool_arguments,
-        tool_servers=None if model.settings.mcp_servers is None else frozenset(model.settings.mcp_servers),
-        rules=model_rules(model),
     )
 
 
@@ -349,49 +320,3 @@ def violation(schema: Mapping[str, Json], text: str) -> str | None:
     except InvalidRequest:
         return None
     return schemas.violation(schema, text)
-
-
-def model_rules(model: ServedModel) -> ModelRules:
-    return ModelRules(model.settings.reasoning_budget, model.settings.unmended, model.settings.failover)
-
-
-def chat_model(catalogue: Catalogue, name: str, hosting: Hosting, caller: Caller) -> ChatModel:
-    """The group a client's name stands for, as Chat Completions shows it. Raises as `allowed_model`."""
-    model = allowed_model(catalogue, name, caller)
-    return ChatModel(
-        group=model.name,
-        reasoning=ReasoningField(model.settings.reasoning_field),
-        stream_tool_arguments=model.settings.stream_tool_arguments,
-        runnable=RunnableTools(hosting.unasked(model.settings.mcp_servers, caller), model.settings.run_tools),
-        rules=model_rules(model),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Card:
-    """What is public about a model."""
-
-    id: str
-    context: int | None
-    owned_by: str = "unisono"
-
-
-def cards(gateway: Gateway, caller: Caller) -> list[Card]:
-    """Every name a caller may see, with the window as far as it is known by now."""
-    return [
-        Card(name, gateway.pool.context(model.name))
-        for name, model in gateway.catalogue.listed()
-        if caller.may_ask(name, model.name)
-    ]
-
-
-def readiness(gateway: Gateway) -> Readiness:
-    """Which models have a deployment that works. A store that does not is a reason and no more: what needs no state is
-    answered all the same."""
-    models: dict[str, bool] = {}
-    reasons = [gateway.upkeep.reason] if gateway.upkeep.reason else []
-    for status in gateway.pool.status():
-        models[status.model] = models.get(status.model, False) or status.state == "ready"
-        if status.reason:
-            reasons.append(status.reason)
-    return Readiness(models, reasons)

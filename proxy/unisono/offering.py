@@ -1,0 +1,89 @@
+"""What each surface is told of a model: the group that serves a name, whether the caller may use it, and how its
+answers are shown. Read from the catalogue and the pool; nothing is kept here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unisono.api.chat.inbound import RunnableTools
+from unisono.api.chat.routes import ChatModel
+from unisono.api.health import Readiness
+from unisono.api.reasoning import ReasoningField
+from unisono.api.responses.means import ResponsesModel
+from unisono.api.rules import ModelRules
+from unisono.config import Catalogue, ServedModel
+from unisono.core.access import Caller
+from unisono.errors import ModelNotAllowed, UnknownModel
+from unisono.hosting import Hosting
+from unisono.routing.pool import RoutingPool
+from unisono.store.upkeep import Upkeep
+
+
+def allowed_model(catalogue: Catalogue, name: str, caller: Caller) -> ServedModel:
+    """The group a client's name stands for, if the caller may use it by this name or by its own. Raises UnknownModel,
+    and ModelNotAllowed, which tells whoever may not use all models nothing of which others there are."""
+    model = None
+    try:
+        model = catalogue.resolve(name)
+    except UnknownModel:
+        if caller.models is None or not name:
+            raise
+    if model is None or not caller.may_ask(name, model.name):
+        raise ModelNotAllowed(f"This key may not use a model `{name[:256]}`.", param="model")
+    return model
+
+
+def model_rules(model: ServedModel) -> ModelRules:
+    return ModelRules(model.settings.reasoning_budget, model.settings.unmended, model.settings.failover)
+
+
+def chat_model(catalogue: Catalogue, name: str, hosting: Hosting, caller: Caller) -> ChatModel:
+    """The group a client's name stands for, as Chat Completions shows it. Raises as `allowed_model`."""
+    model = allowed_model(catalogue, name, caller)
+    return ChatModel(
+        group=model.name,
+        reasoning=ReasoningField(model.settings.reasoning_field),
+        stream_tool_arguments=model.settings.stream_tool_arguments,
+        runnable=RunnableTools(hosting.unasked(model.settings.mcp_servers, caller), model.settings.run_tools),
+        rules=model_rules(model),
+    )
+
+
+def responses_model(catalogue: Catalogue, name: str, caller: Caller) -> ResponsesModel:
+    """The group a client's name stands for, as the Responses API shows it. Raises as `allowed_model`."""
+    model = allowed_model(catalogue, name, caller)
+    return ResponsesModel(
+        group=model.name,
+        show_reasoning=model.settings.reasoning_field != "none",
+        stream_tool_arguments=model.settings.stream_tool_arguments,
+        tool_servers=None if model.settings.mcp_servers is None else frozenset(model.settings.mcp_servers),
+        rules=model_rules(model),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What is public about a model."""
+
+    id: str
+    context: int | None
+    owned_by: str = "unisono"
+
+
+def cards(catalogue: Catalogue, pool: RoutingPool, caller: Caller) -> list[Card]:
+    """Every name a caller may see, with the window as far as it is known by now."""
+    return [
+        Card(name, pool.context(model.name)) for name, model in catalogue.listed() if caller.may_ask(name, model.name)
+    ]
+
+
+def readiness(pool: RoutingPool, upkeep: Upkeep) -> Readiness:
+    """Which models have a deployment that works. A store that does not is a reason and no more: what needs no state is
+    answered all the same."""
+    models: dict[str, bool] = {}
+    reasons = [upkeep.reason] if upkeep.reason else []
+    for status in pool.status():
+        models[status.model] = models.get(status.model, False) or status.state == "ready"
+        if status.reason:
+            reasons.append(status.reason)
+    return Readiness(models, reasons)
