@@ -165,8 +165,12 @@ async def test_a_recording_is_its_tenants_and_holds_no_key_or_header(tmp_path: P
         path = tmp_path / "config.json"
         path.write_text(json.dumps(with_keys(config, f"sqlite://{tmp_path}/state.db")))
         id = mine.headers["x-request-id"]
-        assert id not in (await printed("trace", "--config", str(path))).stdout
+        # The command is the operator's, who knows an id and need not know whose it is.
+        everybodys = (await printed("trace", "--config", str(path))).stdout
+        assert [line.split()[3] for line in everybodys.splitlines()] == ["default", "ann"]
         assert id in (await printed("trace", "--config", str(path), "--tenant", "ann")).stdout
+        assert id not in (await printed("trace", "--config", str(path), "--tenant", "default")).stdout
+        assert json.loads((await printed("trace", id, "--config", str(path), "--json")).stdout)["tenant"] == "ann"
 
 
 MODES = {"off": 0, "recoveries": 1, "all": 2}

@@ -108,7 +108,7 @@ def usage(config_path: Path, by: str, since: datetime | None, until: datetime | 
 @main.command()
 @CONFIG
 @click.argument("trace", metavar="[ID|FILE.json]", required=False)
-@click.option("--tenant", default="", help="Whose recording; by default the operator's own.")
+@click.option("--tenant", default="", help="Whose recordings; by default everybody's.")
 @click.option("--json", "as_json", is_flag=True, help="Print the recording itself.")
 @click.option("--replay", is_flag=True, help="Read its tokens with this version's parser, and compare.")
 @click.option("--last", default=20, show_default=True, type=click.IntRange(1, 10_000), help="How many are listed.")

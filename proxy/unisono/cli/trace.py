@@ -20,6 +20,7 @@ from unisono.core.access import LOCAL_TENANT, MASTER_TENANT
 from unisono.core.events import Closed, Event, HostedCall, Repaired, ToolCall
 from unisono.core.generation import FinishReason
 from unisono.core.state import Store
+from unisono.core.traces import StoredTrace
 from unisono.engine.again import Again, read_again
 from unisono.engine.asked import to_turn
 from unisono.errors import ConfigError, StoreError, UnisonoError
@@ -41,7 +42,8 @@ class Unreplayable(click.ClickException):
 
 
 def trace(name: str | None, config_path: Path | None, tenant: str, *, as_json: bool, replay: bool, last: int) -> None:
-    """`name` is an id or a file; without one the last recordings are listed."""
+    """`name` is an id or a file; without one the last recordings are listed. Without a `tenant` they are looked for at
+    all that the store knows a key of, and at the operator's own."""
     if name is None:
         _list(config_path, tenant, last, as_json=as_json)
         return
@@ -76,12 +78,19 @@ def _from_file(path: Path) -> Document:
 
 def _from_store(id: str, config_path: Path | None, tenant: str) -> Document:
     config = _config(config_path)
-    whose = tenant or _own_tenant(config)
-    found = _with_store(config, lambda store: store.trace(whose, id))
+
+    async def looked(store: Store) -> StoredTrace | None:
+        for whose in await _whose(config, store, tenant):
+            if found := await store.trace(whose, id):
+                return found
+        return None
+
+    found = _with_store(config, looked)
     if found is None:
+        of = f" of tenant {on_one_line(tenant)!r}" if tenant else ""
         raise click.ClickException(
-            f"there is no recording {on_one_line(id)!r} of tenant {on_one_line(whose)!r}; it may be past its time, or "
-            "not recorded by unisono.traces.mode"
+            f"there is no recording {on_one_line(id)!r}{of}; it may be past its time, or not recorded by "
+            "unisono.traces.mode"
         )
     try:
         return unpacked(found.document)
@@ -91,22 +100,28 @@ def _from_store(id: str, config_path: Path | None, tenant: str) -> Document:
 
 def _list(config_path: Path | None, tenant: str, last: int, *, as_json: bool) -> None:
     config = _config(config_path)
-    whose = tenant or _own_tenant(config)
-    rows = []
-    for one in _with_store(config, lambda store: store.traces(whose, last)):
-        rows.append({"id": one.id, "at": one.at, **json.loads(one.about)})
+
+    async def looked(store: Store) -> list[StoredTrace]:
+        found = [one for whose in await _whose(config, store, tenant) for one in await store.traces(whose, last)]
+        return sorted(found, key=lambda one: one.at, reverse=True)[:last]
+
+    found = _with_store(config, looked)
+    rows = [{"id": one.id, "at": one.at, "tenant": one.tenant, **json.loads(one.about)} for one in found]
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
     if not rows:
-        click.echo(f"There are no recordings of tenant {on_one_line(whose)!r}.", err=True)
+        of = f" of tenant {on_one_line(tenant)!r}" if tenant else ""
+        click.echo(f"There are no recordings{of}.", err=True)
+    several = len({row["tenant"] for row in rows}) > 1
     for row in rows:
         at = datetime.fromtimestamp(row["at"], UTC).strftime("%Y-%m-%d %H:%M:%S")
         ended = row["error"] or row["finish"] or row["outcome"]
         tokens = f"{row['generated']} tokens, {row['ended_s']:.2f} s"
         what = ", ".join([*row["recoveries"], *(["failover"] if row["failovers"] else [])])
         unmet = ["unmet"] if row["unmet"] else []
-        told = "  ".join([row["id"], at, row["model"], ended, tokens, *([what] if what else []), *unmet])
+        whose = [row["tenant"]] if several else []
+        told = "  ".join([row["id"], at, *whose, row["model"], ended, tokens, *([what] if what else []), *unmet])
         click.echo(on_one_line(told))
 
 
@@ -114,8 +129,12 @@ def _config(path: Path | None) -> Config:
     return Config() if path is None else configured(path).config
 
 
-def _own_tenant(config: Config) -> str:
-    return LOCAL_TENANT if config.general_settings.master_key is None else MASTER_TENANT
+async def _whose(config: Config, store: Store, tenant: str) -> list[str]:
+    """The tenants to look at: the one that was named, else the operator's own and all that have or had a key."""
+    if tenant:
+        return [tenant]
+    own = LOCAL_TENANT if config.general_settings.master_key is None else MASTER_TENANT
+    return list(dict.fromkeys([own, *(record.tenant for record in await store.keys())]))
 
 
 def _with_store(config: Config, work: Callable[[Store], Awaitable[Result]]) -> Result:
