@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from secrets import token_bytes, token_hex
+from secrets import token_hex
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -61,14 +61,12 @@ from unisono.offering import cards, chat_model, readiness, responses_model
 from unisono.parts import Part, kept
 from unisono.routing.pool import RoutingPool
 from unisono.running import EndingTurns
+from unisono.salting import Salt
 from unisono.store import open_store
 from unisono.store.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from unisono.api.responses.sealing import Sealer
-
-SALT, SALT_BYTES = "salt", 32
-"""Under which name the store keeps the salt nobody configured, and how long it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +80,10 @@ class Gateway:
     upkeep: Upkeep
     parts: Parts
     virtual_keys: VirtualKeys
+    salt: Salt
+    """What seals and keys are made with."""
     runner: Runner | None = None
     _sealers: list[Sealer] = field(default_factory=list)
-
-    async def salt(self) -> bytes:
-        """What seals and keys are made with. Raises `StoreUnavailable`."""
-        return await salt_of(self.config, self.store)
 
     async def sealer(self) -> Sealer:
         """The one sealer of this gateway, made when it is first needed. Raises `StoreUnavailable`."""
@@ -128,12 +124,13 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     parts = build_parts(config, keep.parts if keep is not None else None, share)
     store, upkeep = parts.store.value
     hosting = parts.hosting.value
+    salt = Salt(config, store)
     virtual_keys = VirtualKeys(
         store,
-        lambda: salt_of(config, store),
+        salt,
         known_while_down=config.unisono.when_store_is_down == "known_keys",
     )
-    gateway = Gateway(config, catalogue, pool, store, upkeep, parts, virtual_keys)
+    gateway = Gateway(config, catalogue, pool, store, upkeep, parts, virtual_keys, salt)
     books = Books(store, held_s=config.store.lease_s)
     hooks = build_hooks(config.unisono.hooks)
     engine = MeteredTurns(
@@ -270,14 +267,6 @@ def build_store(settings: StoreSettings, share: int = 1) -> Store:
         replicas=settings.replicas,
         or_memory=settings.url is None and share == 1,
     )
-
-
-async def salt_of(config: Config, store: Store) -> bytes:
-    """The gateway's secret: the configured one, else the store's. Raises `StoreUnavailable`."""
-    configured = config.unisono.salt_key
-    if configured is not None:
-        return configured.get_secret_value().encode()
-    return await store.secret(SALT, token_bytes(SALT_BYTES))
 
 
 def store_address(settings: StoreSettings) -> str:

@@ -121,10 +121,16 @@ class Desk:
     store: Counting
     now: float = NOW
     ticks: float = 100.0
+    salt: bytes = SALT
+    salted: int = 0
+    saltless: bool = False
 
     def keys(self, *, known_while_down: bool = False) -> VirtualKeys:
         async def salt() -> bytes:
-            return SALT
+            self.salted += 1
+            if self.saltless:
+                raise StoreUnavailable("away")
+            return self.salt
 
         return VirtualKeys(
             self.store,
@@ -195,6 +201,22 @@ async def test_what_was_not_made_here_is_never_asked_for(desk: Desk) -> None:
     for presented in ("", "sk-uni-", "sk-uni-" + "A" * 56, Mint(b"another").new(), "\udcff", "k" * 10_000):
         assert await keys.find(presented) is None
     assert desk.store.asked == []
+
+
+async def test_a_secret_that_changed_with_its_store_is_noticed_without_asking_often(desk: Desk) -> None:
+    keys, other = desk.keys(), Mint(b"made after the store lost everything")
+    _, old = await desk.issue()
+    new = issued(other, desk.now, tenant="team")
+    await desk.store.put_key(new.record)
+    assert await keys.find(old) is not None
+    assert [await keys.find(new.plaintext) for _ in range(10)] == [None] * 10
+    assert desk.salted == 1
+    desk.salt, desk.ticks = b"made after the store lost everything", desk.ticks + FRESH_S
+    assert await keys.find(new.plaintext) is not None
+    assert await keys.find(old) is None
+    desk.saltless, desk.ticks = True, desk.ticks + FRESH_S
+    assert [await keys.find(MINT.new()) for _ in range(10)] == [None] * 10
+    assert desk.salted == 3
 
 
 async def test_a_key_that_is_nowhere_kept_is_remembered_as_that_for_as_long(desk: Desk) -> None:

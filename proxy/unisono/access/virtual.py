@@ -1,7 +1,8 @@
 """Virtual keys: from what was presented to the record in the store, remembered for half a second.
 
 Every replica sees a revoked or changed key within that time. The store is asked once for all requests that wait for
-the same key, and never for what was not made here. What this process remembers is bounded.
+the same key, and never for what was not made here, except now and then for the secret that keys are made with. What
+this process remembers is bounded.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import hmac
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -54,6 +56,7 @@ class VirtualKeys:
         self._clock = clock
         self._monotonic = monotonic
         self._mint: Mint | None = None
+        self._salted_at = 0.0
         self._seen: OrderedDict[str, _Seen] = OrderedDict()
         self._looking: dict[str, asyncio.Task[KeyRecord | None]] = {}
         self._down_until = 0.0
@@ -63,11 +66,10 @@ class VirtualKeys:
         Raises `StoreUnavailable`."""
         if not has_form(presented):
             return None
-        if self._mint is None:
-            self._mint = Mint(await self._salt())
-        if not self._mint.made(presented):
+        mint = await self._maker(presented)
+        if mint is None:
             return None
-        digest = self._mint.digest(presented)
+        digest = mint.digest(presented)
         record = await self._record(digest)
         now = self._clock()
         if record is None or not record.good(now):
@@ -84,6 +86,20 @@ class VirtualKeys:
         if record is None or record.tenant != tenant:
             return Caller(tenant, key, models=frozenset(), mcp_servers=frozenset())
         return record.caller
+
+    async def _maker(self, presented: str) -> Mint | None:
+        """Who made a key, if it was made with the gateway's secret. That may be another one by now: a store that lost
+        all it knew has a new one as soon as somebody makes a key."""
+        if self._mint is not None and self._mint.made(presented):
+            return self._mint
+        now = self._monotonic()
+        if self._mint is None:
+            self._mint, self._salted_at = Mint(await self._salt()), now
+        elif now - self._salted_at >= FRESH_S:
+            self._salted_at = now
+            with suppress(StoreUnavailable):
+                self._mint = Mint(await self._salt())
+        return self._mint if self._mint.made(presented) else None
 
     # -- remembering
 

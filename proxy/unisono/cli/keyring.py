@@ -16,13 +16,14 @@ import click
 
 from unisono.access.issuing import Issued, issued, revoked, rotated
 from unisono.access.minting import Mint
-from unisono.app import salt_of, store_address
+from unisono.app import store_address
 from unisono.cli.amounts import MICRO, written_period
 from unisono.cli.setup import configured
 from unisono.config import Config
 from unisono.core.access import KeyRecord, Limits
 from unisono.core.state import Store
 from unisono.errors import ConfigError, StoreConflict, UnisonoError
+from unisono.salting import Salt
 from unisono.store import open_store
 
 PATIENCE_S = 5.0
@@ -42,7 +43,7 @@ class Opened:
     store: Store
 
     async def mint(self) -> Mint:
-        return Mint(await salt_of(self.config, self.store))
+        return Mint(await Salt(self.config, self.store)())
 
 
 # -- commands
