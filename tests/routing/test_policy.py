@@ -23,11 +23,9 @@ from unisono.routing.policy import (
     Wanted,
     choose,
     explained,
-    favourite,
-    number_of,
-    round_robin,
     to_wanted,
 )
+from unisono.routing.turns import favourite, number_of, round_robin
 
 A, B, C = 1, 2, 4
 

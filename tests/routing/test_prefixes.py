@@ -26,6 +26,16 @@ def test_the_longest_beginning_of_each_in_one_walk() -> None:
     assert index.held((), 0.0) == []
 
 
+def test_a_long_prompt_held_to_many_ends_is_told_to_each_of_them() -> None:
+    index, now = PrefixIndex(), 0.0
+    asked = prompt(*range(60))
+    bits = [index.join() for _ in range(40)]
+    for number, bit in enumerate(bits):
+        index.record(asked[: 1 + number + number // 3], bit, now)
+    expected = {1 + number + number // 3: sum(bits[number:]) for number in range(len(bits))}
+    assert index.held(asked, now) == [(mask, blocks) for blocks, mask in expected.items()]
+
+
 def test_what_a_deployment_held_is_forgotten_and_learnt_again() -> None:
     index = PrefixIndex()
     a, b = index.join(), index.join()

@@ -13,13 +13,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from hashlib import blake2b
-from itertools import accumulate
-from math import gcd, log
 from typing import Final
 
 from unisono.core.blocks import BLOCK_TOKENS
 from unisono.core.routes import Demand
+from unisono.routing.turns import favourite, number_of, round_robin, seed_of
 
 EXPECTED_OUTPUT: Final = 1024
 """Tokens that an answer is taken for against a limit, unless it may have fewer: limits of clients are far above what
@@ -84,7 +82,7 @@ class Candidate:
     seed: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.seed = number_of(self.name)
+        self.seed = seed_of(self.name)
 
     def take(self, wanted: Wanted) -> Share:
         """A place for one request."""
@@ -209,7 +207,12 @@ def choose(
     if not serving:
         return NOBODY
     tokens = wanted.tokens
-    free = [c for c in serving if not c.bit & barred and c.has_room(tokens)]
+    # Most have no limit to look at, and a call for each of many costs more than the rest.
+    free = [
+        c
+        for c in serving
+        if not c.bit & barred and ((c.max_requests is None and c.max_tokens is None) or c.has_room(tokens))
+    ]
     if free:
         return Choice(_best(_least(free, wanted), wanted, turn, strategy))
     if serving[0].rank < Rank.HALF_OPEN:
@@ -244,8 +247,10 @@ def _serving(candidates: Sequence[Candidate], wanted: Wanted) -> tuple[list[Cand
 
 def _least(free: list[Candidate], wanted: Wanted) -> list[Candidate]:
     """Those of the lowest order, and of these the ones that lack the least of what is wanted."""
-    lowest = min([c.order for c in free])
-    free = [c for c in free if c.order == lowest]
+    orders = {c.order for c in free}
+    if len(orders) > 1:
+        lowest = min(orders)
+        free = [c for c in free if c.order == lowest]
     if wanted.wants:
         lacks = [len(wanted.wants - c.abilities) for c in free]
         fewest = min(lacks)
@@ -280,14 +285,12 @@ def _least_work(free: list[Candidate], wanted: Wanted) -> list[Candidate]:
     if not held:
         works = [(c.work + c.foreign + prompt) / c.weight for c in free]
     else:
-        works = []
-        for c in free:
-            bit, known = c.bit, 0
-            for mask, tokens in held:
-                if not mask & bit:
-                    break
-                known = tokens
-            works.append((c.work + c.foreign + prompt - known) / c.weight)
+        (mask, tokens), *longer = held
+        known = _known(longer)
+        works = [
+            (c.work + c.foreign + prompt - (known.get(c.bit) or (tokens if c.bit & mask else 0))) / c.weight
+            for c in free
+        ]
     least = min(works)
     best = free[works.index(least)]
     if not best.work and not best.foreign:
@@ -299,6 +302,19 @@ def _least_work(free: list[Candidate], wanted: Wanted) -> list[Candidate]:
         ]
     most = least * (1 + TIE_SHARE) + TIE_TOKENS / best.weight
     return [c for c, work in zip(free, works, strict=True) if work <= most]
+
+
+def _known(held: Sequence[tuple[int, int]]) -> dict[int, int]:
+    """By bit: how many tokens of a prompt a deployment holds. Each is looked at once, however many rows there are."""
+    known, seen = {}, 0
+    for mask, tokens in reversed(held):
+        new = mask & ~seen
+        seen |= new
+        while new:
+            bit = new & -new
+            known[bit] = tokens
+            new ^= bit
+    return known
 
 
 def _fewest_requests(free: list[Candidate]) -> list[Candidate]:
@@ -324,60 +340,6 @@ def explained(candidates: Sequence[Candidate], wanted: Wanted) -> list[Mapping[s
         }
         for c in candidates
     ]
-
-
-MASK: Final = 2**64 - 1
-MIXERS: Final = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-"""The multipliers of splitmix64, which spread every bit of a number over all others."""
-
-
-def number_of(text: str) -> int:
-    """64 bits that stand for a text, the same in every process."""
-    return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
-
-
-def favourite(key: int, candidates: Sequence[Candidate]) -> Candidate:
-    """The candidate whose turn it is for whatever `key` stands for; the same in every process.
-
-    Over many keys each candidate comes first as often as its weight says. One that is added or removed takes or leaves
-    its own keys only (rendezvous hashing).
-    """
-    best, soonest = candidates[0], float("inf")
-    first, second = MIXERS
-    for c in candidates:
-        bits = key ^ c.seed
-        bits = ((bits ^ (bits >> 30)) * first) & MASK
-        bits = ((bits ^ (bits >> 27)) * second) & MASK
-        # The time at which a clock of rate `weight` first rings: the first of several rings is a candidate's by the
-        # share of its weight, and no clock knows of another. Never 0, of which there is no logarithm, and never 1.
-        rings = -log(((bits ^ (bits >> 31)) + 0.5) / 2.0**64) / c.weight
-        if rings < soonest:
-            best, soonest = c, rings
-    return best
-
-
-def round_robin(weights: Sequence[int], turn: int) -> list[int]:
-    """Indices of all candidates in the order to try them at the `turn`-th choice.
-
-    Over `sum(weights)` turns each candidate comes first as often as its weight says; after it come the others in their
-    configured order, wrapping around, so that whoever takes over is spread as well.
-    """
-    if not weights:
-        return []
-    shared = gcd(*weights)
-    ends = list(accumulate(weight // shared for weight in weights))
-    # Steps through the wheel by a stride that shares no factor with its size, so that a heavy candidate's turns are
-    # spread out instead of coming in one run.
-    size = ends[-1]
-    place = turn * _stride(size) % size
-    first = next(index for index, end in enumerate(ends) if place < end)
-    count = len(weights)
-    return [(first + offset) % count for offset in range(count)]
-
-
-def _stride(size: int) -> int:
-    """The first number from the golden section of `size` up that shares no factor with it."""
-    return next(stride for stride in range(max(1, round(size * 0.618)), 2 * size + 2) if gcd(stride, size) == 1)
 
 
 STRATEGIES: Mapping[str, Strategy] = {strategy.value: strategy for strategy in Strategy}

@@ -51,21 +51,27 @@ class PrefixIndex:
     def held(self, blocks: Sequence[int], now: float) -> list[tuple[int, int]]:
         """Who holds how much of a prompt: masks with the number of blocks, fewer deployments and more blocks in each
         row than in the one before."""
+        if not blocks:
+            return []
+        count = len(blocks)
+        first = self._holding(blocks[0], now)
+        whole = first and first & self._holding(blocks[-1], now)
         found: list[tuple[int, int]] = []
-        last, mask = 0, self._holding(blocks[0], now) if blocks else 0
-        while mask:
-            first_without = len(blocks)
-            while first_without - last > 1:
-                middle = (last + first_without) // 2
-                if self._holding(blocks[middle], now) & mask == mask:
-                    last = middle
-                else:
-                    first_without = middle
-            found.append((mask, last + 1))
-            if first_without == len(blocks):
-                break
-            mask &= self._holding(blocks[first_without], now)
-            last = first_without
+        # Stretches with who holds their first and their last block, the leftmost on top: only one between whose ends
+        # somebody is lost is looked into, so that many ends cost less than as many searches.
+        stretches = [(0, first, count - 1, whole)]
+        while stretches:
+            low, before, high, after = stretches.pop()
+            while before != after and high - low > 1:
+                middle = (low + high) // 2
+                there = before & self._holding(blocks[middle], now) | after
+                if there != after:
+                    stretches.append((middle, there, high, after))
+                high, after = middle, there
+            if before != after:
+                found.append((before, high))
+        if whole:
+            found.append((whole, count))
         return found
 
     def record(self, blocks: Sequence[int], bit: int, now: float) -> None:
