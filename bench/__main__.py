@@ -18,7 +18,8 @@ from bench.processes import DidNotStart, split_cpus
 from bench.report import Judged
 from bench.rig import Rig
 from bench.sample import Sample
-from bench.scenarios import SCENARIOS, Arm, Scenario, shortened
+from bench.scenarios import SCENARIOS, shortened
+from bench.tasks import Arm, Scenario
 
 RESULTS = Path(__file__).parent / "RESULTS.md"
 NOTES = Path(__file__).parent / "NOTES.md"

@@ -19,14 +19,15 @@ KEY = "sk-bench-4b1d6f0c9a7e42538d"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Where a contender works: a folder for its files, the fake backend's port, its own, and those of the run's Redis
-    and tool server, 0 for contenders that need none."""
+    """Where a contender works: a folder for its files, the fake backend's port, its own, and those of the run's Redis,
+    tool server and second backend, 0 for contenders that need none."""
 
     folder: Path
     upstream: int
     port: int
     redis: int = 0
     tools: int = 0
+    second: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +42,13 @@ class Contender:
     redis: bool = False
     tools: bool = False
     """Whether a tool server and a model that calls it are behind it."""
+    paired: bool = False
+    """Whether two backends that break off are behind it."""
     everywhere: bool = False
     """Whether it may use every CPU there is, and shares them with the rest of the run."""
 
 
-def gateway_config(upstream: int, store: str = "memory://", tools: int = 0) -> str:
+def gateway_config(upstream: int, store: str = "memory://", tools: int = 0, second: int = 0) -> str:
     server = f"""\
 mcp_servers:
   bench:
@@ -53,17 +56,25 @@ mcp_servers:
     require_approval: never
     max_concurrent_requests: 100
 """
-    return f"""\
-model_list:
+    models = "".join(
+        f"""\
   - model_name: {vllm_wire.MODEL}
     litellm_params:
       model: vllm/{vllm_wire.MODEL}
-      api_base: http://127.0.0.1:{upstream}
-general_settings:
+      api_base: http://127.0.0.1:{port}
+"""
+        for port in (upstream, second)
+        if port
+    )
+    # Backends that break off each of their answers are to get the next one all the same.
+    patient = "router_settings:\n  allowed_fails: 1000000\n"
+    return f"""\
+model_list:
+{models}general_settings:
   master_key: {KEY}
 store:
   url: {store}
-{server if tools else ""}"""
+{server if tools else ""}{patient if second else ""}"""
 
 
 def litellm_config(upstream: int) -> str:
@@ -94,7 +105,7 @@ LITELLM_ENV = {
 def _unisono(setting: Setting, workers: int = 1) -> list[str]:
     store = f"redis://127.0.0.1:{setting.redis}/0" if setting.redis else "memory://"
     config = setting.folder / f"gateway-{setting.port}.yaml"
-    config.write_text(gateway_config(setting.upstream, store, setting.tools))
+    config.write_text(gateway_config(setting.upstream, store, setting.tools, setting.second))
     program = Path(sys.executable).parent / "unisono"
     return [str(program), "serve", "--config", str(config), "--port", str(setting.port), "--workers", str(workers)]
 
@@ -118,6 +129,7 @@ CONTENDERS: dict[str, Contender] = {
     "unisono": Contender("chat", _unisono, ready="/health/readiness"),
     "unisono+redis": Contender("chat", _unisono, ready="/health/readiness", redis=True),
     "unisono+tools": Contender("chat", _unisono, ready="/health/readiness", tools=True),
+    "unisono+pair": Contender("chat", _unisono, ready="/health/readiness", paired=True),
     "unisono+one": Contender("chat", _unisono, ready="/health/readiness", redis=True, everywhere=True),
     "unisono+two": Contender(
         "chat", partial(_unisono, workers=2), ready="/health/readiness", redis=True, everywhere=True

@@ -14,7 +14,7 @@ from statistics import median
 
 from bench import litellm_env
 from bench.sample import COLUMNS, Sample
-from bench.scenarios import Scenario, Verdict
+from bench.tasks import Scenario, Verdict
 
 PACKAGES = ("unisono", "uvicorn", "uvloop", "httptools", "aiohttp", "orjson", "openai-harmony", "fastapi", "starlette")
 LIMITED = 0.9

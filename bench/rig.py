@@ -6,7 +6,6 @@ answer was complete; a warm-up through the same connections comes before it.
 
 from __future__ import annotations
 
-import select
 import shutil
 import sys
 import time
@@ -21,24 +20,38 @@ import orjson
 from bench import material, meter
 from bench.background import Ask as AskBehind
 from bench.background import Told
+from bench.choosing import chosen
 from bench.contenders import CONTENDERS, KEY, Setting
 from bench.fake_vllm import Pace
+from bench.lines import answered, weighed
 from bench.load import Load, Outcome
 from bench.loops import Told as ToldLoops
 from bench.moves import Ask as AskMoves
 from bench.moves import Told as ToldMoves
+from bench.paired import Paired, start_paired
 from bench.pasts import Lived
 from bench.processes import Cpus, DidNotStart, Process, call, free_port
 from bench.renders import Ask
 from bench.sample import Sample
-from bench.scenarios import FULL_SPEED, Arm, Behind, Launch, Looping, Moving, Past, Rendering, Work
+from bench.tasks import (
+    FULL_SPEED,
+    Arm,
+    Behind,
+    Breaking,
+    Choosing,
+    Launch,
+    Looping,
+    Moving,
+    Past,
+    Rendering,
+    Work,
+)
 from bench.tooled import Tooled, start_tooled
 from unisono.harmony.encoding import load_encoding
 
 WARM_TOKENS = 64
 SETTLE_S = 0.5
 """How long after the last client left every abort has to be done, and a start be over."""
-WEIGH_EVERY_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +76,10 @@ class Rig:
         self.upstream = upstream or free_port()
         self.started: dict[str, Started] = {}
         self._stuff = folder / "material.json"
-        self._renders: Process | None = None
-        self._behinds: Process | None = None
-        self._moves: Process | None = None
+        self._makers: dict[str, Process] = {}
         self._redis: tuple[int, Process] | None = None
         self._tooled: Tooled | None = None
+        self._paired: Paired | None = None
         self._seed = 0
 
     def __enter__(self) -> Rig:
@@ -101,6 +113,9 @@ class Rig:
         if contender.tools:
             self._ask_loops(started, Looping(4, 5, 250))
             return started
+        if contender.paired:
+            self._broken(started, Breaking("reset", 4, 5, 250))
+            return started
         self._warm(started, Work(streams=8, tokens=WARM_TOKENS, requests=20))
         return started
 
@@ -119,6 +134,10 @@ class Rig:
                 return self._rendered(rendering)
             case Moving() as moving:
                 return self._moved(moving)
+            case Choosing() as choosing:
+                return chosen(self._maker("choosing", self._cpus.tested), choosing)
+            case Breaking() as breaking:
+                return self._broken(self.start(arm.contender), breaking)
 
     def _launch(self, name: str) -> tuple[Started, Process]:
         contender = CONTENDERS[name]
@@ -126,8 +145,10 @@ class Rig:
             raise ValueError(f"{name} is no process")
         redis = self._store()[0] if contender.redis else 0
         tooled = self._tools() if contender.tools else None
-        upstream, tools = (tooled.model, tooled.tools) if tooled else (self.upstream, 0)
-        setting = Setting(self._folder, upstream, free_port(), redis, tools)
+        upstream, tools, second = (tooled.model, tooled.tools, 0) if tooled else (self.upstream, 0, 0)
+        if contender.paired:
+            upstream, second = self._pair().models
+        setting = Setting(self._folder, upstream, free_port(), redis, tools, second)
         home = {"XDG_DATA_HOME": str(self._folder / "data"), "XDG_STATE_HOME": str(self._folder / "state")}
         log = f"{name}-{setting.port}"
         command, env = contender.command(setting), {**home, **contender.env}
@@ -161,29 +182,23 @@ class Rig:
         self._warm(started, replace(held, streams=2, requests=5))
         load = self._load(started, held)
         self._pace(held.pace)
-        line, grown = _weighed(self._clients, asdict(load), started.pid)
+        line, grown = weighed(self._clients, asdict(load), started.pid)
         return Outcome(**orjson.loads(line)), grown
 
     def _held_behind(self, started: Started, held: Behind) -> tuple[Told, float]:
         self._warm_behind(started, held)
-        line, grown = _weighed(self._crowd(), self._ask_behind(started, held), started.pid)
+        line, grown = weighed(self._crowd(), self._ask_behind(started, held), started.pid)
         return Told(**orjson.loads(line)), grown
 
     def _rendered(self, rendering: Rendering) -> Sample:
-        if self._renders is None:
-            command = [sys.executable, "-m", "bench.renders", str(self._stuff)]
-            process = Process("renders", command, self._folder, self._cpus.tested, piped=True)
-            self._renders = self._stack.enter_context(process)
+        renders = self._maker("renders", self._cpus.tested, str(self._stuff))
         self._seed += 1
         ask = Ask(rendering.how, rendering.words, rendering.times, self._seed)
-        return Sample(render_ms=float(_answered(self._renders, asdict(ask))))
+        return Sample(render_ms=float(answered(renders, asdict(ask))))
 
     def _moved(self, moving: Moving) -> Sample:
-        if self._moves is None:
-            command = [sys.executable, "-m", "bench.moves"]
-            process = Process("moves", command, self._folder, self._cpus.tested, piped=True)
-            self._moves = self._stack.enter_context(process)
-        told = ToldMoves(**orjson.loads(_answered(self._moves, asdict(AskMoves(moving.how, moving.times)))))
+        moves = self._maker("moves", self._cpus.tested)
+        told = ToldMoves(**orjson.loads(answered(moves, asdict(AskMoves(moving.how, moving.times)))))
         return Sample(
             generations=told.generations,
             ms_per_answer=told.ms_per_answer,
@@ -208,17 +223,31 @@ class Rig:
         return self._redis
 
     def _crowd(self) -> Process:
-        if self._behinds is None:
-            command = [sys.executable, "-m", "bench.background", str(self._stuff)]
-            process = Process("background", command, self._folder, self._cpus.others, piped=True)
-            self._behinds = self._stack.enter_context(process)
-        return self._behinds
+        return self._maker("background", self._cpus.others, str(self._stuff))
+
+    def _maker(self, module: str, cpus: frozenset[int], *arguments: str) -> Process:
+        """A process that is asked by lines, started when it is first needed."""
+        if module not in self._makers:
+            command = [sys.executable, "-m", f"bench.{module}", *arguments]
+            process = Process(module, command, self._folder, cpus, piped=True)
+            self._makers[module] = self._stack.enter_context(process)
+        return self._makers[module]
 
     def _tools(self) -> Tooled:
         """A model that calls tools, their server, and clients for them; started when they are first needed."""
         if self._tooled is None:
             self._tooled = start_tooled(self._stack, self._folder, self._stuff, self._cpus.others)
         return self._tooled
+
+    def _pair(self) -> Paired:
+        """Two backends that break off, and clients for them; started when they are first needed."""
+        if self._paired is None:
+            self._paired = start_paired(self._stack, self._folder, self._stuff, self._cpus.others)
+        return self._paired
+
+    def _broken(self, started: Started, breaking: Breaking) -> Sample:
+        self._seed += 1
+        return self._pair().sample(started.port, breaking, self._seed)
 
     def _looped(self, started: Started, looping: Looping) -> Sample:
         pids = (started.pid, *self._tools().pids)
@@ -241,20 +270,20 @@ class Rig:
         self._seed += 1
         tooled = self._tools()
         ask = asdict(tooled.ask(started.port, looping, self._seed))
-        return ToldLoops(**orjson.loads(_answered(tooled.clients, ask)))
+        return ToldLoops(**orjson.loads(answered(tooled.clients, ask)))
 
     def _warm_behind(self, started: Started, behind: Behind) -> None:
         """A few at full speed; then the backend is at the pace of `behind`."""
         self._pace(FULL_SPEED)
         few = replace(behind, streams=20, watched=min(behind.watched, 10), tokens=WARM_TOKENS, spread_s=0.0)
-        _answered(self._crowd(), self._ask_behind(started, few))
+        answered(self._crowd(), self._ask_behind(started, few))
         self._pace(behind.pace)
 
     def _behind(self, started: Started, behind: Behind) -> Sample:
         self._warm_behind(started, behind)
         pids = (started.pid, self._store()[1].pid, self._fake.pid)
         before = [meter.cpu_seconds(pid) for pid in pids]
-        told = Told(**orjson.loads(_answered(self._crowd(), self._ask_behind(started, behind))))
+        told = Told(**orjson.loads(answered(self._crowd(), self._ask_behind(started, behind))))
         used, stored, faked = (meter.cpu_seconds(pid) - was for pid, was in zip(pids, before, strict=True))
         tokens = behind.streams * behind.tokens
         return Sample(
@@ -324,14 +353,14 @@ class Rig:
         self._run(self._load(started, replace(few, cold=None, spread_s=0.0, leave_s=0.0)))
 
     def _run(self, load: Load) -> Outcome:
-        return Outcome(**orjson.loads(_answered(self._clients, asdict(load))))
+        return Outcome(**orjson.loads(answered(self._clients, asdict(load))))
 
     def _pasts(self, started: Started, past: Past | None, tokens: int) -> tuple[Mapping[str, str], ...]:
         if past is None:
             return ()
         self._seed += 1
         lived = Lived(past.how, started.port, past.count, past.turns, tokens, self._seed, KEY)
-        return tuple(orjson.loads(_answered(self._clients, asdict(lived))))
+        return tuple(orjson.loads(answered(self._clients, asdict(lived))))
 
     def _load(self, started: Started, work: Work) -> Load:
         """What the clients are told, with the past it needs made at full speed."""
@@ -365,32 +394,3 @@ class Rig:
     @staticmethod
     def _cpu(started: Started) -> float:
         return 0.0 if started.process is None else meter.cpu_seconds(started.process.pid)
-
-
-def _weighed(process: Process, question: object, pid: int) -> tuple[bytes, float]:
-    """The line `process` answers, and by how many MiB the process `pid` grew meanwhile, at most."""
-    most = before = meter.resident_mib(pid)
-    _ask(process, question)
-    while not select.select([process.pipes[1]], [], [], WEIGH_EVERY_S)[0]:
-        most = max(most, meter.resident_mib(pid))
-    return _answer(process), most - before
-
-
-def _answered(process: Process, question: object) -> bytes:
-    """The line `process` answers to a line of JSON."""
-    _ask(process, question)
-    return _answer(process)
-
-
-def _ask(process: Process, question: object) -> None:
-    asked = process.pipes[0]
-    asked.write(orjson.dumps(question) + b"\n")
-    asked.flush()
-
-
-def _answer(process: Process) -> bytes:
-    answer = process.pipes[1]
-    line = answer.readline()
-    if not line:
-        raise RuntimeError(f"{process.name} ended:\n{process.log_end()}")
-    return line

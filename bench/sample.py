@@ -41,6 +41,9 @@ class Sample:
     generations: float = nan
     ms_per_answer: float = nan
     us_per_token: float = nan
+    choose_us: float = nan
+    added_p50_ms: float = nan
+    added_p99_ms: float = nan
     faults: int = 0
     examples: tuple[str, ...] = ()
 
@@ -74,6 +77,9 @@ COLUMNS: dict[str, str] = {
     "generations": "generations/answer",
     "ms_per_answer": "ms/answer",
     "us_per_token": "µs/token",
+    "choose_us": "CPU µs to choose",
+    "added_p50_ms": "added p50 ms",
+    "added_p99_ms": "added p99 ms",
 }
 """Columns a table can show, by the field of a sample; `busy` is the tested process's share of its CPU,
 `unaborted` how many clients left without the backend being told."""

@@ -5,126 +5,28 @@ Aims are ratios (or differences) inside one run; a row without an aim is shown a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from bench import routed
 from bench.fake_vllm import Pace
 from bench.load import Cold
+from bench.tasks import (
+    Arm,
+    Behind,
+    Breaking,
+    Choosing,
+    Launch,
+    Looping,
+    Moving,
+    Past,
+    Rendering,
+    Scenario,
+    Task,
+    Verdict,
+    Work,
+)
 
-FULL_SPEED = Pace()
 TOKEN_EVERY_20_MS = Pace(interval_us=20_000)
-
-
-@dataclass(frozen=True, slots=True)
-class Past:
-    """What requests of responses continue: see `bench.pasts`. Each of `count` pasts is continued by as many of them."""
-
-    how: str
-    turns: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A load without its address."""
-
-    streams: int
-    tokens: int
-    requests: int = 1
-    stream: bool = True
-    spread_s: float = 0.0
-    history: int = 0
-    fresh: bool = False
-    leave_s: float = 0.0
-    cold: Cold | None = None
-    pace: Pace = FULL_SPEED
-    wire: str = ""
-    """Which of a contender's wires, where it is not its first."""
-    past: Past | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """A process of its own, from nothing to its first healthy answer and its end; meanwhile, with `held`, so many
-    streams at once."""
-
-    held: Work | Behind | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Behind:
-    """Responses in the background: see `bench.background`."""
-
-    streams: int
-    watched: int
-    tokens: int
-    spread_s: float
-    pace: Pace
-
-
-@dataclass(frozen=True, slots=True)
-class Rendering:
-    """A conversation rendered without a server: see `bench.renders`."""
-
-    how: str
-    words: int
-    times: int
-
-
-@dataclass(frozen=True, slots=True)
-class Looping:
-    """Turns in which tools are called: see `bench.loops`."""
-
-    streams: int
-    requests: int
-    words: int
-
-
-@dataclass(frozen=True, slots=True)
-class Moving:
-    """Answers as they were asked for, without a server: see `bench.moves`."""
-
-    how: str
-    times: int
-
-
-Task = Work | Launch | Behind | Rendering | Looping | Moving
-
-
-@dataclass(frozen=True, slots=True)
-class Arm:
-    """One contender under one load."""
-
-    label: str
-    contender: str
-    work: Task
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """`column` of the arm `of` against that of the arm `against`: their ratio, or their difference, and the most it
-    may be; with `at_least`, the least. `less` names an arm for each whose value is taken off first: what is compared
-    then is what they add. Without `against` it is the value itself."""
-
-    column: str
-    of: str
-    against: str = ""
-    difference: bool = False
-    aim: float | None = None
-    at_least: bool = False
-    less: tuple[str, str] | None = None
-
-    @property
-    def arms(self) -> tuple[str, ...]:
-        return (self.of, *([self.against] if self.against else ()), *(self.less or ()))
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    title: str
-    arms: tuple[Arm, ...]
-    columns: tuple[str, ...]
-    verdicts: tuple[Verdict, ...]
-    by_default: bool = True
 
 
 def _each(work: Work, *contenders: str) -> tuple[Arm, ...]:
@@ -362,6 +264,7 @@ SCENARIOS: dict[str, Scenario] = {
         ("us_per_token",),
         (Verdict("us_per_token", "with the plan", "router alone", aim=1.06),),
     ),
+    **routed.SCENARIOS,
     "chunks": Scenario(
         "24 paced streams, several tokens per chunk",
         tuple(_per_chunk(tokens) for tokens in (1, 4, 10)),
@@ -386,9 +289,9 @@ def shortened(work: Task) -> Task:
             return replace(work, times=1)
         case Behind():
             return replace(work, tokens=max(12, work.tokens // 3))
-        case Moving():
+        case Moving() | Choosing():
             return replace(work, times=max(1, work.times // 3))
-        case Looping():
+        case Looping() | Breaking():
             return replace(work, requests=max(1, work.requests // 3))
         case Launch(held):
             return Launch(_shortened(held) if isinstance(held, Work) else held)

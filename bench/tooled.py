@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.contenders import KEY
 from bench.loops import Ask
 from bench.processes import Process, free_port
-from bench.scenarios import Looping
+from bench.tasks import Looping
 
 
 @dataclass(frozen=True, slots=True)

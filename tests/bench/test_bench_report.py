@@ -11,7 +11,8 @@ from bench import litellm_env, meter, report
 from bench.__main__ import arguments
 from bench.contenders import CONTENDERS, KEY, gateway_config, litellm_config
 from bench.sample import COLUMNS, Sample
-from bench.scenarios import SCENARIOS, Arm, Scenario, Verdict, Work, shortened
+from bench.scenarios import SCENARIOS, shortened
+from bench.tasks import Arm, Scenario, Verdict, Work
 
 SPIN = "import time\nwhile time.process_time() < 0.25: pass\n"
 IDLE = "import subprocess, sys, time\n{}\ntime.sleep(60)"

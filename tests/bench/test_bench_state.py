@@ -10,7 +10,7 @@ from bench.fake_vllm import Pace
 from bench.processes import Cpus
 from bench.rig import Rig
 from bench.sample import Sample
-from bench.scenarios import Arm, Behind, Past, Task, Work
+from bench.tasks import Arm, Behind, Past, Task, Work
 
 SMALL = Work(streams=1, tokens=20, requests=4, wire="responses")
 BEHIND = Behind(streams=6, watched=2, tokens=20, spread_s=0.1, pace=Pace(interval_us=10_000))
