@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from bench import litellm_env, vllm_wire
+from bench.team import PRICE, PROGRAM, Team, sections
 
 KEY = "sk-bench-4b1d6f0c9a7e42538d"
 """What gateways are told to ask for, and clients to send."""
@@ -20,7 +21,7 @@ KEY = "sk-bench-4b1d6f0c9a7e42538d"
 @dataclass(frozen=True, slots=True)
 class Setting:
     """Where a contender works: a folder for its files, the fake backend's port, its own, and those of the run's Redis,
-    tool server and second backend, 0 for contenders that need none."""
+    tool server and second backend, of its metrics and of whoever takes its spans; 0 for contenders that need none."""
 
     folder: Path
     upstream: int
@@ -28,6 +29,13 @@ class Setting:
     redis: int = 0
     tools: int = 0
     second: int = 0
+    metrics: int = 0
+    spans: int = 0
+
+    @property
+    def config(self) -> Path:
+        """The file of a gateway that is configured by one."""
+        return self.folder / f"gateway-{self.port}.yaml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +52,16 @@ class Contender:
     """Whether a tool server and a model that calls it are behind it."""
     paired: bool = False
     """Whether two backends that break off are behind it."""
+    team: Team | None = None
+    """What of keys and of watching it was told to have on or off; its clients send a key accordingly."""
     everywhere: bool = False
     """Whether it may use every CPU there is, and shares them with the rest of the run."""
 
 
-def gateway_config(upstream: int, store: str = "memory://", tools: int = 0, second: int = 0) -> str:
+def gateway_config(
+    upstream: int, store: str = "memory://", tools: int = 0, second: int = 0, *, price: str = "", team: str = ""
+) -> str:
+    """`price` is the model's, `team` further sections."""
     server = f"""\
 mcp_servers:
   bench:
@@ -70,11 +83,11 @@ mcp_servers:
     patient = "router_settings:\n  allowed_fails: 1000000\n"
     return f"""\
 model_list:
-{models}general_settings:
+{models}{price}general_settings:
   master_key: {KEY}
 store:
   url: {store}
-{server if tools else ""}{patient if second else ""}"""
+{server if tools else ""}{patient if second else ""}{team}"""
 
 
 def litellm_config(upstream: int) -> str:
@@ -102,12 +115,21 @@ LITELLM_ENV = {
 }
 
 
-def _unisono(setting: Setting, workers: int = 1) -> list[str]:
+def _unisono(setting: Setting, workers: int = 1, team: Team | None = None) -> list[str]:
     store = f"redis://127.0.0.1:{setting.redis}/0" if setting.redis else "memory://"
-    config = setting.folder / f"gateway-{setting.port}.yaml"
-    config.write_text(gateway_config(setting.upstream, store, setting.tools, setting.second))
-    program = Path(sys.executable).parent / "unisono"
-    return [str(program), "serve", "--config", str(config), "--port", str(setting.port), "--workers", str(workers)]
+    more = {}
+    if team is not None:
+        # What answers cost is measured, and not what becomes of them where Redis has no CPU for a moment.
+        store += "\n  deadline_s: 5"
+        more = {"price": PRICE, "team": sections(team, setting.metrics, setting.spans)}
+    setting.config.write_text(gateway_config(setting.upstream, store, setting.tools, setting.second, **more))
+    serve = ["serve", "--config", str(setting.config), "--port", str(setting.port), "--workers", str(workers)]
+    return [str(PROGRAM), *serve]
+
+
+def _team(*, redis: bool = True, keyed: bool = False, traced: bool = False) -> Contender:
+    team = Team(keyed, traced)
+    return Contender("chat", partial(_unisono, team=team), ready="/health/readiness", redis=redis, team=team)
 
 
 def _litellm(setting: Setting) -> list[str]:
@@ -134,5 +156,9 @@ CONTENDERS: dict[str, Contender] = {
     "unisono+two": Contender(
         "chat", partial(_unisono, workers=2), ready="/health/readiness", redis=True, everywhere=True
     ),
+    "team+bare": _team(redis=False),
+    "team+store": _team(),
+    "team+keys": _team(keyed=True),
+    "team+all": _team(keyed=True, traced=True),
     "litellm": Contender("chat", _litellm, ready="/health/readiness", env=LITELLM_ENV),
 }

@@ -6,7 +6,6 @@ answer was complete; a warm-up through the same connections comes before it.
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -30,9 +29,10 @@ from bench.moves import Ask as AskMoves
 from bench.moves import Told as ToldMoves
 from bench.paired import Paired, start_paired
 from bench.pasts import Lived
-from bench.processes import Cpus, DidNotStart, Process, call, free_port
+from bench.processes import Cpus, Process, call, free_port
 from bench.renders import Ask
 from bench.sample import Sample
+from bench.stored import start_redis
 from bench.tasks import (
     FULL_SPEED,
     Arm,
@@ -46,6 +46,7 @@ from bench.tasks import (
     Rendering,
     Work,
 )
+from bench.team import issue_key, start_monitor
 from bench.tooled import Tooled, start_tooled
 from unisono.harmony.encoding import load_encoding
 
@@ -61,6 +62,10 @@ class Started:
     port: int
     wire: str
     process: Process | None
+    key: str = KEY
+    """What its clients send."""
+    monitor: int = 0
+    """The port of whoever takes its spans and reads its metrics; 0 for nobody."""
 
     @property
     def pid(self) -> int:
@@ -149,12 +154,17 @@ class Rig:
         if contender.paired:
             upstream, second = self._pair().models
         setting = Setting(self._folder, upstream, free_port(), redis, tools, second)
+        if contender.team is not None and contender.team.keyed:
+            metrics = free_port()
+            spans = start_monitor(self._stack, metrics, self._folder, self._cpus.others)
+            setting = replace(setting, metrics=metrics, spans=spans)
         home = {"XDG_DATA_HOME": str(self._folder / "data"), "XDG_STATE_HOME": str(self._folder / "state")}
         log = f"{name}-{setting.port}"
         command, env = contender.command(setting), {**home, **contender.env}
         cpus = self._cpus.tested | self._cpus.others if contender.everywhere else self._cpus.tested
+        key = issue_key(setting.config) if setting.metrics else KEY
         process = Process(log, command, self._folder, cpus, env=env)
-        return Started(setting.port, contender.wire, process), process
+        return Started(setting.port, contender.wire, process, key, setting.spans), process
 
     def _launched(self, name: str, held: Work | Behind | None) -> Sample:
         # A gateway that examines its backend first is not to wait for the pace of the arm before.
@@ -210,16 +220,7 @@ class Rig:
     def _store(self) -> tuple[int, Process]:
         """The run's one Redis, started when it is first needed: its port and its process."""
         if self._redis is None:
-            program = shutil.which("redis-server") or shutil.which("valkey-server")
-            if program is None:
-                raise DidNotStart("no redis-server or valkey-server on PATH (Debian: redis-server)")
-            port = free_port()
-            settings = {"bind": "127.0.0.1", "port": str(port), "dir": str(self._folder), "save": ""}
-            settings |= {"appendonly": "yes", "appendfsync": "everysec"}
-            command = [program, *(word for name, value in settings.items() for word in (f"--{name}", value))]
-            process = self._stack.enter_context(Process("redis", command, self._folder, self._cpus.others))
-            process.wait_ready(port, "")
-            self._redis = port, process
+            self._redis = start_redis(self._stack, self._folder, self._cpus.others)
         return self._redis
 
     def _crowd(self) -> Process:
@@ -359,7 +360,7 @@ class Rig:
         if past is None:
             return ()
         self._seed += 1
-        lived = Lived(past.how, started.port, past.count, past.turns, tokens, self._seed, KEY)
+        lived = Lived(past.how, started.port, past.count, past.turns, tokens, self._seed, started.key)
         return tuple(orjson.loads(answered(self._clients, asdict(lived))))
 
     def _load(self, started: Started, work: Work) -> Load:
@@ -382,7 +383,7 @@ class Rig:
             leave_s=work.leave_s,
             cold=work.cold,
             pasts=pasts,
-            key=KEY,
+            key=started.key,
         )
 
     def _pace(self, pace: Pace) -> None:

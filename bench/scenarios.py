@@ -49,6 +49,26 @@ def _surfaces(speed: str, work: Work) -> tuple[Arm, ...]:
     return tuple(Arm(f"{speed}, {name}", "unisono+redis", replace(work, wire=wire)) for name, wire in wires.items())
 
 
+TEAM = {"bare": "team+bare", "off": "team+store", "keys": "team+keys", "all": "team+all"}
+
+
+def _teams() -> tuple[Arm, ...]:
+    """Everyone under each of the loads, one load after the other."""
+    return tuple(
+        Arm(f"{load}, {name}", contender, work)
+        for load, work in {"paced": PACED, "full": FULL, "whole": WHOLE, "lone": LONE}.items()
+        for name, contender in TEAM.items()
+    )
+
+
+def _added(column: str, load: str, aim: float | None, *, difference: bool = False) -> tuple[Verdict, ...]:
+    """What everything adds, and of it what keys, limits and metrics do."""
+    return (
+        Verdict(column, f"{load}, all", f"{load}, off", difference=difference, aim=aim),
+        Verdict(column, f"{load}, keys", f"{load}, off", difference=difference),
+    )
+
+
 def _moved(*names: str) -> tuple[Arm, ...]:
     return tuple(Arm(name, "unisono", Moving(name, 60)) for name in names)
 
@@ -72,6 +92,7 @@ LONG = Work(streams=4, tokens=16_384)
 FULL = Work(streams=16, tokens=512, requests=8)
 ONE_BY_ONE = Work(streams=1, tokens=16, requests=200)
 WHOLE = Work(streams=8, tokens=64, requests=25, stream=False)
+LONE = Work(streams=1, tokens=64, requests=200, stream=False)
 FIRST_TURN = Work(streams=1, tokens=16, requests=10, history=100_000, fresh=True)
 NEXT_TURN = replace(FIRST_TURN, fresh=False)
 COLD = Cold(words=60_000, every_s=0.25, count=28)
@@ -245,6 +266,20 @@ SCENARIOS: dict[str, Scenario] = {
         ),
         ("step_p50_ms", "step_p99_ms", "tool_p50_ms", "steps_per_s", "cpu_ms_per_step", "busy"),
         (Verdict("step_p50_ms", "one", aim=3.0), Verdict("steps_per_s", "100 at once")),
+    ),
+    "team": Scenario(
+        "what a team has on: nothing, with state in memory (bare) and in Redis (off); a virtual key with limits and "
+        "budgets, and metrics read every second (keys); and recordings and spans of all answers (all). 24 paced "
+        "streams of 256 tokens, 16 at full speed of 512, whole answers of 64 tokens to 8 clients and to a lone one",
+        _teams(),
+        ("cpu_us_per_token", "cpu_ms_per_request", "ttft_p50_ms"),
+        (
+            *_added("cpu_us_per_token", "paced", 1.15),
+            *_added("cpu_us_per_token", "full", 1.15),
+            *_added("cpu_ms_per_request", "whole", None, difference=True),
+            *_added("ttft_p50_ms", "lone", 1.0, difference=True),
+        ),
+        by_default=False,
     ),
     "forced": Scenario(
         "tools that have to be called, in front of a model by script: generations of an answer and the engine's time",

@@ -1,0 +1,68 @@
+"""The scenario of a gateway that a team shares: what is on is on, and what is off is off."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import orjson
+import pytest
+import yaml
+
+from bench.contenders import CONTENDERS, gateway_config
+from bench.processes import Cpus, call
+from bench.rig import Rig, Started
+from bench.tasks import Arm, Work
+from bench.team import PRICE, Team, sections
+
+SMALL = Work(streams=2, tokens=20, requests=2)
+
+ON = {
+    "nothing": (Team(), False, "off", None),
+    "keys and metrics": (Team(keyed=True), True, "off", None),
+    "all": (Team(keyed=True, traced=True), True, "all", "http://127.0.0.1:7002/v1/traces"),
+}
+
+
+@pytest.mark.parametrize(("team", "metrics", "traces", "spans"), ON.values(), ids=ON)
+def test_a_configuration_says_what_is_on(team: Team, metrics: bool, traces: str, spans: str | None) -> None:
+    config = yaml.safe_load(gateway_config(8123, price=PRICE, team=sections(team, 7001, 7002)))
+    said = config["unisono"]
+    assert said["metrics"] is metrics
+    assert ("metrics_listen" in said) is metrics
+    assert said["traces"] == {"mode": traces}
+    assert said.get("otel", {}).get("endpoint") == spans
+    assert config["model_list"][0]["unisono"]["price"]["output"] == 0.5
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    folder: Path = tmp_path_factory.mktemp("rig")
+    with Rig(folder, Cpus()) as rig:
+        yield rig
+
+
+def seen(started: Started) -> dict[str, int]:
+    found: dict[str, int] = orjson.loads(call(started.monitor, "GET", "/seen")[1])
+    return found
+
+
+@pytest.mark.slow
+def test_all_that_is_on_is_used(rig: Rig) -> None:
+    sample = rig.sample(Arm("an arm", "team+all", SMALL))
+    assert sample.examples == ()
+    started = rig.start("team+all")
+    assert started.key.startswith("sk-uni-")
+    deadline = time.monotonic() + 20
+    while not all(seen(started).values()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert all(seen(started).values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, one in CONTENDERS.items() if one.team and not one.team.keyed])
+def test_where_it_is_off_nobody_looks(rig: Rig, name: str) -> None:
+    assert rig.sample(Arm("an arm", name, SMALL)).examples == ()
+    started = rig.start(name)
+    assert started.monitor == 0
+    assert not started.key.startswith("sk-uni-")
+    assert call(started.port, "GET", "/metrics")[0] in (401, 404)
