@@ -119,7 +119,10 @@ class Seen:
 
     def keep(self, batch: Sequence[Event]) -> None:
         """Of a turn that is recorded."""
-        self.said += [event for event in batch if isinstance(event, Closed | Repaired)]
+        for event in batch:
+            # Nearly all of them are deltas, of which nothing is kept.
+            if type(event) is not Delta and isinstance(event, (Closed, Repaired)):
+                self.said.append(event)
 
     def see(self, batch: Sequence[Event]) -> None:
         for event in batch:

@@ -1,18 +1,17 @@
 """Sends spans to an OpenTelemetry collector, from a thread of its own.
 
-Handing spans over never waits: so many may lie in the queue, and what comes beyond is dropped and counted. A collector
-that cannot be reached costs spans and nothing else.
+Handing spans over never waits, and wakes the thread once for all that come together: whenever it wakes, answers wait
+for it. So many may lie in the queue, and what comes beyond is dropped and counted. A collector that cannot be reached
+costs spans and nothing else.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from time import monotonic
 from typing import Final
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -58,8 +57,11 @@ class Exporter(Observer):
         self._resource = Resource.create({"service.name": service, "service.version": version})
         self._scope = InstrumentationScope("unisono", version)
         self._count = count
-        self._waiting: queue.Queue[Span | None] = queue.Queue(most)
+        self._waiting: deque[Span] = deque()
+        self._most = most
         self._at_once = min(AT_ONCE, most)
+        self._some = threading.Event()
+        self._enough = threading.Event()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._work, name="spans", daemon=True)
         self.kinds: Mapping[str, str] = {}
@@ -73,8 +75,8 @@ class Exporter(Observer):
 
     def _close(self) -> None:
         self._closing.set()
-        with suppress(queue.Full):
-            self._waiting.put_nowait(None)
+        self._enough.set()
+        self._some.set()
         if self._thread.is_alive():
             self._thread.join(CLOSING_S)
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
@@ -83,35 +85,32 @@ class Exporter(Observer):
         """Spans are made of turns that ended."""
 
     def ended(self, done: Done) -> None:
-        dropped = 0
-        for span in spans_of(done, self.kinds):
-            try:
-                self._waiting.put_nowait(span)
-            except queue.Full:
-                dropped += 1
-        if dropped:
-            self._count("dropped", dropped)
+        spans = spans_of(done, self.kinds)
+        taken = spans[: max(self._most - len(self._waiting), 0)]
+        self._waiting += taken
+        self._tell()
+        if len(taken) < len(spans):
+            self._count("dropped", len(spans) - len(taken))
+
+    def _tell(self) -> None:
+        """Wake the thread where there is something to do."""
+        if self._waiting and not self._some.is_set():
+            self._some.set()
+        if len(self._waiting) >= self._at_once and not self._enough.is_set():
+            self._enough.set()
 
     def _work(self) -> None:
-        while not (self._closing.is_set() and self._waiting.empty()):
-            if spans := self._next():
+        while self._waiting or not self._closing.is_set():
+            self._some.wait()
+            if not self._closing.is_set():
+                # What comes within that time goes with the first.
+                self._enough.wait(WAIT_S)
+            self._some.clear()
+            self._enough.clear()
+            spans = [self._waiting.popleft() for _ in range(min(self._at_once, len(self._waiting)))]
+            self._tell()
+            if spans:
                 self._send(spans)
-
-    def _next(self) -> list[Span]:
-        """What goes with the first span that comes."""
-        spans: list[Span] = []
-        first = self._waiting.get()
-        until = monotonic() + WAIT_S
-        while first is not None:
-            spans.append(first)
-            left_s = 0.0 if self._closing.is_set() else until - monotonic()
-            if len(spans) == self._at_once:
-                break
-            try:
-                first = self._waiting.get(timeout=left_s) if left_s > 0 else self._waiting.get_nowait()
-            except queue.Empty:
-                break
-        return spans
 
     def _send(self, spans: list[Span]) -> None:
         try:

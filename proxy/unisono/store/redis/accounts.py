@@ -33,34 +33,46 @@ local function drop_lapsed(open, held, now)
   end
 end
 
+-- What was asked for and taken in the minute, and in which second last; a key in use has two fields for each second.
 local function read_minute(minute, second)
-  local sums = {requests = 0, tokens = 0, seconds = {}}
-  local fields = redis.call('HGETALL', minute)
+  local sums = {requests = 0, tokens = 0, last_requests = 0, last_tokens = 0, fields = redis.call('HGETALL', minute)}
+  local fields, first = sums.fields, second - window
   for n = 1, #fields, 2 do
-    local at = tonumber(string.sub(fields[n], 2))
-    if at < second - window then
+    local at, amount = tonumber(string.sub(fields[n], 2)), tonumber(fields[n + 1])
+    if at < first then
       redis.call('HDEL', minute, fields[n])
+    elseif string.byte(fields[n]) == 114 then
+      sums.requests = sums.requests + amount
+      if amount > 0 and at > sums.last_requests then sums.last_requests = at end
     else
-      local kind = string.sub(fields[n], 1, 1) == 'r' and 'requests' or 'tokens'
-      sums[kind] = sums[kind] + tonumber(fields[n + 1])
-      sums.seconds[#sums.seconds + 1] = {at = at, kind = kind, amount = tonumber(fields[n + 1])}
+      sums.tokens = sums.tokens + amount
+      if amount > 0 and at > sums.last_tokens then sums.last_tokens = at end
     end
   end
-  table.sort(sums.seconds, function(a, b) return a.at < b.at end)
   return sums
 end
 
--- Milliseconds until so much of a kind is free again, and until all of it is.
-local function frees(sums, kind, much, now)
-  local again, all = 0, 0
-  for _, one in ipairs(sums.seconds) do
-    if one.kind == kind and one.amount > 0 then
-      all = (one.at + window + 1) * 1000 - now
-      if much > 0 then again = all end
-      much = much - one.amount
+-- Milliseconds until a second of the minute counts no more.
+local function until_free(at, now) return at > 0 and (at + window + 1) * 1000 - now or 0 end
+
+-- Milliseconds until so much of a kind is free again; only who is refused asks.
+local function frees(sums, kind, much, second, now)
+  local seconds, amounts = {}, {}
+  for n = 1, #sums.fields, 2 do
+    local at, amount = tonumber(string.sub(sums.fields[n], 2)), tonumber(sums.fields[n + 1])
+    if string.sub(sums.fields[n], 1, 1) == kind and at >= second - window and amount > 0 then
+      seconds[#seconds + 1] = at
+      amounts[at] = amount
     end
   end
-  return again, all
+  table.sort(seconds)
+  local again = 0
+  for _, at in ipairs(seconds) do
+    if much <= 0 then break end
+    again = until_free(at, now)
+    much = much - amounts[at]
+  end
+  return again
 end
 """.replace("__WINDOW__", str(WINDOW_S))
 
@@ -82,8 +94,7 @@ local tokens = input + least
 local function told(refused, again, output)
   local left_requests = rpm and math.max(0, rpm - sums.requests) or -1
   local left_tokens = tpm and math.max(0, tpm - sums.tokens) or -1
-  local _, all_requests = frees(sums, 'requests', 0, now)
-  local _, all_tokens = frees(sums, 'tokens', 0, now)
+  local all_requests, all_tokens = until_free(sums.last_requests, now), until_free(sums.last_tokens, now)
   return {'ok', {refused, again or -1, output or -1, left_requests, all_requests, left_tokens, all_tokens}}
 end
 
@@ -93,11 +104,11 @@ if there then
 end
 if not owed then
   if rpm and sums.requests + 1 > rpm then
-    local again = frees(sums, 'requests', sums.requests + 1 - rpm, now)
+    local again = frees(sums, 'r', sums.requests + 1 - rpm, second, now)
     return told('requests', rpm > 0 and again or nil)
   end
   if tpm and sums.tokens + tokens > tpm then
-    local again = frees(sums, 'tokens', sums.tokens + tokens - tpm, now)
+    local again = frees(sums, 't', sums.tokens + tokens - tpm, second, now)
     return told('tokens', tokens <= tpm and again or nil)
   end
   if parallel and redis.call('ZCARD', open) >= parallel then return told('parallel') end
@@ -142,8 +153,8 @@ redis.call('PEXPIRE', open, for_ms + 60000)
 redis.call('PEXPIRE', held, for_ms + 60000)
 sums.requests = sums.requests + 1
 sums.tokens = sums.tokens + tokens
-sums.seconds[#sums.seconds + 1] = {at = second, kind = 'requests', amount = 1}
-sums.seconds[#sums.seconds + 1] = {at = second, kind = 'tokens', amount = tokens}
+sums.last_requests = second
+if tokens > 0 then sums.last_tokens = second end
 return told('', nil, output)
 """
 )

@@ -6,6 +6,8 @@ Each is there until its own time, whatever becomes of the others; what is past i
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Iterator
+from typing import Final
 
 import orjson
 
@@ -15,10 +17,13 @@ from unisono.store.redis.arguments import Args, milliseconds
 from unisono.store.redis.link import Link
 from unisono.store.redis.scripts import Script
 
-KEEP_TRACE = Script(
+WRITE_BYTES: Final = 256 * 1024
+"""Documents of one write: small ones go together, and a long one has the whole deadline to itself."""
+
+KEEP_TRACES = Script(
     """
 local order, ends, about, documents = unpack(KEYS)
-local id, for_ms, most, head, document = arg(), tonumber(arg()), tonumber(arg()), arg(), arg()
+local for_ms, most = tonumber(arg()), tonumber(arg())
 local now = clock()
 local function forget(gone)
   for _, one in ipairs(gone) do
@@ -30,10 +35,15 @@ local function forget(gone)
 end
 forget(redis.call('ZRANGEBYSCORE', ends, '-inf', now))
 local last = redis.call('ZREVRANGE', order, 0, 0, 'WITHSCORES')
-redis.call('ZADD', order, last[2] and tonumber(last[2]) + 1 or 1, id)
-redis.call('ZADD', ends, now + for_ms, id)
-redis.call('HSET', about, id, head)
-redis.call('HSET', documents, id, document)
+local place = last[2] and tonumber(last[2]) or 0
+for n = next_arg, #ARGV, 3 do
+  local id = ARGV[n]
+  place = place + 1
+  redis.call('ZADD', order, place, id)
+  redis.call('ZADD', ends, now + for_ms, id)
+  redis.call('HSET', about, id, ARGV[n + 1])
+  redis.call('HSET', documents, id, ARGV[n + 2])
+end
 forget(redis.call('ZRANGE', order, 0, -(most + 1)))
 local longest = redis.call('ZREVRANGE', ends, 0, 0, 'WITHSCORES')
 for _, key in ipairs(KEYS) do redis.call('PEXPIREAT', key, longest[2]) end
@@ -80,10 +90,11 @@ class KeptTraces:
         await asyncio.gather(*(self._keep(those, for_s, most) for those in of_tenant.values()))
 
     async def _keep(self, traces: list[StoredTrace], for_s: float, most: int) -> None:
-        for one in traces:
-            head = orjson.dumps(one.at) + b" " + one.about
-            args: Args = [_name(one.id), milliseconds(for_s), most, head, one.document]
-            await self._link.act(KEEP_TRACE, keys.traces(one.tenant), args)
+        for together in _together(traces):
+            args: Args = [milliseconds(for_s), most]
+            for one in together:
+                args += [_name(one.id), orjson.dumps(one.at) + b" " + one.about, one.document]
+            await self._link.act(KEEP_TRACES, keys.traces(together[0].tenant), args)
 
     async def trace(self, tenant: str, id: str) -> StoredTrace | None:
         found = await self._link.act(READ_TRACE, keys.traces(tenant), [_name(id)])
@@ -99,6 +110,20 @@ class KeptTraces:
             at, _, about = bytes(head).partition(b" ")
             traces.append(StoredTrace(tenant, bytes(id).decode("utf-8", "surrogatepass"), float(at), about))
         return tuple(traces)
+
+
+def _together(traces: Iterable[StoredTrace]) -> Iterator[list[StoredTrace]]:
+    """As many as one write takes, in their order."""
+    together: list[StoredTrace] = []
+    size = 0
+    for one in traces:
+        if together and size + len(one.document) > WRITE_BYTES:
+            yield together
+            together, size = [], 0
+        together.append(one)
+        size += len(one.document)
+    if together:
+        yield together
 
 
 def _name(id: str) -> bytes:
