@@ -55,6 +55,15 @@ async def test_of_each_tenant_only_the_last_ones_are_kept(home: Home) -> None:
     assert await store.trace("ann", "req_1") is None
 
 
+async def test_long_and_short_ones_that_are_kept_together_stay_in_their_order(home: Home) -> None:
+    store = await home.open()
+    kept = [recording(id=f"req_{n}", document=b"%d" % n * size) for n, size in enumerate((1, 300_000, 2, 3, 200_000))]
+    await store.keep_traces(*kept, for_s=LONG_S, most=4)
+    assert [one.id for one in await store.traces("ann")] == ["req_4", "req_3", "req_2", "req_1"]
+    for one in kept[1:]:
+        assert await store.trace("ann", one.id) == one
+
+
 async def test_one_of_the_same_id_takes_the_place_of_the_one_before(home: Home) -> None:
     store = await home.open()
     await store.keep_traces(recording(id="req_1", document=b"1"), recording(id="req_2"), for_s=LONG_S, most=2)

@@ -158,6 +158,20 @@ async def test_what_comes_while_too_many_wait_is_dropped_and_counted() -> None:
     await store.aclose()
 
 
+async def test_a_recording_that_none_follows_is_kept_soon() -> None:
+    count: Counter[str] = Counter()
+    store = SqliteStore(None)
+    await store.start()
+    recording = recorder(store, count)
+    for number in range(2):
+        recording.ended(replace(GOOD, began=replace(BEGAN, request_id=f"req_{number}")))
+        async with asyncio.timeout(20):
+            while count != {"kept": number + 1}:
+                await asyncio.sleep(0.01)
+    await recording.aclose()
+    await store.aclose()
+
+
 async def test_a_store_that_is_down_is_told_once_and_costs_recordings_only(caplog: pytest.LogCaptureFixture) -> None:
     count: Counter[str] = Counter()
     store = RedisStore("redis://127.0.0.1:1/0", deadline_s=0.05)

@@ -1,7 +1,8 @@
 """Which answers are recorded, and how recordings get to the store: behind the answers, never in their way.
 
-What is told of a turn that ended waits in a short line; a task makes documents of it in a thread and keeps them. What
-comes while the line is full is dropped, and what the store does not take is not tried again: both are counted.
+What is told of a turn that ended waits in a short line, for a moment, so that several go together; a task makes
+documents of them in a thread and keeps them. What comes while the line is full is dropped, and what the store does not
+take is not tried again: both are counted.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ log = logging.getLogger("unisono.observe")
 MOST_WAITING: Final = 64
 TOGETHER: Final = 8
 """Recordings that are written at once."""
+GATHER_S: Final = 0.02
+"""How long the first of them waits for others, in seconds."""
 CLOSING_S: Final = 3.0
 """How long those that wait may take when the gateway ends, in seconds."""
 KNOWN: Final = 1024
@@ -67,6 +70,7 @@ class Recorder(Observer):
         self._count = count
         self._waiting: deque[tuple[str, Done]] = deque()
         self._writing: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._answers: dict[tuple[str, str], int] = {}
         self._down = False
 
@@ -80,11 +84,22 @@ class Recorder(Observer):
             self._count("dropped", 1)
             return
         self._waiting.append((self._id(done.began), done))
-        if self._writing is None or self._writing.done():
+        if len(self._waiting) >= TOGETHER:
+            self._begin()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(GATHER_S, self._begin)
+
+    def _begin(self) -> None:
+        """Write what waits, where nobody does already."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._waiting and (self._writing is None or self._writing.done()):
             self._writing = asyncio.create_task(self._write(), name="recording answers")
 
     async def aclose(self) -> None:
         """Keep what waits, for a moment."""
+        self._begin()
         if self._writing is not None:
             await asyncio.wait({self._writing}, timeout=CLOSING_S)
             self._writing.cancel()

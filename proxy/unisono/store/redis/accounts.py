@@ -179,9 +179,7 @@ local ledger, mark, minute, open, held, spent = unpack(KEYS)
 local model, settled_ms, claimed, once = arg(), arg(), arg() == '1', arg()
 local past_ms, input, output, cost = tonumber(arg()), tonumber(arg()), tonumber(arg()), tonumber(arg())
 if not redis.call('SET', mark, '', 'NX', 'PX', settled_ms) then return {'ok'} end
-for n = next_arg, #ARGV, 2 do
-  if ARGV[n + 1] ~= '0' then redis.call('HINCRBY', ledger, ARGV[n] .. ':' .. model, ARGV[n + 1]) end
-end
+for n = next_arg, #ARGV, 2 do redis.call('HINCRBY', ledger, ARGV[n] .. ':' .. model, ARGV[n + 1]) end
 if not claimed then return {'ok'} end
 local second = math.floor(clock() / 1000)
 local there = redis.call('HGET', held, once)
@@ -257,7 +255,8 @@ class KeptAccounts:
             *(used.input, used.output, used.cost),
         ]
         for name in USED:
-            args += [name, getattr(used, name)]
+            if amount := getattr(used, name):
+                args += [name, amount]
         await self._link.act(SETTLE, [*named, *(_named(claim) if claim is not None else ())], args)
 
     async def ledger(self, since: str, until: str, account: Account | None = None) -> tuple[Entry, ...]:
