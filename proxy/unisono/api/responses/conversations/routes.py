@@ -7,7 +7,7 @@ another tenant are the same 404.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from fastapi import APIRouter
@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from unisono.api.body import off_loop, read_json
 from unisono.api.fields import Open, shortened
+from unisono.api.methods import Endpoint, add_path
 from unisono.api.responses.conversations.inbound import leans_on_earlier, possible, to_added, wanted_ids
 from unisono.api.responses.conversations.outbound import to_conversation, to_deleted
 from unisono.api.responses.conversations.schema import (
@@ -100,20 +101,16 @@ def conversations_router(
         return to_whole(to_conversation(head))
 
     one = "/conversations/{conversation}"
-    routes = (
-        ("POST", "/conversations", create),
-        ("GET", one, retrieve),
-        ("POST", one, change),
-        ("DELETE", one, delete),
-        ("POST", f"{one}/items", add_items),
-        ("GET", f"{one}/items", list_items),
-        ("GET", f"{one}/items/{{item}}", retrieve_item),
-        ("DELETE", f"{one}/items/{{item}}", delete_item),
+    routes: tuple[tuple[str, str, Mapping[str, Endpoint]], ...] = (
+        ("conversations", "/conversations", {"POST": create}),
+        ("conversation", one, {"GET": retrieve, "POST": change, "DELETE": delete}),
+        ("conversation_items", f"{one}/items", {"GET": list_items, "POST": add_items}),
+        ("conversation_item", f"{one}/items/{{item}}", {"GET": retrieve_item, "DELETE": delete_item}),
     )
     router = APIRouter()
     for prefix in PREFIXES:
-        for method, path, endpoint in routes:
-            router.add_route(prefix + path, endpoint, methods=[method], name=endpoint.__name__)
+        for name, path, endpoints in routes:
+            add_path(router, prefix + path, endpoints, name=name)
     return router
 
 

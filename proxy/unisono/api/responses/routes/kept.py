@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from unisono.api.fields import shortened
+from unisono.api.methods import add_path
 from unisono.api.responses.background.reader import logged_events
 from unisono.api.responses.background.runner import Runner, missing
 from unisono.api.responses.items import to_listing
@@ -72,8 +73,7 @@ def kept_routes(
         return to_whole(to_listing(page, has_more=more, show=dialect.item))
 
     one = f"{path}/{{response_id}}"
-    router.add_route(one, fetch, methods=["GET"], name="response")
-    router.add_route(one, delete, methods=["DELETE"], name="delete_response")
+    add_path(router, one, {"GET": fetch, "DELETE": delete}, name="response")
     router.add_route(f"{one}/cancel", cancel, methods=["POST"], name="cancel_response")
     router.add_route(f"{one}/input_items", input_items, methods=["GET"], name="input_items")
 
