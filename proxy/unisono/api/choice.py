@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, Final, TypeAlias
 
-from pydantic import PlainValidator
+from pydantic import PlainValidator, WithJsonSchema
 
 from unisono.api.fields import MAX_TOOLS, wrong
 from unisono.api.tools import Toolbox
@@ -128,8 +128,17 @@ def _word(value: dict[str, Any], field_name: str) -> str:
     return word
 
 
-ChosenTools: TypeAlias = Annotated[ToolChoice | None, PlainValidator(to_tool_choice)]
-ChosenFunction: TypeAlias = Annotated[ToolChoice | None, PlainValidator(to_function_choice)]
+_WORD: Final[dict[str, Any]] = {"enum": [*WORDS, None]}
+_NAME: Final[dict[str, Any]] = {"type": "string", "minLength": 1, "maxLength": LONGEST}
+_TOOL: Final[dict[str, Any]] = {"type": "object", "properties": {"type": _NAME}, "required": ["type"]}
+_FUNCTION: Final[dict[str, Any]] = {"type": "object", "properties": {"name": _NAME}, "required": ["name"]}
+
+ChosenTools: TypeAlias = Annotated[
+    ToolChoice | None, PlainValidator(to_tool_choice), WithJsonSchema({"anyOf": [_WORD, _TOOL]})
+]
+ChosenFunction: TypeAlias = Annotated[
+    ToolChoice | None, PlainValidator(to_function_choice), WithJsonSchema({"anyOf": [_WORD, _FUNCTION]})
+]
 
 HostedTool: TypeAlias = tuple[str, str | None]
 """A server's label and the name of a tool there, None for any of the server's."""

@@ -7,11 +7,23 @@ Types are strict: a number written as a string is a mistake, not a number. A fie
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import orjson
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    TypeAdapter,
+    ValidationInfo,
+    WithJsonSchema,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from unisono.core.conversation import Effort
 from unisono.core.generation import (
@@ -70,6 +82,17 @@ def wrong(reason: str) -> PydanticCustomError:
     return PydanticCustomError("invalid_value", "{reason}", {"reason": reason})
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a field may come as, where it is another type than it becomes. Only the document looks at it, so that it
+    costs a start nothing."""
+
+    form: Any
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return handler(TypeAdapter(self.form).core_schema)
+
+
 def _encodable(text: str) -> str:
     if not text.isascii():
         try:
@@ -117,9 +140,9 @@ def _bounded(parameters: dict[str, Any]) -> dict[str, Any]:
 Text = Annotated[str, AfterValidator(_encodable)]
 Id = Annotated[Text, Field(min_length=1)]
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
-Arguments = Annotated[Text, BeforeValidator(_to_arguments)]
+Arguments = Annotated[Text, BeforeValidator(_to_arguments), Told(str | dict[str, Any] | None)]
 Parameters = Annotated[dict[str, Any], AfterValidator(_bounded)]
-SpelledEffort = Annotated[Effort | None, BeforeValidator(to_effort)]
+SpelledEffort = Annotated[Effort | None, BeforeValidator(to_effort), WithJsonSchema({"enum": [*EFFORTS, None]})]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Count = Annotated[int, Field(ge=1)]
 Budget = Annotated[int, Field(ge=-1, le=2**31 - 1)]
@@ -132,7 +155,8 @@ TopK = Annotated[int, Field(ge=-1, le=VOCABULARY)]
 MinP = Annotated[float, Field(ge=0, le=1)]
 RepetitionPenalty = Annotated[float, Field(gt=0, le=10)]
 Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
-LogitBias = dict[Annotated[int, BeforeValidator(_to_token_id)], Annotated[float, Field(ge=-100, le=100)]]
+TokenId = Annotated[int, BeforeValidator(_to_token_id), Told(Annotated[str, Field(pattern=r"^[0-9]{1,6}$")])]
+LogitBias = dict[TokenId, Annotated[float, Field(ge=-100, le=100)]]
 ModelName = Annotated[Text, Field(min_length=1, max_length=256)]
 
 
@@ -150,6 +174,11 @@ def shortened(name: str) -> str:
 def smallest(budgets: Iterable[int | None]) -> int | None:
     """The budget that holds where several were given; None for none."""
     return min((budget for budget in budgets if budget is not None and budget >= 0), default=None)
+
+
+def only_neutral(name: str) -> Any:
+    """A refused field, which `neutral` judges: its default, and what the document says it may hold."""
+    return Field(None, json_schema_extra={"enum": [*NEUTRAL[name]]})
 
 
 def neutral(value: Any, info: ValidationInfo) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
 from unisono.api.body import MAX_RUN, RUN_TOO_LONG, longest_run_reaches
 from unisono.api.fields import Open, Text, refused, wrong
@@ -12,6 +13,7 @@ from unisono.errors import InvalidRequest
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 REASONING_PARTS = frozenset({"thinking", "reasoning", "reasoning_text"})
+KINDS = TEXT_PARTS | REASONING_PARTS | {"refusal"}
 MEDIA_PARTS = {
     "image_url": "image",
     "image": "image",
@@ -28,8 +30,17 @@ MEDIA_PARTS = {
 """Kinds of parts that are no text, and what they carry."""
 
 
+_FORMS: list[Any] = [
+    {"properties": {"type": {"enum": sorted(TEXT_PARTS)}, "text": {"type": "string"}}, "required": ["text"]},
+    {"properties": {"type": {"enum": sorted(KINDS - TEXT_PARTS)}}},
+]
+"""What the parts of each kind need, for the document."""
+
+
 class Part(Open):
-    type: str
+    model_config = ConfigDict(json_schema_extra={"anyOf": _FORMS})
+
+    type: Annotated[str, Field(json_schema_extra={"enum": sorted(KINDS)})]
     text: Text | None = Field(None, validate_default=True)
     thinking: Text | None = None
     refusal: Text | None = None
@@ -39,7 +50,7 @@ class Part(Open):
     def _known(cls, value: str) -> str:
         if value in MEDIA_PARTS:
             raise refused(f"'{value}' is not possible: the model does not support {MEDIA_PARTS[value]} input")
-        if value not in TEXT_PARTS | REASONING_PARTS | {"refusal"}:
+        if value not in KINDS:
             raise wrong("must be 'text' or 'refusal'")
         return value
 

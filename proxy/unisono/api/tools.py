@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 import orjson
+from pydantic import BaseModel, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
 
 from unisono.api.fields import MAX_TOOLS, Open, Parameters, Text, ToolName
 from unisono.core.conversation import FunctionTool, Json
@@ -42,6 +45,19 @@ class FunctionSpec(Open):
 class CustomSpec(Open):
     name: ToolName
     description: Text | None = None
+
+
+def described(
+    tool: JsonSchemaValue, specs: Mapping[str, type[BaseModel]], handler: GetJsonSchemaHandler
+) -> JsonSchemaValue:
+    """What the document says of a `tool` of any kind: with the fields of its spec, flat or in an object of its kind."""
+    forms: list[dict[str, Any]] = [{"properties": {"type": {"not": {"enum": [*specs]}}}}]
+    for kind, spec in specs.items():
+        fields = handler(spec.__pydantic_core_schema__)
+        forms.append({"properties": {"type": {"const": kind}}, "allOf": [fields]})
+        forms.append({"properties": {"type": {"const": kind}, kind: fields}, "required": [kind]})
+    handler.resolve_ref_schema(tool)["anyOf"] = forms
+    return tool
 
 
 class CallForm(Enum):

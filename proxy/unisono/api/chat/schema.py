@@ -10,10 +10,22 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from unisono.api.choice import ChosenFunction, ChosenTools
 from unisono.api.fields import (
+    EFFORTS,
     MAX_MESSAGES,
     MAX_TOOLS,
     Arguments,
@@ -24,18 +36,23 @@ from unisono.api.fields import (
     Open,
     SpelledEffort,
     Text,
+    Told,
     ToolName,
     neutral,
+    only_neutral,
     to_effort,
     wrong,
 )
 from unisono.api.forms import ResponseFormat
 from unisono.api.parts import Part
 from unisono.api.sampling import Drawing
-from unisono.api.tools import CustomSpec, FunctionSpec
+from unisono.api.tools import CustomSpec, FunctionSpec, described
 from unisono.core.conversation import Effort
 
 MAX_STOPS = 16
+
+Content = str | list[str | Part] | list[Any] | dict[str, Any] | None
+"""What a message's content may come as: a result of a tool may be bare JSON."""
 
 
 def _to_think(value: Any) -> Effort | None:
@@ -50,6 +67,10 @@ def _to_stops(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+Stop = Annotated[Text, Field(min_length=1, max_length=4096)]
+Stops = Annotated[list[Stop], Field(max_length=MAX_STOPS)]
+
+
 class CalledFunction(Open):
     name: ToolName
     arguments: Arguments = ""
@@ -60,7 +81,16 @@ class CalledCustom(Open):
     input: Text = ""
 
 
+_CALLS: list[Any] = [
+    {"properties": {"type": {"const": "function"}, "function": {"type": "object"}}, "required": ["function"]},
+    {"properties": {"type": {"const": "custom"}, "custom": {"type": "object"}}, "required": ["type", "custom"]},
+]
+"""What a call of each kind needs, for the document."""
+
+
 class Call(Open):
+    model_config = ConfigDict(json_schema_extra={"anyOf": _CALLS})
+
     id: Id
     type: Literal["function", "custom"] = "function"
     function: CalledFunction | None = Field(None, validate_default=True)
@@ -78,11 +108,26 @@ class ReasoningDetail(Open):
     text: Text | None = None
 
 
+_ROLES: list[Any] = [
+    {
+        "properties": {
+            "role": {"enum": ["system", "developer", "user", "assistant"]},
+            "content": {"type": ["string", "array", "null"]},
+        }
+    },
+    {"properties": {"role": {"const": "tool"}, "tool_call_id": {"type": "string"}}, "required": ["tool_call_id"]},
+    {"properties": {"role": {"const": "function"}, "name": {"type": "string"}}, "required": ["name"]},
+]
+"""What a message of each role needs, for the document."""
+
+
 class Message(Open):
     """One message of any role. `content` becomes a list of parts, whichever form it came in."""
 
+    model_config = ConfigDict(json_schema_extra={"anyOf": _ROLES})
+
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: list[Part] = Field(default_factory=list)
+    content: Annotated[list[Part], Told(Content)] = Field(default_factory=list)
     name: Text | None = Field(None, validate_default=True)
     tool_calls: list[Call] | None = None
     function_call: CalledFunction | None = None
@@ -139,6 +184,10 @@ class ToolSpec(Open):
     custom: CustomSpec | None = Field(None, validate_default=True)
     name: Text | None = None
     tools: list[ToolSpec] | None = None
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return described(handler(schema), {"function": FunctionSpec, "custom": CustomSpec}, handler)
 
     @model_validator(mode="before")
     @classmethod
@@ -203,30 +252,30 @@ class Wanted(Open):
     response_format: ResponseFormat | None = None
     reasoning_effort: SpelledEffort = None
     reasoning: ReasoningOptions | None = None
-    think: Annotated[Effort | None, BeforeValidator(_to_think)] = None
+    think: Annotated[
+        Effort | None, BeforeValidator(_to_think), WithJsonSchema({"enum": [True, False, *EFFORTS, None]})
+    ] = None
     chat_template_kwargs: TemplateOptions | None = None
     output_config: ReasoningOptions | None = None
-    thinking: Annotated[ThinkingOptions | None, BeforeValidator(_to_thinking)] = None
+    thinking: Annotated[ThinkingOptions | None, BeforeValidator(_to_thinking), Told(ThinkingOptions | bool | None)] = (
+        None
+    )
     thinking_token_budget: Budget | None = None
     thinking_budget: Budget | None = None
     reasoning_budget: Budget | None = None
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
-    stop: Annotated[
-        list[Annotated[Text, Field(min_length=1, max_length=4096)]],
-        Field(max_length=MAX_STOPS),
-        BeforeValidator(_to_stops),
-    ] = Field(default_factory=list)
+    stop: Annotated[Stops, BeforeValidator(_to_stops), Told(Stop | Stops | None)] = Field(default_factory=list)
     n: Annotated[int, Field(ge=1, le=16)] | None = None
 
 
 class ChatRequest(Drawing, Wanted):
     """All of a request. Of several faults the first is told, and the fields of the last base come first."""
 
-    logprobs: Any = None
-    top_logprobs: Any = None
-    modalities: Any = None
-    audio: Any = None
+    logprobs: Any = only_neutral("logprobs")
+    top_logprobs: Any = only_neutral("top_logprobs")
+    modalities: Any = only_neutral("modalities")
+    audio: Any = only_neutral("audio")
     prompt_cache_key: Annotated[Text, Field(max_length=512)] | None = None
     unisono: GatewayOptions | None = None
 

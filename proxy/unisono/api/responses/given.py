@@ -7,12 +7,12 @@ to the model is left out with a note, and only what nobody knows is refused.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, Union
 
 import orjson
-from pydantic import BeforeValidator, Field, PlainValidator, field_validator
+from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, field_validator
 
-from unisono.api.fields import Arguments, Id, Open, Text, ToolName, wrong
+from unisono.api.fields import Arguments, Id, Open, Text, Told, ToolName, wrong
 from unisono.api.parts import TEXT_PARTS, Part
 
 PREFIX = "unisono:"
@@ -51,14 +51,25 @@ def _word(value: Any) -> str | None:
     return value.encode(errors="replace").decode() if isinstance(value, str) else None
 
 
-Parts = Annotated[list[Part], BeforeValidator(_to_parts)]
-Output = Annotated[list[Part], BeforeValidator(_to_output)]
+Parts = Annotated[list[Part], BeforeValidator(_to_parts), Told(str | list[str | Part] | None)]
+Output = Annotated[list[Part], BeforeValidator(_to_output), Told(str | list[str | Part] | Any)]
 Texts = Annotated[tuple[str, ...], PlainValidator(_texts)]
 Word = Annotated[str | None, PlainValidator(_word)]
 
 
+def _tell_kinds(schema: dict[str, Any], model: type[Given]) -> None:
+    """Let a model's document name its types, also as Open Responses has them."""
+    kinds = [kind for kind, each in KINDS.items() if each is model]
+    said = schema["properties"]["type"]
+    # What may be left out may be null.
+    optional = [None] if "default" in said else []
+    schema["properties"]["type"] = {"enum": [*kinds, *(PREFIX + kind for kind in kinds), *optional]}
+
+
 class Given(Open):
     """What every item may have. `id` is whatever the client knows the item by: nobody answers for it."""
+
+    model_config = ConfigDict(json_schema_extra=_tell_kinds)
 
     type: str
     id: Word = None
@@ -208,4 +219,5 @@ def to_given(value: Any) -> Given:
     return model.model_validate({**value, "type": kind})
 
 
-GivenItem: TypeAlias = Annotated[Given, PlainValidator(to_given)]
+AnyKind: Any = Union[tuple(dict.fromkeys(KINDS.values()))]  # noqa: UP007 - of a tuple that is made here
+GivenItem: TypeAlias = Annotated[Given, PlainValidator(to_given), Told(AnyKind)]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BeforeValidator, Field, field_validator
 from starlette.datastructures import QueryParams
 
-from unisono.api.fields import Open, wrong
+from unisono.api.fields import Open, Told, wrong
 from unisono.api.responses.schema import INCLUDABLE, LOGPROBS
 
 MAX_PAGE = 100
@@ -39,10 +39,15 @@ def _to_flag(value: Any) -> bool:
     raise wrong("must be true or false")
 
 
+Included = Annotated[str, Field(json_schema_extra={"enum": [*INCLUDABLE, LOGPROBS]})]
+Limit = Annotated[int, BeforeValidator(_to_limit), Told(Annotated[int, Field(ge=1, le=MAX_PAGE)])]
+EventNumber = Annotated[int, BeforeValidator(_to_event), Told(Annotated[int, Field(ge=0, lt=10**MAX_EVENT_DIGITS)])]
+
+
 class ItemQuery(Open):
     """`include` may name what OpenAI's may. Nothing is left out of an item here, so nothing has to be asked for."""
 
-    include: list[str] = Field(default_factory=list)
+    include: list[Included] = Field(default_factory=list)
 
     @field_validator("include")
     @classmethod
@@ -55,7 +60,7 @@ class ItemQuery(Open):
 
 class PageQuery(ItemQuery):
     after: str | None = None
-    limit: Annotated[int, BeforeValidator(_to_limit)] = DEFAULT_PAGE
+    limit: Limit = DEFAULT_PAGE
     order: Literal["asc", "desc"] = "desc"
 
 
@@ -63,7 +68,7 @@ class ResponseQuery(ItemQuery):
     """A response as a whole, or its events behind number `starting_after`."""
 
     stream: Annotated[bool, BeforeValidator(_to_flag)] = False
-    starting_after: Annotated[int, BeforeValidator(_to_event)] | None = None
+    starting_after: EventNumber | None = None
 
 
 Query = TypeVar("Query", bound=ItemQuery)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, field_validator, model_validator
+from pydantic.json_schema import JsonSchemaValue, SkipJsonSchema
+from pydantic_core import CoreSchema
 
 from unisono.api.choice import ChosenTools, Mode
 from unisono.api.fields import (
@@ -21,7 +23,9 @@ from unisono.api.fields import (
     Open,
     SpelledEffort,
     Text,
+    Told,
     neutral,
+    only_neutral,
     refused,
     wrong,
 )
@@ -29,7 +33,7 @@ from unisono.api.forms import TextFormat
 from unisono.api.responses.given import GivenItem
 from unisono.api.responses.hosting.spec import MCP, McpSpec
 from unisono.api.sampling import Drawing
-from unisono.api.tools import CustomSpec, FunctionSpec
+from unisono.api.tools import CustomSpec, FunctionSpec, described
 
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
 SOURCES = "web_search_call.action.sources"
@@ -57,8 +61,12 @@ class Tool(Open):
 
     type: Annotated[str, Field(min_length=1, max_length=64)]
     name: Text | None = None
-    spec: FunctionSpec | CustomSpec | McpSpec | None = None
+    spec: SkipJsonSchema[FunctionSpec | CustomSpec | McpSpec | None] = None
     tools: list[Tool] | None = None
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return described(handler(schema), SPECS, handler)
 
     @model_validator(mode="before")
     @classmethod
@@ -126,7 +134,9 @@ def _to_reference(value: Any) -> Any:
     return {"id": value} if isinstance(value, str) else value
 
 
-Input = Annotated[list[GivenItem], Field(max_length=MAX_MESSAGES), BeforeValidator(_to_items)]
+Items = Annotated[list[GivenItem], Field(max_length=MAX_MESSAGES)]
+Input = Annotated[Items, BeforeValidator(_to_items), Told(str | Items | None)]
+Included = Annotated[str, Field(json_schema_extra={"enum": [*INCLUDABLE]})]
 
 
 class Wanted(Open):
@@ -143,10 +153,12 @@ class Wanted(Open):
     max_output_tokens: Count | None = None
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
-    include: list[str] | None = None
+    include: list[Included] | None = None
     store: bool | None = None
     previous_response_id: Id | None = None
-    conversation: Annotated[ConversationRef | None, BeforeValidator(_to_reference)] = None
+    conversation: Annotated[
+        ConversationRef | None, BeforeValidator(_to_reference), Told(ConversationRef | Id | None)
+    ] = None
     background: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -155,7 +167,7 @@ class Wanted(Open):
     prompt_cache_key: Label | None = None
     safety_identifier: Label | None = None
     user: Label | None = None
-    prompt: Any = None
+    prompt: Any = Field(None, json_schema_extra={"type": "null"})
 
     @field_validator("prompt")
     @classmethod
@@ -196,8 +208,8 @@ class Wanted(Open):
 class ResponsesRequest(Drawing, Wanted):
     """All of a request. Of several faults the first is told, and the fields of the last base come first."""
 
-    top_logprobs: Any = None
-    modalities: Any = None
-    audio: Any = None
+    top_logprobs: Any = only_neutral("top_logprobs")
+    modalities: Any = only_neutral("modalities")
+    audio: Any = only_neutral("audio")
 
     _neutral = field_validator("top_logprobs", "modalities", "audio", mode="before")(neutral)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from unisono.api.fields import Open
+from unisono.api.fields import Open, Told
 from unisono.api.responses.given import GivenItem
 from unisono.api.responses.schema import Metadata
 
@@ -25,12 +25,12 @@ def _no_items(value: Any) -> Any:
 NewItems = Annotated[list[GivenItem], Field(max_length=MAX_NEW_ITEMS)]
 
 
-Labels = Annotated[Metadata, BeforeValidator(_no_labels)]
+Labels = Annotated[Metadata, BeforeValidator(_no_labels), Told(Metadata | None)]
 """Metadata, null for none."""
 
 
 class NewConversation(Open):
-    items: Annotated[NewItems, BeforeValidator(_no_items)] = Field(default_factory=list)
+    items: Annotated[NewItems, BeforeValidator(_no_items), Told(NewItems | None)] = Field(default_factory=list)
     metadata: Labels = Field(default_factory=dict)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
-from unisono.api.fields import Open, Text, refused, wrong
+from unisono.api.fields import Open, Text, Told, refused, wrong
 from unisono.core.tools import Approval, ToolFilter
 
 MCP = "mcp"
@@ -39,7 +40,7 @@ class ApprovalSpec(Open):
 
     always: FilterSpec | None = None
     never: FilterSpec | None = None
-    word: str | None = None
+    word: SkipJsonSchema[str | None] = None
 
     def approval(self) -> Approval:
         if self.word is not None:
@@ -72,10 +73,14 @@ class McpSpec(Open):
     server_description: Text | None = None
     authorization: SecretStr | None = None
     headers: dict[Text, SecretStr] | None = None
-    allowed_tools: Annotated[FilterSpec | None, BeforeValidator(_to_filter)] = None
-    require_approval: Annotated[ApprovalSpec | None, BeforeValidator(_to_approval)] = None
-    connector_id: Any = None
-    tunnel_id: Any = None
+    allowed_tools: Annotated[FilterSpec | None, BeforeValidator(_to_filter), Told(FilterSpec | ToolNames | None)] = None
+    require_approval: Annotated[
+        ApprovalSpec | None,
+        BeforeValidator(_to_approval),
+        Told(ApprovalSpec | Literal["always", "never"] | None),
+    ] = None
+    connector_id: Any = Field(None, json_schema_extra={"type": "null"})
+    tunnel_id: Any = Field(None, json_schema_extra={"type": "null"})
 
     @field_validator("connector_id", "tunnel_id")
     @classmethod
