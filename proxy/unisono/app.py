@@ -29,6 +29,7 @@ from unisono.api.failures import register
 from unisono.api.health import health_routes
 from unisono.api.metrics import metrics_router
 from unisono.api.models import models_router
+from unisono.api.openapi.routes import document_router
 from unisono.api.responses.background.runner import Runner
 from unisono.api.responses.conversations.routes import conversations_router
 from unisono.api.responses.hosting.servers import ServerRules
@@ -172,7 +173,7 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     app = FastAPI(
         title="Unisono",
         version=__version__,
-        # The door asks for a key on every path but health, and a page that lists all paths helps nobody without one.
+        # The document is one of the routes: FastAPI's own knows nothing of plain ones.
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
@@ -207,6 +208,7 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     )
     app.include_router(responses_router(means, runner))
     app.include_router(usage_router(ledger=store.ledger, clock=time.time))
+    app.include_router(document_router())
     app.state.gateway = gateway
     return app
 

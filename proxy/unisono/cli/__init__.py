@@ -60,6 +60,16 @@ def models(config_path: Path) -> None:
 
 
 @main.command()
+def openapi() -> None:
+    """Print the OpenAPI document of the gateway, as GET /openapi.json answers it."""
+    import json
+
+    from unisono.api.openapi.document import document
+
+    click.echo(json.dumps(document(), indent=2))
+
+
+@main.command()
 @click.option("--plan", "plan_path", type=click.Path(path_type=Path), help="What to simulate: docs/simulate.md.")
 @click.option("--config", "config_path", type=click.Path(path_type=Path), help="Take the backends of a configuration.")
 @click.option("--model", help="Which group of the configuration.")

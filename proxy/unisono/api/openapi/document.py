@@ -1,0 +1,142 @@
+"""The document as a whole: pure, from the table of operations, the models that judge requests, and the tree of errors.
+
+Made when it is first asked for, and kept: nothing of it is there before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from unisono import __version__
+from unisono.api.openapi.answers import ANSWERS
+from unisono.api.openapi.models import Schema, ref, schemas_of, to_parameters
+from unisono.api.openapi.operations import OPERATIONS, Operation
+from unisono.errors import UnisonoError
+
+JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
+ABOUT = (
+    "Every path that begins with `/v1` answers without it too, and `/open-responses/v1` without its `/v1`. Objects may "
+    "hold more fields than are named here: in a request they have no effect, which the answer notes."
+)
+KEYS: list[dict[str, list[str]]] = [{"bearer": []}, {"key": []}]
+
+HEADERS: dict[str, Schema] = {
+    "x-request-id": {"description": "What the request is called in logs and recordings.", "schema": {"type": "string"}},
+    "x-unisono-backend": {"description": "Who answered.", "schema": {"type": "string"}},
+    "x-unisono-failovers": {"description": "How often another one had to.", "schema": {"type": "integer"}},
+    "x-unisono-recoveries": {"description": "What was mended; not of streams.", "schema": {"type": "string"}},
+    "retry-after": {"description": "Seconds.", "schema": {"type": "integer"}},
+    "www-authenticate": {"schema": {"type": "string"}},
+}
+NAMED = re.compile(r"{(\w+)}")
+"""The parameters of a path."""
+TOLD = ("x-unisono-backend", "x-unisono-failovers", "x-unisono-recoveries")
+WITH_FAILURE = {401: ("www-authenticate",), 429: ("retry-after",), 503: ("retry-after",)}
+"""Headers that failures with a status always have."""
+
+
+@cache
+def document() -> dict[str, Any]:
+    """The document; not to be changed."""
+    rows = [(tag, operation) for tag, operations in OPERATIONS.items() for operation in operations]
+    requests = schemas_of(list(dict.fromkeys(each.body for _, each in rows if each.body is not None)))
+    paths: dict[str, Any] = {}
+    for tag, operation in rows:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(tag, operation, requests)
+    used = sorted({status for _, operation in rows for status in operation.failures})
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Unisono", "version": __version__, "description": ABOUT},
+        "paths": paths,
+        "components": {
+            "schemas": {**requests, **ANSWERS},
+            "responses": {f"Failure{status}": _failure(status) for status in used},
+            "headers": HEADERS,
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+        },
+    }
+
+
+def _operation(tag: str, operation: Operation, requests: dict[str, Schema]) -> Schema:
+    made: Schema = {
+        "operationId": operation.name,
+        "summary": operation.summary,
+        "tags": [tag],
+        "security": KEYS if operation.needs_key else [],
+    }
+    if parameters := list(_parameters(operation)):
+        made["parameters"] = parameters
+    if operation.body is not None:
+        schema = _body(operation.body.__name__, operation.fields, requests)
+        made["requestBody"] = {"required": True, "content": {JSON: {"schema": schema}}}
+    made["responses"] = {"200": _answer(operation)}
+    if operation.unready:
+        made["responses"]["503"] = {**_answer(operation), "description": "Not now."}
+    for status in sorted(operation.failures):
+        made["responses"][str(status)] = {"$ref": f"#/components/responses/Failure{status}"}
+    return made
+
+
+def _body(name: str, fields: frozenset[str] | None, requests: dict[str, Schema]) -> Schema:
+    if fields is None:
+        return ref(name)
+    whole = requests[name]
+    properties = {field: schema for field, schema in whole["properties"].items() if field in fields}
+    return {**whole, "properties": properties}
+
+
+def _parameters(operation: Operation) -> Iterator[Schema]:
+    for name in NAMED.findall(operation.path):
+        yield {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+    if operation.query is not None:
+        yield from to_parameters(operation.query)
+    yield from operation.parameters
+
+
+def _answer(operation: Operation) -> Schema:
+    headers = ("x-request-id", *(TOLD if operation.tells else ()))
+    content: Schema = {TEXT: {"schema": {"type": "string"}}}
+    if operation.answer is not None:
+        content = {JSON: {"schema": ref(operation.answer)}}
+    if operation.events is not None:
+        # What each event holds is for readers: OpenAPI 3.1 has no word for it.
+        content[EVENTS] = {"x-event-schema": ref(operation.events)}
+    answer = {"description": "The answer.", "headers": _headers(headers), "content": content}
+    return {**answer, "links": dict(map(_link, operation.leads_to))} if operation.leads_to else answer
+
+
+def _link(name: str) -> tuple[str, Schema]:
+    """How an answer's id becomes the first parameter of the path of another operation."""
+    [path] = [each.path for operations in OPERATIONS.values() for each in operations if each.name == name]
+    [parameter, *_] = NAMED.findall(path)
+    return name, {"operationId": name, "parameters": {parameter: "$response.body#/id"}}
+
+
+def _failure(status: int) -> Schema:
+    return {
+        "description": f"One of these codes: {', '.join(_codes(status))}.",
+        "headers": _headers(("x-request-id", *WITH_FAILURE.get(status, ()))),
+        "content": {JSON: {"schema": ref("Error")}},
+    }
+
+
+def _headers(names: tuple[str, ...]) -> Schema:
+    return {name: {"$ref": f"#/components/headers/{name}"} for name in names}
+
+
+def _codes(status: int) -> list[str]:
+    return sorted({kind.code for kind in _kinds(UnisonoError) if kind.status == status})
+
+
+def _kinds(root: type[UnisonoError]) -> Iterator[type[UnisonoError]]:
+    """All failures of the gateway's own, whatever hooks have added to them."""
+    for kind in root.__subclasses__():
+        if kind.__module__ == root.__module__:
+            yield kind
+            yield from _kinds(kind)

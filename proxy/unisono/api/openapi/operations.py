@@ -1,0 +1,212 @@
+"""What can be asked of the gateway: one row for each method and path, by what it is about. Paths that say the same
+without `/v1` are left out; a test holds the rows against the routes there are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from unisono.api.chat.schema import ChatRequest
+from unisono.api.fields import Open
+from unisono.api.openapi.models import Schema
+from unisono.api.responses.compaction import TAKEN
+from unisono.api.responses.conversations.schema import AddedItems, ChangedConversation, NewConversation
+from unisono.api.responses.idempotency import LONGEST_KEY
+from unisono.api.responses.queries import ItemQuery, PageQuery, ResponseQuery
+from unisono.api.responses.schema import ResponsesRequest
+
+PLAIN = (400, 401, 403, 503)
+"""Failures of any request that takes a key."""
+ONE = (*PLAIN, 404)
+CHANGED = (*ONE, 409)
+SENT = (*PLAIN, 408, 413, 415)
+ADDED = (*SENT, 404, 409)
+TURNED = (*ADDED, 429, 502, 504)
+"""Failures where a model is asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """`answer` names the schema of an answer in JSON, None for text; `events` that of each event where the answer may
+    be a stream. `failures` are statuses. Of the `body` only `fields` are looked at, None for all."""
+
+    method: str
+    path: str
+    name: str
+    summary: str
+    answer: str | None
+    failures: tuple[int, ...]
+    body: type[Open] | None = None
+    fields: frozenset[str] | None = None
+    query: type[Open] | None = None
+    parameters: tuple[Schema, ...] = ()
+    events: str | None = None
+    tells: bool = False
+    """Headers say how the answer came to be."""
+    needs_key: bool = True
+    leads_to: tuple[str, ...] = ()
+    """Operations that the id in the answer is for."""
+    unready: bool = False
+    """The answer may also come with status 503."""
+
+
+def _day(name: str, about: str) -> Schema:
+    return {"name": name, "in": "query", "description": about, "schema": {"type": "string", "format": "date"}}
+
+
+ONCE: Schema = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "description": "The same request sent twice with it is one response.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": LONGEST_KEY, "pattern": "^[ -~]+$"},
+}
+COUNTED = frozenset(ResponsesRequest.model_fields) - {"store", "background"}
+"""Nothing is kept of a count, whatever is said of it."""
+
+CHAT = (
+    Operation(
+        "POST",
+        "/v1/chat/completions",
+        "createChatCompletion",
+        "Answer a conversation, as a whole or as events.",
+        "ChatCompletion",
+        TURNED,
+        body=ChatRequest,
+        events="ChatCompletionChunk",
+        tells=True,
+    ),
+)
+
+_ALL, _ONE = "/v1/responses", "/v1/responses/{response_id}"
+RESPONSES = (
+    Operation(
+        "POST",
+        _ALL,
+        "createResponse",
+        "Answer, as a whole, as events, or in the background. A WebSocket at this path does the same many times.",
+        "Response",
+        TURNED,
+        body=ResponsesRequest,
+        parameters=(ONCE,),
+        events="ResponseEvent",
+        tells=True,
+        leads_to=("getResponse", "deleteResponse", "cancelResponse", "listInputItems"),
+    ),
+    Operation(
+        "POST",
+        f"{_ALL}/input_tokens",
+        "countInputTokens",
+        "Count the tokens of a prompt.",
+        "InputTokens",
+        TURNED,
+        body=ResponsesRequest,
+        fields=COUNTED,
+    ),
+    Operation(
+        "POST",
+        f"{_ALL}/compact",
+        "compactResponse",
+        "Make a conversation short.",
+        "Compaction",
+        TURNED,
+        body=ResponsesRequest,
+        fields=TAKEN,
+        tells=True,
+    ),
+    Operation(
+        "GET",
+        _ONE,
+        "getResponse",
+        "Fetch a kept response, or its events.",
+        "Response",
+        ONE,
+        query=ResponseQuery,
+        events="ResponseEvent",
+    ),
+    Operation("DELETE", _ONE, "deleteResponse", "Delete a kept response.", "Deleted", CHANGED),
+    Operation(
+        "POST", f"{_ONE}/cancel", "cancelResponse", "Call off a response in the background.", "Response", CHANGED
+    ),
+    Operation(
+        "GET",
+        f"{_ONE}/input_items",
+        "listInputItems",
+        "List what a response was asked.",
+        "ItemPage",
+        ONE,
+        query=PageQuery,
+    ),
+)
+_OPEN = "InOpenResponses"
+OPEN_RESPONSES = tuple(
+    replace(
+        each,
+        path=f"/open-responses{each.path}",
+        name=each.name + _OPEN,
+        leads_to=tuple(name + _OPEN for name in each.leads_to),
+    )
+    for each in RESPONSES
+)
+
+_ALL, _ONE = "/v1/conversations", "/v1/conversations/{conversation}"
+_ITEMS, _ITEM = f"{_ONE}/items", f"{_ONE}/items/{{item}}"
+CONVERSATIONS = (
+    Operation(
+        "POST",
+        _ALL,
+        "createConversation",
+        "Begin one.",
+        "Conversation",
+        ADDED,
+        body=NewConversation,
+        leads_to=("getConversation", "updateConversation", "deleteConversation", "addItems", "listItems"),
+    ),
+    Operation("GET", _ONE, "getConversation", "Fetch one.", "Conversation", ONE),
+    Operation("POST", _ONE, "updateConversation", "Set its metadata.", "Conversation", ADDED, body=ChangedConversation),
+    Operation("DELETE", _ONE, "deleteConversation", "Delete one.", "Deleted", CHANGED),
+    Operation("POST", _ITEMS, "addItems", "Add items at its end.", "ItemPage", ADDED, body=AddedItems, query=ItemQuery),
+    Operation("GET", _ITEMS, "listItems", "List its items.", "ItemPage", ONE, query=PageQuery),
+    Operation("GET", _ITEM, "getItem", "Fetch an item of it.", "Item", ONE, query=ItemQuery),
+    Operation("DELETE", _ITEM, "deleteItem", "Delete an item; what is shown is the rest.", "Conversation", CHANGED),
+)
+
+MODELS = (
+    Operation("GET", "/v1/models", "listModels", "List those this key may use.", "ModelList", PLAIN),
+    Operation("GET", "/v1/models/{model}", "getModel", "Fetch one by its name.", "Model", ONE),
+    Operation("GET", "/v1/model/info", "listModelInfo", "List them as LiteLLM does.", "ModelInfo", PLAIN),
+)
+
+GATEWAY = (
+    Operation(
+        "GET",
+        "/v1/usage",
+        "getUsage",
+        "What this key has used, by day and model.",
+        "Usage",
+        PLAIN,
+        parameters=(_day("since", "First day, of UTC."), _day("until", "Last day.")),
+    ),
+    Operation("GET", "/metrics", "getMetrics", "Numbers for Prometheus.", None, ONE),
+    Operation("GET", "/openapi.json", "getDocument", "This document.", "Document", PLAIN),
+    Operation("GET", "/health/liveliness", "getLiveliness", "Whether it lives.", "Alive", (400,), needs_key=False),
+    Operation("GET", "/health/liveness", "getLiveness", "Whether it lives.", "Alive", (400,), needs_key=False),
+    Operation(
+        "GET",
+        "/health/readiness",
+        "getReadiness",
+        "Whether a model can answer.",
+        "Readiness",
+        (400,),
+        needs_key=False,
+        unready=True,
+    ),
+)
+
+OPERATIONS: Mapping[str, tuple[Operation, ...]] = {
+    "chat": CHAT,
+    "responses": RESPONSES,
+    "conversations": CONVERSATIONS,
+    "open responses": OPEN_RESPONSES,
+    "models": MODELS,
+    "gateway": GATEWAY,
+}
