@@ -21,7 +21,7 @@ ARGS :=
 # Tests that wait on servers wait side by side.
 WORKERS := 4
 
-.PHONY: help serve test lint types imports unit test-sdk test-clients test-engines test-crash test-leaks test-slow test-deep test-restarts chaos fmt bench clean
+.PHONY: help serve test lint types imports unit test-sdk test-clients test-engines test-openapi test-crash test-leaks test-slow test-deep test-restarts chaos fmt bench clean
 
 help:
 	@echo "make serve          serve what is on this machine, or the demo model (ARGS='--config my.yaml')"
@@ -30,6 +30,7 @@ help:
 	@echo "make types imports unit test-sdk        the parts of make test"
 	@echo "make test-clients   every client library: openai before and after 3, openai-agents, pydantic-ai, langchain"
 	@echo "make test-engines   real vLLM, llama.cpp and mlx-lm on this CPU; 5 GB and half an hour the first time"
+	@echo "make test-openapi   ask whatever the OpenAPI document allows, and what it does not; four minutes"
 	@echo "make test-crash     kill processes at every step of a background response; ten minutes"
 	@echo "make test-leaks     twenty thousand streams, a quarter broken off; three minutes"
 	@echo "make test-slow      all that make test leaves out for its length"
@@ -67,6 +68,10 @@ test-sdk: $(SYNCED)
 # All client libraries, each in an environment of its own.
 test-clients: $(SYNCED)
 	tests/e2e/run $(ARGS)
+
+# Requests made from the OpenAPI document, in an environment of its own.
+test-openapi: $(SYNCED)
+	CLIENTS=openapi tests/e2e/run $(ARGS)
 
 # An engine that could not be set up fails its tests, after the others have had theirs.
 test-engines: $(SYNCED)
