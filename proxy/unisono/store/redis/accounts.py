@@ -178,9 +178,11 @@ SETTLE = Script(
 local ledger, mark, minute, open, held, spent = unpack(KEYS)
 local model, settled_ms, claimed, once = arg(), arg(), arg() == '1', arg()
 local past_ms, input, output, cost = tonumber(arg()), tonumber(arg()), tonumber(arg()), tonumber(arg())
-if not redis.call('SET', mark, '', 'NX', 'PX', settled_ms) then return {'ok'} end
+if not redis.call('SET', mark, '', 'NX', 'PX', settled_ms) then return {'ok', 0} end
+local known = redis.call('EXISTS', ledger)
 for n = next_arg, #ARGV, 2 do redis.call('HINCRBY', ledger, ARGV[n] .. ':' .. model, ARGV[n + 1]) end
-if not claimed then return {'ok'} end
+local begun = redis.call('EXISTS', ledger) - known
+if not claimed then return {'ok', begun} end
 local second = math.floor(clock() / 1000)
 local there = redis.call('HGET', held, once)
 if there then
@@ -198,7 +200,7 @@ end
 redis.call('HINCRBY', spent, 'tokens', input + output)
 redis.call('HINCRBY', spent, 'cost', cost)
 if past_ms >= 0 then redis.call('PEXPIREAT', spent, past_ms) end
-return {'ok'}
+return {'ok', begun}
 """
 )
 
@@ -238,15 +240,25 @@ class KeptAccounts:
             await self._link.act(EXTEND_CLAIMS, _named(held[0])[1:3], args)
 
     async def settle(self, *settlements: Settlement) -> None:
-        new = {(one.entry.account, one.entry.day) for one in settlements if one.entry.used != Used()} - self._listed
-        if new:
-            # Before the entry itself: one that nobody finds would not count.
-            await self._link.put(*(("SADD", keys.LEDGERS, _listing(*place)) for place in new))
-            self._listed |= new
+        places = [(one.entry.account, one.entry.day) for one in settlements]
+        used = {place for place, one in zip(places, settlements, strict=True) if one.entry.used != Used()}
+        # Before the entry itself: one that nobody finds would not count.
+        new = used - self._listed
+        await self._list(new)
         # The failure of one is not the others': each is one act, and each may be repeated.
-        await asyncio.gather(*(self._settled(one) for one in settlements))
+        begun = await asyncio.gather(*(self._settled(one) for one in settlements))
+        # A server that came back without what was written to it has lost the list too.
+        lost = {place for place, first in zip(places, begun, strict=True) if first} - new
+        self._listed -= lost
+        await self._list(lost)
 
-    async def _settled(self, one: Settlement) -> None:
+    async def _list(self, places: set[tuple[Account, str]]) -> None:
+        if places:
+            await self._link.put(*(("SADD", keys.LEDGERS, _listing(*place)) for place in places))
+            self._listed |= places
+
+    async def _settled(self, one: Settlement) -> bool:
+        """Whether it is the first entry of its account and day."""
         entry, claim, used = one.entry, one.claim, one.entry.used
         named = [keys.ledger(entry.account, entry.day), keys.settled(entry.account, one.once)]
         ends = -1 if claim is None or claim.period_ends is None else milliseconds(claim.period_ends + PAST_PERIOD_S)
@@ -257,7 +269,7 @@ class KeptAccounts:
         for name in USED:
             if amount := getattr(used, name):
                 args += [name, amount]
-        await self._link.act(SETTLE, [*named, *(_named(claim) if claim is not None else ())], args)
+        return bool(await self._link.act(SETTLE, [*named, *(_named(claim) if claim is not None else ())], args))
 
     async def ledger(self, since: str, until: str, account: Account | None = None) -> tuple[Entry, ...]:
         (found,) = await self._link.ask(("SMEMBERS", keys.LEDGERS))

@@ -1,0 +1,42 @@
+"""The ledger of a Redis server that dies: what was acknowledged, and what comes after a server that forgot."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.contract.servers import Server
+from tests.contract.state import fresh
+from unisono.core.accounts import Account, Entry, Settlement, Used
+from unisono.core.state import Retention
+from unisono.store.redis import RedisStore
+
+DAY = "2026-11-21"
+USED = Used(requests=1, input=90, output=40)
+
+SERVERS = {
+    "with an append-only file": (("appendonly yes", "appendfsync always"), 2),
+    "that keeps nothing": ((), 1),
+}
+
+
+@pytest.mark.parametrize(("settings", "kept"), SERVERS.values(), ids=SERVERS)
+async def test_entries_are_found_after_a_server_was_killed_whatever_it_forgot(
+    tmp_path: Path, settings: tuple[str, ...], kept: int
+) -> None:
+    server = Server(tmp_path / "redis", settings)
+    store = RedisStore(server.start().url, Retention(), deadline_s=5.0)
+    whose = Account("ann", fresh("key"))
+    try:
+        await store.settle(Settlement(fresh("turn"), Entry(whose, "gpt-oss", DAY, USED)))
+        server.end()
+        # The loop goes on meanwhile, and sees the connection end.
+        await asyncio.to_thread(server.start)
+        await store.settle(Settlement(fresh("turn"), Entry(whose, "gpt-oss", DAY, USED)))
+        [entry] = await store.ledger(DAY, DAY)
+        assert entry.used == Used(requests=kept, input=90 * kept, output=40 * kept)
+    finally:
+        await store.aclose()
+        server.end()
