@@ -1,0 +1,110 @@
+"""No surface tells a usage that the ledger does not have: the gateway may be killed after any byte of an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from tests.contract.servers import Server
+from tests.e2e.gateway import Gateway, config_of, gateway
+from tests.e2e.keyed import bearing, ring, with_keys
+from tests.e2e.replicas import Relay, one_command
+from tests.e2e.test_responses_websocket import connected
+from tests.fakes import FakeVllm
+from unisono.core.access import Limits
+from unisono.harmony.encoding import load_encoding
+from unisono.store.redis.accounts import SETTLE
+
+ANSWER = load_encoding().encode_marked("<|channel|>final<|message|>Hello.<|return|>")
+CHAT = {"model": "gpt-oss", "messages": [{"role": "user", "content": "Hi"}]}
+RESPOND = {"model": "gpt-oss", "input": "Hi"}
+
+
+class Entering:
+    """Sees every command on its way to the store; the first that enters an answer into the ledger gets lost."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def up(self, command: bytes) -> bool:
+        if SETTLE.sha.encode() not in command:
+            return True
+        self.seen.append("entered" if self.seen else "lost")
+        return self.seen[-1] == "entered"
+
+
+def total(usage: Any) -> int:
+    return int(usage["total_tokens"])
+
+
+async def posted(running: Gateway, key: str, path: str, body: dict[str, Any]) -> int:
+    """The usage that the answer tells, noticed as soon as it is there."""
+    async with running.session.post(running.url + path, json=body, headers=bearing(key)) as answer:
+        assert answer.status == 200, await answer.text()
+        if not body.get("stream"):
+            return total((await answer.json())["usage"])
+        async for line in answer.content:
+            event = json.loads(line[6:]) if line.startswith(b"data: {") else {}
+            usage = event.get("usage") or event.get("response", {}).get("usage")
+            if usage:
+                return total(usage)
+    raise AssertionError("no usage")
+
+
+async def polled(running: Gateway, key: str) -> int:
+    body = json.dumps({**RESPOND, "background": True}).encode()
+    made = (await running.post("/v1/responses", body, **bearing(key))).body
+    async with asyncio.timeout(10):
+        while made["status"] in ("queued", "in_progress"):
+            assert made["usage"] is None
+            await asyncio.sleep(0.01)
+            made = (await running.get(f"/v1/responses/{made['id']}", **bearing(key))).body
+    return total(made["usage"])
+
+
+async def socketed(running: Gateway, key: str) -> int:
+    async with connected(running, **bearing(key)) as client:
+        await client.send()
+        while (event := await client.event())["type"] != "response.completed":
+            assert not event.get("response", {}).get("usage")
+        return total(event["response"]["usage"])
+
+
+Surface = Callable[[Gateway, str], Awaitable[int]]
+STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
+SURFACES: dict[str, Surface] = {
+    "Chat, whole": lambda running, key: posted(running, key, "/v1/chat/completions", CHAT),
+    "Chat, streamed": lambda running, key: posted(running, key, "/v1/chat/completions", {**CHAT, **STREAMED}),
+    "Responses, whole": lambda running, key: posted(running, key, "/v1/responses", RESPOND),
+    "Responses, streamed": lambda running, key: posted(running, key, "/v1/responses", {**RESPOND, "stream": True}),
+    "Responses, in the background": polled,
+    "Responses, over a WebSocket": socketed,
+}
+
+
+@pytest.mark.parametrize("limits", [Limits(), Limits(rpm=9, token_budget=100_000)], ids=["unlimited", "limited"])
+@pytest.mark.parametrize("surface", SURFACES.values(), ids=SURFACES)
+async def test_no_usage_is_told_before_it_is_in_the_ledger(
+    redis_server: Server, surface: Surface, limits: Limits
+) -> None:
+    entering = Entering()
+    with redis_server.client() as client:
+        client.flushall()
+    async with (
+        FakeVllm(tokens=ANSWER) as fake,
+        Relay(redis_server.port, cut_up=one_command, up=entering.up) as relay,
+        ring(redis_server.url) as keys,
+    ):
+        config = with_keys(config_of(f"vllm@{fake.url}"), f"redis://127.0.0.1:{relay.port}/0")
+        config["store"]["deadline_s"] = 5.0
+        async with gateway(config) as running:
+            _, key = await keys.issue(limits=limits)
+            told = await surface(running, key)
+            # What was lost is written again a moment later; whoever does not wait for that has told before.
+            assert entering.seen == ["lost", "entered"]
+        [entry] = await keys.store.ledger("0000", "9999")
+        assert (entry.used.requests, entry.used.tokens) == (1, told)
