@@ -133,7 +133,7 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     )
     gateway = Gateway(config, catalogue, pool, store, upkeep, parts, virtual_keys, salt)
     books = Books(store, held_s=config.store.lease_s)
-    hooks = build_hooks(config.unisono.hooks)
+    hooks = build_hooks(config.unisono.hooks, parts.observing.hook_failed)
     engine = MeteredTurns(
         hooks.turns(build_engine(pool, hosting.host, parts)),
         books,

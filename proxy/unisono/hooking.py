@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from unisono.changes import changed, from_note, to_note
 from unisono.core.conversation import Json
@@ -29,6 +29,9 @@ LONGEST: Final = 10_000
 
 T = TypeVar("T")
 
+Failed: TypeAlias = Callable[[str, str], None]
+"""Told of each call of a hook that failed: the hook's name, and `before` or `after`."""
+
 log = logging.getLogger("unisono.hooks")
 
 
@@ -40,6 +43,7 @@ class NamedHook:
     hook: Hook
     timeout_s: float = 5.0
     open: bool = False
+    failed: Failed | None = None
 
     async def ask(self, call: str, request_id: str, answering: Awaitable[T]) -> T | None:
         """What it says within its time; None too where it fails and is gone on without. Raises `Refused`, and
@@ -61,6 +65,8 @@ class NamedHook:
             failure = error
         about = {"hook": self.name, "call": call, "request_id": request_id, "fail": "open" if self.open else "closed"}
         log.error("a hook failed", extra=about, exc_info=failure)
+        if self.failed is not None:
+            self.failed(self.name, call)
         if not self.open:
             raise HookFailed(f"The gateway's hook '{self.name}' could not be asked; the operator's log says why.")
         return None
@@ -101,7 +107,8 @@ class HookedRun(Run):
         return self._batches
 
     async def let_in(self) -> None:
-        self._run = await self._asked_for()
+        if self._run is None:
+            self._run = await self._asked_for()
         await self._run.let_in()
 
     async def aclose(self) -> None:

@@ -16,7 +16,7 @@ from unisono.core.hooks import Hook, HookFactory
 from unisono.deployments import AdapterSettings
 from unisono.engine.turn import Turns
 from unisono.errors import ConfigError
-from unisono.hooking import HookedTurns, NamedHook
+from unisono.hooking import Failed, HookedTurns, NamedHook
 
 HOOKS = "unisono.hooks"
 """The entry-point group hooks register themselves in, and the key that names those that are asked."""
@@ -43,8 +43,8 @@ class Hookset:
                 log.exception("a hook does not close", extra={"hook": named.name}, exc_info=error)
 
 
-def build_hooks(settings: Sequence[HookSettings]) -> Hookset:
-    """None of them asked anything yet. Raises ConfigError."""
+def build_hooks(settings: Sequence[HookSettings], failed: Failed | None = None) -> Hookset:
+    """None of them asked anything yet; `failed` is told of what fails when they are. Raises ConfigError."""
     if not settings:
         return Hookset()
     installed = {point.name: point for point in entry_points(group=HOOKS)}
@@ -55,7 +55,7 @@ def build_hooks(settings: Sequence[HookSettings]) -> Hookset:
         counts[entry.name] += 1
         # One that is asked twice says two things.
         name = entry.name if counts[entry.name] == 1 else f"{entry.name}-{counts[entry.name]}"
-        hooks.append(NamedHook(name, hook, entry.timeout_s, entry.fail == "open"))
+        hooks.append(NamedHook(name, hook, entry.timeout_s, entry.fail == "open", failed))
     return Hookset(tuple(hooks))
 
 

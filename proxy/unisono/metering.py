@@ -116,18 +116,28 @@ class MeteredRun(Around):
         super().__init__(metered.turns.start(turn))
         self._metered = metered
         self._turn = turn
-        self._let_in = False
+        self._reserved = False
         self._begun = False
         self._claim: Claim | None = None
         self._cut = False
         """Whether the budget bounds the answer."""
 
     async def let_in(self) -> None:
-        """Raises `LimitReached`, and `StoreUnavailable`."""
+        """Raises `LimitReached`, `StoreUnavailable`, and what the run inside is refused with: that is an error in the
+        ledger, and nothing of it runs."""
+        await self._hold()
+        try:
+            await self._run.let_in()
+        except Exception:
+            self._begun = True
+            self._metered.books.enter(self._settlement(Usage(), "", errors=1))
+            raise
+
+    async def _hold(self) -> None:
         caller = self._turn.caller
-        if not self._let_in and caller is not None and caller.limits.limited:
+        if not self._reserved and caller is not None and caller.limits.limited:
             await self._reserve(caller)
-        self._let_in = True
+        self._reserved = True
 
     async def aclose(self) -> None:
         if self._batches is not None:
@@ -140,7 +150,7 @@ class MeteredRun(Around):
     async def _each(self) -> AsyncGenerator[list[Event]]:
         books = self._metered.books
         caller = self._turn.caller
-        await self.let_in()
+        await self._hold()
         self._begun = True
         settled, failed = False, False
         try:

@@ -23,6 +23,7 @@ from unisono.core.watching import Observer
 from unisono.deployments import deployment_names
 from unisono.engine.turn import Turns
 from unisono.errors import ConfigError, UnisonoError
+from unisono.hooking import Failed
 from unisono.parts import Part, kept
 from unisono.routing.pool import RoutingPool
 from unisono.store.upkeep import Upkeep
@@ -74,6 +75,10 @@ class Observing:
     @property
     def answered(self) -> Answered | None:
         return None if self.metrics is None else self.metrics.answered
+
+    @property
+    def hook_failed(self) -> Failed | None:
+        return None if self.metrics is None else self.metrics.hook_failed
 
     def store(self, store: Store) -> Store:
         """`store`, with a clock on each of its operations."""

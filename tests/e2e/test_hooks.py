@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tests.e2e.keyed import bearing, keyed
 from tests.e2e.replicas import Client
 from tests.e2e.responses import ANSWER, Line, line, refusal, text_of
 from tests.e2e.test_background_ends import deaths
+from tests.e2e.test_metrics import read
 from tests.e2e.test_responses_websocket import connected
 from tests.e2e.wires import ENCODING, WIRES, asked
 from tests.fakes import FakeVllm, VllmScript
@@ -79,9 +81,11 @@ async def response(here: Line, text: str, *, stream: bool) -> Said:
 
 
 async def background(here: Line, text: str) -> Said:
-    made = await here.whole(input=text, background=True)
+    answer = await here.post(input=text, background=True)
+    if answer.status != 200:
+        return Said(error=answer.body["error"], status=answer.status, raw=answer.raw.decode())
     async with aiohttp.ClientSession() as session:
-        return of_response(await Client(here.gateway.url, session).over(made["id"], every_s=0.01))
+        return of_response(await Client(here.gateway.url, session).over(answer.body["id"], every_s=0.01))
 
 
 async def socket(here: Line, text: str) -> Said:
@@ -114,12 +118,13 @@ async def test_a_turn_that_is_refused_asks_no_backend(surface: Surface) -> None:
     async with hooked({"failing": {"at": "before", "way": "refuses"}}) as here:
         said = await surface(here, "Hi")
         assert said.error is not None
-        # What is kept of a failure has one of OpenAI's few codes.
+        # What is told of a failure in a stream has one of OpenAI's few codes.
         assert said.error["code"] in ("no_thanks", "invalid_prompt")
         assert said.error["message"] == "Not here."
         assert said.error.get("param", "input") == "input"
         assert said.status in (200, 403)
         assert asked(here.fake) == []
+        assert (await read(here.gateway.url))("hook_failures_total") == 0
 
 
 async def test_a_refusal_has_its_status_and_the_shape_of_the_api() -> None:
@@ -127,6 +132,37 @@ async def test_a_refusal_has_its_status_and_the_shape_of_the_api() -> None:
         for stream in (False, True):
             assert refusal(await here.post(stream=stream), 403, "input", "no_thanks") == "Not here."
             assert refusal(await here.gateway.chat(stream=stream), 403, "input", "no_thanks") == "Not here."
+
+
+LASTING: dict[str, Json] = {
+    "in the background": {"background": True},
+    "in the background, streamed": {"background": True, "stream": True},
+    "with a key of its own": {},
+}
+
+
+@pytest.mark.parametrize("way", ["refuses", "raises"])
+@pytest.mark.parametrize("fields", LASTING.values(), ids=LASTING)
+async def test_a_response_that_would_last_is_refused_before_it_is_promised(
+    tmp_path: Path, fields: Json, way: str
+) -> None:
+    async with FakeVllm(tokens=ENCODING.encode_marked(ANSWER)) as fake:
+        config = config_of(f"vllm@{fake.url}", unisono={"hooks": [{"failing": {"at": "before", "way": way}}]})
+        async with keyed(config, tmp_path) as (running, keys):
+            _, key = await keys.issue(limits=Limits(max_parallel=1, token_budget=5000))
+            talk = json.loads((await running.post("/v1/conversations", b"{}", **bearing(key))).raw)["id"]
+            body = json.dumps({"model": "gpt-oss", "input": "Hi", "conversation": talk, **fields}).encode()
+            # Again and again: its place, its budget, its conversation and its key are free at once.
+            for _ in range(3):
+                refused = await running.post("/v1/responses", body, **bearing(key), idempotency_key="one")
+                status, code = (403, "no_thanks") if way == "refuses" else (503, "hook_failed")
+                refusal(refused, status, "input" if way == "refuses" else None, code)
+            assert asked(fake) == []
+            assert (await running.get(f"/v1/conversations/{talk}/items", **bearing(key))).body["data"] == []
+            used = (await running.get("/v1/usage", **bearing(key))).body["total"]
+            assert (used["requests"], used["errors"], used["total_tokens"]) == (3, 3, 0)
+        with closing(sqlite3.connect(tmp_path / "state.db")) as kept:
+            assert kept.execute("SELECT count(*) FROM responses").fetchone() == (0,)
 
 
 @every_surface
@@ -157,6 +193,7 @@ async def test_of_several_choices_each_is_a_turn() -> None:
     async with hooked("hearing") as here:
         answer = await here.gateway.chat(n=2)
         assert [said["before"] for said in answer.body["unisono"]["hooks"]["hearing"]] == ["heard", "heard"]
+        assert sorted(name for name, _, _ in CALLS) == ["after", "after", "before", "before"]
 
 
 @pytest.mark.parametrize("name", SURFACES)
@@ -188,11 +225,20 @@ async def test_a_turn_ends_with_a_hook_that_fails_or_goes_on_without(at: str, wa
             assert SECRET not in said.raw
             assert said.status == (503 if at == "before" or name in WHOLE else 200)
         assert len(asked(here.fake)) == (0 if at == "before" else 2)
+        assert await failures(here, at) == 2
     async with hooked({"failing": {**failing, "fail": "open"}}, "hearing") as here:
         for name in ("Chat, whole", "Responses, streamed"):
             said = await SURFACES[name](here, "Hi")
             assert said.text == "ok"
             assert list(said.about["hooks"]) == ["hearing"]
+        assert await failures(here, at) == 2
+
+
+async def failures(here: Line, at: str) -> float:
+    """How many of them are counted, of one hook and at one place; nowhere else is any."""
+    counted = await read(here.gateway.url)
+    assert counted("hook_failures_total") == counted("hook_failures_total", hook="failing", call=at)
+    return counted("hook_failures_total")
 
 
 @pytest.mark.parametrize("what", ["items", "sampling", "effort", "nothing known"])

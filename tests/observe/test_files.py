@@ -65,6 +65,17 @@ def test_every_alert_says_how_bad_it_is_and_what_to_do() -> None:
         assert shown <= kept
 
 
+def test_the_document_lists_every_metric_with_its_labels() -> None:
+    text = (DOCKER.parent / "docs" / "observability.md").read_text()
+    rows = [line.split("|") for line in text.splitlines() if line.startswith("| `unisono_")]
+    listed = {name: labels for _, names, labels, *_ in rows for name in re.findall(r"`(\w+)`", names)}
+    ends = {"counter": "_total"}
+    assert listed.keys() == {each._name + ends.get(each._type, "") for each in instruments()}
+    for each in instruments():
+        labels = listed[each._name + ends.get(each._type, "")]
+        assert set(each._labelnames) <= set(re.findall(r"\w+", labels)), each._name
+
+
 def test_panels_do_not_lie_on_each_other() -> None:
     taken: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:

@@ -107,6 +107,7 @@ class Instruments:
         # -- hosted tools
         self.tools = counter("tool_calls", "Calls of hosted tools that were made.", "server", "outcome")
         self.tools_s = histogram("tool_call_duration", "A call of a hosted tool.", "server", bounds=WHOLE_S)
+        self.hooks = counter("hook_failures", "Calls of hooks that failed or took too long.", "hook", "call")
         # -- the process
         self.store_s = histogram("store_operation_duration", "An operation of the store.", "operation", bounds=SHORT_S)
         self.store_errors = counter("store_errors", "Operations of the store that failed.", "operation", "error")

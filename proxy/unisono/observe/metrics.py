@@ -164,6 +164,10 @@ class Metrics(Observer):
         """So many recordings were `kept`, `dropped` because too many wait, or `failed` to be written."""
         self._all.traces.labels(outcome).inc(count)
 
+    def hook_failed(self, hook: str, call: str) -> None:
+        """One call of a hook, `before` or `after`, that neither said anything nor refused."""
+        self._all.hooks.labels(hook, call).inc()
+
     # -- what is looked at
 
     def look(self, backends: Callable[[], Iterable[Backend]], store_works: Callable[[], bool]) -> asyncio.Task[None]:

@@ -93,7 +93,7 @@ class Life:
         self._task: asyncio.Task[None] | None = None
 
     async def let_in(self) -> None:
-        """Raises what a new response is refused with by the limits of its key."""
+        """Raises what a new response is refused with, by the limits of its key or by what looks at its turn."""
         await self._engine_run.let_in()
 
     async def never_begins(self) -> None:
