@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from tests.e2e.gateway import Answer, Gateway, config_of, gateway
 from tests.e2e.keyed import MASTER, bearing, keyed, with_keys
 from tests.e2e.test_recoveries import BY_NUMBER, ENCODING, TOOL_FIELDS, mlx_script, vllm_script
+from tests.e2e.test_responses_websocket import connected
 from tests.fakes import FakeMlxServer, FakeVllm
 from unisono.cli import main
 from unisono.cli.trace import is_as_recorded, read_document
@@ -196,6 +197,31 @@ async def test_every_choice_of_an_answer_has_a_recording() -> None:
     async with FakeVllm(tokens=MALFORMED) as fake, gateway(recorded(f"vllm@{fake.url}")) as running:
         id = (await running.chat(n=2)).headers["x-request-id"]
         assert {one.id for one in await kept(running, 2)} == {id, f"{id}-1"}
+
+
+async def test_every_response_of_a_socket_has_a_recording_that_the_command_finds(tmp_path: Path) -> None:
+    store = f"sqlite://{tmp_path}/state.db"
+    lanes = (None, "a", "b", "a", None)
+    async with FakeVllm(tokens=MALFORMED) as fake:
+        config = {**recorded(f"vllm@{fake.url}"), "store": {"url": store}}
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(config))
+        async with gateway(config) as running, connected(running) as client:
+            for number, lane in enumerate(lanes, 1):
+                # What is refused is none of them.
+                await client.socket.send('{"type":"response.create","stream_id":"?"}')
+                await client.send(input=f"This is number {number}.", **({"stream_id": lane} if lane else {}))
+            ended = 0
+            while ended < len(lanes):
+                ended += (await client.event())["type"] == "response.completed"
+            found = await kept(running, len(lanes))
+            assert client.socket.response is not None
+            first = client.socket.response.headers["x-request-id"]
+    ids = [first, *(f"{first}.{number}" for number in range(2, len(lanes) + 1))]
+    assert sorted(one.id for one in found) == sorted(ids)
+    for number, id in enumerate(ids, 1):
+        shown = (await printed("trace", id, "--config", str(path))).stdout
+        assert f"<|start|>user<|message|>This is number {number}.<|end|>" in shown
 
 
 RESPONSES: dict[str, dict[str, Any]] = {

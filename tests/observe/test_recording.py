@@ -14,7 +14,7 @@ import pytest
 from unisono.core.events import Closed, Reasoning, Repaired
 from unisono.core.routes import Try
 from unisono.core.watching import Began, Done, Outcome, StepDone
-from unisono.observe.recorder import KNOWN, MOST_WAITING, WANTED, Recorder
+from unisono.observe.recorder import MOST_WAITING, WANTED, Recorder
 from unisono.observe.recording import checked, dumped, packed, prompts_of, to_document, unpacked
 from unisono.store.redis import RedisStore
 from unisono.store.sqlite import SqliteStore
@@ -129,7 +129,7 @@ async def test_recordings_are_kept_under_the_ids_of_their_requests() -> None:
     recording = recorder(store, count)
     for began in (
         BEGAN,
-        BEGAN,
+        replace(BEGAN, request_id="req_1.2"),
         replace(BEGAN, tenant="ben"),
         replace(BEGAN, resumed=True),
         replace(BEGAN, request_id=""),
@@ -182,18 +182,4 @@ async def test_a_store_that_is_down_is_told_once_and_costs_recordings_only(caplo
     await recording.aclose()
     assert count == {"failed": 20}
     assert [record.message for record in caplog.records] == ["answers cannot be recorded for now"]
-    await store.aclose()
-
-
-async def test_how_many_answers_requests_had_is_forgotten_in_time() -> None:
-    count: Counter[str] = Counter()
-    store = SqliteStore(None)
-    await store.start()
-    recording = recorder(store, count)
-    for number in range(KNOWN + 50):
-        recording.ended(replace(GOOD, began=replace(BEGAN, request_id=f"req_{number}")))
-        if number % MOST_WAITING == MOST_WAITING - 1:
-            await recording.aclose()
-    await recording.aclose()
-    assert len(recording._answers) == KNOWN
     await store.aclose()

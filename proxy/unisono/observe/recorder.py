@@ -27,8 +27,6 @@ GATHER_S: Final = 0.02
 """How long the first of them waits for others, in seconds."""
 CLOSING_S: Final = 3.0
 """How long those that wait may take when the gateway ends, in seconds."""
-KNOWN: Final = 1024
-"""Requests of which it is known how many answers they had."""
 
 ROUTINE: Final = frozenset({"restored-stop"})
 """Rules that are applied to every answer of some backends, and say nothing of the answer."""
@@ -68,10 +66,9 @@ class Recorder(Observer):
         self._most = most
         self._gateway = gateway
         self._count = count
-        self._waiting: deque[tuple[str, Done]] = deque()
+        self._waiting: deque[Done] = deque()
         self._writing: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._answers: dict[tuple[str, str], int] = {}
         self._down = False
 
     def began(self, began: Began) -> None:
@@ -83,7 +80,7 @@ class Recorder(Observer):
         if len(self._waiting) >= MOST_WAITING:
             self._count("dropped", 1)
             return
-        self._waiting.append((self._id(done.began), done))
+        self._waiting.append(done)
         if len(self._waiting) >= TOGETHER:
             self._begin()
         elif self._timer is None:
@@ -107,22 +104,11 @@ class Recorder(Observer):
         if self._waiting:
             self._count("dropped", len(self._waiting))
 
-    def _id(self, began: Began) -> str:
-        """The request's id; a WebSocket is one request with many answers, and later ones are numbered."""
-        if began.resumed:
-            return began.request_id
-        request = (began.tenant, began.request_id)
-        number = self._answers.pop(request, 0) + 1
-        self._answers[request] = number
-        if len(self._answers) > KNOWN:
-            del self._answers[next(iter(self._answers))]
-        return began.request_id if number == 1 else f"{began.request_id}.{number}"
-
     async def _write(self) -> None:
         while self._waiting:
             batch = [self._waiting.popleft() for _ in range(min(TOGETHER, len(self._waiting)))]
             try:
-                traces = await asyncio.to_thread(lambda: [self._trace(*one) for one in batch])  # noqa: B023
+                traces = await asyncio.to_thread(lambda: [self._trace(one) for one in batch])  # noqa: B023
                 await self._store.keep_traces(*traces, for_s=self._for_s, most=self._most)
             except asyncio.CancelledError:
                 self._count("dropped", len(batch))
@@ -139,7 +125,6 @@ class Recorder(Observer):
                 self._down = False
                 self._count("kept", len(batch))
 
-    def _trace(self, id: str, done: Done) -> StoredTrace:
-        document = to_document(done, self._gateway, self._max_bytes)
-        document["id"] = id
-        return StoredTrace(done.began.tenant, id, done.began.at, about_of(document), packed(document))
+    def _trace(self, done: Done) -> StoredTrace:
+        began, document = done.began, to_document(done, self._gateway, self._max_bytes)
+        return StoredTrace(began.tenant, began.request_id, began.at, about_of(document), packed(document))

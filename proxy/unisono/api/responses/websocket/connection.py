@@ -83,6 +83,7 @@ class Connection:
         self._places = asyncio.Semaphore(AT_ONCE)
         self._writing = asyncio.Lock()
         self._untold = 0
+        self._admitted = 0
 
     async def run(self) -> None:
         await self._socket.accept()
@@ -160,8 +161,9 @@ class Connection:
         waiting = [each for lane in self._lanes.values() for each in lane]
         if len(waiting) >= MOST_WAITING or sum(each.size for each in waiting) + create.size > MOST_WAITING_BYTES:
             raise BackendOverloaded("Too many responses wait on this connection; try again when some are finished.")
+        self._admitted += 1
         lane = self._lanes.setdefault(create.lane, deque())
-        lane.append(create)
+        lane.append(replace(create, number=self._admitted))
         if len(lane) == 1:
             task = group.create_task(self._work(lane))
             self._working.add(task)
@@ -185,7 +187,8 @@ class Connection:
 
     async def _respond(self, create: Create) -> None:
         # A socket outlives the request it came with: a key may be no good any more, or good for less.
-        sender = replace(self._sender, caller=await self._socket.state.caller_again())
+        caller = await self._socket.state.caller_again()
+        sender = replace(self._sender, caller=caller, request_id=self._id_of(create))
         wanted = await judged(create.body, create.size, answered=create.answered)
         continuation = Continuation(self._remembered.find(wanted.previous_response_id))
         async with understood(
@@ -208,6 +211,10 @@ class Connection:
             async with aclosing(made) as batches:
                 async for batch in batches:
                     await self._send(in_lane(event.data, create.lane) for event in batch)
+
+    def _id_of(self, create: Create) -> str:
+        """Each response is a request of its own; the first has the id that the client was given with the socket."""
+        return self._sender.request_id + (f".{create.number}" if create.number > 1 else "")
 
     def _answered(self, asked: Asked, over: Callable[[StoredResponse], None]) -> AsyncGenerator[list[WireEvent]]:
         return answer_events(self._means, asked, self._means.turns.start(asked.turn.turn), over=over)

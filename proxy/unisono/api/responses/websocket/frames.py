@@ -31,12 +31,13 @@ _STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 @dataclass(frozen=True, slots=True)
 class Create:
     """A response is wanted. `body` is what `POST /responses` would get, `size` its length in bytes; one that is not
-    `answered` only prepares the next."""
+    `answered` only prepares the next. `number` is the place of its frame among those of its socket."""
 
     body: Mapping[str, Any]
     size: int
     lane: Lane = None
     answered: bool = True
+    number: int = 1
 
 
 @dataclass(frozen=True, slots=True)
