@@ -27,6 +27,7 @@ from unisono.errors import HeadersTimeout, HeadersTooLarge, MalformedRequest, To
 if TYPE_CHECKING:
     from starlette.types import Message
     from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+    from websockets.http11 import Request
 
 MAX_HEADER_BYTES = 64 * 1024
 WRITE_TIMEOUT_S = 60.0
@@ -35,6 +36,7 @@ UNSENT_BYTES = 16 * 1024
 have generated for somebody who may not read on."""
 WAITING_BYTES = 32 * 1024
 """What waits for the system to take it before writers have to wait, too."""
+SWITCHED = 101
 LOOKS = 4
 """How often in its time a client that takes nothing is looked at."""
 
@@ -256,7 +258,8 @@ def connections(
 
 
 def _watched(protocol: type[WebSocketsSansIOProtocol], write_timeout_s: float) -> type[WebSocketsSansIOProtocol]:
-    """uvicorn's WebSocket, whose client has to take what it is sent."""
+    """uvicorn's WebSocket, whose client has to take what it is sent, and is refused in the words of the API."""
+    from websockets.server import ServerProtocol
 
     class Socket(Delivering, protocol):  # type: ignore[valid-type,misc]
         def connection_made(self, transport: Transport) -> None:
@@ -266,6 +269,16 @@ def _watched(protocol: type[WebSocketsSansIOProtocol], write_timeout_s: float) -
         def connection_lost(self, exc: Exception | None) -> None:
             self._delivery.rest()
             super().connection_lost(exc)
+
+        def handle_connect(self, event: Request) -> None:
+            tried = ServerProtocol(logger=self.logger).accept(event)
+            if tried.status_code == SWITCHED:
+                super().handle_connect(event)
+                return
+            # Its own refusal is plain text.
+            self.handshake_initiated = self.handshake_complete = self.close_sent = True
+            self.transport.write(refusal(MalformedRequest(tried.body.decode("utf-8", "replace").partition("\n")[0])))
+            self.transport.close()
 
         def keepalive_timeout(self) -> None:
             super().keepalive_timeout()
