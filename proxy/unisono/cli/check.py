@@ -1,8 +1,8 @@
 """`unisono check`: asks every backend of a configuration what `serve` would ask it, and the store whether it is there,
 and says what to do about the rest.
 
-It is for operators: addresses and a backend's own words are shown, keys are not. Exit code 0 says that every deployment
-and the store can be used, 1 that some cannot, 2 that the configuration cannot.
+It is for operators: addresses and a backend's own words are shown, without the keys that may stand in either. Exit
+code 0 says that every deployment and the store can be used, 1 that some cannot, 2 that the configuration cannot.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import logging
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import wrap
 from urllib.parse import urlsplit
@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import click
 
 from unisono.app import build_store, store_address
+from unisono.cli.secrecy import secrets_of
 from unisono.cli.setup import prepared
 from unisono.config import Catalogue, Config
 from unisono.core.probe import Check, Finding, Probe, Severity, unreached
@@ -27,6 +28,7 @@ from unisono.core.state import Store
 from unisono.deployments import build_pool, deployment_names
 from unisono.errors import BackendUnfit, ConfigError, UnisonoError
 from unisono.hookset import build_hooks
+from unisono.observe.logs import Secrets
 from unisono.routing.deployment import LiveDeployment
 from unisono.routing.pool import PROBES_AT_ONCE
 
@@ -108,7 +110,10 @@ async def examined(config: Config) -> tuple[list[Report], StoreReport]:
     build_hooks(config.unisono.hooks)
     store = build_store(config.store)
     try:
-        return await _examined_deployments(config), await _examined_store(store, store_address(config.store))
+        secrets = Secrets(secrets_of(config))
+        reports = [_without(secrets, report) for report in await _examined_deployments(config)]
+        stored = await _examined_store(store, store_address(config.store))
+        return reports, replace(stored, trouble=secrets.taken_from(stored.trouble))
     finally:
         await store.aclose()
 
@@ -150,6 +155,12 @@ async def _examined_deployments(config: Config) -> list[Report]:
     ]
 
 
+def _without(secrets: Secrets, report: Report) -> Report:
+    """Some backends say which key they did not take."""
+    findings = [replace(finding, said=secrets.taken_from(finding.said)) for finding in report.findings]
+    return replace(report, findings=findings)
+
+
 def _report(name: str, model: str, kind: str, address: str, answer: Probe | UnisonoError) -> Report:
     if isinstance(answer, UnisonoError):
         return Report(name, model, kind, address, [unreached(answer)])
@@ -158,11 +169,11 @@ def _report(name: str, model: str, kind: str, address: str, answer: Probe | Unis
 
 
 def _address(api_base: str | None) -> str:
-    """Without user and password."""
+    """Without user and password, and without its query, where keys stand too."""
     if not api_base:
         return ""
     parts = urlsplit(api_base)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
 
 
 def to_json(reports: Sequence[Report], store: StoreReport) -> dict[str, object]:

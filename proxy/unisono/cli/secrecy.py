@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from urllib.parse import unquote
 
-from pydantic import SecretStr
+from pydantic import JsonValue, SecretStr
 
 from unisono.config import Config
 
@@ -22,11 +23,27 @@ def secrets_of(config: Config) -> Iterator[str]:
         yield from filter(_looks_secret, (value.get_secret_value() for value in server.env.values()))
     if (otel := config.unisono.otel) is not None:
         held += [otel.endpoint, *otel.headers.values()]
+    for hook in config.unisono.hooks:
+        yield from _secrets_of_options(hook.options)
     yield from (secret.get_secret_value() for secret in held if secret is not None)
     if config.store.url is not None:
         yield from passwords_of(config.store.url.get_secret_value())
     for address in addresses_of(config):
         yield from secrets_in(address)
+
+
+def _secrets_of_options(value: JsonValue) -> Iterator[str]:
+    """What may be secret in the options of somebody's code, which nobody here knows the meaning of: no plain word, and
+    of an address what is secret in any."""
+    match value:
+        case dict():
+            yield from chain.from_iterable(map(_secrets_of_options, value.values()))
+        case list():
+            yield from chain.from_iterable(map(_secrets_of_options, value))
+        case str() if "://" in value:
+            yield from secrets_in(value)
+        case str() if _looks_secret(value) and not value.isalpha():
+            yield value
 
 
 def addresses_of(config: Config) -> Iterator[str]:

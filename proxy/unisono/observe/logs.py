@@ -28,14 +28,29 @@ _VIRTUAL = re.compile(r"sk-uni-[A-Za-z0-9_%-]+")
 _USERINFO = re.compile(r"://[^/\s@\"']+@")
 
 
+class Secrets:
+    """Known ones, and what looks like one."""
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        # Longest first: one secret may begin another.
+        known = sorted({secret for secret in secrets if len(secret) >= SHORTEST_SECRET}, key=len, reverse=True)
+        self._known = re.compile("|".join(map(re.escape, known))) if known else None
+
+    def taken_from(self, text: str) -> str:
+        """`text` without them."""
+        if self._known is not None:
+            text = self._known.sub(REDACTED, text)
+        text = _BEARER.sub(rf"\1 {REDACTED}", text)
+        text = _VIRTUAL.sub(REDACTED, text)
+        return _USERINFO.sub(f"://{REDACTED}@", text)
+
+
 class JsonLines(logging.Formatter):
     """A record as one line. Keys: `time` (UTC), `level`, `logger`, `message`, whatever came in `extra`, `error`."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         super().__init__()
-        # Longest first: one secret may begin another.
-        known = sorted({secret for secret in secrets if len(secret) >= SHORTEST_SECRET}, key=len, reverse=True)
-        self._secrets = re.compile("|".join(map(re.escape, known))) if known else None
+        self._secrets = Secrets(secrets)
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -53,11 +68,7 @@ class JsonLines(logging.Formatter):
 
     def _clean(self, text: str, *, keep_end: bool = False) -> str:
         """`text` without secrets, cut to size. The cut comes last, so that it cannot split a secret."""
-        if self._secrets is not None:
-            text = self._secrets.sub(REDACTED, text)
-        text = _BEARER.sub(rf"\1 {REDACTED}", text)
-        text = _VIRTUAL.sub(REDACTED, text)
-        text = _USERINFO.sub(f"://{REDACTED}@", text)
+        text = self._secrets.taken_from(text)
         if len(text) <= LONGEST:
             return text
         # A traceback says what happened in its last lines.
