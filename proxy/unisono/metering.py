@@ -173,7 +173,7 @@ class MeteredRun(Around):
         metered, turn = self._metered, self._turn
         claim = await metered.claim(turn, caller)
         try:
-            standing = await metered.books.reserve(claim)
+            standing = await metered.books.reserve(claim, insist=not metered.lenient)
         except StoreUnavailable:
             if not metered.lenient:
                 raise

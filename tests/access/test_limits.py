@@ -114,6 +114,8 @@ class Failing(Accounts):
     def __init__(self, accounts: Accounts) -> None:
         self._accounts = accounts
         self.down = False
+        self.late = False
+        """Does what it is asked next, and does not say so in time."""
         self.asked: list[str] = []
 
     def _try(self, what: str) -> None:
@@ -123,7 +125,11 @@ class Failing(Accounts):
 
     async def reserve(self, claim: Claim) -> Standing:
         self._try("reserve")
-        return await self._accounts.reserve(claim)
+        standing = await self._accounts.reserve(claim)
+        if self.late:
+            self.late = False
+            raise StoreUnavailable("late")
+        return standing
 
     async def extend(self, *claims: Claim) -> None:
         self._try("extend")
@@ -202,6 +208,19 @@ async def test_a_reservation_of_which_nothing_is_known_is_given_back() -> None:
             while "settle" not in accounts.asked:
                 await asyncio.sleep(0.01)
         assert (await books.reserve(claim(ONE))).refused is None
+
+
+async def test_a_store_that_is_late_once_refuses_nobody_who_insists_and_holds_once() -> None:
+    async with keeping() as (accounts, books):
+        accounts.late = True
+        held = claim(Limits(max_parallel=2))
+        assert (await books.reserve(held, insist=True)).refused is None
+        assert accounts.asked == ["reserve", "reserve"]
+        assert (await books.reserve(replace(held, once="another"))).refused is None
+        assert (await books.reserve(replace(held, once="a third"))).refused is not None
+        accounts.late = True
+        with pytest.raises(StoreUnavailable):
+            await books.reserve(replace(held, once="a fourth"))
 
 
 async def test_claims_are_renewed_as_long_as_they_are_open_and_no_longer() -> None:

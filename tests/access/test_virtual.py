@@ -102,6 +102,8 @@ class Counting(SqliteStore):
 
     asked: list[str] = field(default_factory=list)
     away: bool = False
+    late: int = 0
+    """How many of the next questions are not answered in time."""
     held: asyncio.Event | None = None
 
     def __post_init__(self) -> None:
@@ -111,7 +113,8 @@ class Counting(SqliteStore):
         self.asked.append(digest)
         if self.held is not None:
             await self.held.wait()
-        if self.away:
+        if self.away or self.late > 0:
+            self.late -= 1
             raise StoreUnavailable("away")
         return await super().key_of(digest)
 
@@ -258,6 +261,17 @@ async def test_what_is_remembered_is_bounded(desk: Desk) -> None:
         await keys.find(MINT.new())
     assert len(keys._seen) == MOST_REMEMBERED
     assert keys._looking == {}
+
+
+async def test_a_store_that_is_late_once_refuses_nobody(desk: Desk) -> None:
+    _, key = await desk.issue()
+    keys = desk.keys()
+    desk.store.late = 1
+    assert await keys.find(key)
+    desk.ticks += FRESH_S
+    desk.store.late = 2
+    with pytest.raises(StoreUnavailable):
+        await keys.find(key)
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["refuse", "known keys"])

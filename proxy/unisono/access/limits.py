@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -56,10 +57,11 @@ class Books:
         self._writing: asyncio.Task[None] | None = None
         self._down = False
 
-    async def reserve(self, claim: Claim) -> Standing:
-        """Raises `StoreUnavailable`."""
+    async def reserve(self, claim: Claim, *, insist: bool = False) -> Standing:
+        """With `insist` a store that does not answer is asked once more: the same claim is held once. Raises
+        `StoreUnavailable`."""
         try:
-            standing = replace(await self._accounts.reserve(claim), limits=claim.limits)
+            standing = replace(await self._held(claim, insist=insist), limits=claim.limits)
         except BaseException:
             # Whether it is held now is unknown.
             self.release(claim)
@@ -69,6 +71,13 @@ class Books:
             if self._renewing is None or self._renewing.done():
                 self._renewing = asyncio.create_task(self._renew(), name="renewing claims")
         return standing
+
+    async def _held(self, claim: Claim, *, insist: bool) -> Standing:
+        if insist:
+            with suppress(StoreUnavailable):
+                return await self._accounts.reserve(claim)
+            await asyncio.sleep(AGAIN_S)
+        return await self._accounts.reserve(claim)
 
     def release(self, claim: Claim) -> None:
         """Give back what was held: nothing came of it."""

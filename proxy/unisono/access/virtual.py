@@ -131,7 +131,13 @@ class VirtualKeys:
     async def _look(self, digest: str) -> KeyRecord | None:
         # From before the question on: what changes while it is on its way is seen by the next one.
         at = self._monotonic()
-        record = await self._store.key_of(digest)
+        try:
+            record = await self._store.key_of(digest)
+        except StoreUnavailable:
+            if self._known_while_down and digest in self._seen:
+                raise
+            # A busy machine misses a short deadline now and then; everybody who waits here would be refused for it.
+            record = await self._store.key_of(digest)
         self._seen[digest] = _Seen(record, at)
         self._seen.move_to_end(digest)
         while len(self._seen) > MOST_REMEMBERED:

@@ -28,6 +28,7 @@ from unisono.api.responses.idempotency import (
     give_back,
     owner_of,
 )
+from unisono.api.responses.keeping import insisting
 from unisono.api.responses.means import Means
 from unisono.api.responses.outbound.again import events_again
 from unisono.api.responses.outbound.dialects import Dialect
@@ -173,7 +174,9 @@ class Posted:
         return response is None
 
     async def found(self, response_id: str) -> StoredResponse:
-        [response] = await self._means.store.responses(self._sender.tenant, [response_id])
+        # It runs: whoever is refused now asks again, and has it made twice.
+        store, tenant = self._means.store, self._sender.tenant
+        [response] = await insisting(lambda: store.responses(tenant, [response_id]))
         if response is None:
             raise missing(response_id)
         return response
