@@ -300,12 +300,17 @@ NAMED = {
     "the client's bare name": ("srv.tool", "srv.tool"),
     "a name that is legal as it is": ("functions.get-it", "get-it"),
     "no declared name": ("functions.srv.other", "srv.other"),
+    "a server's tool without its label": ("functions.search", "docs__search"),
+    "the same, bare and misspelled": ("functions.functions.search", "docs__search"),
+    "a tool that two servers have": ("functions.list", "list"),
+    "no tool at all": ("functions.functions", "functions"),
 }
 
 
 @pytest.mark.parametrize(("recipient", "name"), NAMED.values(), ids=NAMED)
 def test_a_call_carries_the_clients_name(recipient: str, name: str, encoding: Encoding) -> None:
-    tools = plan_tools([FunctionTool("srv.tool"), FunctionTool("get-it")])
+    names = ("srv.tool", "get-it", "docs__search", "docs__list", "wiki__list")
+    tools = plan_tools([FunctionTool(name) for name in names])
     router = HarmonyRouter(encoding, tools, lambda: "call")
     events = router.feed(encoding.encode_marked(f"<|channel|>commentary to={recipient}<|message|>{{}}<|call|>"))
     assert items_of(events) == (C(name),)

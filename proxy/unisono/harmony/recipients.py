@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
+from unisono.core.tool_names import SEPARATOR
 from unisono.harmony.builtins import FUNCTIONS_OF, namespace
 
 FUNCTIONS = "functions."
@@ -95,7 +96,11 @@ def _mend(name: str, declared: frozenset[str] | None) -> str | None:
     """The one declared tool `name` is a known misspelling of; None when it is declared itself or fits none or two."""
     if declared is None or name in declared:
         return None
-    fits = {candidate for candidate in _spellings(name) if candidate in declared}
+    spellings = _spellings(name)
+    fits = {candidate for candidate in spellings if candidate in declared}
+    if not fits:
+        # A tool of a server is declared behind the server's label, and models like to leave that out.
+        fits = {one for one in declared if (bare := one.partition(SEPARATOR)[2]) and bare in spellings}
     return fits.pop() if len(fits) == 1 else None
 
 
