@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.planning import ENCODING
+from unisono.core.rules import RULES
 from unisono.engine.naming import MOST_TOKENS, Naming
 from unisono.engine.plan import SWITCHABLE
 from unisono.engine.policy import CLOSING, OPENING, Act, End, Fault, Message, Owed
 from unisono.engine.repetition import LENGTH, LENGTH_OF_THOUGHTS, LONGEST_PERIOD, repeats
-from unisono.harmony.grammar import RULES
 
 
 def test_every_message_has_its_act_whatever_is_owed() -> None:

@@ -18,9 +18,10 @@ from tests.harmony.fold import check_lifecycle, items_of, new_router, rules_of
 from tests.harmony.recoveries import CASES, C, F, P, R
 from unisono.core.events import Closed, Delta, Event, Repaired
 from unisono.core.generation import FIRST_SPECIAL, Chunk, FinishReason, Form
+from unisono.core.rules import RULES
 from unisono.harmony.decode import decoder_for
 from unisono.harmony.encoding import MARKERS, Encoding, load_encoding
-from unisono.harmony.grammar import RULES, STEPS, Mark, State
+from unisono.harmony.grammar import STEPS, Mark, State
 
 ENCODING = load_encoding()
 WORDS = (

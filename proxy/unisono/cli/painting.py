@@ -14,9 +14,9 @@ import click
 
 from unisono.cli.terminal import harmless, on_one_line
 from unisono.core.generation import CALL, CHANNEL, END, FIRST_SPECIAL, MESSAGE, RETURN, START, VOCABULARY
+from unisono.core.rules import RULES
 from unisono.engine.journal import Mark, Note, Way, parts_of
 from unisono.harmony.encoding import Encoding
-from unisono.harmony.grammar import RULES
 from unisono.observe.recording import dumped, prompts_of
 
 COLOURS: Final[Mapping[str, str]] = {

@@ -116,7 +116,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """Something malformed was mended. `rule` is a stable name from `harmony.grammar.RULES`; `position` is the offset,
+    """Something malformed was mended. `rule` is a stable name from `core.rules.RULES`; `position` is the offset,
     in generated tokens, at which it was decided; `dropped` counts characters that reach nobody."""
 
     rule: str

@@ -27,7 +27,7 @@ ENDED: Final = "tools-ended"
 NOT_REPEATED: Final = "call-not-repeated"
 LATE: Final = "late-call"
 LEFT_OUT: Final = "tool-left-out"
-"""Verdicts, and names of rules (see `harmony.grammar.RULES`)."""
+"""Verdicts, and names of rules (see `core.rules.RULES`)."""
 
 FAULTS: Final = 3
 """So many faults of the model in a row end its calling."""

@@ -1,7 +1,7 @@
-"""The tables: which marker may follow in which state, what is done about one that may not, and the name of every
-repair.
+"""The tables: which marker may follow in which state, and what is done about one that may not.
 
-A new malformed shape is a new row here. What a held header means is not a question of transitions: see `header.py`.
+A new malformed shape is a new row here, and its repair has a sentence in `core.rules`. What a held header means is not
+a question of transitions: see `header.py`.
 """
 
 from __future__ import annotations
@@ -149,59 +149,3 @@ STEPS: dict[tuple[State, Mark], tuple[Step, str | None]] = {
     (State.GAP, Mark.BAD): (Step.DROP, "bad-token"),
 }
 """For every mark in every state: what to do, and the rule's name where doing it always is a repair."""
-
-
-RULES: dict[str, str] = {
-    "analysis-only": "The model thought and stopped without an answer; the answer was opened and the model continued.",
-    "approval-void": "A call was approved that belongs to no tool that may be run any more; the model was told.",
-    "bad-token": "An id that is no token was dropped.",
-    "bad-tool-arguments": "A hosted tool was called with arguments that are no JSON object; the model was told.",
-    "call-limit": "The turn's calls of hosted tools were used up; a further one was not made and the model was told.",
-    "call-not-repeated": "It is not known whether a call of a hosted tool was carried out; it was not made again.",
-    "channel-repeated": "A header named its channel more than once; the last one counts.",
-    "channel-spelling": "A misspelt channel was read as the known one it stands for.",
-    "code-fence": "Code fences stood around an answer that has to be JSON; they were taken off.",
-    "constrain-empty": "A content type marker without a content type was ignored.",
-    "constrain-repeated": "A content type given twice was read once.",
-    "cut-header": "The output ended inside a header that held nothing but header words; it says nothing.",
-    "doubled-start": "A message was started twice; the second start counts.",
-    "echoed-prefix": "The output repeated the end of the prompt; the repetition was dropped.",
-    "embedded-call": "A tool call began inside a preamble; the preamble was closed and the call is a call.",
-    "empty-channel": "A channel marker without a channel; the text is shown.",
-    "endoftext-stop": "The end-of-text token ended a message; it completes text but never a call.",
-    "foreign-role": "A message of another role than assistant; a declared tool's name with a call's end is that call, "
-    "an invented system, user or tool message is dropped, other text is shown.",
-    "free-text-between": "Text between two messages belongs to none and was dropped.",
-    "glued-role": "The role ran into the next word of the header; both were read.",
-    "header-order": "The content type stood before the recipient; both were read.",
-    "header-without-message": "A message ended inside its header; what follows the header's words is its body.",
-    "late-call": "A hosted tool was called when there was nothing more to be called; nothing of it is run or shown.",
-    "marker-in-recipient": "A marker leaked into a recipient; the name was cleaned.",
-    "markerless": "The backend strips markers; messages were split at channel words.",
-    "missing-channel": "A message without a channel; its text is shown.",
-    "missing-end": "A message began inside another; the first was closed.",
-    "missing-start": "A message began without its start marker; it was supplied.",
-    "no-markup": "Text without any Harmony; it is shown.",
-    "not-a-tool": "A recipient that is no tool; the body is text on its channel.",
-    "reasoning-budget": "The tokens for thoughts were used up; the model was made to come to something.",
-    "recipient-repeated": "A header named several recipients; the first that is a tool counts.",
-    "recipient-spelling": "A misspelt recipient was read as the one declared tool it can stand for.",
-    "regenerated-answer": "An answer was not of the form that was asked for; it was generated again.",
-    "regenerated-call": "A call had arguments that could not be used; it was generated again.",
-    "repeated-call": "A hosted tool was called again and again with the same arguments; the model was told.",
-    "repetition": "The same was generated over and over; thoughts were ended, anything else was broken off.",
-    "restored-stop": "The backend hides the token it stopped at; the terminator was put back.",
-    "stray-header-words": "Words in a header that mean nothing were ignored.",
-    "stray-special": "A special token that has no business there was dropped.",
-    "tool-deadline": "The turn's time for hosted tools was over; the model was told.",
-    "tool-left-out": "A hosted tool could not be had, or not be declared to the model; the turn went without it.",
-    "tool-not-allowed": "A tool was called that may not be called now; nothing of the call was shown.",
-    "tools-ended": "No more hosted tools were run; the answer was opened and the model continued.",
-    "trailing-stop": "A second terminator after a finished message was dropped.",
-    "type-as-recipient": "A content type stood where a recipient stands; it was read as a content type.",
-    "undecodable-header": "A header held bytes that are not UTF-8; they were replaced.",
-    "unfinished-call": "A tool call without its terminator is no call; nothing of it is run or shown.",
-    "unknown-channel": "A channel that does not exist; the text is shown.",
-    "unknown-tool": "A hosted tool was called that there is not; the model was told what there is.",
-}
-"""Every repair by its stable name, with the sentence shown to people."""
