@@ -54,7 +54,7 @@ def test_a_cut_call_is_known_as_one(case: Case, encoding: Encoding) -> None:
 
 def test_every_rule_of_reading_has_a_shape() -> None:
     used = {rule for case in CASES.values() for rule in case.rules}
-    elsewhere = {"bad-token", "markerless", "restored-stop", "undecodable-header"}
+    elsewhere = {"bad-token", "restored-stop", "undecodable-header"}
     assert used | elsewhere == OF_READING.keys()
 
 

@@ -14,6 +14,7 @@ class HookSettings(Section):
     """One entry of `unisono.hooks`: a name, or `{name: {options}}`."""
 
     name: Name
+    """Its entry point's name."""
     timeout_s: Seconds = 5.0
     """How long it may take each time it is asked, in seconds."""
     fail: Literal["closed", "open"] = "closed"

@@ -31,15 +31,20 @@ class Costs(Section):
     """What LiteLLM calls prices: USD for one token."""
 
     input_cost_per_token: Rate | None = None
+    """Of a prompt."""
     output_cost_per_token: Rate | None = None
+    """Of an answer."""
     cache_read_input_token_cost: Rate | None = None
+    """Of a prompt, where a backend had it in its cache."""
 
 
 class PriceSettings(Section):
     """USD for a million tokens; what is not given is LiteLLM's where that says it, else nothing."""
 
     input: Rate | None = None
+    """For prompts."""
     output: Rate | None = None
+    """For answers, thoughts included."""
     cached_input: Rate | None = None
     """For tokens of a prompt that a backend had in its cache; by default as all others."""
 
@@ -52,6 +57,7 @@ class LitellmParams(Costs):
     api_base: str | None = None
     """The server's address, with or without a trailing `/v1`."""
     api_key: SecretStr | None = None
+    """Sent to the backend; nothing a client sends is."""
     timeout: Seconds | None = None
     """A whole answer, in seconds."""
     stream_timeout: Seconds | None = None
@@ -115,9 +121,13 @@ class ModelEntry(Section):
     """One backend for one name that clients ask for; entries of equal name share the load."""
 
     model_name: Name
+    """What clients ask for; with stars, any name of that pattern."""
     litellm_params: LitellmParams
+    """Where the backend is."""
     model_info: ModelInfo = Field(default_factory=ModelInfo)
+    """What is known about the model."""
     unisono: ModelSettings = Field(default_factory=ModelSettings)
+    """What is ours alone."""
 
     @property
     def kind(self) -> str:
@@ -191,13 +201,16 @@ class LitellmSettings(Fallbacks):
     """Defaults LiteLLM keeps here; the same keys in `router_settings` win."""
 
     request_timeout: Seconds | None = None
+    """Default of every model's `timeout`."""
     num_retries: Annotated[int, Field(ge=0)] | None = None
+    """Further backends tried after a failure."""
 
 
 class AliasTarget(Section):
     """LiteLLM's long form of an alias."""
 
     model: Name
+    """The model of the list that is meant."""
     hidden: bool = False
     """True leaves the alias out of the model list."""
 
@@ -255,6 +268,7 @@ class GatewaySettings(Section):
     cors_origins: tuple[str, ...] = ()
     """Web origins (`https://app.example.com`) whose pages may call the gateway."""
     max_body_bytes: Count = 10 * 1024 * 1024
+    """Larger requests get 413."""
     header_timeout_s: Seconds = 10.0
     """Until a request's headers are complete, in seconds."""
     body_timeout_s: Seconds = 60.0
@@ -295,6 +309,7 @@ class GatewaySettings(Section):
     traces: TraceSettings = Field(default_factory=TraceSettings)
     """Which answers are recorded."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """What is logged, and all that is worse."""
     current_date: date | Literal["today", "none"] = "today"
     """The day that prompts tell the model; `none` leaves it out, and a fixed one makes runs repeatable."""
 
@@ -311,13 +326,19 @@ class Config(Section):
     """The whole configuration. Components get their own section of it."""
 
     model_list: tuple[ModelEntry, ...] = ()
+    """Models, and the backends that serve them."""
     general_settings: GeneralSettings = Field(default_factory=GeneralSettings)
+    """The key of the gateway, and the model for requests that name none."""
     litellm_settings: LitellmSettings = Field(default_factory=LitellmSettings)
+    """Defaults, where LiteLLM keeps them."""
     router_settings: RouterSettings = Field(default_factory=RouterSettings)
+    """How backends are chosen, and what is done when one fails."""
     store: StoreSettings = Field(default_factory=StoreSettings)
+    """Where state is kept."""
     mcp_servers: dict[ServerLabel, McpServerSettings] = Field(default_factory=dict)
     """Tool servers by the label that requests know them by."""
     unisono: GatewaySettings = Field(default_factory=GatewaySettings)
+    """The gateway itself."""
 
     @property
     def num_retries(self) -> int:

@@ -51,7 +51,9 @@ def _bare(token: str, scheme: str) -> str:
 
 class ToolFilterSettings(Section):
     tool_names: tuple[Name, ...] | None = None
+    """Tools by name."""
     read_only: bool | None = None
+    """True for tools that say they change nothing, false for all others."""
 
     @model_validator(mode="after")
     def _says_something(self) -> ToolFilterSettings:
@@ -67,8 +69,11 @@ class ApprovalSettings(Section):
     """Which tools need approval: `always` wins over `never`, and `otherwise` decides about those that neither names."""
 
     always: ToolFilterSettings | None = None
+    """Tools that need approval."""
     never: ToolFilterSettings | None = None
+    """Tools that need none."""
     otherwise: Literal["always", "never"] = "always"
+    """What holds for all others."""
 
     def approval(self) -> Approval:
         """Never `Approval()`, which stands for no word at all."""
@@ -93,30 +98,41 @@ class McpServerSettings(Section):
     url: SecretStr | None = None
     """Its address. A secret, for some have a key in it."""
     transport: Literal["http", "streamable_http", "sse", "stdio"] = "http"
+    """How it is spoken to; `stdio` is a program of this machine."""
     command: Annotated[str, Field(min_length=1)] | None = None
     """For `stdio`: the program that is run, with `args` behind it and `env` around it."""
     args: tuple[str, ...] = ()
+    """What stands behind the command."""
     env: dict[str, SecretStr] = Field(default_factory=dict)
+    """All that the program sees of an environment."""
     auth_type: Literal["none", "api_key", "bearer_token", "basic", "authorization", "token", "oauth2"] = "none"
+    """How the token is sent."""
     authentication_token: SecretStr | None = None
+    """The token, for every way but `none` and `oauth2`."""
     static_headers: dict[str, SecretStr] = Field(default_factory=dict)
     """Sent with every request to this server."""
     client_id: str | None = None
     """For `oauth2`: client credentials, shown to `issuer` alone."""
     client_secret: SecretStr | None = None
+    """For `oauth2`."""
     issuer: str | None = None
+    """For `oauth2`: whose metadata say where tokens are had."""
     allowed_tools: tuple[Name, ...] | ToolFilterSettings | None = None
     """What may be used at all; by default everything."""
     disallowed_tools: tuple[Name, ...] = ()
+    """What may not be used, even if `allowed_tools` has it."""
     require_approval: Annotated[ApprovalSettings | None, BeforeValidator(_to_approval)] = None
     """`always`, `never`, or which tools; by default a request says it, and where it does not, always."""
     idempotent: tuple[Name, ...] = ()
     """Tools that may be run twice where it is not known whether they were run."""
     description: str = ""
+    """What the model is told of the server."""
     timeout: Seconds = ToolTimeouts().call_s
     """One call, in seconds."""
     connect_timeout_s: Seconds = ToolTimeouts().connect_s
+    """Until a connection stands, in seconds."""
     list_timeout_s: Seconds = ToolTimeouts().list_s
+    """Until its tools are listed, in seconds."""
     max_concurrent_requests: Count = 8
     """Calls at once, of all clients together; further ones wait, and the clients take turns."""
 
@@ -201,9 +217,11 @@ class AllowedHostSettings(Section):
     """A host that requests may name tool servers at: `mcp.example.com`, `*.example.com` or `*`."""
 
     host: Annotated[Name, AfterValidator(_plain_host)]
+    """In lower case: no scheme, no path, no port."""
     ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = (443,)
     """None listed means any."""
     plain_http: bool = False
+    """Whether `http://` will do."""
     private: bool = False
     """Whether its addresses may be inside: never for `*`."""
 

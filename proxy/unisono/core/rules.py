@@ -28,7 +28,6 @@ OF_READING: Final[Mapping[str, str]] = {
     "header-order": "The content type stood before the recipient; both were read.",
     "header-without-message": "A message ended inside its header; what follows the header's words is its body.",
     "marker-in-recipient": "A marker leaked into a recipient; the name was cleaned.",
-    "markerless": "The backend strips markers; messages were split at channel words.",
     "missing-channel": "A message without a channel; its text is shown.",
     "missing-end": "A message began inside another; the first was closed.",
     "missing-start": "A message began without its start marker; it was supplied.",
