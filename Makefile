@@ -21,7 +21,7 @@ ARGS :=
 # Tests that wait on servers wait side by side.
 WORKERS := 4
 
-.PHONY: help serve test lint types imports unit test-sdk test-clients test-engines test-openapi test-crash test-leaks test-slow test-deep test-restarts chaos fmt bench clean
+.PHONY: help serve test lint types imports unit test-sdk test-clients test-engines test-openapi test-crash test-leaks test-slow test-deep test-restarts chaos fmt bench clean docs
 
 help:
 	@echo "make serve          serve what is on this machine, or the demo model (ARGS='--config my.yaml')"
@@ -37,6 +37,7 @@ help:
 	@echo "make test-deep      properties with many examples, other ones every time"
 	@echo "make test-restarts  restart replicas under load; a minute"
 	@echo "make chaos          storms of faults for as long as one likes (ARGS='--minutes 15', '--seed 7 --talk 3')"
+	@echo "make docs           write the pages that are made of the code"
 	@echo "make bench          measure the gateway (ARGS go to the bench)"
 	@echo "make clean          remove what was set up and built"
 
@@ -107,6 +108,12 @@ chaos: $(SYNCED)
 fmt: $(SYNCED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# A page that cannot be made stays as it was.
+docs: $(SYNCED)
+	$(BIN)/python -m unisono_adapters.matrix >docs/.capabilities && mv docs/.capabilities docs/capabilities.md
+	$(BIN)/python -m tests.docs.settings >docs/.configuration && mv docs/.configuration docs/configuration.md
+	$(BIN)/python -m tests.docs.mended >docs/.recoveries && mv docs/.recoveries docs/recoveries.md
 
 bench: $(SYNCED) $(UV)
 	$(BIN)/python -m bench $(ARGS)

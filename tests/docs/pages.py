@@ -1,0 +1,32 @@
+"""The blocks of code in the documents, by language."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")))
+
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.S | re.M)
+
+
+def blocks(language: str) -> Iterator[tuple[str, str]]:
+    """Every block of a language, with the page it is on and its place among those of the page."""
+    for page in PAGES:
+        found = [text for kind, text in _BLOCK.findall(page.read_text()) if kind == language]
+        yield from ((f"{page.name} {number}", text) for number, text in enumerate(found, 1))
+
+
+def commands(program: str) -> Iterator[tuple[str, list[str]]]:
+    """Every command line of the shell blocks that runs a program: the words behind its name."""
+    for where, text in blocks("sh"):
+        for line in text.replace("\\\n", " ").splitlines():
+            for part in re.split(r"&&|\||;|>|\$\(", line.strip().removeprefix("$ ")):
+                words = shlex.split(part.strip().rstrip(")"), comments=True)
+                while words and re.fullmatch(r"\w+=.*|uvx|--from|\S*\.whl(\[.*\])?", words[0]):
+                    words.pop(0)
+                if words[:1] == [program]:
+                    yield where, words[1:]

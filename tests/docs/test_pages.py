@@ -1,0 +1,86 @@
+"""What the documents say is so: pages are what their generators write, settings load, commands and links exist."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+
+from tests.docs import mended, settings
+from tests.docs.pages import PAGES, ROOT, blocks, commands
+from unisono.cli import main
+from unisono.config import Catalogue, Config, load
+from unisono.core.rules import RULES
+
+WRITTEN: dict[str, tuple[Callable[[], str], str]] = {
+    "configuration": (settings.page, settings.COMMAND),
+    "recoveries": (mended.page, mended.COMMAND),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_page_is_what_its_generator_writes(name: str) -> None:
+    page, command = WRITTEN[name]
+    assert (ROOT / "docs" / f"{name}.md").read_text() == page(), command
+
+
+def test_every_rule_of_mending_has_its_example() -> None:
+    assert re.findall(r"^### `(.+)`$", mended.page(), re.M) == list(RULES)
+
+
+def test_every_option_has_a_sentence() -> None:
+    assert [line for line in settings.page().splitlines() if line.endswith("|  |") and "---" not in line] == []
+
+
+CONFIGS = [
+    pytest.param(text, id=where)
+    for where, text in blocks("yaml")
+    if set(yaml.safe_load(text)) <= set(Config.model_fields)
+]
+
+
+@pytest.mark.parametrize("text", CONFIGS)
+def test_a_configuration_on_a_page_loads_without_a_warning(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    loaded = load(path, dict.fromkeys(re.findall(r"os\.environ/(\w+)", text), "a-secret-of-this-test"))
+    assert loaded.warnings == ()
+    Catalogue(loaded.config)
+
+
+COMMANDS = [pytest.param(words, id=f"{where}: {' '.join(words)}") for where, words in commands("unisono")]
+
+
+def test_there_are_commands_and_configurations_to_look_at() -> None:
+    assert len(COMMANDS) > 5
+    assert len(CONFIGS) > 5
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_a_command_on_a_page_exists_with_its_options(words: list[str]) -> None:
+    command: click.Command = main
+    context = click.Context(main)
+    words = [word for word in words if word != "..."]
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        found = command.get_command(context, words.pop(0))
+        assert found is not None
+        command, context = found, click.Context(found, parent=context)
+    command.make_parser(context).parse_args(list(words))
+
+
+MAKE = sorted({words[0] for _, words in commands("make") if words})
+
+
+def test_make_targets_on_the_pages_exist() -> None:
+    targets = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.M))
+    assert set(MAKE) <= targets
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?://|#)([^)#\s]+)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
