@@ -21,7 +21,7 @@ ARGS :=
 # Tests that wait on servers wait side by side.
 WORKERS := 4
 
-.PHONY: help serve test lint types imports unit test-sdk test-clients test-engines test-openapi test-crash test-leaks test-slow test-deep test-restarts chaos fmt bench clean docs
+.PHONY: help serve test lint types imports unit test-sdk test-clients test-engines test-openapi test-crash test-leaks test-slow test-deep test-restarts chaos fmt bench clean docs test-deploy
 
 help:
 	@echo "make serve          serve what is on this machine, or the demo model (ARGS='--config my.yaml')"
@@ -36,6 +36,7 @@ help:
 	@echo "make test-slow      all that make test leaves out for its length"
 	@echo "make test-deep      properties with many examples, other ones every time"
 	@echo "make test-restarts  restart replicas under load; a minute"
+	@echo "make test-deploy    compose files and chart by the schemas; renders the chart where helm is installed"
 	@echo "make chaos          storms of faults for as long as one likes (ARGS='--minutes 15', '--seed 7 --talk 3')"
 	@echo "make docs           write the pages that are made of the code"
 	@echo "make bench          measure the gateway (ARGS go to the bench)"
@@ -100,6 +101,10 @@ test-deep: $(SYNCED) .state-server
 # Two replicas, restarted one after the other under 200 streams.
 test-restarts: $(SYNCED) .state-server
 	$(BIN)/pytest -m slow tests/e2e/test_rolling.py $(ARGS)
+
+# What is in docker/, by the schemas of compose and Kubernetes.
+test-deploy: $(SYNCED)
+	$(BIN)/pytest tests/deployment $(ARGS)
 
 # Backends that break, stall, die and come back under talks on every surface; says which seed went wrong.
 chaos: $(SYNCED)

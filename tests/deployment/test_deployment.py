@@ -1,0 +1,236 @@
+"""The compose files, the image and the chart say what the gateway is: configuration, ports, paths, times, version."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from tests.deployment.manifests import COMPOSE, DOCKER, RENDERINGS, ROOT, instructions, rendered, words_of
+from unisono import __version__
+from unisono.app import build
+from unisono.cli import main
+from unisono.config import Config, load
+
+UID = "10001"
+EXAMPLE = (DOCKER / "env.example").read_text()
+
+
+def configurations() -> Iterator[tuple[str, str]]:
+    for path in sorted((DOCKER / "config").glob("*.yaml")):
+        yield path.name, path.read_text()
+    for name in RENDERINGS:
+        yield f"chart {name}", rendered(name)["ConfigMap"]["data"]["config.yaml"]
+
+
+def loaded(text: str, tmp_path: Path) -> Config:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    environ = dict.fromkeys(re.findall(r"os\.environ/(\w+)", text), "a-secret-of-this-test")
+    known = load(path, environ | {"UNISONO_STORE_URL": "redis://127.0.0.1:1/0"})
+    assert known.warnings == ()
+    return known.config
+
+
+@pytest.mark.parametrize("text", [pytest.param(text, id=name) for name, text in configurations()])
+def test_a_configuration_is_one_and_may_be_served_to_others(text: str, tmp_path: Path) -> None:
+    config = loaded(text, tmp_path)
+    assert config.general_settings.master_key is not None
+    assert config.store.url is not None
+    assert config.store.url.get_secret_value().startswith("redis://")
+    build(config)
+
+
+# -- the image
+
+
+def test_the_image_is_of_this_version() -> None:
+    [label] = [rest for word, rest in instructions() if word == "LABEL"]
+    assert f'org.opencontainers.image.version="{__version__}"' in label
+
+
+def test_the_image_runs_a_command_that_there_is() -> None:
+    check_command([*words_of("ENTRYPOINT"), *words_of("CMD")])
+
+
+def check_command(words: list[str]) -> dict[str, Any]:
+    program, name, *rest = words
+    assert program == "unisono"
+    context = click.Context(main)
+    command = main.get_command(context, name)
+    assert command is not None
+    options, arguments, _ = command.make_parser(context).parse_args(rest)
+    assert arguments == []
+    assert (options["host"], options["port"], options["config_path"]) == ("0.0.0.0", "4000", "/etc/unisono/config.yaml")
+    return dict(options)
+
+
+def test_nothing_in_the_image_runs_as_root_or_needs_to_write_elsewhere() -> None:
+    of = dict(instructions())
+    assert of["USER"] == "unisono"
+    assert f"--uid {UID}" in of["RUN"]
+    assert of["VOLUME"] == "/var/lib/unisono"
+    [*_, environment] = [rest for word, rest in instructions() if word == "ENV"]
+    assert re.findall(r"XDG_\w+=(\S+)", environment) == ["/var/lib/unisono/state", "/var/lib/unisono/cache"]
+
+
+def test_the_image_is_asked_for_its_health_where_it_tells_it(tmp_path: Path) -> None:
+    [health] = [rest for word, rest in instructions() if word == "HEALTHCHECK"]
+    [(port, path)] = re.findall(r"http://127\.0\.0\.1:(\d+)(/[\w/]+)", health)
+    assert port == "4000"
+    assert path in health_paths(tmp_path)
+
+
+def health_paths(tmp_path: Path) -> set[str]:
+    app = build(loaded((DOCKER / "config" / "vllm.yaml").read_text(), tmp_path))
+    return {path for path in map(str, _paths(app.routes)) if path.startswith(("/health", "/metrics"))}
+
+
+def _paths(routes: Any) -> Iterator[str]:
+    for route in routes:
+        inner = getattr(route, "original_router", None) or getattr(route, "app", None)
+        if hasattr(route, "path") and hasattr(route, "endpoint"):
+            yield route.path
+        elif hasattr(inner, "routes"):
+            yield from _paths(inner.routes)
+
+
+# -- compose
+
+SERVICES = [
+    pytest.param(service, id=f"{file} {name}")
+    for file, compose in COMPOSE.items()
+    for name, service in compose["services"].items()
+]
+GATEWAYS = [pytest.param(compose["services"]["unisono"], id=file) for file, compose in COMPOSE.items()]
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_has_no_more_rights_than_it_needs(service: dict[str, Any]) -> None:
+    assert not service.keys() & {"privileged", "cap_add", "devices", "pid", "ipc", "network_mode", "userns_mode"}
+    assert "no-new-privileges:true" in service["security_opt"]
+    assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
+    assert not any("docker.sock" in volume for volume in service.get("volumes", ()))
+    assert re.search(r":v?\d", service["image"])
+
+
+@pytest.mark.parametrize("service", GATEWAYS)
+def test_the_gateway_of_a_compose_file_is_this_one(service: dict[str, Any]) -> None:
+    assert service["image"].removesuffix("-demo") == f"unisono:{__version__}"
+    assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
+    assert service["ports"] == ["127.0.0.1:4000:4000"]
+    assert (DOCKER / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
+    [mount] = [volume for volume in service["volumes"] if volume.startswith("./")]
+    source, target, mode = mount.split(":")
+    text = (DOCKER / source).read_text()
+    assert (target, mode) == (words_of("CMD")[-1], "ro")
+    assert set(re.findall(r"os\.environ/(\w+)", text)) == set(service["environment"])
+
+
+@pytest.mark.parametrize("service", GATEWAYS)
+def test_the_gateway_of_a_compose_file_has_the_time_to_end(service: dict[str, Any], tmp_path: Path) -> None:
+    [mount] = [volume for volume in service["volumes"] if volume.startswith("./")]
+    settings = loaded((DOCKER / mount.split(":")[0]).read_text(), tmp_path).unisono
+    assert int(service["stop_grace_period"].removesuffix("s")) >= settings.shutdown_grace_s + 10
+
+
+@pytest.mark.parametrize("file", COMPOSE)
+def test_what_a_compose_file_asks_of_the_environment_is_explained(file: str) -> None:
+    asked = set(re.findall(r"\$\{(\w+)", (DOCKER / file).read_text()))
+    assert asked
+    assert asked <= set(re.findall(r"^(\w+)=", EXAMPLE, re.M))
+    assert "docker/.env" in (ROOT / ".gitignore").read_text().splitlines()
+
+
+@pytest.mark.parametrize("file", COMPOSE)
+def test_what_a_configuration_speaks_to_is_a_service_it_shares_a_network_with(file: str) -> None:
+    services = COMPOSE[file]["services"]
+    [mount] = [volume for volume in services["unisono"]["volumes"] if volume.startswith("./")]
+    hosts = set(re.findall(r"\w+://(\w+):\d+", (DOCKER / mount.split(":")[0]).read_text()))
+    assert hosts == services.keys() - {"unisono"}
+    assert all(set(services[host]["networks"]) & set(services["unisono"]["networks"]) for host in hosts)
+
+
+# -- the chart
+
+CHARTS = [pytest.param(rendered(name), id=name) for name in RENDERINGS]
+
+
+@pytest.mark.parametrize("chart", CHARTS)
+def test_a_pod_is_this_gateway(chart: dict[str, Any], tmp_path: Path) -> None:
+    pod = chart["Deployment"]["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    assert container["image"].endswith(f"unisono:{__version__}")
+    check_command([*words_of("ENTRYPOINT"), *container["args"]])
+    assert container["ports"] == [{"name": "http", "containerPort": 4000}]
+    [port] = chart["Service"]["spec"]["ports"]
+    assert port["targetPort"] == "http"
+    probes = {container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "liveness", "readiness")}
+    assert probes == {"/health/liveness", "/health/readiness"}
+    assert probes <= health_paths(tmp_path)
+    [mounted] = [mount for mount in container["volumeMounts"] if mount["name"] == "config"]
+    assert words_of("CMD")[-1].startswith(mounted["mountPath"] + "/")
+
+
+@pytest.mark.parametrize("chart", CHARTS)
+def test_a_pod_has_the_time_to_end(chart: dict[str, Any], tmp_path: Path) -> None:
+    settings = loaded(chart["ConfigMap"]["data"]["config.yaml"], tmp_path).unisono
+    given = chart["Deployment"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    assert given >= settings.shutdown_grace_s + settings.shutdown_delay_s + 10
+
+
+@pytest.mark.parametrize("chart", CHARTS)
+def test_a_pod_has_no_more_rights_than_it_needs(chart: dict[str, Any]) -> None:
+    pod = chart["Deployment"]["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert str(pod["securityContext"]["runAsUser"]) == UID
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+@pytest.mark.parametrize("chart", CHARTS)
+def test_everything_selects_the_same_pods(chart: dict[str, Any]) -> None:
+    deployment = chart["Deployment"]["spec"]
+    selectors = [
+        deployment["selector"]["matchLabels"],
+        chart["Service"]["spec"]["selector"],
+        chart["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"],
+    ]
+    assert all(selector == selectors[0] for selector in selectors)
+    assert selectors[0].items() <= deployment["template"]["metadata"]["labels"].items()
+
+
+def test_what_scales_is_what_there_is() -> None:
+    plain, everything = (rendered(name) for name in RENDERINGS)
+    assert plain.keys() == {"ConfigMap", "Deployment", "PodDisruptionBudget", "Service"}
+    assert everything.keys() == {*plain, "HorizontalPodAutoscaler", "ScaledObject", "ServiceMonitor"}
+    assert "replicas" not in everything["Deployment"]["spec"]
+    target = everything["HorizontalPodAutoscaler"]["spec"]["scaleTargetRef"]
+    assert target["name"] == everything["Deployment"]["metadata"]["name"]
+
+
+def test_backends_are_scaled_by_a_metric_that_there_is(tmp_path: Path) -> None:
+    from tests.observe.test_files import LABELS
+
+    chart = rendered("everything")
+    [trigger] = chart["ScaledObject"]["spec"]["triggers"]
+    [(name, label, model)] = re.findall(r'(unisono_\w+)\{(\w+)="([^"]+)"\}', trigger["metadata"]["query"])
+    assert label in LABELS[name]
+    config = loaded(chart["ConfigMap"]["data"]["config.yaml"], tmp_path)
+    assert model in {entry.model_name for entry in config.model_list}
+    [endpoint] = chart["ServiceMonitor"]["spec"]["endpoints"]
+    assert endpoint["path"] in health_paths(tmp_path)
+
+
+def test_the_chart_is_of_this_version() -> None:
+    text = (DOCKER / "helm" / "unisono" / "Chart.yaml").read_text()
+    assert re.findall(r"^(?:version|appVersion): (\S+)$", text, re.M) == [__version__, __version__]

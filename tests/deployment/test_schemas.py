@@ -1,0 +1,65 @@
+"""The compose files and the rendered chart, judged by the schemas of compose-spec and Kubernetes.
+
+The tools that know the schemas are in an environment of their own, locked in `tools`. Kinds that others add to
+Kubernetes (ScaledObject, ServiceMonitor) have no schema there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.deployment.manifests import CHART, COMPOSE, DOCKER, RENDERED, RENDERINGS, ROOT, manifests, render, rendered
+
+pytestmark = pytest.mark.slow
+
+ENVIRONMENT = ROOT / ".envs" / "deployment"
+OTHERS = {"ScaledObject", "ServiceMonitor"}
+VERSIONS = ("1.31", "1.37")
+
+
+@pytest.fixture(scope="module")
+def tools() -> Path:
+    """The folder of the tools' commands."""
+    uv = shutil.which("uv") or str(ROOT / ".cache" / "uv" / "bin" / "uv")
+    subprocess.run(
+        [uv, "sync", "--quiet", "--locked", "--project", str(Path(__file__).parent / "tools")],
+        env={**os.environ, "UV_PROJECT_ENVIRONMENT": str(ENVIRONMENT)},
+        check=True,
+        timeout=300,
+    )
+    return ENVIRONMENT / "bin"
+
+
+def test_compose_files_are_of_the_specification(tools: Path) -> None:
+    paths = [str(DOCKER / name) for name in COMPOSE]
+    run(tools / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", *paths)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("name", RENDERINGS)
+def test_what_the_chart_makes_is_what_kubernetes_takes(name: str, version: str, tools: Path) -> None:
+    told = run(tools / "kubernetes-validate", "--strict", "-k", version, str(RENDERED / f"{name}.yaml"))
+    passed = [line for line in told.splitlines() if " passed for resource " in line]
+    assert len(passed) == len(rendered(name).keys() - OTHERS)
+
+
+@pytest.mark.skipif(shutil.which("helm") is None, reason="there is no helm on this machine")
+@pytest.mark.parametrize("name", RENDERINGS)
+def test_the_rendered_chart_is_what_helm_makes_of_it(name: str) -> None:
+    assert rendered(name) == manifests(render(name)), "python -m tests.deployment.manifests"
+
+
+@pytest.mark.skipif(shutil.which("helm") is None, reason="there is no helm on this machine")
+def test_helm_has_nothing_against_the_chart() -> None:
+    run(Path(shutil.which("helm") or ""), "lint", "--strict", str(CHART))
+
+
+def run(*command: str | Path) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
