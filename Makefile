@@ -18,10 +18,12 @@ export UV_PROJECT_ENVIRONMENT := $(VENV)
 
 SYNCED := $(VENV)/.synced
 ARGS :=
+DIST := dist
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # Tests that wait on servers wait side by side.
 WORKERS := 4
 
-.PHONY: help serve test lint types imports unit test-sdk test-clients test-engines test-openapi test-crash test-leaks test-slow test-deep test-restarts chaos fmt bench clean docs test-deploy
+.PHONY: help serve test lint types imports unit test-sdk test-clients test-engines test-openapi test-crash test-leaks test-slow test-deep test-restarts chaos fmt bench clean docs test-deploy test-dist dist
 
 help:
 	@echo "make serve          serve what is on this machine, or the demo model (ARGS='--config my.yaml')"
@@ -37,8 +39,10 @@ help:
 	@echo "make test-deep      properties with many examples, other ones every time"
 	@echo "make test-restarts  restart replicas under load; a minute"
 	@echo "make test-deploy    compose files and chart by the schemas; renders the chart where helm is installed"
+	@echo "make test-dist      what make dist makes: what is in it, and whether it serves by itself"
 	@echo "make chaos          storms of faults for as long as one likes (ARGS='--minutes 15', '--seed 7 --talk 3')"
 	@echo "make docs           write the pages that are made of the code"
+	@echo "make dist           wheel, source and bill of materials (CycloneDX), in dist/"
 	@echo "make bench          measure the gateway (ARGS go to the bench)"
 	@echo "make clean          remove what was set up and built"
 
@@ -106,6 +110,10 @@ test-restarts: $(SYNCED) .state-server
 test-deploy: $(SYNCED)
 	$(BIN)/pytest tests/deployment $(ARGS)
 
+# The wheel, installed away from here.
+test-dist: $(SYNCED)
+	$(BIN)/pytest tests/deployment/test_release.py $(ARGS)
+
 # Backends that break, stall, die and come back under talks on every surface; says which seed went wrong.
 chaos: $(SYNCED)
 	$(BIN)/python -m tests.chaos $(ARGS)
@@ -119,6 +127,12 @@ docs: $(SYNCED)
 	$(BIN)/python -m unisono_adapters.matrix >docs/.capabilities && mv docs/.capabilities docs/capabilities.md
 	$(BIN)/python -m tests.docs.settings >docs/.configuration && mv docs/.configuration docs/configuration.md
 	$(BIN)/python -m tests.docs.mended >docs/.recoveries && mv docs/.recoveries docs/recoveries.md
+
+dist: $(UV)
+	@rm -rf $(DIST)
+	$(UV) build --quiet --out-dir $(DIST)
+	$(UV) export --quiet --locked --no-dev --all-extras --format cyclonedx1.5 --no-header \
+		--output-file $(DIST)/unisono-$(VERSION).cdx.json >/dev/null
 
 bench: $(SYNCED) $(UV)
 	$(BIN)/python -m bench $(ARGS)
