@@ -1,0 +1,61 @@
+"""The adapter on docs/adapters.md passes the contract that every backend must."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.contract import test_backend, test_backend_failures, test_backend_leaving
+from tests.contract.kinds import IDS, KEY, Kind, on_a_wire
+from tests.docs.pages import blocks
+from tests.fakes import FakeVllm
+from unisono.core.generation import Form
+from unisono.core.ports import Backend, BackendOptions
+
+
+@cache
+def example() -> ModuleType:
+    [(_, source)] = [block for block in blocks("python") if block[0].startswith("adapters.md")]
+    module = ModuleType("acme_unisono")
+    exec(compile(source, "docs/adapters.md", "exec"), module.__dict__)
+    return module
+
+
+def acme(url: str) -> Backend:
+    built: Backend = example().AcmeBackend(BackendOptions("acme", "tiny", url, KEY))
+    return built
+
+
+@pytest.fixture(name="kind")
+def acme_kind() -> Kind:
+    return Kind(on_a_wire(FakeVllm, acme, tokens=IDS), Form.IDS, at=acme)
+
+
+@pytest.fixture
+def wired(kind: Kind) -> Kind:
+    return kind
+
+
+def of_the_contract() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Its tests that take a kind from whoever runs them."""
+    for module in (test_backend, test_backend_failures, test_backend_leaving):
+        for name, test in vars(module).items():
+            if not name.startswith("test_") or not callable(test):
+                continue
+            chosen = {str(mark.args[0]) for mark in getattr(test, "pytestmark", ()) if mark.name == "parametrize"}
+            named = {"kind", "wired"} & set(inspect.signature(test).parameters)
+            if named and not any("kind" in of or "wired" in of for of in chosen | {str(c) for c in chosen}):
+                yield name, test
+
+
+vars(sys.modules[__name__]).update(of_the_contract())
+
+
+def test_there_is_a_contract() -> None:
+    assert len(dict(of_the_contract())) > 15
