@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
@@ -15,6 +15,7 @@ from tests.docs.pages import PAGES, ROOT, blocks, commands
 from unisono.cli import main
 from unisono.config import Catalogue, Config, load
 from unisono.core.rules import RULES
+from unisono.errors import UnisonoError
 
 WRITTEN: dict[str, tuple[Callable[[], str], str]] = {
     "configuration": (settings.page, settings.COMMAND),
@@ -84,3 +85,17 @@ def test_make_targets_on_the_pages_exist() -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\((?!https?://|#)([^)#\s]+)", page.read_text())
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def kinds_of(error: type[UnisonoError]) -> Iterator[type[UnisonoError]]:
+    yield error
+    for kind in error.__subclasses__():
+        yield from kinds_of(kind)
+
+
+def test_errors_on_the_page_about_the_api_have_these_codes() -> None:
+    told = re.findall(r"^\| (\d{3}) \| `(\w+)` \|", (ROOT / "docs" / "api.md").read_text(), re.M)
+    assert len(told) > 10
+    assert {(int(status), code) for status, code in told} <= {
+        (kind.status, kind.code) for kind in kinds_of(UnisonoError)
+    }
