@@ -12,6 +12,7 @@ import yaml
 
 from tests.docs import mended, settings
 from tests.docs.pages import PAGES, ROOT, blocks, commands
+from unisono import __version__
 from unisono.cli import main
 from unisono.config import Catalogue, Config, load
 from unisono.core.rules import RULES
@@ -99,3 +100,8 @@ def test_errors_on_the_page_about_the_api_have_these_codes() -> None:
     assert {(int(status), code) for status, code in told} <= {
         (kind.status, kind.code) for kind in kinds_of(UnisonoError)
     }
+
+
+def test_wheels_on_the_pages_are_of_this_version() -> None:
+    named = {name for page in PAGES for name in re.findall(r"unisono-([\d.]+)-py3", page.read_text())}
+    assert named == {__version__}
