@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
+import yaml
 
 from tests.deployment.manifests import COMPOSE, DOCKER, RENDERINGS, ROOT, instructions, rendered, words_of
+from tests.docs.pages import commands
 from unisono import __version__
 from unisono.app import build
 from unisono.cli import main
@@ -234,3 +237,20 @@ def test_backends_are_scaled_by_a_metric_that_there_is(tmp_path: Path) -> None:
 def test_the_chart_is_of_this_version() -> None:
     text = (DOCKER / "helm" / "unisono" / "Chart.yaml").read_text()
     assert re.findall(r"^(?:version|appVersion): (\S+)$", text, re.M) == [__version__, __version__]
+
+
+def test_the_secret_that_is_to_be_made_has_all_that_the_chart_asks_for() -> None:
+    asked = set(re.findall(r"os\.environ/(\w+)", rendered("default")["ConfigMap"]["data"]["config.yaml"]))
+    for page in (ROOT / "docs" / "operations.md", DOCKER / "helm" / "unisono" / "values.yaml"):
+        assert asked == set(re.findall(r"--from-literal=(\w+)=", page.read_text()))
+
+
+def test_what_the_pages_set_of_the_chart_is_there() -> None:
+    values = yaml.safe_load((DOCKER / "helm" / "unisono" / "values.yaml").read_text())
+    given = [word for _, words in commands("helm") for flag, word in pairwise(words) if flag == "--set"]
+    paths = [word.partition("=")[0] for word in given]
+    assert paths
+    for path in paths:
+        part = values
+        for key in path.split("."):
+            part = part[key]
