@@ -74,8 +74,8 @@ def check_command(words: list[str]) -> dict[str, Any]:
 
 def test_nothing_in_the_image_runs_as_root_or_needs_to_write_elsewhere() -> None:
     of = dict(instructions())
-    assert of["USER"] == "unisono"
-    assert f"--uid {UID}" in of["RUN"]
+    assert of["USER"] == f"{UID}:{UID}"
+    assert f"--uid {UID} --gid {UID}" in of["RUN"]
     assert of["VOLUME"] == "/var/lib/unisono"
     [*_, environment] = [rest for word, rest in instructions() if word == "ENV"]
     assert re.findall(r"XDG_\w+=(\S+)", environment) == ["/var/lib/unisono/state", "/var/lib/unisono/cache"]
@@ -192,7 +192,7 @@ def test_a_pod_has_no_more_rights_than_it_needs(chart: dict[str, Any]) -> None:
     [container] = pod["containers"]
     assert pod["automountServiceAccountToken"] is False
     assert pod["securityContext"]["runAsNonRoot"] is True
-    assert str(pod["securityContext"]["runAsUser"]) == UID
+    assert {str(pod["securityContext"][key]) for key in ("runAsUser", "runAsGroup", "fsGroup")} == {UID}
     assert container["securityContext"] == {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
