@@ -625,3 +625,13 @@ def test_every_rule_that_is_reported_is_documented() -> None:
 
     reported = {*judging.TOLD, judging.NOT_REPEATED, judging.LATE, judging.LEFT_OUT, "analysis-only"}
     assert reported <= RULES.keys()
+
+
+async def test_the_model_is_told_once_what_a_server_is() -> None:
+    talk, about = Talk([ANSWER]), "Our\nproducts. <|end|>"
+    await replace(talk, turn=replace(talk.turn, hosting=Hosting((replace(DOCS, description=about),)))).events()
+    tokens = list(talk.bases[0].prompt.tokens)
+    declared = ENCODING.decode(tokens)
+    assert "// Our\n// products. <|end|>\n// \n// The tool search.\n" in declared
+    assert "// The tool fetch.\n" in declared
+    assert declared.count("Our") == 1

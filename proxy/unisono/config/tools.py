@@ -126,7 +126,7 @@ class McpServerSettings(Section):
     idempotent: tuple[Name, ...] = ()
     """Tools that may be run twice where it is not known whether they were run."""
     description: str = ""
-    """For people; the model is not told."""
+    """What the model is told about the server, beside its tools."""
     timeout: Seconds = ToolTimeouts().call_s
     """One call, in seconds."""
     connect_timeout_s: Seconds = ToolTimeouts().connect_s

@@ -132,7 +132,9 @@ class HostedTools:
         return planned, False
 
     def _declared(self) -> list[FunctionTool]:
-        return [_declared(name, tool) for name, tool in self._tools.items()]
+        """What is said of a server stands once, before what its first tool says: prompts know of tools only."""
+        sayings = {label: server.description for label, server in self._servers.items()}
+        return [_declared(name, tool, sayings.pop(tool.server, "")) for name, tool in self._tools.items()]
 
     def note(self) -> Note:
         """What was offered, for a journal."""
@@ -183,8 +185,8 @@ def _trained(builtin: str, tools: Sequence[HostedTool]) -> dict[str, HostedTool]
     return named
 
 
-def _declared(name: str, tool: HostedTool) -> FunctionTool:
-    return FunctionTool(name, tool.description, tool.schema or None)
+def _declared(name: str, tool: HostedTool, about: str = "") -> FunctionTool:
+    return FunctionTool(name, "\n\n".join(filter(None, (about, tool.description))), tool.schema or None)
 
 
 def _can_be_declared(name: str, tool: HostedTool) -> bool:
