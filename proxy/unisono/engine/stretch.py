@@ -6,21 +6,18 @@ All times of an answer are one: what a deployment may take is what is left of it
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import ExitStack, aclosing
+from contextlib import aclosing
 from time import monotonic
 from typing import TypeAlias
 
-from unisono.core.deadline import Deadline
 from unisono.core.events import Event
-from unisono.core.generation import Capabilities, FinishReason, Form, Generation, Timeouts
-from unisono.core.routes import Ask, Demand, Place
-from unisono.core.tracing import Trace, step_span, try_span
-from unisono.core.watching import Waited
+from unisono.core.generation import Capabilities, FinishReason, Form, Generation
+from unisono.core.routes import Place
 from unisono.engine.asking import Asking
 from unisono.engine.limit import Limit
 from unisono.engine.means import Means
+from unisono.engine.places import Places
 from unisono.engine.policy import drawn_again
 from unisono.engine.prompts import Continued, go_on
 from unisono.engine.reading import Reading
@@ -28,7 +25,6 @@ from unisono.engine.telling import Telling
 from unisono.engine.turn import Report, Turn
 from unisono.errors import (
     BackendProtocolError,
-    BackendTimeout,
     ConstraintRefused,
     UnisonoError,
     UnsupportedValue,
@@ -39,108 +35,33 @@ Generated: TypeAlias = AsyncGenerator[tuple[list[Event], FinishReason | None]]
 """What may be shown of a step, per network read; the last comes with the reason the step ended."""
 
 
-class Stretch:
+class Stretch(Places):
     """For one run. `shown` says whether the client has seen anything."""
 
     def __init__(self, means: Means, turn: Turn, report: Report) -> None:
+        super().__init__(means.pool, turn, report)
         self._means = means
-        self._turn = turn
-        self._report = report
-        owner = turn.caller.key if turn.caller is not None and turn.caller.key else turn.tenant
-        self._route = means.pool.route(Ask(turn.model, owner, turn.sticky))
-        self._deadline = Deadline(self._now())
-        self._place: Place | None = None
-        self._held = ExitStack()
-        self._asked = False
-        self._timeouts: Timeouts | None = None
         self._refused: dict[str, frozenset[str]] = {}
         """Kinds of constraints that deployments refused in this run."""
         self._moved = bool(turn.journal)
         """Whether what was said of the step comes from elsewhere."""
-        self._moving = False
-        """Whether the next place is one to move to."""
         self.shown = False
         self.full = False
         """Whether there is no room for another token anywhere."""
-
-    # -- places
-
-    @property
-    def elsewhere(self) -> bool:
-        """Whether there is another deployment to turn to."""
-        return self._route.elsewhere
-
-    @property
-    def late(self) -> bool:
-        """Whether the time for the answer is over."""
-        return self._timeouts is not None and self._deadline.left(self._timeouts, self._now()).total_s <= 0.0
-
-    @property
-    def taken(self) -> bool:
-        """Whether a place is held."""
-        return self._place is not None
 
     async def take(self, asking: Asking, reading: Reading) -> Place:
         """The place that is held, or the next one. Raises what keeps it from being had."""
         if self._place is not None:
             return self._place
-        demand = await asking.demand(reading, resumes=self.shown or reading.completed > 0)
-        left = None if self._timeouts is None else self._deadline.left(self._timeouts, self._now()).total_s
-        place = await self._waited_for(demand, left)
-        self._place = self._held.enter_context(place)
-        self._asked = False
-        self._timeouts = place.deployment.timeouts
-        self._report.backend = place.deployment.name
-        self._report.tries = self._route.tries
-        if self._moving:
-            self._moving = False
-            self._report.failovers += 1
-        return place
-
-    async def _waited_for(self, demand: Demand, left_s: float | None) -> Place:
-        began_s, failure = self._report.now_s(), ""
-        try:
-            async with asyncio.timeout(left_s):
-                return await self._route.place(demand)
-        except TimeoutError:
-            failure = BackendTimeout.code
-            raise BackendTimeout("No backend was free in the time there was left for the answer.") from None
-        except UnisonoError as error:
-            failure = error.code
-            raise
-        finally:
-            self._report.facts.waits.append(Waited(began_s, self._report.now_s(), failure))
+        return await self.place_for(await asking.demand(reading, resumes=self.shown or reading.completed > 0))
 
     def fail(self, error: UnisonoError, *, moves: bool = False) -> None:
-        """The place that is held failed, and is given back. Who `moves` goes on behind it on the next one."""
-        if self._place is not None:
-            self._place.failed(error)
-        self._report.tries = self._route.tries
+        super().fail(error, moves=moves)
         self._moved = True
-        self._moving = moves
-        self.release()
-
-    def let_go(self) -> None:
-        """Give back the place, if one is held, where all was well; the time is somebody else's until one is taken."""
-        if self._place is not None and self._asked:
-            self._place.succeeded()
-        self.release()
-        self._deadline.stop(self._now())
-
-    def go_on(self) -> None:
-        """The time is this answer's again."""
-        self._deadline.go_on(self._now())
 
     def begin_anew(self) -> None:
         """Nothing was said but what the turn's journal says."""
         self._moved = bool(self._turn.journal)
-
-    def release(self) -> None:
-        """Give back the place, if one is held."""
-        self._place = None
-        self._held.close()
-
-    # -- steps
 
     async def step(self, asking: Asking, reading: Reading) -> Generated:
         """The current step from where it is to its end. No backend is asked for one that has ended, or for which there
@@ -204,31 +125,23 @@ class Stretch:
         return room
 
     def _job(self, behind: Continued, place: Place, room: int, reading: Reading) -> Generation:
-        timeouts = self._deadline.left(place.deployment.timeouts, self._now())
-        if timeouts.total_s <= 0.0:
-            raise BackendTimeout(f"The answer was not complete within {place.deployment.timeouts.total_s:g} seconds.")
         return Generation(
             prompt=behind.prompt,
             max_tokens=room,
             constraint=reading.constraint,
             sampling=drawn_again(self._turn.sampling, reading.again),
-            timeouts=timeouts,
+            timeouts=self.timeouts(place),
             request_id=self._turn.request_id,
-            trace=self._span(reading),
+            trace=self.span(reading.steps),
         )
-
-    def _span(self, reading: Reading) -> Trace | None:
-        """The next generation's, below that of its step."""
-        if self._turn.span is None:
-            return None
-        return self._turn.span.child(step_span(reading.steps)).child(try_span(len(self._report.facts.steps)))
 
     async def _read(
         self, place: Place, job: Generation, decoder: Decoder, reading: Reading, first: Asking | None
     ) -> Generated:
         deployment = place.deployment
         stream = deployment.backend.complete(job)
-        self._asked = waits = True
+        self.asked()
+        waits = True
         told = Telling(self._report, self._turn, deployment.name, job, reading.steps)
         limit = Limit(self._means.encoding, job.max_tokens, guessed=place.capabilities.output is not Form.IDS)
         try:
@@ -264,10 +177,6 @@ class Stretch:
             told.over()
             if isinstance(stream, AsyncGenerator):
                 await stream.aclose()
-
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()
 
 
 async def _at_once(shown: list[Event], reason: FinishReason) -> Generated:
