@@ -24,6 +24,7 @@ from unisono.access.limits import Books
 from unisono.access.prices import prices_of
 from unisono.access.virtual import VirtualKeys
 from unisono.api.chat.routes import chat_router
+from unisono.api.completions.routes import completions_router
 from unisono.api.door import doors
 from unisono.api.failures import register
 from unisono.api.health import health_routes
@@ -58,7 +59,7 @@ from unisono.hookset import build_hooks
 from unisono.hosting import Hosting, build_hosting
 from unisono.metering import MeteredTurns
 from unisono.observing import Observing, build_observing
-from unisono.offering import cards, chat_model, readiness, responses_model
+from unisono.offering import cards, chat_model, raw_model, readiness, responses_model
 from unisono.parts import Part, kept
 from unisono.routing.pool import RoutingPool
 from unisono.running import EndingTurns
@@ -198,6 +199,18 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
             turns=turns,
             resolve=lambda name, caller: chat_model(catalogue, name, hosting, caller),
             today=lambda: current_date(config.unisono),
+            new_id=lambda: token_hex(16),
+            clock=time.time,
+            fingerprint=f"unisono-{__version__}",
+        )
+    )
+    app.include_router(
+        completions_router(
+            turns=turns,
+            resolve=lambda name, caller: raw_model(catalogue, name, caller),
+            switched_on=config.unisono.raw_completions,
+            spell=load_encoding().decode,
+            cut=load_encoding().encode_as_server,
             new_id=lambda: token_hex(16),
             clock=time.time,
             fingerprint=f"unisono-{__version__}",

@@ -18,11 +18,12 @@ from unisono.core.conversation import (
     Effort,
     Item,
     Json,
+    UserMessage,
 )
 from unisono.core.generation import Sampling
 from unisono.core.hooks import Changes
 from unisono.core.records import Record, to_item, to_record
-from unisono.engine.turn import Turn
+from unisono.engine.turn import RawPrompt, Turn
 from unisono.errors import StoreUnreadable
 
 ITEMS, FIRST, LAST, INSTRUCTIONS, EFFORT, SAMPLING, SAID = (
@@ -54,7 +55,20 @@ def changed(turn: Turn, changes: Changes) -> Turn:
         conversation = replace(conversation, preamble=preamble)
     if conversation is turn.conversation and sampling is turn.sampling:
         return turn
-    return replace(turn, conversation=conversation, sampling=sampling)
+    raw = turn.raw if turn.raw is None else _raw(turn.raw, turn.conversation, conversation)
+    return replace(turn, conversation=conversation, sampling=sampling, raw=raw)
+
+
+def _raw(raw: RawPrompt, old: Conversation, new: Conversation) -> RawPrompt:
+    """A raw prompt with the text that was put in its place. There is nothing else of it that could be changed."""
+    if new.preamble.instructions:
+        raise ValueError("a raw prompt has no instructions")
+    if new.items is old.items:
+        return raw
+    match new.items:
+        case (UserMessage(text=text),) if text:
+            return replace(raw, text=text, tokens=())
+    raise ValueError("a raw prompt is one message of the user's")
 
 
 def _with_items(conversation: Conversation, new: Sequence[Item]) -> Conversation:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from unisono.api.chat.inbound import RunnableTools
 from unisono.api.chat.routes import ChatModel
+from unisono.api.completions.routes import RawModel
 from unisono.api.health import Readiness
 from unisono.api.reasoning import ReasoningField
 from unisono.api.responses.means import ResponsesModel
@@ -47,6 +48,12 @@ def chat_model(catalogue: Catalogue, name: str, hosting: Hosting, caller: Caller
         runnable=RunnableTools(hosting.unasked(model.settings.mcp_servers, caller), model.settings.run_tools),
         rules=model_rules(model),
     )
+
+
+def raw_model(catalogue: Catalogue, name: str, caller: Caller) -> RawModel:
+    """The group a client's name stands for, for prompts that are not rendered here. Raises as `allowed_model`."""
+    model = allowed_model(catalogue, name, caller)
+    return RawModel(model.name, model_rules(model))
 
 
 def responses_model(catalogue: Catalogue, name: str, caller: Caller) -> ResponsesModel:

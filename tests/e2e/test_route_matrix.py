@@ -30,7 +30,8 @@ def config() -> dict[str, Any]:
     """Two models: `gpt-oss`, also known as `gpt-4o`, and another one."""
     served = config_of("vllm@http://127.0.0.1:9")
     served["model_list"] += config_of("vllm@http://127.0.0.1:9", name="gpt-oss-other")["model_list"]
-    return {**served, "router_settings": {"model_group_alias": {"gpt-4o": "gpt-oss"}}}
+    settings = {"router_settings": {"model_group_alias": {"gpt-4o": "gpt-oss"}}, "unisono": {"raw_completions": True}}
+    return {**served, **settings}
 
 
 PLACES = tuple(places_of(build(parse(with_keys(config(), "memory://"), {}).config).routes))
@@ -38,9 +39,10 @@ OPEN = frozenset({"/health/liveliness", "/health/liveness", "/health/readiness"}
 CLOSED = [place for place in PLACES if place.path not in OPEN]
 WITH_IDS = [place for place in CLOSED if place.parameters and place.parameters != ("model",)]
 
-NAMES_MODEL = re.compile(r".*/(chat/completions|responses|responses/compact|responses/input_tokens)")
+NAMES_MODEL = re.compile(r".*/(completions|responses|responses/compact|responses/input_tokens)")
 BODIES: dict[str, Any] = {
     "chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
+    "completions": {"prompt": "Hi"},
     "responses": {"input": "Hi"},
     "compact": {"input": "Hi"},
     "input_tokens": {"input": "Hi"},
@@ -57,7 +59,7 @@ def test_the_routes_are_known_and_each_alias_is_among_them() -> None:
         if place.path.startswith("/v1/"):
             assert Place(place.method, place.path.removeprefix("/v1")) in PLACES, place
     assert sum(place.method == "WEBSOCKET" for place in PLACES) == 4
-    assert len(ASKS_A_MODEL) == 14
+    assert len(ASKS_A_MODEL) == 16
     assert len(WITH_IDS) > 20
 
 
@@ -146,7 +148,7 @@ async def test_no_route_but_health_answers_without_a_good_key(site: tuple[Gatewa
 
 async def test_every_route_answers_a_good_key(site: tuple[Gateway, Ring]) -> None:
     running, ring = site
-    _, good = await ring.issue("team")
+    _, good = await ring.issue("team", raw=True)
     for key in (good, MASTER):
         for place in CLOSED:
             status, _, body = await asked(running, place, filled(place), **bearing(key))
@@ -196,15 +198,19 @@ async def test_no_spelling_of_a_path_or_host_opens_the_door(site: tuple[Gateway,
 
 
 def body_for(place: Place, model: str) -> Any:
-    kind = next(kind for kind in ("chat/completions", "compact", "input_tokens", "responses") if kind in place.path)
+    kind = next(
+        kind
+        for kind in ("chat/completions", "completions", "compact", "input_tokens", "responses")
+        if kind in place.path
+    )
     return {"model": model, **BODIES[kind if not place.path.endswith("/responses") else "responses"]}
 
 
 async def test_a_key_asks_only_the_models_it_may(site: tuple[Gateway, Ring]) -> None:
     running, ring = site
-    _, other = await ring.issue(models=frozenset({"gpt-oss-other"}))
-    _, by_alias = await ring.issue(models=frozenset({"gpt-4o"}))
-    _, by_group = await ring.issue(models=frozenset({"gpt-oss"}))
+    _, other = await ring.issue(models=frozenset({"gpt-oss-other"}), raw=True)
+    _, by_alias = await ring.issue(models=frozenset({"gpt-4o"}), raw=True)
+    _, by_group = await ring.issue(models=frozenset({"gpt-oss"}), raw=True)
     table = (
         (other, {"gpt-oss-other": 200, "gpt-oss": 403, "gpt-4o": 403, "gpt-none": 403}),
         (by_alias, {"gpt-4o": 200, "gpt-oss": 403, "gpt-oss-other": 403}),
@@ -225,9 +231,20 @@ async def test_a_key_asks_only_the_models_it_may(site: tuple[Gateway, Ring]) -> 
             assert len(refusals) <= 1
 
 
+async def test_a_key_without_the_permission_sends_no_raw_prompts(site: tuple[Gateway, Ring]) -> None:
+    running, ring = site
+    _, key = await ring.issue()
+    for path in ("/v1/completions", "/completions"):
+        # Before anything of the request is looked at.
+        for body in ({"model": "gpt-oss", "prompt": "Hi"}, {"model": "gpt-none"}, {}):
+            status, _, told = await asked(running, Place("POST", path), path, body, **bearing(key))
+            assert (status, json.loads(told)["error"]["code"]) == (403, "permission_denied")
+            assert b"unisono keys create --raw" in told
+
+
 async def test_a_key_sees_only_the_models_it_may(site: tuple[Gateway, Ring]) -> None:
     running, ring = site
-    _, key = await ring.issue(models=frozenset({"gpt-4o"}))
+    _, key = await ring.issue(models=frozenset({"gpt-4o"}), raw=True)
     for prefix in ("/v1", ""):
         listed = (await running.get(f"{prefix}/models", **bearing(key))).body["data"]
         assert [model["id"] for model in listed] == ["gpt-4o"]

@@ -288,6 +288,8 @@ class GatewaySettings(Section):
     builtin_tools: dict[Literal["browser", "python", "container"], ServerLabel] = Field(default_factory=dict)
     """Tool servers of `mcp_servers` that stand for tools gpt-oss was trained on: requests ask for them as `web_search`
     and `code_interpreter`."""
+    raw_completions: bool = False
+    """True answers `/v1/completions`, whose prompts go to a backend unrendered, for keys that are made `--raw`."""
     hooks: tuple[HookEntry, ...] = ()
     """Hooks that are asked about every turn, in this order: names, or `{name: {options}}`."""
     shutdown_grace_s: Count = 30

@@ -36,11 +36,15 @@ def to_asked(turn: Turn) -> dict[str, Json]:
     asked["choice"] = None if turn.choice is None else _choice(turn.choice)
     asked["form"] = None if turn.form is None else _form(turn.form)
     asked["hosting"] = None if turn.hosting is None else _hosting(turn.hosting)
+    if turn.raw is not None:
+        asked["raw"] = True
     return asked
 
 
 def to_turn(model: str, asked: Mapping[str, Any]) -> Turn:
-    """A turn that is read alike. Raises InvalidRequest for what is no record of one."""
+    """A turn that is read alike. Raises InvalidRequest for what is no record of one, and for a raw completion."""
+    if asked.get("raw"):
+        raise InvalidRequest("Nothing was read into the tokens of a raw completion.")
     try:
         hosting = asked["hosting"]
         return Turn(

@@ -9,6 +9,7 @@ from unisono.core.tools import ToolHost
 from unisono.engine.means import Means
 from unisono.engine.memory import TurnMemory
 from unisono.engine.prompts import render
+from unisono.engine.raw import RawRun, to_prompt
 from unisono.engine.run import TurnRun
 from unisono.engine.turn import Report, Run, Turn
 from unisono.engine.wishes import Violation
@@ -35,9 +36,11 @@ class Engine:
         self._means = Means(encoding, renderer, pool, memory, new_call_id, tools, violation)
 
     def start(self, turn: Turn) -> Run:
-        return TurnRun(self._means, turn)
+        return TurnRun(self._means, turn) if turn.raw is None else RawRun(self._means, turn, turn.raw)
 
     async def count(self, turn: Turn) -> int:
+        if turn.raw is not None:
+            return len(await to_prompt(self._means.encoding, turn.raw, turn.history_at))
         loop = self._means.loop(turn, Report())
         hosted = None if loop is None else self._means.hosted(turn, await loop.offers())
         prepared = await self._means.prepared(turn, hosted)

@@ -175,13 +175,13 @@ def _gone_on(
     if not 0 <= min(said) <= max(said) < VOCABULARY:
         raise CannotGoOn("What the model said so far holds a token that it does not know: it cannot go on behind it.")
     decoder = decoder_for(capabilities.output, encoding, opening, said)
-    exact = _recut(encoding, said) if guessed else said
+    exact = recut(encoding, said) if guessed else said
     base = rendered.prompt
     text = None if base.text is None else base.text + _spelled(encoding, base.text, base.tokens, exact)
     return Continued(Prompt([*base.tokens, *exact], text), decoder, len(exact))
 
 
-def _recut(encoding: Encoding, said: Sequence[int]) -> list[int]:
+def recut(encoding: Encoding, said: Sequence[int]) -> list[int]:
     """The same text between the same control tokens, cut as the model's tokenizer does."""
     # Half a character is no text that could be cut again.
     whole = len(said) - unfinished(encoding, said)

@@ -127,7 +127,7 @@ class TurnRun(Run):
         stays = self._shown and not self._turn.failover
         # What has begun may come back to where it failed before, which only the route can tell.
         moves = stretch.elsewhere or (bool(reading.completed) and not isinstance(error, CannotGoOn | ContextTooLong))
-        if moves and _may_do_better(error) and not stays and not stretch.late:
+        if moves and may_do_better(error) and not stays and not stretch.late:
             stretch.fail(error, moves=True)
             anew = not self._turn.failover and self._loop is None
             return await self._begun_anew(stretch, reading) if anew else reading
@@ -269,7 +269,7 @@ class TurnRun(Run):
         return replace(finished, usage=replace(usage, completion_tokens=usage.completion_tokens + self._lost))
 
 
-def _may_do_better(error: BackendError | ContextTooLong) -> bool:
+def may_do_better(error: BackendError | ContextTooLong) -> bool:
     """Whether another deployment may."""
     return error.retry_elsewhere if isinstance(error, BackendError) else True
 

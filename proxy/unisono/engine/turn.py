@@ -75,6 +75,20 @@ Choice: TypeAlias = Forced | Allowed
 
 
 @dataclass(frozen=True, slots=True)
+class RawPrompt:
+    """A prompt that is not rendered here, and how what comes behind it is told; nothing is read into either. It is
+    `text`, in which special tokens are what they spell, and without one `tokens`. `hides_special` keeps special tokens
+    out of the text that is told. `stop_tokens` end it besides those that always do; `shows_stop` has the text end in
+    what ended it."""
+
+    text: str | None = None
+    tokens: Tokens = ()
+    hides_special: bool = True
+    stop_tokens: frozenset[int] = frozenset()
+    shows_stop: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """What a surface asks of the engine. `model` is the group's name after aliases; `max_tokens` None means what the
     context still holds. `stop` are the client's stop strings, matched against visible text by the gateway."""
@@ -97,7 +111,7 @@ class Turn:
     """Whose key the turn counts for; None where nobody asked for it."""
     request_id: str = ""
     surface: str = ""
-    """Which API it came through, for whoever counts: `chat` or `responses`."""
+    """Which API it came through, for whoever counts: `chat`, `responses` or `completions`."""
     span: Trace | None = None
     """The turn's span; backends and tool servers are told of those below it. None for a turn that is not traced."""
     recorded: bool = False
@@ -134,6 +148,10 @@ class Turn:
     """Where a tool stands in the request, for errors that name it."""
     history_at: str = "messages"
     """The request's field that holds the conversation, for errors that name it."""
+    raw: RawPrompt | None = None
+    """What stands in the place of a rendered conversation. That holds the prompt then as one message of the user's, for
+    whoever looks at it; of the answer there is one item, its text, and `Report.journal` holds its tokens. Such a turn
+    has a limit, and no tools, no form and no journal of before."""
 
 
 STEP_ENDED = 0xFFFF_FFFF

@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Final, TypeAlias
 
 from unisono.core.tracing import Trace, step_span, tool_span, try_span
-from unisono.core.watching import Done, Outcome, StepDone, ToolDone, ToolEnd
+from unisono.core.watching import Began, Done, Outcome, StepDone, ToolDone, ToolEnd
 
 Value: TypeAlias = str | bool | int | float | Sequence[str]
 
@@ -66,10 +66,14 @@ def _ns(begun: float, after_s: float) -> int:
     return int((begun + after_s) * 1e9)
 
 
+def _operation(began: Began) -> str:
+    return "text_completion" if began.surface == "completions" else "chat"
+
+
 def _turn(done: Done, at: Trace) -> Span:
     began, usage = done.began, done.usage
     attributes: dict[str, Value] = {
-        "gen_ai.operation.name": "chat",
+        "gen_ai.operation.name": _operation(began),
         "gen_ai.provider.name": PROVIDER,
         "gen_ai.request.model": began.model,
         "unisono.request.id": began.request_id,
@@ -95,7 +99,9 @@ def _turn(done: Done, at: Trace) -> Span:
         }
     error = LEFT if done.outcome is Outcome.LEFT else done.error
     times = 0.0, done.ended_s
-    return _span(f"chat {began.model}", Kind.SERVER, at, began.span_parent, began.at, times, attributes, error)
+    return _span(
+        f"{_operation(began)} {began.model}", Kind.SERVER, at, began.span_parent, began.at, times, attributes, error
+    )
 
 
 def _step(number: int, tries: Sequence[StepDone], at: Trace, turn: Trace, begun: float) -> Span:
@@ -107,7 +113,7 @@ def _step(number: int, tries: Sequence[StepDone], at: Trace, turn: Trace, begun:
 def _try(done: Done, index: int, step: StepDone, below: Trace, kinds: Mapping[str, str]) -> Span:
     model = done.began.model
     attributes: dict[str, Value] = {
-        "gen_ai.operation.name": "chat",
+        "gen_ai.operation.name": _operation(done.began),
         "gen_ai.provider.name": kinds.get(step.deployment, PROVIDER),
         "gen_ai.request.model": model,
         "gen_ai.request.stream": True,
@@ -123,7 +129,16 @@ def _try(done: Done, index: int, step: StepDone, below: Trace, kinds: Mapping[st
         attributes["gen_ai.response.finish_reasons"] = [step.finish]
     times = step.began_s, step.ended_s
     at = below.child(try_span(index))
-    return _span(f"chat {model}", Kind.CLIENT, at, below.span_id, done.began.at, times, attributes, step.failure)
+    return _span(
+        f"{_operation(done.began)} {model}",
+        Kind.CLIENT,
+        at,
+        below.span_id,
+        done.began.at,
+        times,
+        attributes,
+        step.failure,
+    )
 
 
 def _tools(tools: Sequence[ToolDone], turn: Trace, begun: float) -> Iterator[Span]:

@@ -79,7 +79,12 @@ def scripted_config(url: str, free: str, closed: str, tools: dict[str, str]) -> 
         # Backends fail here on purpose and must be asked again.
         "router_settings": {"allowed_fails": 10_000},
         "store": {"url": "memory://"},
-        "unisono": {"max_body_bytes": 500_000, "max_queue": 2, "builtin_tools": {"browser": "pages", "python": "runs"}},
+        "unisono": {
+            "max_body_bytes": 500_000,
+            "max_queue": 2,
+            "builtin_tools": {"browser": "pages", "python": "runs"},
+            "raw_completions": True,
+        },
     }
 
 

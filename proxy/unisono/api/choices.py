@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import Protocol
 
-from unisono.api.chat.outbound import StreamChunks
 from unisono.core.events import Event
 from unisono.engine.collect import Result, collect_run
 from unisono.engine.turn import Run
 
 
+class Chunks(Protocol):
+    def write(self, index: int, batch: Sequence[Event]) -> bytes:
+        """The bytes for one batch of choice `index`."""
+        ...
+
+
 class ChunkSource:
     """The bytes of a stream, one step per batch of any run."""
 
-    def __init__(self, runs: Sequence[Run], chunks: StreamChunks) -> None:
+    def __init__(self, runs: Sequence[Run], chunks: Chunks) -> None:
         self._runs = runs
         self._chunks = chunks
         self._steps = self._generate()

@@ -1,0 +1,141 @@
+"""A raw completion to the turns it takes, one for each choice: pure.
+
+Nothing is rendered: a prompt goes to its backend as it is. Whoever looks at turns without running them, hooks and those
+who count, finds the prompt in the conversation as one message of the user's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from unisono.api.completions.schema import MAX_CHOICES, CompletionRequest
+from unisono.api.notes import MAX_NOTES, without_effect
+from unisono.api.rules import NO_RULES, ModelRules
+from unisono.api.sampling import to_sampling
+from unisono.core.access import Caller
+from unisono.core.conversation import Conversation, Preamble, UserMessage
+from unisono.engine.turn import RawPrompt, Turn
+from unisono.errors import InvalidRequest, NotAllowed, UnsupportedValue
+
+DEFAULT_MAX_TOKENS: Final = 16
+"""OpenAI's own, of this surface alone."""
+
+Spell = Callable[[Sequence[int]], str]
+"""The text of token ids, special ones spelled."""
+
+Cut = Callable[[str], Sequence[int]]
+"""The token ids of such a text."""
+
+SWITCHED_OFF: Final = (
+    "Raw completions are off here; the gateway's setting `unisono: {raw_completions: true}` allows them. "
+    "/v1/chat/completions needs no such permission."
+)
+NOT_FOR_THIS_KEY: Final = "This key may not send raw prompts; one made with `unisono keys create --raw` may."
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionTurns:
+    """What one request asks: the turns of all choices in order, `per_prompt` for each prompt; `texts` are the prompts
+    as text, by choice, where the answer repeats them."""
+
+    turns: tuple[Turn, ...]
+    per_prompt: int
+    stream: bool
+    include_usage: bool
+    shows_tokens: bool
+    texts: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def check_allowed(caller: Caller, *, switched_on: bool) -> None:
+    """Raises NotAllowed."""
+    if not switched_on:
+        raise NotAllowed(SWITCHED_OFF)
+    if not caller.raw:
+        raise NotAllowed(NOT_FOR_THIS_KEY)
+
+
+def to_turns(
+    request: CompletionRequest,
+    *,
+    model: str,
+    caller: Caller,
+    request_id: str,
+    spell: Spell,
+    cut: Cut,
+    rules: ModelRules = NO_RULES,
+) -> CompletionTurns:
+    """`model` is the group's name. Raises InvalidRequest for what cannot be kept."""
+    each = request.n or 1
+    if len(request.prompt) * each > MAX_CHOICES:
+        raise InvalidRequest(f"'prompt': prompts times `n` may be {MAX_CHOICES} at most.", param="prompt")
+    if request.best_of not in (None, each):
+        raise UnsupportedValue("'best_of': only as many as are answered (`n`) are generated.", param="best_of")
+    turns: list[Turn] = []
+    texts: list[str] = []
+    for prompt in request.prompt:
+        if isinstance(prompt, str):
+            text, raw = prompt, _raw(request, prompt, tuple(cut(prompt)) if request.return_token_ids else ())
+        else:
+            text, raw = spell(prompt), _raw(request, None, prompt)
+        first = _turn(request, raw, text, model=model, caller=caller, request_id=request_id, rules=rules)
+        texts += [text if request.echo else ""] * each
+        for again in range(each):
+            place = len(turns)
+            turns.append(replace(first, request_id=f"{request_id}-{place}") if place else first)
+            if again and first.sampling.seed is not None:
+                # With equal seeds they would all be the same.
+                seed = first.sampling.seed
+                sampling = replace(first.sampling, seed=seed - again if seed > 0 else seed + again)
+                turns[-1] = replace(turns[-1], sampling=sampling)
+    options = request.stream_options
+    extras = [("", request.model_extra), ("stream_options.", options.model_extra if options else None)]
+    notes = [note for prefix, fields in extras for note in without_effect(prefix, fields or {})]
+    return CompletionTurns(
+        turns=tuple(turns),
+        per_prompt=each,
+        stream=bool(request.stream),
+        include_usage=bool(options and options.include_usage),
+        shows_tokens=bool(request.return_token_ids),
+        texts=tuple(texts),
+        notes=tuple(notes[:MAX_NOTES]),
+    )
+
+
+def _turn(
+    request: CompletionRequest,
+    raw: RawPrompt,
+    text: str,
+    *,
+    model: str,
+    caller: Caller,
+    request_id: str,
+    rules: ModelRules,
+) -> Turn:
+    return Turn(
+        model=model,
+        conversation=Conversation(Preamble(), (UserMessage(text),)),
+        sampling=to_sampling(request),
+        max_tokens=request.max_tokens or DEFAULT_MAX_TOKENS,
+        stop=tuple(request.stop),
+        whole=not request.stream,
+        tenant=caller.tenant,
+        caller=caller,
+        request_id=request_id,
+        surface="completions",
+        failover=rules.failover,
+        history_at="prompt",
+        raw=raw,
+    )
+
+
+def _raw(request: CompletionRequest, text: str | None, tokens: tuple[int, ...]) -> RawPrompt:
+    return RawPrompt(
+        text=text,
+        tokens=tokens,
+        hides_special=request.skip_special_tokens is not False,
+        stop_tokens=frozenset(request.stop_token_ids or ()),
+        shows_stop=bool(request.include_stop_str_in_output),
+    )

@@ -1,0 +1,140 @@
+"""Events to completions, streamed and whole: pure, and one meaning for both.
+
+What a choice tells of its tokens is its run's journal, which never is ahead of the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from unisono.api.about import to_about
+from unisono.api.sse import DONE, error_event, event
+from unisono.core.events import Delta, Event, Finished
+from unisono.core.generation import ENDOFTEXT, STOP_TOKENS, Usage
+from unisono.engine.collect import Result
+from unisono.engine.turn import RawPrompt, Report
+from unisono.errors import UnisonoError
+
+STOPS = frozenset({*STOP_TOKENS, ENDOFTEXT})
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What is equal in every chunk of an answer, and how it is to be shown. By choice: `prompts`, and `texts` that an
+    answer begins with."""
+
+    id: str
+    created: int
+    model: str
+    prompts: Sequence[RawPrompt]
+    texts: Sequence[str]
+    per_prompt: int = 1
+    shows_tokens: bool = False
+    fingerprint: str | None = None
+    notes: tuple[str, ...] = ()
+    include_usage: bool = False
+
+    @property
+    def head(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
+
+    def choice(self, index: int, text: str, tokens: Sequence[int], *, first: bool) -> dict[str, Any]:
+        """What a choice says, and with the `first` of it its prompt's ids, where they were sent as such."""
+        told: dict[str, Any] = {"index": index, "text": text, "logprobs": None, "finish_reason": None}
+        if self.shows_tokens:
+            told["token_ids"] = list(tokens)
+            if first:
+                told["prompt_token_ids"] = list(self.prompts[index].tokens) or None
+        return told
+
+    def ended(self, index: int, finished: Finished, report: Report) -> dict[str, Any]:
+        """Why a choice ended; `stop_reason` is the stop string or the id of the token that ended it."""
+        last = report.journal[-1] if report.journal else None
+        by_token = last in STOPS | self.prompts[index].stop_tokens
+        stop = finished.stop_sequence if finished.stop_sequence is not None else (last if by_token else None)
+        return {"finish_reason": finished.reason.value, "stop_reason": stop if finished.reason == "stop" else None}
+
+    def usage(self, usages: Sequence[Usage]) -> dict[str, Any]:
+        """Of all choices together; those of one prompt share it, and it counts once."""
+        prompts = [usages[at : at + self.per_prompt] for at in range(0, len(usages), self.per_prompt)]
+        sent = sum(max(one.prompt_tokens for one in of_one) for of_one in prompts)
+        made = sum(one.completion_tokens for one in usages)
+        cached = sum(max(one.cached_tokens for one in of_one) for of_one in prompts)
+        return {
+            "prompt_tokens": sent,
+            "completion_tokens": made,
+            "total_tokens": sent + made,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+
+def to_completion(results: Sequence[Result], reports: Sequence[Report], frame: Frame) -> dict[str, Any]:
+    """The whole answer: one choice per result."""
+    choices = []
+    for index, (result, report) in enumerate(zip(results, reports, strict=True)):
+        text = frame.texts[index] + "".join(closed.text for closed in result.items)
+        choice = frame.choice(index, text, report.journal, first=True)
+        choices.append(choice | frame.ended(index, result.finished, report))
+    usage = frame.usage([result.finished.usage for result in results])
+    return {**frame.head, "choices": choices, "usage": usage, "unisono": to_about(reports, frame.notes)}
+
+
+class StreamChunks:
+    """The whole stream of one or several choices. The last JSON chunk says how the answer came to be."""
+
+    def __init__(self, frame: Frame, reports: Sequence[Report]) -> None:
+        self._frame = frame
+        self._reports = reports
+        self._told = [0] * len(reports)
+        """Tokens of each choice that were told."""
+        self._begun = [False] * len(reports)
+        self._finished: dict[int, Finished] = {}
+
+    def write(self, index: int, batch: Sequence[Event]) -> bytes:
+        """The chunks of one batch of choice `index`; the batch that ends the last choice ends the stream."""
+        frame, report = self._frame, self._reports[index]
+        text = "".join(entry.text for entry in batch if isinstance(entry, Delta))
+        first = not self._begun[index]
+        if first:
+            self._begun[index] = True
+            text = frame.texts[index] + text
+        tokens = report.journal[self._told[index] :]
+        self._told[index] += len(tokens)
+        choice = frame.choice(index, text, tokens, first=first)
+        if not batch or not isinstance(last := batch[-1], Finished):
+            return self._chunk([choice]) if text else b""
+        self._finished[index] = last
+        choice |= frame.ended(index, last, report)
+        if len(self._finished) < len(self._reports):
+            return self._chunk([choice])
+        if not frame.include_usage:
+            return self._chunk([choice], **self._about()) + DONE
+        usages = [self._finished[at].usage for at in range(len(self._reports))]
+        return self._chunk([choice]) + self._last(usages) + DONE
+
+    def broken(self, error: UnisonoError) -> bytes:
+        """The events of a stream that a failure ends: what was taken so far, for who asked for it, then the error."""
+        if not self._frame.include_usage:
+            return error_event(error, self._about())
+        return self._last([report.facts.usage for report in self._reports]) + error_event(error)
+
+    def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
+        usage = {"usage": None} if self._frame.include_usage else {}
+        return event(orjson.dumps({**self._frame.head, "choices": choices, **usage, **more}))
+
+    def _last(self, usages: Sequence[Usage]) -> bytes:
+        """The chunk that tells the usage of all choices."""
+        return self._chunk([], usage=self._frame.usage(usages), **self._about())
+
+    def _about(self) -> dict[str, Any]:
+        return {"unisono": to_about(self._reports, self._frame.notes)}

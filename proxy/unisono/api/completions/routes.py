@@ -1,0 +1,109 @@
+"""`POST /v1/completions`, with and without `/v1`: the two ends of the translations and nothing in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from unisono.api.about import backend_header
+from unisono.api.body import off_loop, read_json
+from unisono.api.choices import ChunkSource, close_all, collect_all
+from unisono.api.completions.inbound import CompletionTurns, Cut, Spell, check_allowed, to_turns
+from unisono.api.completions.outbound import Frame, StreamChunks, to_completion
+from unisono.api.completions.schema import CompletionRequest
+from unisono.api.rules import NO_RULES, ModelRules
+from unisono.api.sse import CLIENT_CLOSED_REQUEST, KEEP_ALIVE_S, ClientGone, EventStream, until_disconnect
+from unisono.api.whole import to_whole
+from unisono.core.access import Caller
+from unisono.engine.turn import RawPrompt, Run, Turns
+
+PATHS = ("/v1/completions", "/completions")
+
+
+@dataclass(frozen=True, slots=True)
+class RawModel:
+    """What this surface knows of a model: the group that serves it and the operator's rules for it."""
+
+    group: str
+    rules: ModelRules = NO_RULES
+
+
+Resolve = Callable[[str, Caller], RawModel]
+"""The model a name stands for, aliases and defaults applied. Raises UnknownModel, and ModelNotAllowed for one that the
+caller may not use."""
+
+
+def completions_router(
+    *,
+    turns: Turns,
+    resolve: Resolve,
+    switched_on: bool,
+    spell: Spell,
+    cut: Cut,
+    new_id: Callable[[], str],
+    clock: Callable[[], float],
+    fingerprint: str | None = None,
+    keep_alive_s: float = KEEP_ALIVE_S,
+) -> APIRouter:
+    """`new_id` gives an unguessable string, `clock` seconds since the epoch. Expects the layers of `api.door` in front:
+    they put the caller and the request's id into the state."""
+
+    async def complete(request: Request) -> Response:
+        caller: Caller = request.state.caller
+        check_allowed(caller, switched_on=switched_on)
+        body = await read_json(request)
+
+        def understood() -> tuple[CompletionRequest, CompletionTurns]:
+            wanted = CompletionRequest.model_validate(body)
+            model = resolve(wanted.model, caller)
+            common = {"model": model.group, "request_id": request.state.request_id}
+            return wanted, to_turns(wanted, caller=caller, spell=spell, cut=cut, rules=model.rules, **common)
+
+        wanted, asked = await off_loop(understood, len(await request.body()))
+        frame = Frame(
+            id=f"cmpl-{new_id()}",
+            created=int(clock()),
+            model=wanted.model,
+            prompts=[turn.raw or RawPrompt() for turn in asked.turns],
+            texts=asked.texts,
+            per_prompt=asked.per_prompt,
+            shows_tokens=asked.shows_tokens,
+            fingerprint=fingerprint,
+            notes=asked.notes,
+            include_usage=asked.include_usage,
+        )
+        runs = await start_all(turns, asked)
+        reports = [run.report for run in runs]
+        if asked.stream:
+            chunks = StreamChunks(frame, reports)
+            return EventStream(
+                ChunkSource(runs, chunks),
+                headers=lambda: backend_header(reports),
+                broken=chunks.broken,
+                keep_alive_s=keep_alive_s,
+            )
+        try:
+            results = await until_disconnect(request.receive, collect_all(runs))
+        except ClientGone:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        return to_whole(to_completion(results, reports, frame), backend_header(reports))
+
+    router = APIRouter()
+    for path in PATHS:
+        router.add_route(path, complete, methods=["POST"], name="completions")
+    return router
+
+
+async def start_all(turns: Turns, asked: CompletionTurns) -> list[Run]:
+    """One run per choice."""
+    runs: list[Run] = []
+    try:
+        runs += map(turns.start, asked.turns)
+    except BaseException:
+        await close_all(runs)
+        raise
+    return runs

@@ -1,0 +1,131 @@
+"""What a raw completion may ask for: OpenAI's legacy fields, and those of vLLM that mean something here.
+
+Every field is honoured, accepted without effect and noted, or refused by name; one with its neutral value is always
+accepted.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+
+from unisono.api.fields import Count, ModelName, Open, Text, refused, wrong
+from unisono.api.sampling import Drawing
+from unisono.core.generation import VOCABULARY
+
+MAX_STOPS: Final = 16
+MAX_STOP_TOKENS: Final = 256
+MAX_CHOICES: Final = 128
+"""Of one request: prompts times `n`."""
+
+Ids = tuple[int, ...]
+
+NEUTRAL: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
+    "logprobs": ((None, False, 0), "log probabilities are not available; leave it out"),
+    "prompt_logprobs": ((None, False, 0), "log probabilities are not available; leave it out"),
+    "suffix": ((None, ""), "gpt-oss does not fill in the middle"),
+    "use_beam_search": ((None, False), "there is no beam search"),
+    "prompt_embeds": ((None, []), "prompts are text or token ids"),
+    "response_format": ((None, {"type": "text"}), "a raw completion is not kept to a form; /v1/chat/completions is"),
+    "structured_outputs": ((None, {}), "a raw completion is not kept to a form; /v1/chat/completions is"),
+    "guided_json": ((None,), "a raw completion is not kept to a form; /v1/chat/completions is"),
+    "guided_regex": ((None,), "a raw completion is not kept to a form"),
+    "guided_choice": ((None,), "a raw completion is not kept to a form"),
+    "guided_grammar": ((None,), "a raw completion is not kept to a form"),
+    "truncate_prompt_tokens": ((None,), "a prompt is sent whole, or not at all"),
+    "ignore_eos": ((None, False), "every generation ends at a stop token"),
+    "min_tokens": ((None, 0), "every generation ends at a stop token"),
+}
+"""Refused fields, with the values that ask for nothing, and why."""
+
+
+def _to_prompts(value: Any) -> Any:
+    """Every form of a prompt as a list of texts and tuples of ids."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise wrong(
+            "must be a string, a list of strings, a list of token ids, or a list of such lists; not an empty one"
+        )
+    if all(type(one) is int for one in value):
+        return [_to_ids(value)]
+    if all(isinstance(one, str) for one in value):
+        return value
+    if all(isinstance(one, list) for one in value):
+        return [_to_ids(one) for one in value]
+    raise wrong("must hold strings only, token ids only, or lists of token ids only")
+
+
+def _to_ids(value: list[Any]) -> Ids:
+    if not all(type(one) is int and 0 <= one < VOCABULARY for one in value):
+        raise wrong(f"holds what is no token id from 0 to {VOCABULARY - 1}")
+    return tuple(value)
+
+
+def _not_empty(prompts: list[str | Ids]) -> list[str | Ids]:
+    if not all(prompts):
+        raise wrong("must not be empty")
+    return prompts
+
+
+def _to_stops(value: Any) -> Any:
+    if value is None:
+        return []
+    return [value] if isinstance(value, str) else value
+
+
+class StreamOptions(Open):
+    include_usage: bool | None = None
+
+
+class CompletionRequest(Drawing):
+    """All of a request. Special tokens spelled in a prompt of text are those tokens."""
+
+    model: ModelName
+    prompt: Annotated[list[Text | Ids], BeforeValidator(_to_prompts)]
+    max_tokens: Count | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    best_of: Count | None = None
+    echo: bool | None = None
+    stop: Annotated[
+        list[Annotated[Text, Field(min_length=1, max_length=4096)]],
+        Field(max_length=MAX_STOPS),
+        BeforeValidator(_to_stops),
+    ] = Field(default_factory=list)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: Text | None = None
+    stop_token_ids: (
+        Annotated[list[Annotated[int, Field(ge=0, lt=VOCABULARY)]], Field(max_length=MAX_STOP_TOKENS)] | None
+    ) = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    """gpt-oss's tokenizer adds none, so it is the same either way."""
+    return_token_ids: bool | None = None
+
+    logprobs: Any = None
+    prompt_logprobs: Any = None
+    suffix: Any = None
+    use_beam_search: Any = None
+    prompt_embeds: Any = None
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    truncate_prompt_tokens: Any = None
+    ignore_eos: Any = None
+    min_tokens: Any = None
+
+    _whole = field_validator("prompt")(_not_empty)
+
+    @field_validator(*NEUTRAL, mode="before")
+    @classmethod
+    def _neutral(cls, value: Any, info: ValidationInfo) -> None:
+        assert info.field_name is not None
+        neutral, reason = NEUTRAL[info.field_name]
+        if value not in neutral:
+            raise refused(reason)

@@ -1,0 +1,261 @@
+"""A run that renders and reads nothing: a prompt as it was sent, and what a model generates behind it.
+
+It takes its places as every run does. A deployment that fails is replaced by the next one, which goes on behind the
+very tokens so far, or behind their text where it takes no ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from time import monotonic
+
+from unisono.core.blocks import blocks_of
+from unisono.core.events import Event
+from unisono.core.generation import Capabilities, FinishReason, Form, Generation, Prompt, Usage
+from unisono.core.routes import Demand, Place
+from unisono.engine.asking import DEFAULT_CONTEXT
+from unisono.engine.limit import Limit
+from unisono.engine.means import Means
+from unisono.engine.places import Places
+from unisono.engine.prompts import OFF_LOOP_CHARS, OFF_LOOP_TOKENS, recut
+from unisono.engine.rawtext import RawText
+from unisono.engine.run import may_do_better
+from unisono.engine.telling import Telling
+from unisono.engine.turn import RawPrompt, Report, Run, Turn
+from unisono.errors import (
+    BackendError,
+    BackendProtocolError,
+    CannotGoOn,
+    ContextTooLong,
+    InvalidRequest,
+    UnisonoError,
+    UnsupportedValue,
+)
+from unisono.harmony.encoding import Encoding
+from unisono.harmony.plain import plain_decoder
+
+UNSPELLED = "The backend of this model takes text, and no text is cut into just these ids; send the prompt as text."
+STRIPPED = "The backend of this model shows no special tokens."
+
+
+async def to_prompt(encoding: Encoding, raw: RawPrompt, param: str) -> list[int]:
+    """The ids of a prompt, as a server reads it. Raises InvalidRequest for what cannot be tokenised."""
+    if raw.text is None:
+        return list(raw.tokens)
+    try:
+        if len(raw.text) > OFF_LOOP_CHARS:
+            return await asyncio.to_thread(encoding.encode_as_server, raw.text)
+        return encoding.encode_as_server(raw.text)
+    except ValueError as error:
+        raise InvalidRequest("The prompt cannot be tokenised.", param=param) from error
+
+
+class RawRun(Run):
+    """A raw completion in progress."""
+
+    def __init__(self, means: Means, turn: Turn, raw: RawPrompt) -> None:
+        self.report = Report()
+        self._means = means
+        self._turn = turn
+        self._raw = raw
+        self._prompt: list[int] = []
+        self._said = RawText(means.encoding, raw, turn.stop)
+        self._guessed = False
+        """Whether some tokens were made from text."""
+        self._shown = False
+        self._held: list[Event] = []
+        """What was not shown yet."""
+        self._lost = 0
+        """Tokens that were generated and are no part of the answer."""
+        self._cached = 0
+        self._batches: AsyncGenerator[list[Event]] | None = None
+
+    def __aiter__(self) -> AsyncIterator[list[Event]]:
+        self._batches = self._run()
+        return self._batches
+
+    async def aclose(self) -> None:
+        if self._batches is not None:
+            await self._batches.aclose()
+
+    async def _run(self) -> AsyncGenerator[list[Event]]:
+        places = Places(self._means.pool, self._turn, self.report)
+        self._prompt = await to_prompt(self._means.encoding, self._raw, self._turn.history_at)
+        try:
+            while self._said.ended is None:
+                try:
+                    async with aclosing(self._generated(places)) as batches:
+                        async for batch in batches:
+                            if shown := self._showing(batch):
+                                yield shown
+                except (BackendError, ContextTooLong) as error:
+                    self._after(error, places)
+            places.let_go()
+        finally:
+            places.release()
+        self._publish()
+        rest = self._said.end(FinishReason.STOP)
+        yield [*self._held, *rest, *self._said.finished(await self._usage())]
+
+    def _showing(self, batch: list[Event]) -> list[Event]:
+        """What is shown now that there is another batch."""
+        self._held += batch
+        if self._turn.whole or not batch:
+            return []
+        self._shown = True
+        self._publish()
+        shown, self._held = self._held, []
+        return shown
+
+    def _publish(self) -> None:
+        """The tokens so far are told with the batch that is yielded next."""
+        self.report.journal += self._said.tokens[len(self.report.journal) :]
+
+    async def _usage(self) -> Usage:
+        tokens = self._said.tokens
+        made = len(await asyncio.to_thread(recut, self._means.encoding, tokens)) if self._guessed else len(tokens)
+        cached = min(self._cached, len(self._prompt))
+        return Usage(prompt_tokens=len(self._prompt), completion_tokens=made + self._lost, cached_tokens=cached)
+
+    def _after(self, error: BackendError | ContextTooLong, places: Places) -> None:
+        """What goes on behind a failure. Raises the error where nothing does."""
+        if not places.taken:
+            raise error
+        if self._said.ended is not None:
+            # It failed behind its last token.
+            places.fail(error)
+            return
+        stays = self._shown and not self._turn.failover
+        moves = places.elsewhere or (bool(self._said.tokens) and not isinstance(error, CannotGoOn | ContextTooLong))
+        if moves and may_do_better(error) and not stays and not places.late:
+            places.fail(error, moves=True)
+            self._lost += self._said.forget_unfinished()
+            if not self._turn.failover:
+                self._begin_anew()
+            return
+        if isinstance(error, CannotGoOn) and self._said.tokens and not self._shown:
+            places.release()
+            self._begin_anew()
+            return
+        places.fail(error)
+        if isinstance(error, ContextTooLong) and self._said.tokens:
+            # Nobody has room for more: what there is of the answer is all of it.
+            self._held += self._said.end(FinishReason.LENGTH)
+            return
+        if isinstance(error, CannotGoOn) and not self._said.tokens:
+            raise UnsupportedValue(UNSPELLED, param=self._turn.history_at) from error
+        raise error
+
+    def _begin_anew(self) -> None:
+        """Nothing was shown, so nothing of it counts but the tokens it took."""
+        self._lost += len(self._said.tokens)
+        self._held, self._guessed = [], False
+        self._said = RawText(self._means.encoding, self._raw, self._turn.stop)
+
+    # -- one generation
+
+    async def _generated(self, places: Places) -> AsyncGenerator[list[Event]]:
+        turn, said = self._turn, self._said
+        tokens = await self._exact()
+        behind = [*self._prompt, *tokens]
+        left = (turn.max_tokens or DEFAULT_CONTEXT) - len(tokens)
+        if left < 1:
+            yield said.end(FinishReason.LENGTH)
+            return
+        wants = frozenset({"logit_bias"} if turn.sampling.logit_bias else ())
+        place = await places.place_for(Demand(len(behind), blocks_of(behind), left, wants, bool(said.tokens)))
+        able = place.capabilities
+        if turn.sampling.logit_bias and not able.logit_bias:
+            raise UnsupportedValue("'logit_bias': the backend of this model cannot bias tokens.", param="logit_bias")
+        room = (able.context or DEFAULT_CONTEXT) - len(behind)
+        if room < 1:
+            raise ContextTooLong(
+                f"This model's maximum context length is {able.context or DEFAULT_CONTEXT} tokens, but the prompt "
+                f"resulted in {len(behind)} tokens. Please reduce its length.",
+                param=turn.history_at,
+            )
+        self.report.unmet = STRIPPED if able.output is Form.MARKERLESS and not self._raw.hides_special else ""
+        prompt = await self._prompt_for(able, behind, tokens)
+        job = Generation(
+            prompt=prompt,
+            max_tokens=min(left, room),
+            sampling=turn.sampling,
+            timeouts=places.timeouts(place),
+            request_id=turn.request_id,
+            trace=places.span(0),
+        )
+        async with aclosing(self._read(places, place, job)) as batches:
+            async for batch in batches:
+                yield batch
+
+    async def _exact(self) -> list[int]:
+        """What was said so far, as the model's own tokenizer cuts it."""
+        tokens = self._said.tokens
+        if not self._guessed:
+            return list(tokens)
+        if len(tokens) > OFF_LOOP_TOKENS:
+            return await asyncio.to_thread(recut, self._means.encoding, tokens)
+        return recut(self._means.encoding, tokens)
+
+    async def _prompt_for(self, able: Capabilities, behind: list[int], said: list[int]) -> Prompt:
+        """Raises CannotGoOn for what is not the same as text."""
+        if able.prompt is not Form.TEXT:
+            return Prompt(behind)
+        return Prompt(behind, await asyncio.to_thread(self._spelled, behind, said))
+
+    def _spelled(self, behind: list[int], said: list[int]) -> str:
+        encoding, raw = self._means.encoding, self._raw
+        if raw.text is not None and not said:
+            return raw.text
+        try:
+            text = encoding.decode(self._prompt) if raw.text is None else raw.text
+            if raw.text is None and encoding.encode_as_server(text) != self._prompt:
+                raise CannotGoOn(UNSPELLED)
+            text += encoding.decode(said)
+            same = Encoding.special_ids(encoding.encode_as_server(text)) == Encoding.special_ids(behind)
+        except ValueError:
+            same = False
+        if not same:
+            raise CannotGoOn("What was generated so far spells special tokens: no backend that takes text can go on.")
+        return text
+
+    async def _read(self, places: Places, place: Place, job: Generation) -> AsyncGenerator[list[Event]]:
+        """What may be shown of a generation, per network read."""
+        said, able, name = self._said, place.capabilities, place.deployment.name
+        decoder = plain_decoder(able.output, self._means.encoding)
+        self._guessed = self._guessed or able.output is not Form.IDS
+        limit = Limit(self._means.encoding, job.max_tokens, guessed=able.output is not Form.IDS)
+        told = Telling(self.report, self._turn, name, job, 0)
+        stream = place.deployment.backend.complete(job)
+        places.asked()
+        waits = True
+        try:
+            async for chunk in stream:
+                if waits and (chunk.tokens or chunk.text):
+                    waits = False
+                    place.began()
+                if chunk.cached_tokens is not None and not self._cached:
+                    self._cached = chunk.cached_tokens
+                tokens = limit.taken(decoder.feed(chunk))
+                told.came(chunk, len(tokens), monotonic())
+                finish = FinishReason.LENGTH if limit.passed else chunk.finish
+                shown = said.feed(tokens)
+                if finish is not None:
+                    stop = () if chunk.stop_token is None else (chunk.stop_token,)
+                    rest = () if limit.passed else (*decoder.end(), *stop)
+                    told.ended(finish, len(rest))
+                    shown += (*said.feed(rest), *said.end(finish))
+                yield shown
+                # Behind a stop token the backend has its counts to tell.
+                if finish is not None or said.broken_off:
+                    return
+            raise BackendProtocolError("the backend ended its stream without saying why")
+        except UnisonoError as error:
+            told.failure = error.code
+            raise
+        finally:
+            told.over()
+            if isinstance(stream, AsyncGenerator):
+                await stream.aclose()

@@ -1,0 +1,67 @@
+"""Text and tokens where nothing is read into them: special tokens that are spelled are those tokens, and that is all.
+
+For prompts that are not rendered here, and for what is generated behind them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from unisono.core.generation import Chunk, Form
+from unisono.harmony.decode import Decoder
+from unisono.harmony.encoding import Encoding
+
+_SPELLED: Final = re.compile(r"(<\|[a-z_0-9]{1,20}\|>)")
+_PARTIAL: Final = re.compile(r"<(?:\|[a-z_0-9]{0,20}\|?)?\Z")
+
+
+def to_tokens(encoding: Encoding, text: str) -> list[int]:
+    """As a server reads it, however long it is: special tokens that stand in it are those tokens."""
+    tokens: list[int] = []
+    pending = ""
+    for at, part in enumerate(_SPELLED.split(text)):
+        if at % 2 and part in encoding.special_names:
+            tokens += encoding.encode_generated(pending)
+            tokens += encoding.encode_as_server(part)
+            pending = ""
+        else:
+            pending += part
+    return tokens + encoding.encode_generated(pending)
+
+
+def plain_decoder(form: Form, encoding: Encoding) -> Decoder:
+    """The decoder for a backend's output."""
+    return _Ids() if form is Form.IDS else _Text(encoding, marked=form is Form.TEXT)
+
+
+class _Ids:
+    def feed(self, chunk: Chunk) -> Sequence[int]:
+        return chunk.tokens
+
+    def end(self) -> Sequence[int]:
+        return ()
+
+
+class _Text:
+    """What may become the spelling of a special token is held until it is decided."""
+
+    def __init__(self, encoding: Encoding, *, marked: bool) -> None:
+        self._encoding = encoding
+        self._marked = marked
+        self._held = ""
+
+    def feed(self, chunk: Chunk) -> Sequence[int]:
+        text = self._held + chunk.text
+        partial = _PARTIAL.search(text) if self._marked else None
+        end = partial.start() if partial else len(text)
+        self._held = text[end:]
+        return self._read(text[:end])
+
+    def end(self) -> Sequence[int]:
+        held, self._held = self._held, ""
+        return self._read(held)
+
+    def _read(self, text: str) -> Sequence[int]:
+        return to_tokens(self._encoding, text) if self._marked else self._encoding.encode_generated(text)
