@@ -1,0 +1,301 @@
+"""Unisono inside of LiteLLM: a custom provider whose models run on the Harmony engine, in LiteLLM's own process.
+
+    litellm.custom_provider_map = [{"provider": "unisono", "custom_handler": litellm_provider.handler}]
+
+A model is `unisono/<backend kind>/<the backend's own name for it>`, with the server's `api_base`. Requests and answers
+go through the very translations of `/v1/chat/completions`; there is no HTTP in between. The only importer of litellm
+here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from secrets import token_hex
+from typing import Any, Final, TypeVar
+
+import litellm
+import orjson
+from litellm.llms.custom_llm import CustomLLM
+from litellm.types.utils import ModelResponse, ModelResponseStream
+
+from unisono.api.body import to_object
+from unisono.api.chat.inbound import ChatTurn, to_turn
+from unisono.api.chat.outbound import Frame, StreamChunks, to_completion
+from unisono.api.chat.routes import start_all
+from unisono.api.chat.schema import ChatRequest
+from unisono.api.choices import ChunkSource, collect_all
+from unisono.api.failures import failure_of
+from unisono.api.reasoning import ReasoningField
+from unisono.app import current_date
+from unisono.config import GatewaySettings
+from unisono.core.access import LOCAL_TENANT, Caller
+from unisono.errors import ConfigError, ContextTooLong, InvalidRequest
+from unisono.integrations.engines import Site, Where
+
+T = TypeVar("T")
+
+PROVIDER: Final = "unisono"
+
+LITELLMS_OWN: Final = frozenset({"max_retries", "stream", "stream_options", "extra_body", "model", "messages"})
+"""Parameters that are for LiteLLM, or that stand elsewhere in a request."""
+
+DATA: Final = b"data: "
+ENDED: Final = b"[DONE]"
+
+OURS: Final = "model_list[0].litellm_params."
+"""Where a configuration that LiteLLM's users never see holds what is theirs."""
+
+ERRORS: Final[Mapping[int, str]] = {
+    400: "BadRequestError",
+    404: "NotFoundError",
+    409: "BadRequestError",
+    413: "BadRequestError",
+    429: "RateLimitError",
+    502: "BadGatewayError",
+    503: "ServiceUnavailableError",
+    504: "Timeout",
+}
+"""LiteLLM's exceptions by status; any other one is an `InternalServerError`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request as LiteLLM hands it over. `timeout_s` is for all of the answer."""
+
+    where: Where
+    body: bytes
+    timeout_s: float | None
+
+    @property
+    def model(self) -> str:
+        return self.where.model
+
+
+class UnisonoProvider(CustomLLM):  # type: ignore[misc]  # litellm is not there where types are checked
+    """LiteLLM's four ways to ask, over engines on a loop of their own. Every method raises LiteLLM's exceptions."""
+
+    def __init__(self, site: Site | None = None) -> None:
+        super().__init__()
+        self._site = site or Site()
+
+    def completion(self, *args: Any, **asked: Any) -> ModelResponse:
+        call = to_call(*args, **asked, stream=False)
+        return to_response(self._waited(call, self._whole(call)))
+
+    async def acompletion(self, *args: Any, **asked: Any) -> ModelResponse:
+        call = to_call(*args, **asked, stream=False)
+        return to_response(await self._awaited(call, self._whole(call)))
+
+    def streaming(self, *args: Any, **asked: Any) -> Iterator[ModelResponseStream]:
+        call = to_call(*args, **asked, stream=True)
+        stream = Stream(self._site, call)
+        try:
+            while (chunks := self._waited(call, stream.following())) is not None:
+                yield from map(to_chunk, chunks)
+        finally:
+            self._waited(call, stream.aclose())
+
+    async def astreaming(self, *args: Any, **asked: Any) -> AsyncIterator[ModelResponseStream]:
+        call = to_call(*args, **asked, stream=True)
+        stream = Stream(self._site, call)
+        try:
+            while (chunks := await self._awaited(call, stream.following())) is not None:
+                for chunk in chunks:
+                    yield to_chunk(chunk)
+        finally:
+            await self._awaited(call, stream.aclose())
+
+    def close(self) -> None:
+        """Close every engine. Those that are needed again are built anew."""
+        self._site.close()
+
+    # -- on the engines' loop
+
+    async def _whole(self, call: Call) -> dict[str, Any]:
+        asked, frame = understood(call)
+        async with asyncio.timeout(call.timeout_s), self._site.engines.at(call.where) as turns:
+            runs = await start_all(turns, asked)
+            return to_completion(await collect_all(runs), [run.report for run in runs], frame)
+
+    # -- on the caller's side
+
+    def _waited(self, call: Call, work: Coroutine[Any, Any, T]) -> T:
+        running = self._site.loop.run(work)
+        try:
+            return running.result()
+        except Exception as error:
+            raise to_litellm(error, call.model) from error
+        finally:
+            running.cancel()
+
+    async def _awaited(self, call: Call, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            return await asyncio.wrap_future(self._site.loop.run(work))
+        except Exception as error:
+            raise to_litellm(error, call.model) from error
+
+
+class Stream:
+    """A streamed answer on the engines' loop, taken piece by piece from elsewhere: who takes nothing holds it up."""
+
+    def __init__(self, site: Site, call: Call) -> None:
+        self._site = site
+        self._call = call
+        self._taking = asyncio.Lock()
+        self._batches = self._generated()
+        self._until: float | None = None
+
+    async def following(self) -> list[dict[str, Any]] | None:
+        """The next chunks, None behind the last ones."""
+        now = asyncio.get_running_loop().time
+        if self._until is None and self._call.timeout_s is not None:
+            self._until = now() + self._call.timeout_s
+        async with self._taking, asyncio.timeout_at(self._until):
+            return await anext(self._batches, None)
+
+    async def aclose(self) -> None:
+        """Free the backend. Whoever waited for more and was cancelled is let go first."""
+        async with self._taking:
+            await self._batches.aclose()
+
+    async def _generated(self) -> AsyncGenerator[list[dict[str, Any]]]:
+        asked, frame = understood(self._call)
+        async with self._site.engines.at(self._call.where) as turns:
+            runs = await start_all(turns, asked)
+            source = ChunkSource(runs, StreamChunks(frame, [run.report for run in runs]))
+            ends: list[dict[str, Any]] = []
+            async with aclosing(source):
+                async for data in source:
+                    chunks = to_chunks(data)
+                    ends += (chunk for chunk in chunks if is_end(chunk))
+                    if going := [chunk for chunk in chunks if not is_end(chunk)]:
+                        yield going
+            yield to_end(ends)
+
+
+def to_call(
+    model: str,
+    messages: Sequence[Any],
+    api_base: str | None = None,
+    *args: Any,
+    api_key: str | None = None,
+    optional_params: Mapping[str, Any] | None = None,
+    timeout: Any = None,
+    stream: bool,
+    **asked: Any,
+) -> Call:
+    """Raises BadRequestError."""
+    del args, asked
+    params = dict(optional_params or {})
+    body = {name: value for name, value in params.items() if name not in LITELLMS_OWN}
+    body |= params.get("extra_body") or {}
+    # The usage is LiteLLM's to tell or to leave out.
+    body |= {"model": model, "messages": messages, "stream": stream, "stream_options": {"include_usage": True}}
+    try:
+        raw = orjson.dumps(body, default=_plain, option=orjson.OPT_NON_STR_KEYS)
+    except orjson.JSONEncodeError as error:
+        raise to_litellm(InvalidRequest(f"The request is not JSON: {error}"), model) from error
+    # httpx's are four; how long an answer may be read is the one that is meant.
+    seconds = getattr(timeout, "read", timeout)
+    return Call(Where(model, api_base or None, api_key or None), raw, None if seconds is None else float(seconds))
+
+
+def _plain(value: Any) -> Any:
+    """Messages may be LiteLLM's own objects: an answer sent back as it came."""
+    if hasattr(value, "model_dump"):
+        return value.model_dump(exclude_none=True)
+    raise TypeError(type(value).__name__)
+
+
+def understood(call: Call) -> tuple[ChatTurn, Frame]:
+    """Raises what the request is refused with."""
+    wanted = ChatRequest.model_validate(to_object(call.body))
+    id = token_hex(16)
+    asked = to_turn(
+        wanted,
+        model=call.model,
+        today=current_date(GatewaySettings()),
+        caller=Caller(LOCAL_TENANT),
+        request_id=f"req_{id}",
+    )
+    frame = Frame(
+        id=f"chatcmpl-{id}",
+        created=int(time.time()),
+        model=call.model,
+        reasoning=ReasoningField.REASONING_CONTENT,
+        toolbox=asked.toolbox,
+        notes=asked.notes,
+        include_usage=asked.include_usage,
+    )
+    return asked, frame
+
+
+# -- answers
+
+
+def to_response(completion: Mapping[str, Any]) -> ModelResponse:
+    """How the answer came to be is beside what was said: LiteLLM has no other place for it."""
+    choices = completion["choices"]
+    told = {"provider_specific_fields": {"unisono": completion["unisono"]}}
+    first = {**choices[0], "message": {**choices[0]["message"], **told}}
+    response = {name: value for name, value in completion.items() if name != "unisono"}
+    return ModelResponse(**{**response, "choices": [first, *choices[1:]]})
+
+
+def to_chunk(chunk: Mapping[str, Any]) -> ModelResponseStream:
+    return ModelResponseStream(**chunk)
+
+
+def to_chunks(data: bytes) -> list[dict[str, Any]]:
+    """The JSON of some events."""
+    lines = (line.removeprefix(DATA) for line in data.split(b"\n") if line.startswith(DATA))
+    return [orjson.loads(line) for line in lines if line != ENDED]
+
+
+def is_end(chunk: Mapping[str, Any]) -> bool:
+    """Whether it says why a choice ended, or what all of them used."""
+    return not chunk["choices"] or any(choice["finish_reason"] is not None for choice in chunk["choices"])
+
+
+def to_end(ends: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What every choice and the stream end in, as LiteLLM reads it: it takes nothing behind the first finish reason,
+    not even the usage."""
+    *finishing, last = ends
+    choices = sorted((choice for end in finishing for choice in end["choices"]), key=lambda choice: choice["index"])
+    going = {"index": 0, "delta": {}, "finish_reason": None}
+    used = {name: value for name, value in last.items() if name != "unisono"}
+    return [
+        {**used, "choices": [going], "provider_specific_fields": {"unisono": last["unisono"]}},
+        {**finishing[-1], "choices": choices, "usage": None},
+    ]
+
+
+# -- failures
+
+
+def to_litellm(error: Exception, model: str) -> Exception:
+    """The same as LiteLLM knows it."""
+    if isinstance(error, TimeoutError):
+        return _made("Timeout", "The answer was not complete in time.", model)
+    if isinstance(error, ConfigError):
+        return _made("BadRequestError", str(error).removeprefix(OURS), model)
+    failure = failure_of(error)
+    if isinstance(failure, ContextTooLong):
+        return _made("ContextWindowExceededError", failure.message, model)
+    return _made(ERRORS.get(failure.status, "InternalServerError"), f"{failure.message} ({failure.code})", model)
+
+
+def _made(name: str, message: str, model: str) -> Exception:
+    error: Exception = getattr(litellm, name)(message=message, model=model, llm_provider=PROVIDER)
+    return error
+
+
+handler: Final = UnisonoProvider()
+"""For `litellm.custom_provider_map`, and by its path for `litellm_settings.custom_provider_map` of LiteLLM's proxy."""
+
+atexit.register(handler.close)
