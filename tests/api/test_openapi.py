@@ -21,6 +21,7 @@ from starlette.routing import Route
 
 from tests.api.asgi import Exchange
 from unisono.api.chat.schema import ChatRequest
+from unisono.api.completions.schema import CompletionRequest
 from unisono.api.openapi.document import document
 from unisono.api.responses.conversations.schema import AddedItems
 from unisono.api.responses.schema import ResponsesRequest
@@ -144,9 +145,21 @@ RESPONSES: dict[str, dict[str, Any]] = {
     "what is to be included": {"input": "Hi", "include": ["reasoning.encrypted_content"]},
     "a schema": {"input": "Hi", "text": {"format": {"type": "json_schema", "name": "a", "schema": {}}}},
 }
+COMPLETIONS: dict[str, dict[str, Any]] = {
+    "a text": {},
+    "texts": {"prompt": ["Hi", "Ho"]},
+    "ids": {"prompt": [0, 201087]},
+    "lists of ids": {"prompt": [[0], [1, 2]]},
+    "one stop": {"stop": "end", "stop_token_ids": [200007]},
+    "neutral values": {"logprobs": None, "suffix": "", "ignore_eos": False, "response_format": {"type": "text"}},
+}
 ACCEPTED: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
     **{f"chat, {name}": (ChatRequest, {"model": "m", "messages": [SAYS_HI], **body}) for name, body in CHAT.items()},
     **{f"responses, {name}": (ResponsesRequest, {"model": "m", **body}) for name, body in RESPONSES.items()},
+    **{
+        f"completions, {name}": (CompletionRequest, {"model": "m", "prompt": "Hi", **body})
+        for name, body in COMPLETIONS.items()
+    },
     "items": (AddedItems, {"items": [SAYS_HI]}),
 }
 
@@ -182,6 +195,11 @@ REFUSED: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
     "a call without a name": (ResponsesRequest, {"model": "m", "input": [{"type": "function_call", "call_id": "c"}]}),
     "a tool without a name": (ResponsesRequest, {"model": "m", "input": "Hi", "tools": [{"type": "function"}]}),
     "a stored prompt": (ResponsesRequest, {"model": "m", "input": "Hi", "prompt": {"id": "p"}}),
+    "an empty prompt": (CompletionRequest, {"model": "m", "prompt": ""}),
+    "an empty prompt of ids": (CompletionRequest, {"model": "m", "prompt": [[]]}),
+    "a prompt of ids there are not": (CompletionRequest, {"model": "m", "prompt": [201088]}),
+    "a prompt of both": (CompletionRequest, {"model": "m", "prompt": ["a", 1]}),
+    "a suffix": (CompletionRequest, {"model": "m", "prompt": "a", "suffix": "b"}),
     "too many items": (AddedItems, {"items": [SAYS_HI] * 21}),
 }
 

@@ -41,7 +41,8 @@ def test_every_option_has_a_sentence() -> None:
 CONFIGS = [
     pytest.param(text, id=where)
     for where, text in blocks("yaml")
-    if set(yaml.safe_load(text)) <= set(Config.model_fields)
+    # LiteLLM's own file has a suite of its own, which runs LiteLLM's proxy with it.
+    if set(yaml.safe_load(text)) <= set(Config.model_fields) and not where.startswith("litellm-provider.md")
 ]
 
 

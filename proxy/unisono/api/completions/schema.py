@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
-from unisono.api.fields import Count, ModelName, Open, Text, refused, wrong
+from unisono.api.fields import Count, ModelName, Open, Text, Told, refused, wrong
 from unisono.api.sampling import Drawing
 from unisono.core.generation import VOCABULARY
 
@@ -38,6 +38,9 @@ NEUTRAL: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
     "min_tokens": ((None, 0), "every generation ends at a stop token"),
 }
 """Refused fields, with the values that ask for nothing, and why."""
+
+
+_SOME: Final = Field(min_length=1)
 
 
 def _to_prompts(value: Any) -> Any:
@@ -75,6 +78,19 @@ def _to_stops(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+Token = Annotated[int, Field(ge=0, lt=VOCABULARY)]
+Written = Annotated[Text, Field(min_length=1)]
+Prompts = Written | Annotated[list[Written] | list[Token] | list[Annotated[list[Token], _SOME]], _SOME]
+"""What a prompt may come as."""
+
+Stop = Annotated[Text, Field(min_length=1, max_length=4096)]
+Stops = Annotated[list[Stop], Field(max_length=MAX_STOPS)]
+
+
+def _only_neutral(name: str) -> Any:
+    return Field(None, json_schema_extra={"enum": [*NEUTRAL[name][0]]})
+
+
 class StreamOptions(Open):
     include_usage: bool | None = None
 
@@ -83,42 +99,36 @@ class CompletionRequest(Drawing):
     """All of a request. Special tokens spelled in a prompt of text are those tokens."""
 
     model: ModelName
-    prompt: Annotated[list[Text | Ids], BeforeValidator(_to_prompts)]
+    prompt: Annotated[list[Text | Ids], BeforeValidator(_to_prompts), Told(Prompts)]
     max_tokens: Count | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     best_of: Count | None = None
     echo: bool | None = None
-    stop: Annotated[
-        list[Annotated[Text, Field(min_length=1, max_length=4096)]],
-        Field(max_length=MAX_STOPS),
-        BeforeValidator(_to_stops),
-    ] = Field(default_factory=list)
+    stop: Annotated[Stops, BeforeValidator(_to_stops), Told(Stop | Stops | None)] = Field(default_factory=list)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: Text | None = None
-    stop_token_ids: (
-        Annotated[list[Annotated[int, Field(ge=0, lt=VOCABULARY)]], Field(max_length=MAX_STOP_TOKENS)] | None
-    ) = None
+    stop_token_ids: Annotated[list[Token], Field(max_length=MAX_STOP_TOKENS)] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     """gpt-oss's tokenizer adds none, so it is the same either way."""
     return_token_ids: bool | None = None
 
-    logprobs: Any = None
-    prompt_logprobs: Any = None
-    suffix: Any = None
-    use_beam_search: Any = None
-    prompt_embeds: Any = None
-    response_format: Any = None
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    truncate_prompt_tokens: Any = None
-    ignore_eos: Any = None
-    min_tokens: Any = None
+    logprobs: Any = _only_neutral("logprobs")
+    prompt_logprobs: Any = _only_neutral("prompt_logprobs")
+    suffix: Any = _only_neutral("suffix")
+    use_beam_search: Any = _only_neutral("use_beam_search")
+    prompt_embeds: Any = _only_neutral("prompt_embeds")
+    response_format: Any = _only_neutral("response_format")
+    structured_outputs: Any = _only_neutral("structured_outputs")
+    guided_json: Any = _only_neutral("guided_json")
+    guided_regex: Any = _only_neutral("guided_regex")
+    guided_choice: Any = _only_neutral("guided_choice")
+    guided_grammar: Any = _only_neutral("guided_grammar")
+    truncate_prompt_tokens: Any = _only_neutral("truncate_prompt_tokens")
+    ignore_eos: Any = _only_neutral("ignore_eos")
+    min_tokens: Any = _only_neutral("min_tokens")
 
     _whole = field_validator("prompt")(_not_empty)
 

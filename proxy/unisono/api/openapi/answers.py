@@ -131,6 +131,54 @@ CHAT: dict[str, Schema] = {
     ),
 }
 
+_SAID: dict[str, Schema] = {"token_ids": many(COUNT), "prompt_token_ids": maybe(many(COUNT))}
+_STOPPED: Schema = {"anyOf": [TEXT, COUNT, NOTHING]}
+
+COMPLETIONS: dict[str, Schema] = {
+    "Completion": thing(
+        id=TEXT,
+        object=just("text_completion"),
+        created=MOMENT,
+        model=TEXT,
+        system_fingerprint=maybe(TEXT),
+        choices=many(
+            thing(
+                _SAID,
+                index=COUNT,
+                text=TEXT,
+                logprobs=NOTHING,
+                finish_reason={"enum": ["stop", "length"]},
+                stop_reason=_STOPPED,
+            )
+        ),
+        usage=ref("CompletionUsage"),
+        unisono=ref("About"),
+    ),
+    "CompletionUsage": thing(
+        prompt_tokens=COUNT,
+        completion_tokens=COUNT,
+        total_tokens=COUNT,
+        prompt_tokens_details=thing(cached_tokens=COUNT),
+    ),
+    "CompletionChunk": thing(
+        {"usage": maybe(ref("CompletionUsage")), "unisono": ref("About")},
+        id=TEXT,
+        object=just("text_completion"),
+        created=MOMENT,
+        model=TEXT,
+        system_fingerprint=maybe(TEXT),
+        choices=many(
+            thing(
+                {**_SAID, "stop_reason": _STOPPED},
+                index=COUNT,
+                text=TEXT,
+                logprobs=NOTHING,
+                finish_reason={"enum": ["stop", "length", None]},
+            )
+        ),
+    ),
+}
+
 RESPONSES: dict[str, Schema] = {
     "Response": thing(
         {"unisono": ref("About")},
@@ -228,4 +276,4 @@ GATEWAY: dict[str, Schema] = {
 
 DOCUMENT: dict[str, Schema] = {"Document": thing(openapi=TEXT, info=OBJECT, paths=OBJECT, components=OBJECT)}
 
-ANSWERS: dict[str, Schema] = {**SHARED, **CHAT, **RESPONSES, **GATEWAY, **DOCUMENT}
+ANSWERS: dict[str, Schema] = {**SHARED, **CHAT, **COMPLETIONS, **RESPONSES, **GATEWAY, **DOCUMENT}

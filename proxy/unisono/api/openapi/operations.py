@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from unisono.api.chat.schema import ChatRequest
+from unisono.api.completions.schema import CompletionRequest
 from unisono.api.fields import Open
 from unisono.api.openapi.models import Schema
 from unisono.api.responses.compaction import TAKEN
@@ -73,6 +74,20 @@ CHAT = (
         TURNED,
         body=ChatRequest,
         events="ChatCompletionChunk",
+        tells=True,
+    ),
+)
+
+COMPLETIONS = (
+    Operation(
+        "POST",
+        "/v1/completions",
+        "createCompletion",
+        "Continue a raw prompt, as a whole or as events; only where the operator allows it.",
+        "Completion",
+        TURNED,
+        body=CompletionRequest,
+        events="CompletionChunk",
         tells=True,
     ),
 )
@@ -204,6 +219,7 @@ GATEWAY = (
 
 OPERATIONS: Mapping[str, tuple[Operation, ...]] = {
     "chat": CHAT,
+    "completions": COMPLETIONS,
     "responses": RESPONSES,
     "conversations": CONVERSATIONS,
     "open responses": OPEN_RESPONSES,
