@@ -58,6 +58,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "beams": ({"use_beam_search": True}, "use_beam_search", "unsupported_value"),
     "a form": ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_value"),
     "a grammar": ({"guided_grammar": "root ::= x"}, "guided_grammar", "unsupported_value"),
+    "a truth for a number": ({"min_tokens": False}, "min_tokens", "unsupported_value"),
     "no end": ({"ignore_eos": True}, "ignore_eos", "unsupported_value"),
     "an odd temperature": ({"temperature": 3}, "temperature", "invalid_value"),
     "a number as text": ({"max_tokens": "5"}, "max_tokens", "invalid_value"),

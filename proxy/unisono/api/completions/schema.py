@@ -137,5 +137,6 @@ class CompletionRequest(Drawing):
     def _neutral(cls, value: Any, info: ValidationInfo) -> None:
         assert info.field_name is not None
         neutral, reason = NEUTRAL[info.field_name]
-        if value not in neutral:
+        # What is equal in Python need not be in JSON: 0 is not false.
+        if not any(type(value) is type(one) and value == one for one in neutral):
             raise refused(reason)
