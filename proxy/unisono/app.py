@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -63,7 +63,7 @@ from unisono.offering import cards, chat_model, raw_model, readiness, responses_
 from unisono.parts import Part, kept
 from unisono.routing.pool import RoutingPool
 from unisono.running import EndingTurns
-from unisono.salting import Salt
+from unisono.salting import Salt, cache_salts
 from unisono.store import open_store
 from unisono.store.upkeep import Upkeep
 
@@ -136,7 +136,7 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     books = Books(store, held_s=config.store.lease_s)
     hooks = build_hooks(config.unisono.hooks, parts.observing.hook_failed)
     engine = MeteredTurns(
-        hooks.turns(build_engine(pool, hosting.host, parts)),
+        hooks.turns(build_engine(pool, hosting.host, parts, cache_salts(shared=config.unisono.share_prompt_caches))),
         books,
         prices_of(config.model_list),
         lenient=config.unisono.when_store_is_down == "known_keys",
@@ -302,7 +302,12 @@ def current_date(settings: GatewaySettings) -> str:
             return day.isoformat()
 
 
-def build_engine(pool: RoutingPool, tools: ToolHost | None = None, parts: Parts | None = None) -> Engine:
+def build_engine(
+    pool: RoutingPool,
+    tools: ToolHost | None = None,
+    parts: Parts | None = None,
+    salt_of: Callable[[str], str] | None = None,
+) -> Engine:
     """The engine over a pool and whoever runs tools; reads the vocabulary that comes with the package."""
     encoding = load_encoding()
     return Engine(
@@ -313,6 +318,7 @@ def build_engine(pool: RoutingPool, tools: ToolHost | None = None, parts: Parts 
         new_call_id=lambda: f"call_{token_hex(12)}",
         tools=tools,
         violation=violation,
+        salt_of=salt_of or cache_salts(shared=True),
     )
 
 

@@ -179,6 +179,29 @@ async def test_the_key_is_taken_from_either_header(tmp_path: Path) -> None:
         assert (await running.get("/v1/models", authorization=f"Basic {key}")).status == 401
 
 
+@pytest.mark.parametrize("shared", [False, True])
+async def test_what_backends_cache_is_a_tenants_own_unless_it_is_shared(tmp_path: Path, shared: bool) -> None:
+    async with FakeVllm(tokens=ANSWER) as fake:
+        config = config_of(f"vllm@{fake.url}")
+        config["unisono"] = {**config.get("unisono", {}), "share_prompt_caches": shared, "raw_completions": True}
+        async with keyed(config, tmp_path) as (running, keys):
+            ann, bob = (await keys.issue("ann", raw=True))[1], (await keys.issue("bob"))[1]
+            anns_other = (await keys.issue("ann"))[1]
+            body = json.dumps({"model": "gpt-oss", "messages": [{"role": "user", "content": "Hi"}]}).encode()
+            fake.requests.clear()
+            for key in (ann, anns_other, bob, MASTER):
+                assert (await running.post("/v1/chat/completions", body, **bearing(key))).status == 200
+            raw = json.dumps({"model": "gpt-oss", "prompt": "Hi"}).encode()
+            assert (await running.post("/v1/completions", raw, **bearing(ann))).status == 200
+    salts = [request.json.get("cache_salt") for request in fake.requests]
+    if shared:
+        assert salts == [None] * 5
+    else:
+        assert salts[0] == salts[1] == salts[4] != salts[2]
+        assert None not in salts[:3]
+        assert salts[3] is None
+
+
 # -- streams and sockets
 
 

@@ -290,6 +290,9 @@ class GatewaySettings(Section):
     and `code_interpreter`."""
     raw_completions: bool = False
     """True answers `/v1/completions`, whose prompts go to a backend unrendered, for keys that are made `--raw`."""
+    share_prompt_caches: bool = False
+    """True lets tenants have what backends have cached of each other's prompts: faster where they begin alike, and how
+    soon an answer begins then tells that somebody sent the same beginning before."""
     hooks: tuple[HookEntry, ...] = ()
     """Hooks that are asked about every turn, in this order: names, or `{name: {options}}`."""
     shutdown_grace_s: Count = 30

@@ -48,7 +48,9 @@ class Asking:
         turn, rendered = self._turn, await self._prompt(reading)
         said = reading.said
         # Behind what was said every block may be another one, and only here they are asked for.
-        blocks: Sequence[int] = blocks_of([*rendered.prompt.tokens, *said]) if said else rendered.blocks
+        blocks: Sequence[int] = rendered.blocks
+        if said:
+            blocks = blocks_of([*rendered.prompt.tokens, *said], turn.cache_salt)
         wants = reading.wants | ({"logit_bias"} if turn.sampling.logit_bias else set())
         limit = None if turn.max_tokens is None else max(turn.max_tokens - reading.completed, 1)
         return Demand(len(rendered.prompt.tokens) + len(said), blocks, limit, wants, resumes)
@@ -108,11 +110,11 @@ class Asking:
         return self._rendered
 
     async def _render(self, conversation: Conversation) -> Rendered:
-        return await render(self._renderer, conversation, self._tools)
+        return await render(self._renderer, conversation, self._tools, self._turn.cache_salt)
 
     async def _fit(self, context: int) -> None:
         wanted = min(self._turn.max_tokens or ROOM_WANTED, context // 4)
-        fitted = await fit(self._renderer, self._whole, self._tools, context - wanted)
+        fitted = await fit(self._renderer, self._whole, self._tools, context - wanted, self._turn.cache_salt)
         if fitted.conversation is not self.conversation:
             self.conversation, self._rendered = fitted.conversation, None
         self._fitted_to = context

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from unisono.core.routes import Pool
 from unisono.core.tools import ToolHost
@@ -20,7 +21,7 @@ from unisono.harmony.render import Renderer
 class Engine:
     """Starts runs. Holds no state of its own but the bounded memory of stateless conversations. Without `tools` turns
     that host any are refused. `violation` says what is wrong with JSON that has to match a schema; without it only
-    whether it is JSON is looked at."""
+    whether it is JSON is looked at. `salt_of` gives what keeps a tenant's prompts apart in backends' caches."""
 
     def __init__(
         self,
@@ -32,10 +33,14 @@ class Engine:
         new_call_id: Callable[[], str],
         tools: ToolHost | None = None,
         violation: Violation | None = None,
+        salt_of: Callable[[str], str] = lambda tenant: "",
     ) -> None:
         self._means = Means(encoding, renderer, pool, memory, new_call_id, tools, violation)
+        self._salt_of = salt_of
 
     def start(self, turn: Turn) -> Run:
+        if salt := self._salt_of(turn.tenant):
+            turn = replace(turn, cache_salt=salt)
         return TurnRun(self._means, turn) if turn.raw is None else RawRun(self._means, turn, turn.raw)
 
     async def count(self, turn: Turn) -> int:

@@ -78,19 +78,19 @@ class Continued:
     said: int = 0
 
 
-async def render(renderer: Renderer, conversation: Conversation, tools: ToolSet) -> Rendered:
-    """Raises InvalidRequest for what cannot be tokenised."""
+async def render(renderer: Renderer, conversation: Conversation, tools: ToolSet, salt: str = "") -> Rendered:
+    """`salt` keeps its blocks apart from equal ones. Raises InvalidRequest for what cannot be tokenised."""
     # Counting means hashing every message, so it is left out where the answer is known.
     many = len(conversation.items) > OFF_LOOP_ITEMS
     if many or renderer.cold_chars(conversation, tools) > OFF_LOOP_CHARS:
-        return await asyncio.to_thread(_rendered, renderer, conversation, tools)
-    return _rendered(renderer, conversation, tools)
+        return await asyncio.to_thread(_rendered, renderer, conversation, tools, salt)
+    return _rendered(renderer, conversation, tools, salt)
 
 
-def _rendered(renderer: Renderer, conversation: Conversation, tools: ToolSet) -> Rendered:
+def _rendered(renderer: Renderer, conversation: Conversation, tools: ToolSet, salt: str) -> Rendered:
     tokens = renderer.prompt(conversation, tools)
     opening = () if conversation.prefill is None else tuple(tokens[_last_start(tokens) :])
-    return Rendered(Prompt(tokens), opening, blocks_of(tokens))
+    return Rendered(Prompt(tokens), opening, blocks_of(tokens, salt))
 
 
 async def with_text(renderer: Renderer, conversation: Conversation, tools: ToolSet, rendered: Rendered) -> Rendered:
@@ -104,18 +104,18 @@ async def with_text(renderer: Renderer, conversation: Conversation, tools: ToolS
     return replace(rendered, prompt=Prompt(tokens, text))
 
 
-async def fit(renderer: Renderer, conversation: Conversation, tools: ToolSet, limit: int) -> Fitted:
+async def fit(renderer: Renderer, conversation: Conversation, tools: ToolSet, limit: int, salt: str = "") -> Fitted:
     """As few whole oldest turns left out as make the prompt `limit` tokens or shorter; where nothing does, all but the
     newest."""
-    rendered = await render(renderer, conversation, tools)
+    rendered = await render(renderer, conversation, tools, salt)
     beginnings = later_beginnings(conversation.items) if len(rendered.prompt.tokens) > limit else []
     if not beginnings:
         return Fitted(conversation, rendered)
-    return await asyncio.to_thread(_fitted, renderer, conversation, beginnings, tools, limit)
+    return await asyncio.to_thread(_fitted, renderer, conversation, beginnings, tools, limit, salt)
 
 
 def _fitted(
-    renderer: Renderer, conversation: Conversation, beginnings: Sequence[int], tools: ToolSet, limit: int
+    renderer: Renderer, conversation: Conversation, beginnings: Sequence[int], tools: ToolSet, limit: int, salt: str
 ) -> Fitted:
     def later(turn: int) -> Conversation:
         return replace(conversation, items=conversation.items[beginnings[turn] :])
@@ -125,7 +125,7 @@ def _fitted(
 
     # A prompt never grows when another turn is left out, and the last one is taken whether it fits or not.
     first = bisect_left(range(len(beginnings) - 1), True, key=fits)
-    return Fitted(later(first), _rendered(renderer, later(first), tools), first + 1)
+    return Fitted(later(first), _rendered(renderer, later(first), tools, salt), first + 1)
 
 
 async def go_on(

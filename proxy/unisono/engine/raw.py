@@ -165,7 +165,8 @@ class RawRun(Run):
             yield said.end(FinishReason.LENGTH)
             return
         wants = frozenset({"logit_bias"} if turn.sampling.logit_bias else ())
-        place = await places.place_for(Demand(len(behind), blocks_of(behind), left, wants, bool(said.tokens)))
+        blocks = blocks_of(behind, turn.cache_salt)
+        place = await places.place_for(Demand(len(behind), blocks, left, wants, bool(said.tokens)))
         able = place.capabilities
         if turn.sampling.logit_bias and not able.logit_bias:
             raise UnsupportedValue("'logit_bias': the backend of this model cannot bias tokens.", param="logit_bias")
@@ -184,6 +185,7 @@ class RawRun(Run):
             sampling=turn.sampling,
             timeouts=places.timeouts(place),
             request_id=turn.request_id,
+            cache_salt=turn.cache_salt,
             trace=places.span(0),
         )
         async with aclosing(self._read(places, place, job)) as batches:

@@ -132,6 +132,7 @@ class Stretch(Places):
             sampling=drawn_again(self._turn.sampling, reading.again),
             timeouts=self.timeouts(place),
             request_id=self._turn.request_id,
+            cache_salt=self._turn.cache_salt,
             trace=self.span(reading.steps),
         )
 

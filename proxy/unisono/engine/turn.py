@@ -132,6 +132,8 @@ class Turn:
     """The preamble's date is the conversation's own and stands, whatever is remembered of stateless ones."""
     sticky: str = ""
     """Turns of one value go to one deployment while it works, so that its prefix cache is of use; empty for any."""
+    cache_salt: str = ""
+    """What keeps its prompts apart from equal ones in backends' caches; empty for nothing."""
     failover: bool = True
     """Whether another deployment goes on where one failed behind something that was shown."""
     hosting: Hosting | None = None
