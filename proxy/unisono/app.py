@@ -28,6 +28,8 @@ from unisono.api.completions.routes import completions_router
 from unisono.api.door import doors
 from unisono.api.failures import register
 from unisono.api.health import health_routes
+from unisono.api.messages.routes import FORMATS, messages_router
+from unisono.api.messages.routes import Means as MessagesMeans
 from unisono.api.metrics import metrics_router
 from unisono.api.models import models_router
 from unisono.api.openapi.routes import document_router
@@ -59,7 +61,7 @@ from unisono.hookset import build_hooks
 from unisono.hosting import Hosting, build_hosting
 from unisono.metering import MeteredTurns
 from unisono.observing import Observing, build_observing
-from unisono.offering import cards, chat_model, raw_model, readiness, responses_model
+from unisono.offering import cards, chat_model, messages_model, raw_model, readiness, responses_model
 from unisono.parts import Part, kept
 from unisono.routing.pool import RoutingPool
 from unisono.running import EndingTurns
@@ -68,7 +70,7 @@ from unisono.store import open_store
 from unisono.store.upkeep import Upkeep
 
 if TYPE_CHECKING:
-    from unisono.api.responses.sealing import Sealer
+    from unisono.api.sealing import Sealer
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ class Gateway:
     async def sealer(self) -> Sealer:
         """The one sealer of this gateway, made when it is first needed. Raises `StoreUnavailable`."""
         if not self._sealers:
-            from unisono.api.responses.sealing import Sealer
+            from unisono.api.sealing import Sealer
 
             self._sealers.append(Sealer(await self.salt()))
         return self._sealers[0]
@@ -188,6 +190,7 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
             max_body_bytes=config.unisono.max_body_bytes,
             body_deadline_s=config.unisono.body_timeout_s,
             answered=observing.answered,
+            formats=FORMATS,
         ),
     )
     register(app)
@@ -220,6 +223,7 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
         conversations_router(store=store, today=means.today, new_id=means.new_id, clock=time.time),
     )
     app.include_router(responses_router(means, runner))
+    app.include_router(messages_router(messages_means(gateway, turns, hosting)))
     app.include_router(usage_router(ledger=store.ledger, clock=time.time))
     app.include_router(document_router())
     app.state.gateway = gateway
@@ -240,6 +244,18 @@ def responses_means(gateway: Gateway, turns: Turns, servers: ServerRules | None 
         kept_s=gateway.config.store.ttl_s,
         servers=servers or ServerRules(),
         caller_of=gateway.caller,
+    )
+
+
+def messages_means(gateway: Gateway, turns: Turns, hosting: Hosting) -> MessagesMeans:
+    """What the Messages API works with."""
+    return MessagesMeans(
+        turns=turns,
+        resolve=lambda name, caller: messages_model(gateway.catalogue, name, hosting, caller),
+        seals=gateway.sealer,
+        today=lambda: current_date(gateway.config.unisono),
+        new_id=lambda: token_hex(12),
+        clock=time.time,
     )
 
 

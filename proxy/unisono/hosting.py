@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from unisono.api.responses.hosting.builtins import allowed
+from unisono.api.builtins import allowed
 from unisono.api.responses.hosting.servers import ServerRules
 from unisono.config import Config
 from unisono.core.access import Caller

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unisono.api.chat.inbound import RunnableTools
 from unisono.api.chat.routes import ChatModel
 from unisono.api.completions.routes import RawModel
 from unisono.api.health import Readiness
+from unisono.api.messages.inbound import MessagesModel
 from unisono.api.reasoning import ReasoningField
 from unisono.api.responses.means import ResponsesModel
 from unisono.api.rules import ModelRules
+from unisono.api.runnable import RunnableTools
 from unisono.config import Catalogue, ServedModel
 from unisono.core.access import Caller
 from unisono.errors import ModelNotAllowed, UnknownModel
@@ -64,6 +65,20 @@ def responses_model(catalogue: Catalogue, name: str, caller: Caller) -> Response
         show_reasoning=model.settings.reasoning_field != "none",
         stream_tool_arguments=model.settings.stream_tool_arguments,
         tool_servers=None if model.settings.mcp_servers is None else frozenset(model.settings.mcp_servers),
+        rules=model_rules(model),
+    )
+
+
+def messages_model(catalogue: Catalogue, name: str, hosting: Hosting, caller: Caller) -> MessagesModel:
+    """The group a client's name stands for, as Messages shows it. Raises as `allowed_model`."""
+    model = allowed_model(catalogue, name, caller)
+    labels = model.settings.mcp_servers
+    return MessagesModel(
+        group=model.name,
+        show_reasoning=model.settings.reasoning_field != "none",
+        stream_tool_arguments=model.settings.stream_tool_arguments,
+        runnable=RunnableTools(hosting.unasked(labels, caller), model.settings.run_tools),
+        trained=hosting.rules.for_model(labels).for_caller(caller).trained,
         rules=model_rules(model),
     )
 

@@ -39,13 +39,17 @@ OPEN = frozenset({"/health/liveliness", "/health/liveness", "/health/readiness"}
 CLOSED = [place for place in PLACES if place.path not in OPEN]
 WITH_IDS = [place for place in CLOSED if place.parameters and place.parameters != ("model",)]
 
-NAMES_MODEL = re.compile(r".*/(completions|responses|responses/compact|responses/input_tokens)")
+NAMES_MODEL = re.compile(
+    r".*/(completions|responses|responses/compact|responses/input_tokens|messages|messages/count_tokens)"
+)
 BODIES: dict[str, Any] = {
     "chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
     "completions": {"prompt": "Hi"},
     "responses": {"input": "Hi"},
     "compact": {"input": "Hi"},
     "input_tokens": {"input": "Hi"},
+    "count_tokens": {"messages": [{"role": "user", "content": "Hi"}]},
+    "messages": {"max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]},
 }
 ASKS_A_MODEL = [place for place in CLOSED if place.method == "POST" and NAMES_MODEL.fullmatch(place.path)]
 MISSING = "0" * 32
@@ -59,7 +63,7 @@ def test_the_routes_are_known_and_each_alias_is_among_them() -> None:
         if place.path.startswith("/v1/"):
             assert Place(place.method, place.path.removeprefix("/v1")) in PLACES, place
     assert sum(place.method == "WEBSOCKET" for place in PLACES) == 4
-    assert len(ASKS_A_MODEL) == 16
+    assert len(ASKS_A_MODEL) == 20
     assert len(WITH_IDS) > 20
 
 
@@ -107,6 +111,13 @@ async def asked(
         )
 
 
+def means(body: bytes, place: Place, code: str, kind: str) -> bool:
+    """Whether a refusal is of that code or, where Anthropic's API is spoken, of that type."""
+    told = json.loads(body)
+    assert ("type" in told) is ("/messages" in place.path)
+    return bool((told["error"]["type"] == kind) if "/messages" in place.path else (told["error"]["code"] == code))
+
+
 # -- keys that are none
 
 
@@ -135,11 +146,11 @@ async def test_no_route_but_health_answers_without_a_good_key(site: tuple[Gatewa
         path, told = filled(place), set()
         status, headers, body = await asked(running, place, path)
         assert (status, headers.get("www-authenticate")) == (401, "Bearer"), place
-        assert place.method == "HEAD" or json.loads(body)["error"]["code"] == "invalid_api_key"
+        assert place.method == "HEAD" or means(body, place, "invalid_api_key", "authentication_error")
         for name, key in keys.items():
-            status, _, body = await asked(running, place, path, **bearing(key))
+            status, headers, body = await asked(running, place, path, **bearing(key))
             assert status == 401, (place, name)
-            told.add(body)
+            told.add(body.replace(headers["x-request-id"].encode(), b""))
         # Which of them it was is nobody's business.
         assert len(told) == 1, place
     for path in OPEN:
@@ -198,12 +209,7 @@ async def test_no_spelling_of_a_path_or_host_opens_the_door(site: tuple[Gateway,
 
 
 def body_for(place: Place, model: str) -> Any:
-    kind = next(
-        kind
-        for kind in ("chat/completions", "completions", "compact", "input_tokens", "responses")
-        if kind in place.path
-    )
-    return {"model": model, **BODIES[kind if not place.path.endswith("/responses") else "responses"]}
+    return {"model": model, **next(body for kind, body in BODIES.items() if place.path.endswith(f"/{kind}"))}
 
 
 async def test_a_key_asks_only_the_models_it_may(site: tuple[Gateway, Ring]) -> None:
@@ -221,11 +227,11 @@ async def test_a_key_asks_only_the_models_it_may(site: tuple[Gateway, Ring]) -> 
         for key, models in table:
             refusals = set()
             for model, expected in models.items():
-                status, _, body = await asked(running, place, place.path, body_for(place, model), **bearing(key))
+                status, headers, body = await asked(running, place, place.path, body_for(place, model), **bearing(key))
                 assert status == expected, (place, model, body)
                 if status == 403:
-                    error = json.loads(body)["error"]
-                    assert (error["code"], error["param"]) == ("model_not_allowed", "model")
+                    assert means(body, place, "model_not_allowed", "permission_error")
+                    body = body.replace(headers["x-request-id"].encode(), b"")
                     refusals.add(body.replace(f"`{model}`".encode(), b""))
             # Whether there is such a model at all is not told.
             assert len(refusals) <= 1

@@ -12,13 +12,14 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from functools import partial
 from ipaddress import ip_address
 from time import monotonic
+from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from unisono.api.failures import Failures
+from unisono.api.failures import FORMAT, Failures, Formats, format_at
 from unisono.core.access import Caller
 from unisono.core.tracing import ARRIVED, Trace
 from unisono.errors import (
@@ -36,6 +37,8 @@ BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
 CHARSETS = frozenset({"utf-8", "utf8", "us-ascii", "ascii"})
 """Of JSON, which is in UTF-8 whatever is said of it; in another one it would be read as something else."""
 LONGEST_SHOWN = 64
+EXPOSED = "x-request-id, request-id, x-unisono-backend, x-unisono-recoveries"
+"""Headers that a web page may read."""
 REQUESTS = frozenset({"http", "websocket"})
 ANSWERS = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
 """Messages that carry an answer's headers."""
@@ -59,20 +62,30 @@ def header_values(scope: Scope, name: bytes) -> list[str]:
 
 
 class RequestIds:
-    """Gives every request an id: in `scope["state"]["request_id"]` and in the answer's `x-request-id`. Knows the trace
-    that it came with, and tells `answered` when it is over."""
+    """Gives every request an id: in `scope["state"]["request_id"]` and in the answer's `x-request-id`. Knows which of
+    the `formats` its failures have and the trace that it came with, and tells `answered` when it is over."""
 
-    def __init__(self, app: ASGIApp, *, new_id: Callable[[], str], answered: Answered | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        new_id: Callable[[], str],
+        answered: Answered | None = None,
+        formats: Formats = MappingProxyType({}),
+    ) -> None:
         self._app = app
         self._new_id = new_id
         self._answered = answered
+        self._formats = formats
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in REQUESTS:
             await self._app(scope, receive, send)
             return
         request_id = f"req_{self._new_id()}"
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
+        spoken = state[FORMAT] = format_at(scope["path"], self._formats)
         began, status = monotonic(), LEFT
 
         async def named(message: Message) -> None:
@@ -80,7 +93,10 @@ class RequestIds:
             if message["type"] in ANSWERS:
                 status = message.get("status", SWITCHED)
                 message.setdefault("headers", [])
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                if spoken.id_header:
+                    headers[spoken.id_header] = request_id
             await send(message)
 
         arrived = ARRIVED.set(trace_of(scope))
@@ -128,7 +144,7 @@ class Cors:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers["access-control-allow-origin"] = origin
-                headers["access-control-expose-headers"] = "x-request-id, x-unisono-backend, x-unisono-recoveries"
+                headers["access-control-expose-headers"] = EXPOSED
                 headers.add_vary_header("Origin")
             await send(message)
 
@@ -208,17 +224,14 @@ class Authentication:
 
 
 def presented_key(scope: Scope) -> str | None:
-    """The key of `Authorization: Bearer` or of `x-api-key`, the first one winning; None when there is none or when a
-    header comes twice, which no client does."""
-    authorization = header_values(scope, b"authorization")
-    if len(authorization) > 1:
+    """The key of `Authorization: Bearer` or of `x-api-key`; None when there is none, when a header comes twice, which
+    no client does, and when both name keys that differ: it is not for the gateway to say which of them counts."""
+    authorization, named = header_values(scope, b"authorization"), header_values(scope, b"x-api-key")
+    if len(authorization) > 1 or len(named) > 1:
         return None
-    if authorization:
-        scheme, _, key = authorization[0].strip().partition(" ")
-        if scheme.lower() == "bearer" and key.strip():
-            return key.strip()
-    keys = header_values(scope, b"x-api-key")
-    return keys[0].strip() or None if len(keys) == 1 else None
+    scheme, _, bearer = authorization[0].strip().partition(" ") if authorization else ("", "", "")
+    given = {bearer.strip() if scheme.lower() == "bearer" else "", named[0].strip() if named else ""} - {""}
+    return given.pop() if len(given) == 1 else None
 
 
 class BodyLimits:
@@ -295,13 +308,15 @@ def doors(
     max_body_bytes: int = MAX_BODY_BYTES,
     body_deadline_s: float = BODY_DEADLINE_S,
     answered: Answered | None = None,
+    formats: Formats = MappingProxyType({}),
 ) -> list[Middleware]:
     """Every layer in its order, outermost first, for `FastAPI(middleware=...)`. `keyless` adds the check that a
-    request comes from and names this machine; `origins` are the web origins CORS is open to."""
+    request comes from and names this machine; `origins` are the web origins CORS is open to; `formats` are those of
+    failures where another API than OpenAI's is spoken."""
     listed = frozenset(origins)
     local = [Middleware(LocalOnly, origins=listed)] if keyless else []
     return [
-        Middleware(RequestIds, new_id=new_id, answered=answered),
+        Middleware(RequestIds, new_id=new_id, answered=answered, formats=formats),
         Middleware(Cors, origins=listed),
         Middleware(Failures),
         *local,

@@ -1,4 +1,7 @@
-"""Failures on the wire: every exception becomes a status and OpenAI's error body, here and nowhere else.
+"""Failures on the wire: every exception becomes a status and an error body, here and nowhere else.
+
+The body is OpenAI's, unless another API is spoken at the request's path: then it is what that API's clients read. Which
+one that is stands in the scope before anything can fail (`FailureFormat`), so that all who answer agree.
 
 `failure_of` is the only broad catch's translation: what is not on the tree of `unisono.errors` is a fault of the
 gateway, logged with its traceback and shown to the client without any detail. `Failures` is the outermost layer that
@@ -10,10 +13,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
+import orjson
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
@@ -71,8 +76,44 @@ def to_body(error: UnisonoError) -> dict[str, Any]:
     return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
 
 
-def to_response(error: UnisonoError) -> Response:
-    """The whole HTTP answer for `error`."""
+@dataclass(frozen=True, slots=True)
+class FailureFormat:
+    """How an API tells failures: the body, of the failure and the request's id, and the bytes of an event that ends a
+    stream with it. `id_header` is where its clients look for that id besides `x-request-id`."""
+
+    body: Callable[[UnisonoError, str], Mapping[str, Any]]
+    event: bytes = b"data: %b\n\n"
+    id_header: str = ""
+
+
+OPENAI: Final = FailureFormat(lambda error, _: to_body(error))
+
+Formats = Mapping[str, FailureFormat]
+"""Formats by the paths they are spoken at, and below."""
+
+FORMAT: Final = "failure_format"
+"""Where a request's format stands in its state."""
+
+
+def format_at(path: str, formats: Formats) -> FailureFormat:
+    return next((spoken for at, spoken in formats.items() if path == at or path.startswith(f"{at}/")), OPENAI)
+
+
+def body_for(error: UnisonoError, scope: Scope | None) -> Mapping[str, Any]:
+    """The body of `error` for the client of a request."""
+    state = {} if scope is None else scope.get("state", {})
+    spoken: FailureFormat = state.get(FORMAT, OPENAI)
+    return spoken.body(error, state.get("request_id", ""))
+
+
+def to_event(error: UnisonoError, scope: Scope) -> bytes:
+    """The event that ends a stream of which nothing is known but that it failed."""
+    spoken: FailureFormat = scope.get("state", {}).get(FORMAT, OPENAI)
+    return spoken.event % orjson.dumps(body_for(error, scope))
+
+
+def to_response(error: UnisonoError, scope: Scope | None = None) -> Response:
+    """The whole HTTP answer for `error`, as the API that is spoken in `scope` has it."""
     headers: dict[str, str] = dict(error.headers) if isinstance(error, LimitReached) else {}
     retry_after_s = error.retry_after_s
     if retry_after_s is None and error.status in BUSY:
@@ -84,7 +125,7 @@ def to_response(error: UnisonoError) -> Response:
     if isinstance(error, BodyTooLarge | BodyTimeout):
         # The rest of the body is never read, so the connection cannot be used again.
         headers["connection"] = "close"
-    return to_whole(to_body(error), headers, error.status)
+    return to_whole(body_for(error, scope), headers, error.status)
 
 
 def failure_of(error: Exception) -> UnisonoError:
@@ -129,7 +170,7 @@ async def outcome(work: Awaitable[None]) -> UnisonoError | None:
 
 
 def register(app: FastAPI) -> None:
-    """Let FastAPI answer in OpenAI's shape for what it raises itself."""
+    """Let FastAPI answer in the same way for what it raises itself."""
 
     async def answer(request: Request, error: Exception) -> Response:
         if request.scope["type"] == "websocket":
@@ -140,7 +181,7 @@ def register(app: FastAPI) -> None:
             failure = NotFound(f"There is nothing at {request.method} {request.scope['path'][:200]}.")
         elif isinstance(failure, MethodNotAllowed):
             failure = MethodNotAllowed(f"{request.method} is not allowed at {request.scope['path'][:200]}.")
-        response = to_response(failure)
+        response = to_response(failure, request.scope)
         if isinstance(error, HTTPException) and error.headers:
             response.headers.update(error.headers)
         return response
@@ -192,7 +233,7 @@ class Failures:
             failure = failure_of(error)
             if begun:
                 raise
-            await to_response(failure)(scope, receive, send)
+            await to_response(failure, scope)(scope, receive, send)
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         last = ""

@@ -50,6 +50,10 @@ class History:
         self._exchange = {}
         self._entries += items
 
+    def say_beside(self, *items: Item) -> None:
+        """Messages and reasoning between calls of one exchange."""
+        self._entries += items
+
     def call(self, call: AssistantCall) -> None:
         pending = _Pending(call, [])
         self._names[call.call_id] = call.name

@@ -49,6 +49,11 @@ def event(body: bytes) -> bytes:
     return b"data: " + body + b"\n\n"
 
 
+def named_event(name: bytes, body: bytes) -> bytes:
+    """One event with a name. `body` is JSON, so it holds no line break."""
+    return b"event: " + name + b"\ndata: " + body + b"\n\n"
+
+
 def error_event(error: UnisonoError, about: Mapping[str, Any] | None = None) -> bytes:
     """`about` is told beside the error."""
     return event(orjson.dumps({**to_body(error), **(about or {})}))
@@ -81,7 +86,8 @@ async def _end(*tasks: asyncio.Task[Any]) -> None:
 
 class EventStream(Response):
     """An answer of server-sent events. `headers` is asked when the head goes out, not before: what it tells may only
-    be known by then. `broken` gives the events that a failure behind the head ends in. `keep_alive_s` is in seconds."""
+    be known by then. `broken` gives the events that a failure behind the head ends in. `keep_alive_s` is in seconds,
+    `keep_alive` what is written after so many of silence."""
 
     media_type = "text/event-stream"
 
@@ -92,12 +98,14 @@ class EventStream(Response):
         headers: Callable[[], Mapping[str, str]] = dict,
         broken: Callable[[UnisonoError], bytes] = error_event,
         keep_alive_s: float = KEEP_ALIVE_S,
+        keep_alive: Callable[[], bytes] = lambda: KEEP_ALIVE,
     ) -> None:
         super().__init__()
         self._source = source
         self._more_headers = headers
         self._broken = broken
         self._keep_alive_s = keep_alive_s
+        self._keep_alive = keep_alive
         self._lock = asyncio.Lock()
         self._begun = False
         self._last_write = 0.0
@@ -123,7 +131,7 @@ class EventStream(Response):
             elif self._begun:
                 await self._write(send, self._broken(failure), last=True)
             else:
-                await to_response(failure)(scope, receive, send)
+                await to_response(failure, scope)(scope, receive, send)
         finally:
             await _end(pump, gone, pulse)
             await self._source.aclose()
@@ -155,7 +163,7 @@ class EventStream(Response):
         return {"type": "http.response.start", "status": 200, "headers": raw}
 
     async def _pulse(self, send: Send) -> None:
-        """Write a comment whenever the stream was silent for too long. A write that waits for the client is no
+        """Write something whenever the stream was silent for too long. A write that waits for the client is no
         silence."""
         now = asyncio.get_running_loop().time
         while True:
@@ -165,4 +173,4 @@ class EventStream(Response):
             elif self._lock.locked():
                 await asyncio.sleep(self._keep_alive_s)
             else:
-                await self._write(send, KEEP_ALIVE)
+                await self._write(send, self._keep_alive())

@@ -70,7 +70,8 @@ class CallForm(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """A tool as a surface read it. `path` is where it stands in the request, `at` where its name does. A kind that is
+    """A tool as a surface read it. `path` is where it stands in the request, `at` where its name does, and its schema
+    under `schema_field`. A kind that is
     no `spec` and no `inner` tools of a namespace is one this gateway does not have; with the `setting` it would."""
 
     kind: str
@@ -81,6 +82,7 @@ class Declared:
     inner: tuple[Declared, ...] = ()
     form: CallForm = CallForm.FUNCTION
     setting: str = ""
+    schema_field: str = "parameters"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,7 @@ def _add(found: _Collected, declared: Declared, namespace: str | None) -> None:
     spec = declared.spec
     if spec is not None:
         name = in_namespace(namespace, spec.name)
-        found.add(_to_tool(name, spec, declared.at), declared.form, declared.at)
+        found.add(_to_tool(name, spec, f"{declared.at}.{declared.schema_field}"), declared.form, declared.at)
         if namespace is not None:
             found.origins[name] = (namespace, spec.name)
         if isinstance(spec, CustomSpec) and (spec.model_extra or {}).get("format") not in (None, {"type": "text"}):
@@ -179,11 +181,11 @@ def _is_name(name: str) -> bool:
 
 
 def _to_tool(name: str, spec: FunctionSpec | CustomSpec, at: str) -> FunctionTool:
-    """The tool at `at`. Raises InvalidRequest for a strict schema that cannot be honoured."""
+    """The tool, with its schema at `at`. Raises InvalidRequest for a strict schema that cannot be honoured."""
     if isinstance(spec, CustomSpec):
         return FunctionTool(name, spec.description or "", CUSTOM_PARAMETERS, free_text=True)
     if spec.strict and spec.parameters is not None:
-        check(spec.parameters, f"{at}.parameters", strict=True)
+        check(spec.parameters, at, strict=True)
     return FunctionTool(name, spec.description or "", spec.parameters, bool(spec.strict))
 
 

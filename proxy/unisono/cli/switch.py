@@ -18,8 +18,7 @@ from fastapi import FastAPI
 from starlette.datastructures import MutableHeaders
 from starlette.types import Message, Receive, Scope, Send
 
-from unisono.api.failures import to_response
-from unisono.api.sse import error_event
+from unisono.api.failures import to_event, to_response
 from unisono.app import Gateway
 from unisono.running import OPEN, OpenRequest, leaving
 
@@ -166,9 +165,9 @@ class Switch:
                 if not request.ended or request.task.uncancel() or (begun and not stream):
                     raise
                 if begun:
-                    await send({"type": "http.response.body", "body": error_event(leaving()), "more_body": False})
+                    await send({"type": "http.response.body", "body": to_event(leaving(), scope), "more_body": False})
                 else:
-                    await to_response(leaving())(scope, receive, watched)
+                    await to_response(leaving(), scope)(scope, receive, watched)
 
     async def _websocket(self, application: Application, scope: Scope, receive: Receive, send: Send) -> None:
         with _Opened(application, socket=True) as request:

@@ -47,7 +47,7 @@ def read_again(
     client = conversation.preamble.tools
     if turn.hosting is not None and turn.hosting.servers:
         hosted = HostedTools(turn.hosting, offers_in(journal) or (), [tool.name for tool in client])
-        tools, _ = hosted.plan(client, turn.tools_at)
+        tools, _ = hosted.plan(client, turn.tools_at, turn.schema_field)
     else:
         tools = plan_tools(client)
     ids = DerivedIds(turn.seed, "call")

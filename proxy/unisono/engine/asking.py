@@ -75,6 +75,7 @@ class Asking:
         if not self.usage.prompt_tokens:
             first = rendered if not reading.steps else await self._render(self.conversation)
             self.usage = replace(self.usage, prompt_tokens=len(first.prompt.tokens))
+            self._report.prompted = self.usage.prompt_tokens
         return self.usage
 
     async def has_room_for_final(self, reading: Reading, capabilities: Capabilities) -> bool:

@@ -11,17 +11,20 @@ from unisono.core.events import Closed, Delta, Event, Finished, Listed, Opened, 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A finished answer. `items` are its Closed events in order, cut ones included; `repaired` what was mended."""
+    """A finished answer. `items` are its Closed events in order, cut ones included; `repaired` what was mended; `ran`
+    what came of hosted calls."""
 
     items: tuple[Closed, ...]
     repaired: tuple[Repaired, ...]
     finished: Finished
+    ran: tuple[Ran, ...] = ()
 
 
 def collect(events: Iterable[Event]) -> Result:
     """Fold a whole stream. Raises ValueError when it does not end with Finished: half an answer is none."""
     items: list[Closed] = []
     repaired: list[Repaired] = []
+    ran: list[Ran] = []
     finished: Finished | None = None
     for event in events:
         if finished is not None:
@@ -33,13 +36,15 @@ def collect(events: Iterable[Event]) -> Result:
                 repaired.append(event)
             case Finished():
                 finished = event
-            case Opened() | Delta() | Ran() | Listed():
+            case Ran():
+                ran.append(event)
+            case Opened() | Delta() | Listed():
                 pass  # a Closed holds what its deltas were
             case _:
                 assert_never(event)
     if finished is None:
         raise ValueError("the events end without Finished")
-    return Result(tuple(items), tuple(repaired), finished)
+    return Result(tuple(items), tuple(repaired), finished, tuple(ran))
 
 
 async def collect_run(batches: AsyncIterable[list[Event]]) -> Result:

@@ -107,25 +107,25 @@ class HostedTools:
         near = [name for name, tool in tools.items() if tool.server == label]
         return (near or list(tools))[:NAMED]
 
-    def plan(self, client: Sequence[FunctionTool], at: str) -> tuple[ToolSet, bool]:
+    def plan(self, client: Sequence[FunctionTool], at: str, schema_field: str = "parameters") -> tuple[ToolSet, bool]:
         """All tools as they are declared, the client's first, and whether all hosted ones are among them: one that
         cannot be declared is left out, and then there is no such tool; a builtin one whose server does not answer is
-        left out too. Raises InvalidRequest for the client's own; `at` as for `plan_tools`."""
-        planned, whole = self._plan(client, at)
+        left out too. Raises InvalidRequest for the client's own; `at` and `schema_field` as for `plan_tools`."""
+        planned, whole = self._plan(client, at, schema_field)
         missing = any(offer.error is not None and self._builtin(offer) for offer in self.offers)
         return planned.beside(builtin.name for builtin in self.builtins), whole and not missing
 
-    def _plan(self, client: Sequence[FunctionTool], at: str) -> tuple[ToolSet, bool]:
-        planned = plan_tools(client, at=at)
+    def _plan(self, client: Sequence[FunctionTool], at: str, schema_field: str) -> tuple[ToolSet, bool]:
+        planned = plan_tools(client, at=at, schema_field=schema_field)
         if not self._tools:
             return planned, True
         try:
-            return plan_tools((*client, *self._declared()), at=at), True
+            return plan_tools((*client, *self._declared()), at=at, schema_field=schema_field), True
         except InvalidRequest:
             self._tools = {name: tool for name, tool in self._tools.items() if _can_be_declared(name, tool)}
         while self._tools:
             try:
-                return plan_tools((*client, *self._declared()), at=at), False
+                return plan_tools((*client, *self._declared()), at=at, schema_field=schema_field), False
             except InvalidRequest:
                 # Each is fine and all of them are too much: what the last servers offer goes first.
                 self._tools = dict(list(self._tools.items())[: len(self._tools) // 2])

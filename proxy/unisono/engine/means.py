@@ -44,17 +44,17 @@ class Means:
         conversation = self.memory.recall(turn.tenant, turn.conversation, dated=turn.dated)
         if turn.form is not None:
             conversation = replace(conversation, preamble=replace(conversation.preamble, form=turn.form))
-        client, at = turn.conversation.preamble.tools, turn.tools_at
+        client, at = turn.conversation.preamble.tools, (turn.tools_at, turn.schema_field)
         # A schema may take half a second to read; other streams go on meanwhile.
         if hosted is not None:
-            tools, whole = await asyncio.to_thread(hosted.plan, client, at)
+            tools, whole = await asyncio.to_thread(hosted.plan, client, *at)
             if hosted.builtins:
                 preamble = replace(conversation.preamble, builtins=hosted.builtins)
                 conversation = replace(conversation, preamble=preamble)
             return Prepared(conversation, tools, left_out=not whole)
         if not client:
             return Prepared(conversation, plan_tools(()))
-        return Prepared(conversation, await asyncio.to_thread(plan_tools, client, at=at))
+        return Prepared(conversation, await asyncio.to_thread(plan_tools, client, at=at[0], schema_field=at[1]))
 
     def loop(self, turn: Turn, report: Report) -> ToolLoop | None:
         """Runs the tools of a turn that hosts any. Raises UnsupportedValue where nobody can."""

@@ -9,6 +9,7 @@ safe: what is not found is rendered from its text. Bounded, in process, per tena
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -164,13 +165,24 @@ def _same_turn(kept: Sequence[Kept], said: Sequence[Generated], call: AssistantC
     """Whether a client's version of a turn is the remembered one: what it sends is equal, what it leaves out (it may
     know neither reasoning nor preambles) does not matter."""
     own = next((item for item in kept if isinstance(item, AssistantCall) and item.call_id == call.call_id), None)
-    if own is None or (own.name, own.arguments) != (call.name, call.arguments):
+    if own is None or own.name != call.name or not _same_arguments(own.arguments, call.arguments):
         return False
     for kind in (AssistantReasoning, AssistantMessage):
         given = "".join(item.text for item in said if isinstance(item, kind))
         if given and given != "".join(item.text for item in kept if isinstance(item, kind)):
             return False
     return True
+
+
+def _same_arguments(kept: str, given: str) -> bool:
+    """Whether both are the same text, or the same JSON: some APIs hand arguments over as an object, which comes back
+    written in another way."""
+    if kept == given:
+        return True
+    try:
+        return bool(json.loads(kept) == json.loads(given))
+    except (ValueError, RecursionError):
+        return False
 
 
 def _key(*parts: str) -> bytes:

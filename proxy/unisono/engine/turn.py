@@ -111,7 +111,7 @@ class Turn:
     """Whose key the turn counts for; None where nobody asked for it."""
     request_id: str = ""
     surface: str = ""
-    """Which API it came through, for whoever counts: `chat`, `responses` or `completions`."""
+    """Which API it came through, for whoever counts: `chat`, `responses`, `messages` or `completions`."""
     span: Trace | None = None
     """The turn's span; backends and tool servers are told of those below it. None for a turn that is not traced."""
     recorded: bool = False
@@ -148,6 +148,8 @@ class Turn:
     """Rules of `plan.SWITCHABLE` that are switched off."""
     tools_at: str = "tools.{index}.function"
     """Where a tool stands in the request, for errors that name it."""
+    schema_field: str = "parameters"
+    """What its schema is called there."""
     history_at: str = "messages"
     """The request's field that holds the conversation, for errors that name it."""
     raw: RawPrompt | None = None
@@ -182,6 +184,8 @@ class Report:
     """Every token the model generated, with `STEP_ENDED` between steps, a mark where text is read for tokens, and notes
     of what the gateway did itself (see `journal.py`). Whenever a batch was yielded, all events of what is in it have
     been yielded too: kept together they let another run go on behind both. It only grows."""
+    prompted: int = 0
+    """Tokens of the prompt that was rendered first; 0 before that."""
     left_out: int = 0
     """Oldest turns left out of the conversation because it was too long."""
     unmet: str = ""

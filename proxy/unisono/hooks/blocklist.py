@@ -19,7 +19,7 @@ INPUT, OUTPUT = "input", "output"
 WHERE = (INPUT, OUTPUT)
 REFUSE, ANNOTATE = "refuse", "annotate"
 ACTIONS = (REFUSE, ANNOTATE)
-FIELD: Final = {"chat": "messages", "responses": "input", "completions": "prompt"}
+FIELD: Final = {"chat": "messages", "responses": "input", "messages": "messages", "completions": "prompt"}
 """Where a surface's request holds the conversation."""
 AT_ONCE: Final = 2_000
 """Steps of work after which others have their turn."""

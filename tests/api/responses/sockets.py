@@ -30,8 +30,8 @@ from unisono.api.responses.background.runner import Runner
 from unisono.api.responses.means import Means, ResponsesModel
 from unisono.api.responses.outbound.dialects import OPENAI
 from unisono.api.responses.routes import responses_router
-from unisono.api.responses.sealing import Sealer
 from unisono.api.responses.websocket.connection import Connection
+from unisono.api.sealing import Sealer
 from unisono.core.access import Caller
 from unisono.core.state import Store
 from unisono.engine.turn import Turn

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.api.responses.folding import fold, parsed
-from unisono.api.responses.hosting.builtins import builtin_for, builtin_of, to_builtin_servers
+from unisono.api.builtins import builtin_for, builtin_of, to_builtin_servers
 from unisono.api.responses.outbound.again import events_again
 from unisono.api.responses.outbound.dialects import OPEN_RESPONSES, OPENAI, Dialect
 from unisono.api.responses.outbound.events import Events
@@ -212,7 +212,9 @@ HERE = ToolServer(
 
 def test_each_builtin_tool_has_one_server_and_asks_nobody_unless_it_is_said() -> None:
     kinds = ["web_search", "function", "web_search_preview", "code_interpreter", "container"]
-    browser, python = to_builtin_servers(kinds, {"browser": PAGES, "python": HERE}, owner="ann", talk="ann\0talk")
+    browser, python = to_builtin_servers(
+        map(builtin_for, kinds), {"browser": PAGES, "python": HERE}, owner="ann", talk="ann\0talk"
+    )
     assert (browser.builtin, browser.url, browser.owner) == ("browser", PAGES.url, "ann\0talk")
     assert browser.approval == Approval(otherwise=False)
     assert (python.builtin, python.owner, python.approval) == ("python", "ann", HERE.approval)

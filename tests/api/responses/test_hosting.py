@@ -11,7 +11,7 @@ from unisono.api.responses.hosting.decisions import Hosted, hosted_in, parted, s
 from unisono.api.responses.hosting.secrets import concealed, has_secrets, is_concealed, revealed
 from unisono.api.responses.hosting.servers import MOST_SERVERS, ServerRules, to_servers
 from unisono.api.responses.inbound import mcp_specs
-from unisono.api.responses.sealing import Sealer
+from unisono.api.sealing import Sealer
 from unisono.core.conversation import AssistantCall, AssistantMessage, Item, ToolResult, UserMessage
 from unisono.core.state import StoredItem
 from unisono.core.tools import Approval, Command, HostedTool, ToolFilter, ToolServer, ToolTransport

@@ -17,6 +17,7 @@ from unisono.api.history import History, split_markers
 from unisono.api.notes import MAX_NOTES, notes_on_begun, without_effect
 from unisono.api.parts import REASONING_PARTS, Part, join, text_of
 from unisono.api.rules import NO_RULES, ModelRules
+from unisono.api.runnable import NOTHING_TO_RUN, RunnableTools, hosting_of
 from unisono.api.sampling import to_sampling
 from unisono.api.tools import CallForm, Declared, Toolbox, to_toolbox, wrap_input
 from unisono.core.access import Caller
@@ -31,7 +32,6 @@ from unisono.core.conversation import (
     ToolResult,
     UserMessage,
 )
-from unisono.core.tools import ToolServer
 from unisono.engine.turn import Hosting, Turn
 from unisono.errors import InvalidRequest
 
@@ -59,18 +59,6 @@ class ChatTurn:
             else replace(self.turn.sampling, seed=seed - index if seed > 0 else seed + index)
         )
         return replace(self.turn, sampling=sampling, request_id=f"{self.turn.request_id}-{index}")
-
-
-@dataclass(frozen=True, slots=True)
-class RunnableTools:
-    """Servers whose tools the gateway may run without asking anybody, and whether it does when a request says nothing
-    about it."""
-
-    servers: tuple[ToolServer, ...] = ()
-    by_default: bool = False
-
-
-NOTHING_TO_RUN = RunnableTools()
 
 
 def to_turn(
@@ -139,12 +127,9 @@ def _asked_choice(request: ChatRequest) -> tuple[ToolChoice | None, str]:
 
 def to_hosting(request: ChatRequest, runnable: RunnableTools, tenant: str) -> Hosting | None:
     """The tools the gateway runs itself; None for none. Several choices would each run them."""
-    wanted = request.unisono.run_tools if request.unisono else None
-    if not (runnable.by_default if wanted is None else wanted) or not runnable.servers or (request.n or 1) > 1:
+    if (request.n or 1) > 1:
         return None
-    servers = tuple(replace(server, owner=tenant) for server in runnable.servers)
-    # Nobody is told here which tools there are.
-    return Hosting(servers, announced=frozenset(server.label for server in servers))
+    return hosting_of(runnable.wanted(request.unisono.run_tools if request.unisono else None, tenant))
 
 
 def _notes_on(request: ChatRequest, turn: Turn, choice_at: str) -> Iterator[str]:

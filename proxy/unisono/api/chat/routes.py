@@ -11,12 +11,13 @@ from starlette.responses import Response
 
 from unisono.api.about import backend_header, recoveries_header
 from unisono.api.body import off_loop, read_json
-from unisono.api.chat.inbound import NOTHING_TO_RUN, ChatTurn, RunnableTools, to_turn
+from unisono.api.chat.inbound import ChatTurn, to_turn
 from unisono.api.chat.outbound import Frame, StreamChunks, to_completion
 from unisono.api.chat.schema import ChatRequest
 from unisono.api.choices import ChunkSource, close_all, collect_all
 from unisono.api.reasoning import ReasoningField
 from unisono.api.rules import NO_RULES, ModelRules
+from unisono.api.runnable import NOTHING_TO_RUN, RunnableTools
 from unisono.api.sse import CLIENT_CLOSED_REQUEST, KEEP_ALIVE_S, ClientGone, EventStream, until_disconnect
 from unisono.api.whole import to_whole
 from unisono.core.access import Caller

@@ -45,6 +45,7 @@ from unisono.api.fields import (
 )
 from unisono.api.forms import ResponseFormat
 from unisono.api.parts import Part
+from unisono.api.runnable import GatewayOptions
 from unisono.api.sampling import Drawing
 from unisono.api.tools import CustomSpec, FunctionSpec, described
 from unisono.core.conversation import Effort
@@ -229,12 +230,6 @@ def _to_thinking(value: Any) -> Any:
 class TemplateOptions(Open):
     reasoning_effort: SpelledEffort = None
     thinking_budget: Budget | None = None
-
-
-class GatewayOptions(Open):
-    """What is ours alone. `run_tools` has the gateway run the operator's tools itself."""
-
-    run_tools: bool | None = None
 
 
 class Wanted(Open):

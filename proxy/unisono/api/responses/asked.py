@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from unisono.api.body import off_loop
+from unisono.api.builtins import browsed_in, builtin_for, to_builtin_servers
 from unisono.api.fields import shortened
 from unisono.api.responses.holding import held
 from unisono.api.responses.hosting.approvals import Approvals, approvals_in
-from unisono.api.responses.hosting.builtins import browsed_in, to_builtin_servers
 from unisono.api.responses.hosting.servers import to_servers
 from unisono.api.responses.inbound import ResponsesTurn, check, mcp_specs, to_turn
 from unisono.api.responses.means import Means, ResponsesModel, Seals
@@ -158,7 +158,7 @@ async def assembled(
     rules = means.servers.for_model(model.tool_servers).for_caller(sender.caller)
     sticky = _sticky(sender, request, past, response_id)
     servers = to_servers(mcp_specs(request), rules, sender.tenant) + to_builtin_servers(
-        [tool.type for tool in request.tools or ()],
+        [builtin_for(tool.type) for tool in request.tools or ()],
         rules.trained,
         owner=sender.tenant,
         talk=sticky or f"{sender.tenant}\0{response_id}",

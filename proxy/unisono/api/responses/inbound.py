@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from unisono.api.builtins import builtin_for, builtin_notes, missing_setting
 from unisono.api.choice import OnOffer, to_choice
 from unisono.api.fields import MAX_MESSAGES, Open, smallest
 from unisono.api.notes import MAX_NOTES, without_effect
 from unisono.api.parts import join
 from unisono.api.responses.given import Given, GivenApprovalRequest, GivenReasoning, GivenReference
-from unisono.api.responses.hosting.builtins import builtin_for, builtin_notes, missing_setting
 from unisono.api.responses.hosting.choosing import on_offer
 from unisono.api.responses.hosting.decisions import CLIENTS_ID, Hosted, parted, settled
 from unisono.api.responses.hosting.servers import notes_on

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from unisono.api.builtins import builtin_for, missing_setting
 from unisono.api.choice import SERVER, HostedTool, Named, OnOffer, not_declared
-from unisono.api.responses.hosting.builtins import builtin_for, missing_setting
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.tools import Toolbox
 from unisono.core.tools import ToolServer

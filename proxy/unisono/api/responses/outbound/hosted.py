@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unisono.api.responses.hosting.builtins import PYTHON, builtin_of, shown_label
+from unisono.api.builtins import PYTHON, builtin_of, shown_label
 from unisono.api.responses.items import COMPLETED, FAILED, IN_PROGRESS, INCOMPLETE, Wire, to_said
 from unisono.api.responses.outbound.lives import CODE_RUN, MCP_CALL, MCP_LIST, WEB_SEARCH, Kind
 from unisono.api.responses.outbound.trained import Trained, code_of, is_trained

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from unisono.api.responses.hosting.builtins import BROWSER, PYTHON, builtin_of
+from unisono.api.builtins import BROWSER, PYTHON, builtin_of
 from unisono.api.responses.items import Wire
 from unisono.api.responses.outbound.pages import Pages
 from unisono.core.conversation import Json

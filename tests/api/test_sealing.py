@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.drawn import item
-from unisono.api.responses.sealing import LONGEST, PREFIX, Sealer
+from unisono.api.sealing import LONGEST, PREFIX, Sealer
 from unisono.core.conversation import (
     AssistantReasoning,
     Item,
@@ -100,7 +100,7 @@ def test_text_that_is_no_unicode_is_refused() -> None:
 
 def test_a_seal_of_another_process_opens() -> None:
     script = (
-        "from unisono.api.responses.sealing import Sealer; from unisono.core.conversation import UserMessage; "
+        "from unisono.api.sealing import Sealer; from unisono.core.conversation import UserMessage; "
         f"print(Sealer({SALT!r}).seal('ann', [UserMessage('hello')]))"
     )
     made = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()

@@ -1,8 +1,9 @@
-"""Sealed reasoning: what a client without stored state carries for the gateway as `encrypted_content`.
+"""Sealed and signed reasoning: what a client without stored state carries for the gateway.
 
 A seal holds items with their exact tokens, can be read and made only with the gateway's key, and only for the tenant it
 was made for. Opening never raises: what is not ours, damaged, another tenant's or of another key is None, and a client
-that sends it merely loses what was in it.
+that sends it merely loses what was in it. A signature says of text in plain sight that this gateway made it, for that
+tenant.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ VERSION: Final = 1
 """Of the items inside."""
 PURPOSE: Final = b"unisono sealed items 1"
 """Keeps this key apart from any other made from the same salt."""
+SIGNED: Final = "uns1s."
+"""How a signature begins."""
+SIGNING: Final = b"unisono signed text 1"
 KEY_BYTES: Final = 32
 NONCE_BYTES: Final = 12
 LONGEST: Final = 1 << 20
@@ -45,6 +49,7 @@ class Sealer:
         keys = HKDF(algorithm=SHA256(), length=2 * KEY_BYTES, salt=None, info=PURPOSE).derive(salt)
         self._cipher = AESGCM(keys[:KEY_BYTES])
         self._nonce_key = keys[KEY_BYTES:]
+        self._signing_key = HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=SIGNING).derive(salt)
 
     def seal(self, tenant: str, items: Sequence[Item]) -> str:
         """Plain ASCII, the same for the same items. Raises InternalError for text that is not Unicode."""
@@ -71,6 +76,16 @@ class Sealer:
             return tuple(map(to_item, record["items"]))
         except (InvalidTag, zlib.error, KeyError, TypeError, ValueError, AttributeError):
             return None
+
+    def sign(self, tenant: str, text: str) -> str:
+        """Plain ASCII, the same for the same text."""
+        said = text.encode("utf-8", "surrogatepass")
+        return SIGNED + _written(hmac.digest(self._signing_key, _bound_to(tenant) + b"\0" + said, "sha256"))
+
+    def signed(self, tenant: str, text: str, signature: str) -> bool:
+        """Whether `signature` is this gateway's, made for `tenant` and this very text."""
+        given = signature.encode("utf-8", "surrogatepass")
+        return hmac.compare_digest(given, self.sign(tenant, text).encode())
 
 
 def _bound_to(tenant: str) -> bytes:

@@ -7,7 +7,7 @@ Such a server has a label that no request can write, so that it is never taken f
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -57,14 +57,13 @@ def missing_setting(kind: str) -> str:
 
 
 def to_builtin_servers(
-    kinds: Sequence[str], servers: Mapping[str, ToolServer], *, owner: str, talk: str
+    builtins: Iterable[str], servers: Mapping[str, ToolServer], *, owner: str, talk: str
 ) -> tuple[ToolServer, ...]:
-    """Servers for the tools of those types, as far as there are `servers` for them, each once. What a browser has
-    opened belongs to the `talk`; programs of this machine are the `owner`'s."""
-    wanted = dict.fromkeys(builtin_for(kind) for kind in kinds)
+    """Servers for those tools, as far as there are `servers` for them, each once. What a browser has opened belongs to
+    the `talk`; programs of this machine are the `owner`'s."""
     return tuple(
         replace(allowed(server, builtin), owner=owner if server.transport is ToolTransport.STDIO else talk)
-        for builtin in wanted
+        for builtin in dict.fromkeys(builtins)
         if (server := servers.get(builtin)) is not None
     )
 

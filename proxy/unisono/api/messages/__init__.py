@@ -1,0 +1,1 @@
+"""Anthropic's Messages: `POST /v1/messages` and `POST /v1/messages/count_tokens`."""

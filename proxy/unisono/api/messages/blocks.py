@@ -1,0 +1,153 @@
+"""Blocks of content that a client sends: one model per kind, found by its `type`.
+
+Agents send back all that was said, also what other servers wrote. So every kind is taken that says something in text;
+what only another model could see is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from pydantic import BeforeValidator, Field, PlainValidator, field_validator
+
+from unisono.api.fields import Id, Open, Text, ToolName, refused, wrong
+from unisono.api.parts import MEDIA_PARTS
+
+FILES: Final = frozenset({"base64", "url", "file"})
+"""Sources of documents that are no text."""
+
+
+class Block(Open):
+    """What every block may have; `cache_control` is among the rest, and has no effect."""
+
+    type: str
+
+    @field_validator("type")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value in MEDIA_PARTS and value not in KINDS:
+            raise refused(f"'{value}' is not possible: the model does not support {MEDIA_PARTS[value]} input")
+        if value not in KINDS:
+            raise wrong(f"there is no block of this type; possible are {', '.join(sorted(KINDS))}")
+        return value
+
+
+class TextBlock(Block):
+    text: Text
+
+
+class ThinkingBlock(Block):
+    thinking: Text
+    signature: Text
+
+
+class RedactedBlock(Block):
+    data: Text
+
+
+class ToolUseBlock(Block):
+    id: Id
+    name: ToolName
+    input: dict[str, Any]
+
+
+class ServerUseBlock(Block):
+    """A call that a server made itself, with its tool."""
+
+    id: Id
+    name: ToolName
+    input: dict[str, Any]
+
+
+class ServerResultBlock(Block):
+    """What came of such a call: in a form of its own for every tool."""
+
+    tool_use_id: Id
+    content: Any = None
+
+
+class SearchResultBlock(Block):
+    source: Text
+    title: Text
+    content: list[TextBlock]
+
+
+class Source(Open):
+    type: Literal["text", "content"]
+    data: Text = ""
+    content: Annotated[list[GivenBlock], BeforeValidator(lambda value: to_blocks(value))] = Field(default_factory=list)
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def _is_text(cls, value: Any) -> Any:
+        if isinstance(value, str) and value in FILES:
+            raise refused(f"'{value}' is not possible: the model reads documents of type 'text' or 'content' only")
+        return value
+
+
+class DocumentBlock(Block):
+    source: Source
+    title: Text | None = None
+    context: Text | None = None
+
+
+class ToolResultBlock(Block):
+    tool_use_id: Id
+    content: Annotated[list[GivenBlock], BeforeValidator(lambda value: to_blocks(value))] = Field(default_factory=list)
+    is_error: bool | None = None
+
+
+class SilentBlock(Block):
+    """A kind that says nothing to the model here."""
+
+
+KINDS: Final[Mapping[str, type[Block]]] = {
+    "text": TextBlock,
+    "thinking": ThinkingBlock,
+    "redacted_thinking": RedactedBlock,
+    "tool_use": ToolUseBlock,
+    "tool_result": ToolResultBlock,
+    "search_result": SearchResultBlock,
+    "document": DocumentBlock,
+    "server_tool_use": ServerUseBlock,
+    "web_search_tool_result": ServerResultBlock,
+    "web_fetch_tool_result": ServerResultBlock,
+    "code_execution_tool_result": ServerResultBlock,
+    "bash_code_execution_tool_result": ServerResultBlock,
+    "text_editor_code_execution_tool_result": ServerResultBlock,
+    "tool_search_tool_result": ServerResultBlock,
+    "mcp_tool_use": ServerUseBlock,
+    "mcp_tool_result": ServerResultBlock,
+    "tool_reference": SilentBlock,
+}
+"""Every kind of block there is."""
+
+
+def to_block(value: Any) -> Block:
+    if isinstance(value, str):
+        value = {"type": "text", "text": value}
+    if not isinstance(value, dict):
+        raise wrong("must be an object")
+    kind = value.get("type")
+    model = KINDS.get(kind, Block) if isinstance(kind, str) else Block
+    return model.model_validate(value)
+
+
+def to_blocks(value: Any) -> Any:
+    """Content in any form, as blocks: a string, a list, null."""
+    if value is None:
+        return []
+    if isinstance(value, str):
+        return [{"type": "text", "text": value}] if value else []
+    if not isinstance(value, list):
+        raise wrong("must be a string or a list of blocks")
+    return value
+
+
+GivenBlock: TypeAlias = Annotated[Block, PlainValidator(to_block)]
+Content: TypeAlias = Annotated[list[GivenBlock], BeforeValidator(to_blocks)]
+
+Source.model_rebuild()
+DocumentBlock.model_rebuild()
+ToolResultBlock.model_rebuild()

@@ -1,0 +1,37 @@
+"""Failures as Anthropic's clients read them, by the status they come with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from unisono.api.failures import FailureFormat
+from unisono.errors import UnisonoError
+
+TYPES: Final[Mapping[int, str]] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""Every other status is the client's fault below 500, and the server's from there on."""
+
+
+def to_type(status: int) -> str:
+    return TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+
+
+def to_body(error: UnisonoError, request_id: str) -> dict[str, Any]:
+    """The error object, as it stands in a body and in a stream. The message names the field that is at fault."""
+    message = error.message
+    if error.param is not None and error.param not in message:
+        message = f"{error.param}: {message}"
+    body: dict[str, Any] = {"type": "error", "error": {"type": to_type(error.status), "message": message}}
+    return body | {"request_id": request_id} if request_id else body
+
+
+ANTHROPIC: Final = FailureFormat(to_body, b"event: error\ndata: %b\n\n", "request-id")

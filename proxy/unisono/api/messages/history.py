@@ -1,0 +1,222 @@
+"""The messages of a request as a conversation: pure, and in the order the model must see it.
+
+A text block of an assistant's message is one message of the model: the last one its answer, those before it, and those
+beside calls, what it said on the way. Blocks that cite are pieces of one text. Thoughts count only with a signature of
+this gateway's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Final, Protocol
+
+from unisono.api.fields import MAX_MESSAGES
+from unisono.api.history import History, split_markers
+from unisono.api.messages.arguments import to_arguments
+from unisono.api.messages.blocks import (
+    Block,
+    DocumentBlock,
+    RedactedBlock,
+    SearchResultBlock,
+    ServerResultBlock,
+    ServerUseBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from unisono.api.messages.ids import known_id
+from unisono.api.messages.schema import Message
+from unisono.api.messages.served import result_text, sealed_in
+from unisono.api.parts import join
+from unisono.core.conversation import (
+    AssistantCall,
+    AssistantReasoning,
+    DeveloperMessage,
+    Item,
+    Phase,
+    ToolResult,
+    UserMessage,
+)
+from unisono.errors import InvalidRequest
+
+BETWEEN: Final = "\n\n"
+"""Stands between blocks that are read as one text."""
+FAILED: Final = "Error"
+
+
+class Seals(Protocol):
+    """What this gateway gave a client to keep."""
+
+    def open(self, tenant: str, text: str) -> tuple[Item, ...] | None:
+        """None for what is not ours, damaged, or another tenant's."""
+        ...
+
+    def signed(self, tenant: str, text: str, signature: str) -> bool: ...
+
+
+class Reading:
+    """Messages, one after the other. `seals` may be missing where no block is sealed or signed."""
+
+    def __init__(self, tenant: str, seals: Seals | None = None) -> None:
+        self.said = History()
+        self.notes: list[str] = []
+        self._tenant = tenant
+        self._seals = seals
+        self._sealed: dict[str, tuple[AssistantCall, ToolResult]] = {}
+        """Calls of the message that is read, as this gateway made them."""
+
+    def add(self, position: int, message: Message) -> None:
+        """Raises InvalidRequest, naming the block."""
+        at = f"messages.{position}.content"
+        blocks = [(f"{at}.{place}", block) for place, block in enumerate(message.content)]
+        match message.role:
+            case "user":
+                self._user(blocks)
+            case "assistant":
+                self._assistant(blocks)
+            case "system":
+                self.said.say(DeveloperMessage(text_of(blocks, self.notes)))
+
+    def items(self) -> tuple[Item, ...]:
+        items = tuple(self.said)
+        if len(items) > MAX_MESSAGES:
+            raise InvalidRequest(f"There are more than {MAX_MESSAGES:,} messages and calls.", param="messages")
+        return items
+
+    def _user(self, blocks: Sequence[tuple[str, Block]]) -> None:
+        others: list[tuple[str, Block]] = []
+        for at, block in blocks:
+            if isinstance(block, ToolResultBlock):
+                self._result(at, block)
+            else:
+                others.append((at, block))
+        text = text_of(others, self.notes)
+        if text or not blocks:
+            self.said.say(UserMessage(text))
+
+    def _result(self, at: str, block: ToolResultBlock) -> None:
+        call_id = known_id(block.tool_use_id)
+        inner = [(f"{at}.content.{place}", part) for place, part in enumerate(block.content)]
+        output = text_of(inner, self.notes)
+        if block.is_error and not output.lower().startswith(FAILED.lower()):
+            output = f"{FAILED}: {output}" if output else FAILED
+        self.said.result(ToolResult(call_id, self.said.name_of(call_id, f"{at}.tool_use_id"), output))
+
+    def _assistant(self, blocks: Sequence[tuple[str, Block]]) -> None:
+        self._sealed = {
+            known_id(block.tool_use_id): made
+            for _, block in blocks
+            if isinstance(block, ServerResultBlock) and (made := self._made_here(block)) is not None
+        }
+        # What is said between the calls of one message leaves their results where they belong.
+        self.said.say()
+        calls = [place for place, (_, block) in enumerate(blocks) if isinstance(block, ToolUseBlock | ServerUseBlock)]
+        texts = [place for place, (_, block) in enumerate(blocks) if isinstance(block, TextBlock) and block.text]
+        hands_over = any(isinstance(block, ToolUseBlock) for _, block in blocks)
+        answers = bool(texts) and not hands_over and texts[-1] > max(calls, default=-1)
+        place = 0
+        for is_text, group in groupby(blocks, key=lambda entry: isinstance(entry[1], TextBlock)):
+            run = list(group)
+            if is_text:
+                last = answers and place <= texts[-1] < place + len(run)
+                self._texts([block.text for _, block in run if isinstance(block, TextBlock)], _cites(run), last)
+            else:
+                for at, block in run:
+                    self._made(at, block)
+            place += len(run)
+
+    def _texts(self, texts: Sequence[str], is_one: bool, is_answer: bool) -> None:
+        some = [join(texts, param="messages")] if is_one else [text for text in texts if text]
+        for place, text in enumerate(some, 1):
+            final = is_answer and place == len(some)
+            self.said.say_beside(*split_markers(text, Phase.FINAL if final else Phase.COMMENTARY))
+
+    def _made(self, at: str, block: Block) -> None:
+        match block:
+            case ThinkingBlock():
+                self.said.say_beside(*self._thoughts(at, block))
+            case RedactedBlock():
+                self.said.say_beside(*self._opened(block.data, f"{at}.data"))
+            case ToolUseBlock():
+                self.said.call(AssistantCall(known_id(block.id), block.name, to_arguments(block.input)))
+            case ServerUseBlock():
+                made = self._sealed.get(known_id(block.id))
+                own = AssistantCall(known_id(block.id), block.name, to_arguments(block.input))
+                self.said.call(own if made is None else made[0])
+            case ServerResultBlock():
+                self._served(at, block)
+            case ToolResultBlock():
+                raise InvalidRequest(
+                    f"'{at}.type': a tool_result belongs to a message of the user.", param=f"{at}.type"
+                )
+            case _:
+                self.said.say_beside(*split_markers(text_of([(at, block)], self.notes), Phase.COMMENTARY))
+
+    def _served(self, at: str, block: ServerResultBlock) -> None:
+        call_id = known_id(block.tool_use_id)
+        name = self.said.name_of(call_id, f"{at}.tool_use_id")
+        made = self._sealed.get(call_id)
+        self.said.result(ToolResult(call_id, name, result_text(block.content)) if made is None else made[1])
+
+    def _made_here(self, block: ServerResultBlock) -> tuple[AssistantCall, ToolResult] | None:
+        """The call of this gateway that a result belongs to, as it was made."""
+        sealed = sealed_in(block.content)
+        items = self._seals.open(self._tenant, sealed) if sealed and self._seals is not None else None
+        if items is None or len(items) != 2:
+            return None
+        call, result = items
+        if not (isinstance(call, AssistantCall) and isinstance(result, ToolResult)):
+            return None
+        return (call, result) if call.call_id == result.call_id == known_id(block.tool_use_id) else None
+
+    def _thoughts(self, at: str, block: ThinkingBlock) -> Sequence[Item]:
+        if self._seals is not None and block.thinking:
+            if self._seals.signed(self._tenant, block.thinking, block.signature):
+                return [AssistantReasoning(block.thinking)]
+        elif self._seals is not None:
+            return self._opened(block.signature, f"{at}.signature")
+        raise _not_ours(f"{at}.signature")
+
+    def _opened(self, sealed: str, param: str) -> Sequence[Item]:
+        items = None if self._seals is None else self._seals.open(self._tenant, sealed)
+        if items is None or not all(isinstance(item, AssistantReasoning) for item in items):
+            raise _not_ours(param)
+        return items
+
+
+def _not_ours(param: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"'{param}': this was not made here, or not for this text. Send thinking back as it came, or leave it out.",
+        param=param,
+    )
+
+
+def _cites(blocks: Iterable[tuple[str, Block]]) -> bool:
+    return any((block.model_extra or {}).get("citations") for _, block in blocks)
+
+
+def text_of(blocks: Iterable[tuple[str, Block]], notes: list[str]) -> str:
+    """What blocks say that are no calls. Raises InvalidRequest for one that says nothing in this place."""
+    texts: list[str] = []
+    for at, block in blocks:
+        match block:
+            case TextBlock():
+                texts.append(block.text)
+            case SearchResultBlock():
+                said = join((part.text for part in block.content), BETWEEN, param=at)
+                texts.append(f"{block.title}\n{block.source}\n{said}")
+            case DocumentBlock():
+                texts.append(_document(at, block, notes))
+            case Block(type="tool_reference"):
+                notes.append(f"{at}: no effect")
+            case _:
+                raise InvalidRequest(f"'{at}.type': '{block.type}' is not possible here.", param=f"{at}.type")
+    return join(texts, BETWEEN, param="messages")
+
+
+def _document(at: str, block: DocumentBlock, notes: list[str]) -> str:
+    inner = [(f"{at}.source.content.{place}", part) for place, part in enumerate(block.source.content)]
+    said = block.source.data or text_of(inner, notes)
+    return join([block.title or "", block.context or "", said], "\n", param=at)

@@ -1,0 +1,106 @@
+"""Tools of the request that the gateway runs itself, and those that it does not have.
+
+Anthropic's own server tools are there where the operator named a server for what gpt-oss was trained on instead of
+them; tools of theirs that a client runs are known to their models only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from unisono.api.builtins import BROWSER, PYTHON, SETTING, builtin_notes, to_builtin_servers
+from unisono.api.choice import FUNCTIONS, HostedTool, Mode, Named, OnOffer, ToolChoice, to_choice
+from unisono.api.messages.schema import CUSTOM, ChoiceSpec, ToolSpec, Wanted
+from unisono.api.tools import Declared, FunctionSpec, Toolbox
+from unisono.core.tools import ToolFilter, ToolServer
+from unisono.engine.turn import Choice, Hosting
+from unisono.errors import UnsupportedValue
+
+KINDS: Final = (
+    (re.compile(r"web_(search|fetch)(_\d{8})?"), BROWSER),
+    (re.compile(r"code_execution(_\d{8})?"), PYTHON),
+)
+"""Types of server tools, and what they are to the model."""
+
+MODES: Final[Mapping[str, Mode]] = {
+    "auto": Mode.AUTO,
+    "any": Mode.REQUIRED,
+    "tool": Mode.REQUIRED,
+    "none": Mode.NONE,
+}
+MEANT: Final = frozenset({"cache_control", "max_uses"})
+"""Fields of server tools that need no note."""
+
+
+def builtin_for(kind: str) -> str:
+    """What a tool of that type is to the model; "" for other kinds."""
+    return next((builtin for pattern, builtin in KINDS if pattern.fullmatch(kind)), "")
+
+
+def to_servers(request: Wanted, trained: Mapping[str, ToolServer], *, owner: str, talk: str) -> tuple[ToolServer, ...]:
+    """Servers for the request's server tools, as far as the operator has `trained` ones. Nobody can be asked for an
+    approval here, so what needs one is not there."""
+    builtins = [builtin_for(tool.type) for tool in request.tools or ()]
+    return tuple(
+        replace(server, allowed=(server.allowed or ToolFilter()) & ToolFilter(unasked=server.approval))
+        for server in to_builtin_servers(builtins, trained, owner=owner, talk=talk)
+    )
+
+
+def declared(tools: Sequence[ToolSpec], hosted: frozenset[str]) -> Iterator[Declared]:
+    """The tools that are functions to the model, or that are not there; `hosted` builtin ones are there and no
+    functions."""
+    for position, tool in enumerate(tools):
+        at = f"tools.{position}"
+        builtin = builtin_for(tool.type)
+        if tool.type == CUSTOM:
+            spec = FunctionSpec.model_construct(
+                name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
+            )
+            yield Declared("function", at, at, spec, schema_field="input_schema")
+        elif builtin not in hosted:
+            yield Declared(tool.type, at, setting=SETTING + builtin if builtin else "")
+
+
+def notes_on(tools: Sequence[ToolSpec], hosted: frozenset[str]) -> Iterator[str]:
+    for position, tool in enumerate(tools):
+        if builtin_for(tool.type) in hosted:
+            fields = {name: value for name, value in (tool.model_extra or {}).items() if name not in MEANT}
+            yield from builtin_notes(f"tools.{position}", fields)
+
+
+def bounded(hosting: Hosting, tools: Sequence[ToolSpec]) -> Hosting:
+    """`max_uses` bounds the calls of the turn where every tool that is run has one."""
+    served = [tool for tool in tools if builtin_for(tool.type)]
+    uses = [most for tool in served if isinstance(most := (tool.model_extra or {}).get("max_uses"), int) and most > 0]
+    if len(uses) < len(served) or len(served) < len(hosting.servers):
+        return hosting
+    return replace(hosting, max_calls=sum(uses))
+
+
+def asked_choice(spec: ChoiceSpec | None, tools: Sequence[ToolSpec]) -> ToolChoice | None:
+    if spec is None:
+        return None
+    if spec.type != "tool":
+        return ToolChoice(MODES[spec.type])
+    kind = next((tool.type for tool in tools if tool.name == spec.name and tool.type != CUSTOM), FUNCTIONS[0])
+    return ToolChoice(Mode.REQUIRED, (Named(kind, spec.name or ""),), one=True)
+
+
+def choice_of(asked: ToolChoice | None, toolbox: Toolbox, servers: Sequence[ToolServer]) -> Choice | None:
+    """Raises InvalidRequest and UnsupportedValue that name the field."""
+    labels = {server.builtin: server.label for server in servers if server.builtin}
+
+    def hosted(tool: Named) -> HostedTool:
+        builtin = builtin_for(tool.kind)
+        if (label := labels.get(builtin)) is None:
+            needs = f"; the operator has to set {SETTING}{builtin}" if builtin else ""
+            raise UnsupportedValue(
+                f"'tool_choice': tools of type '{tool.kind}' are not available here{needs}.", param="tool_choice"
+            )
+        return label, None
+
+    return to_choice(asked, OnOffer(toolbox, hosts=bool(servers), hosted=hosted))

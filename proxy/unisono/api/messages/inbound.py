@@ -1,0 +1,208 @@
+"""A Messages request to a conversation: pure, no clock and no ids of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from unisono.api.choice import Mode
+from unisono.api.fields import smallest
+from unisono.api.forms import SchemaSpec
+from unisono.api.messages.blocks import RedactedBlock, ServerResultBlock, ThinkingBlock
+from unisono.api.messages.history import BETWEEN, Reading, Seals, text_of
+from unisono.api.messages.hosting import (
+    asked_choice,
+    bounded,
+    builtin_for,
+    choice_of,
+    declared,
+    notes_on,
+    to_servers,
+)
+from unisono.api.messages.schema import Wanted
+from unisono.api.notes import MAX_NOTES, notes_on_begun, without_effect
+from unisono.api.parts import join
+from unisono.api.rules import NO_RULES, ModelRules
+from unisono.api.runnable import NOTHING_TO_RUN, RunnableTools, hosting_of
+from unisono.api.sampling import to_sampling
+from unisono.api.tools import to_toolbox
+from unisono.core.access import Caller
+from unisono.core.conversation import AnswerForm, Conversation, Effort, Preamble
+from unisono.core.tools import ToolServer
+from unisono.engine.turn import Turn
+
+SURFACE = "messages"
+BILLING = "x-anthropic-billing-header:"
+"""How a block of the system prompt begins that is no instruction. It differs in every request of Claude Code, and would
+keep each prompt from being found in a cache."""
+
+
+class Thinking(Enum):
+    """How thoughts are shown."""
+
+    HIDDEN = "hidden"
+    SHOWN = "shown"
+    OMITTED = "omitted"
+    """Blocks without text, whose signature holds it sealed."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesModel:
+    """What this surface knows of a model: the group that serves it, how its answers are shown, and which tools may be
+    run for it: `trained` are servers for the tools gpt-oss was trained on."""
+
+    group: str
+    show_reasoning: bool = True
+    stream_tool_arguments: bool = False
+    runnable: RunnableTools = NOTHING_TO_RUN
+    trained: Mapping[str, ToolServer] = field(default_factory=dict)
+    rules: ModelRules = NO_RULES
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesTurn:
+    """What one request asks: the turn for the engine, and what the answer must look like. `served` are the builtin
+    tools whose calls are shown."""
+
+    turn: Turn
+    stream: bool
+    thinking: Thinking
+    served: frozenset[str]
+    notes: tuple[str, ...]
+
+
+def needs_seals(request: Wanted) -> bool:
+    """Whether something in it was sealed or signed, or the answer may be."""
+    if request.thinking is not None and request.thinking.type != "disabled":
+        return True
+    if any(builtin_for(tool.type) for tool in request.tools or ()):
+        return True
+    sealed = (ThinkingBlock, RedactedBlock, ServerResultBlock)
+    return any(isinstance(block, sealed) for message in request.messages for block in message.content)
+
+
+def to_turn(
+    request: Wanted,
+    *,
+    model: MessagesModel,
+    today: str,
+    caller: Caller,
+    request_id: str,
+    seals: Seals | None = None,
+) -> MessagesTurn:
+    """`today` is YYYY-MM-DD. Raises InvalidRequest for what cannot be kept."""
+    tools = request.tools or []
+    asked = asked_choice(request.tool_choice, tools)
+    forbidden = asked is not None and asked.mode is Mode.NONE
+    served = to_servers(request, model.trained, owner=caller.tenant, talk=f"{caller.tenant}\0{request_id}")
+    hosted = frozenset(server.builtin for server in served)
+    toolbox = to_toolbox(declared(tools, hosted), others=bool(served))
+    servers = () if forbidden else (*served, *_runnable(request, model, caller.tenant, hosted))
+    if (hosting := hosting_of(servers)) is not None:
+        hosting = bounded(hosting, tools)
+    preamble = Preamble(tools=toolbox.tools, effort=_effort(request), date=today)
+    conversation, notes = to_conversation(request, preamble, caller.tenant, seals)
+    form, form_at = _form(request)
+    turn = Turn(
+        model=model.group,
+        conversation=conversation,
+        sampling=to_sampling(request),
+        max_tokens=request.max_tokens,
+        stop=tuple(request.stop_sequences or ()),
+        # A made-up call would stand where somebody waits for JSON.
+        calls_allowed=not forbidden and (form is None or bool(toolbox.tools) or hosting is not None),
+        parallel_calls=not (request.tool_choice and request.tool_choice.disable_parallel_tool_use),
+        hold_calls=not model.stream_tool_arguments or not request.stream,
+        whole=not request.stream,
+        tenant=caller.tenant,
+        caller=caller,
+        request_id=request_id,
+        surface=SURFACE,
+        hosting=hosting,
+        choice=choice_of(asked, toolbox, servers),
+        form=form,
+        reasoning_budget=smallest((_budget(request), model.rules.reasoning_budget)),
+        unmended=model.rules.unmended,
+        failover=model.rules.failover,
+        tools_at="tools.{index}",
+        schema_field="input_schema",
+    )
+    told = [*_notes_on(request, turn, hosted, form_at), *toolbox.notes, *notes]
+    return MessagesTurn(turn, bool(request.stream), _thinking(request, model), hosted, tuple(told[:MAX_NOTES]))
+
+
+def to_conversation(
+    request: Wanted, preamble: Preamble, tenant: str, seals: Seals | None
+) -> tuple[Conversation, list[str]]:
+    """The conversation behind that preamble, and the notes on what of it was left out."""
+    reading = Reading(tenant, seals)
+    messages = request.messages
+    leading = next((at for at, message in enumerate(messages) if message.role != "system"), len(messages))
+    instructions = [block.text for block in request.system if not block.text.startswith(BILLING)]
+    for position, message in enumerate(messages[:leading]):
+        at = f"messages.{position}.content"
+        blocks = [(f"{at}.{place}", block) for place, block in enumerate(message.content)]
+        instructions.append(text_of(blocks, reading.notes))
+    for position, message in enumerate(messages[leading:], leading):
+        reading.add(position, message)
+    prefill = reading.said.take_prefill() if messages[-1].role == "assistant" else None
+    preamble = replace(preamble, instructions=join(instructions, BETWEEN, param="system"))
+    return Conversation(preamble, reading.items(), prefill), reading.notes
+
+
+def _runnable(request: Wanted, model: MessagesModel, tenant: str, hosted: frozenset[str]) -> Iterator[ToolServer]:
+    """The servers whose tools are run without being named, but for those that are there already."""
+    asked = request.unisono.run_tools if request.unisono else None
+    for server in model.runnable.wanted(asked, tenant):
+        if server.builtin not in hosted or not server.builtin:
+            yield server
+
+
+def _thinking(request: Wanted, model: MessagesModel) -> Thinking:
+    asked = request.thinking
+    if asked is None or asked.type == "disabled":
+        return Thinking.HIDDEN
+    return Thinking.OMITTED if asked.display == "omitted" or not model.show_reasoning else Thinking.SHOWN
+
+
+def _effort(request: Wanted) -> Effort:
+    if request.output_config is not None and request.output_config.effort is not None:
+        return request.output_config.effort
+    return Effort.LOW if request.thinking is not None and request.thinking.type == "disabled" else Effort.MEDIUM
+
+
+def _budget(request: Wanted) -> int | None:
+    return request.thinking.budget_tokens if request.thinking and request.thinking.type == "enabled" else None
+
+
+def _form(request: Wanted) -> tuple[AnswerForm | None, str]:
+    """The form, and the field that asks for it."""
+    asked = request.output_config.format if request.output_config else None
+    at = "output_config.format" if asked is not None else "output_format"
+    asked = asked or request.output_format
+    return (SchemaSpec(schema=asked.schema_).form(f"{at}.schema") if asked is not None else None), at
+
+
+def _notes_on(request: Wanted, turn: Turn, hosted: frozenset[str], form_at: str) -> Iterator[str]:
+    yield from _notes_on_fields(request)
+    yield from notes_on(request.tools or (), hosted)
+    yield from _notes_on_running(request, turn)
+    yield from notes_on_begun(turn, {"tool_choice": turn.choice, form_at: turn.form})
+
+
+def _notes_on_running(request: Wanted, turn: Turn) -> Iterator[str]:
+    if request.unisono and request.unisono.run_tools and turn.hosting is None:
+        yield "unisono.run_tools: no effect, there are no tools to run"
+
+
+def _notes_on_fields(request: Wanted) -> Iterator[str]:
+    nested = (
+        ("", request.model_extra),
+        ("output_config.", request.output_config and request.output_config.model_extra),
+        ("thinking.", request.thinking and request.thinking.model_extra),
+        ("tool_choice.", request.tool_choice and request.tool_choice.model_extra),
+        ("unisono.", request.unisono and request.unisono.model_extra),
+    )
+    for prefix, fields in nested:
+        yield from without_effect(prefix, fields or {})

@@ -1,0 +1,309 @@
+"""Events to a message, streamed and whole: pure, and one meaning for both.
+
+Rules that hold in both forms:
+- each text the model wrote is a block of its own, in the order it was written; none is empty;
+- a call is shown only when it is complete, unless its arguments are shown while they are written;
+- `stop_reason` is `tool_use` exactly when a call is shown, unless what was shown early turned out to be cut.
+
+A delta's bytes are a template made once per block around the JSON of its text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, assert_never
+
+import orjson
+
+from unisono.api.about import to_about
+from unisono.api.builtins import builtin_of
+from unisono.api.messages.arguments import to_input, to_json
+from unisono.api.messages.ending import Shown, to_ending, to_usage
+from unisono.api.messages.failures import to_body
+from unisono.api.messages.ids import shown_id
+from unisono.api.messages.inbound import Thinking
+from unisono.api.messages.served import name_of, to_result, to_use
+from unisono.api.sse import named_event
+from unisono.core.conversation import AssistantCall, AssistantReasoning, ToolResult
+from unisono.core.conversation import Item as Said
+from unisono.core.events import (
+    Closed,
+    Delta,
+    Event,
+    Finished,
+    HostedCall,
+    Item,
+    Listed,
+    Listing,
+    Opened,
+    Ran,
+    Reasoning,
+    Repaired,
+    Text,
+    ToolCall,
+)
+from unisono.engine.collect import Result
+from unisono.engine.turn import Report
+from unisono.errors import UnisonoError
+
+PING: Final = named_event(b"ping", b'{"type":"ping"}')
+_DELTA: Final = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":%b:'
+_TEXT, _THINKING, _JSON = b'"text_delta","text"', b'"thinking_delta","thinking"', b'"input_json_delta","partial_json"'
+_SIGNATURE: Final = b'"signature_delta","signature"'
+_END: Final = b"}}\n\n"
+_STOP: Final = b'event: content_block_stop\ndata: {"type":"content_block_stop","index":%d}\n\n'
+
+
+def _nothing(_: Any) -> str:
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What is equal in every form of an answer, and how it is to be shown. `served` are builtin tools whose calls are
+    shown; `sign` signs text, `seal` seals what was said."""
+
+    id: str
+    model: str
+    request_id: str = ""
+    thinking: Thinking = Thinking.HIDDEN
+    served: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
+    max_tokens: int | None = None
+    hold_calls: bool = True
+    sign: Callable[[str], str] = _nothing
+    seal: Callable[[Sequence[Said]], str] = _nothing
+
+    def message(self, content: Sequence[Any], usage: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": content,
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage,
+        }
+
+    def shows(self, item: HostedCall) -> bool:
+        return builtin_of(item.server) in self.served and bool(name_of(item))
+
+    def signature(self, closed: Closed) -> str:
+        """What goes with thoughts, so that they count when they come back."""
+        if self.thinking is Thinking.OMITTED:
+            return self.seal([AssistantReasoning(closed.text, closed.tokens)])
+        return self.sign(closed.text)
+
+    def result(self, closed: Closed, ran: Ran) -> dict[str, Any]:
+        """What came of a call that is shown."""
+        item = ran.item
+        said = AssistantCall(item.call_id, item.name, closed.text, closed.tokens)
+        return to_result(ran, self.seal([said, ToolResult(item.call_id, item.name, ran.said)]))
+
+
+def to_message(result: Result, report: Report, frame: Frame) -> dict[str, Any]:
+    """The whole answer."""
+    content: list[dict[str, Any]] = []
+    shown = Shown()
+    ran = {each.item.call_id: each for each in result.ran}
+    for closed in result.items:
+        item = closed.item
+        match item:
+            case Text():
+                if closed.text:
+                    content.append({"type": "text", "text": closed.text})
+                    shown.refused = shown.refused or item.unfit
+            case Reasoning():
+                if closed.text and frame.thinking is not Thinking.HIDDEN:
+                    text = closed.text if frame.thinking is Thinking.SHOWN else ""
+                    content.append({"type": "thinking", "thinking": text, "signature": frame.signature(closed)})
+            case ToolCall():
+                if closed.complete:
+                    content.append(_call(item, to_input(closed.text)))
+                    shown.calls += 1
+            case HostedCall():
+                if frame.shows(item):
+                    content.append(to_use(item, closed.text))
+                    shown.served.append(name_of(item))
+                    if item.call_id in ran:
+                        content.append(frame.result(closed, ran[item.call_id]))
+            case Listing():
+                pass
+            case _:
+                assert_never(item)
+    message = frame.message(content, to_usage(result.finished.usage, shown))
+    ending = to_ending(result.finished, shown, report, frame.max_tokens)
+    return message | ending | {"unisono": to_about([report], frame.notes)}
+
+
+def _call(item: ToolCall, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "tool_use", "id": shown_id(item.call_id), "name": item.name, "input": arguments}
+
+
+class MessageEvents:
+    """A stream: batches of events to bytes. Keeps what the order of events needs and no text."""
+
+    def __init__(self, frame: Frame, report: Report) -> None:
+        self._frame = frame
+        self._report = report
+        self._begun = False
+        self._index = 0
+        self._open = False
+        """Whether the current item has a block that is not stopped."""
+        self._delta = b""
+        self._shown = Shown()
+        self._served: dict[str, Closed] = {}
+        """Calls that are being made, by their ids."""
+
+    def write(self, batch: Sequence[Event]) -> bytes:
+        """The events of one batch. Deltas of one item that stand side by side become one; the batch that ends the
+        answer ends the stream."""
+        events: list[bytes] = [] if self._begun else [self._begin()]
+        item: Item | None = None
+        texts: list[str] = []
+        for entry in batch:
+            if isinstance(entry, Delta) and (not texts or entry.item == item):
+                item = entry.item
+                texts.append(entry.text)
+                continue
+            if texts and item is not None:
+                events.append(self._said(item, "".join(texts)))
+                texts = []
+            if isinstance(entry, Delta):
+                item = entry.item
+                texts.append(entry.text)
+            else:
+                events.append(self._other(entry))
+        if texts and item is not None:
+            events.append(self._said(item, "".join(texts)))
+        return b"".join(events)
+
+    def keep_alive(self) -> bytes:
+        """Something that says nothing, in a stream that begins as every stream does."""
+        return PING if self._begun else self._begin() + PING
+
+    def broken(self, error: UnisonoError) -> bytes:
+        """The event of a stream that a failure ends. The block that is open stays open: it is not whole."""
+        told = {**to_body(error, self._frame.request_id), "unisono": to_about([self._report], self._frame.notes)}
+        return named_event(b"error", orjson.dumps(told))
+
+    def _begin(self) -> bytes:
+        self._begun = True
+        usage = {
+            "input_tokens": self._report.prompted,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 0,
+            "output_tokens": 0,
+        }
+        start = {"type": "message_start", "message": self._frame.message([], usage)}
+        return named_event(b"message_start", orjson.dumps(start))
+
+    def _said(self, item: Item, text: str) -> bytes:
+        if not text:
+            return b""
+        if self._open:
+            return self._delta + orjson.dumps(text) + _END
+        match item:
+            case Text():
+                start = self._start({"type": "text", "text": ""}, _TEXT)
+                self._shown.refused = self._shown.refused or item.unfit
+            case Reasoning():
+                if self._frame.thinking is not Thinking.SHOWN:
+                    return b""
+                start = self._start({"type": "thinking", "thinking": "", "signature": ""}, _THINKING)
+            case ToolCall() | HostedCall() | Listing():
+                return b""  # its Closed has the whole of it
+            case _:
+                assert_never(item)
+        return start + self._delta + orjson.dumps(text) + _END
+
+    def _start(self, block: dict[str, Any], delta: bytes) -> bytes:
+        self._open = True
+        self._delta = _DELTA % (self._index, delta)
+        start = {"type": "content_block_start", "index": self._index, "content_block": block}
+        return named_event(b"content_block_start", orjson.dumps(start))
+
+    def _stop(self) -> bytes:
+        stop = _STOP % self._index
+        self._open = False
+        self._index += 1
+        return stop
+
+    def _other(self, entry: Opened | Closed | Ran | Listed | Repaired | Finished) -> bytes:
+        match entry:
+            case Opened():
+                if self._frame.hold_calls or not isinstance(entry.item, ToolCall):
+                    return b""
+                return self._start_call(entry.item)
+            case Closed():
+                return self._closed(entry)
+            case Ran():
+                closed = self._served.pop(entry.item.call_id, None)
+                return b"" if closed is None else self._whole(self._frame.result(closed, entry))
+            case Finished():
+                return self._finish(entry)
+            case Repaired() | Listed():
+                return b""
+            case _:
+                assert_never(entry)
+
+    def _start_call(self, item: ToolCall) -> bytes:
+        self._shown.calls += 1
+        return self._start(_call(item, {}), _JSON) + self._delta + b'""' + _END
+
+    def _closed(self, closed: Closed) -> bytes:
+        item = closed.item
+        match item:
+            case Text():
+                return self._stop() if self._open else b""
+            case Reasoning():
+                return self._thought(closed)
+            case ToolCall():
+                return self._called(item, closed)
+            case HostedCall():
+                if not self._frame.shows(item):
+                    return b""
+                self._served[item.call_id] = closed
+                use = to_use(item, closed.text)
+                self._shown.served.append(use["name"])
+                start = self._start({**use, "input": {}}, _JSON)
+                return start + self._delta + orjson.dumps(orjson.dumps(use["input"]).decode()) + _END + self._stop()
+            case Listing():
+                return b""
+            case _:
+                assert_never(item)
+
+    def _thought(self, closed: Closed) -> bytes:
+        if not closed.text or self._frame.thinking is Thinking.HIDDEN:
+            return b""
+        start = b"" if self._open else self._start({"type": "thinking", "thinking": "", "signature": ""}, _THINKING)
+        signed = _DELTA % (self._index, _SIGNATURE) + orjson.dumps(self._frame.signature(closed)) + _END
+        return start + signed + self._stop()
+
+    def _called(self, item: ToolCall, closed: Closed) -> bytes:
+        if self._open:
+            self._shown.cut = self._shown.cut or not closed.complete
+            return self._stop()
+        if not closed.complete:
+            return b""
+        start = self._start_call(item)
+        arguments = to_json(closed.text)
+        return start + (self._delta + orjson.dumps(arguments) + _END if arguments else b"") + self._stop()
+
+    def _whole(self, block: dict[str, Any]) -> bytes:
+        """A block without deltas."""
+        return self._start(block, _TEXT) + self._stop()
+
+    def _finish(self, finished: Finished) -> bytes:
+        ending = to_ending(finished, self._shown, self._report, self._frame.max_tokens)
+        last = {
+            "type": "message_delta",
+            "delta": ending,
+            "usage": to_usage(finished.usage, self._shown),
+            "unisono": to_about([self._report], self._frame.notes),
+        }
+        return named_event(b"message_delta", orjson.dumps(last)) + named_event(
+            b"message_stop", b'{"type":"message_stop"}'
+        )

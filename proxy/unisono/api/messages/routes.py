@@ -1,0 +1,195 @@
+"""`POST /v1/messages` and `POST /v1/messages/count_tokens`, with and without `/v1`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol, TypeVar
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from unisono.api.about import backend_header, recoveries_header
+from unisono.api.body import off_loop, read_json
+from unisono.api.messages.failures import ANTHROPIC
+from unisono.api.messages.history import Seals
+from unisono.api.messages.inbound import MessagesModel, MessagesTurn, needs_seals, to_turn
+from unisono.api.messages.outbound import Frame, MessageEvents, to_message
+from unisono.api.messages.schema import MessagesRequest, Wanted
+from unisono.api.sse import CLIENT_CLOSED_REQUEST, KEEP_ALIVE_S, ClientGone, EventStream, until_disconnect
+from unisono.api.whole import to_whole
+from unisono.core.access import Caller
+from unisono.core.accounts import Standing
+from unisono.core.conversation import Item
+from unisono.engine.collect import Result, collect_run
+from unisono.engine.turn import Report, Run, Turns
+
+PATHS: Final = ("/v1/messages", "/messages")
+FORMATS: Final = dict.fromkeys(PATHS, ANTHROPIC)
+"""How failures look at these paths."""
+
+Kind = TypeVar("Kind", bound=Wanted)
+
+
+class Sealing(Seals, Protocol):
+    """What is given to clients to keep, and known again."""
+
+    def seal(self, tenant: str, items: Sequence[Item]) -> str: ...
+
+    def sign(self, tenant: str, text: str) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """`resolve` finds the model a name stands for and raises UnknownModel, or ModelNotAllowed where the caller may not
+    use it; `seals` waits for the key, which may be in the store: raises StoreUnavailable. `today` gives YYYY-MM-DD,
+    `new_id` an unguessable string, `clock` seconds since the epoch."""
+
+    turns: Turns
+    resolve: Callable[[str, Caller], MessagesModel]
+    seals: Callable[[], Awaitable[Sealing]]
+    today: Callable[[], str]
+    new_id: Callable[[], str]
+    clock: Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that can be run."""
+
+    turn: MessagesTurn
+    frame: Frame
+
+
+def messages_router(means: Means, *, keep_alive_s: float = KEEP_ALIVE_S) -> APIRouter:
+    """Expects the layers of `api.door` in front: they put the caller and the request's id into the state."""
+
+    async def create(request: Request) -> Response:
+        asked = await understood(means, request, MessagesRequest)
+        run = means.turns.start(asked.turn.turn)
+        report = run.report
+        if asked.turn.stream:
+            events = MessageEvents(asked.frame, report)
+            return EventStream(
+                EventSource(run, events),
+                headers=lambda: headers_of(report, means.clock()),
+                broken=events.broken,
+                keep_alive_s=keep_alive_s,
+                keep_alive=events.keep_alive,
+            )
+        try:
+            result = await until_disconnect(request.receive, collected(run))
+        except ClientGone:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        headers = {**headers_of(report, means.clock()), **recoveries_header([report])}
+        return to_whole(to_message(result, report, asked.frame), headers)
+
+    async def count(request: Request) -> Response:
+        asked = await understood(means, request, Wanted)
+        try:
+            tokens = await until_disconnect(request.receive, _counted(means.turns, asked.turn))
+        except ClientGone:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        return to_whole({"input_tokens": tokens})
+
+    router = APIRouter()
+    for path in PATHS:
+        router.add_route(path, create, methods=["POST"], name="messages")
+        router.add_route(f"{path}/count_tokens", count, methods=["POST"], name="count_tokens")
+    return router
+
+
+async def _counted(turns: Turns, asked: MessagesTurn) -> int:
+    return await turns.count(asked.turn)
+
+
+async def understood(means: Means, request: Request, kind: type[Kind]) -> Asked:
+    """Everything that can be refused is refused here, before a backend is asked."""
+    body = await read_json(request)
+    size = len(await request.body())
+    caller: Caller = request.state.caller
+    wanted = await off_loop(lambda: kind.model_validate(body), size)
+    model = means.resolve(wanted.model, caller)
+    seals = await means.seals() if needs_seals(wanted) else None
+
+    def turned() -> MessagesTurn:
+        return to_turn(
+            wanted,
+            model=model,
+            today=means.today(),
+            caller=caller,
+            request_id=request.state.request_id,
+            seals=seals,
+        )
+
+    turn = await off_loop(turned, size)
+    more: dict[str, Any] = {}
+    if seals is not None:
+        tenant = caller.tenant
+        more["sign"] = lambda text: seals.sign(tenant, text)
+        more["seal"] = lambda items: seals.seal(tenant, items)
+    frame = Frame(
+        id=f"msg_{means.new_id()}",
+        model=wanted.model,
+        request_id=request.state.request_id,
+        thinking=turn.thinking,
+        served=turn.served,
+        notes=turn.notes,
+        max_tokens=wanted.max_tokens,
+        hold_calls=turn.turn.hold_calls,
+        **more,
+    )
+    return Asked(turn, frame)
+
+
+async def collected(run: Run) -> Result:
+    """The whole of a run; its backend is free when this returns."""
+    try:
+        return await collect_run(run)
+    finally:
+        await run.aclose()
+
+
+class EventSource:
+    """The bytes of a stream, one step per batch."""
+
+    def __init__(self, run: Run, events: MessageEvents) -> None:
+        self._run = run
+        self._events = events
+        self._steps = self._generate()
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._steps
+
+    async def aclose(self) -> None:
+        """Free the backend, also when no step was taken."""
+        await self._steps.aclose()
+        await self._run.aclose()
+
+    async def _generate(self) -> AsyncGenerator[bytes, None]:
+        async for batch in self._run:
+            yield self._events.write(batch)
+
+
+def headers_of(report: Report, now: float) -> Mapping[str, str]:
+    """Who answered, and how the caller's account stands, in both spellings; `now` in seconds since the epoch."""
+    limits = {} if report.standing is None else limit_headers(report.standing, now)
+    return {**backend_header([report]), **limits}
+
+
+def limit_headers(standing: Standing, now: float) -> dict[str, str]:
+    """Anthropic's headers on what a key may use in a minute and what is left of it."""
+    limits = standing.limits
+    told: dict[str, str] = {}
+    for name, limit, left, reset_s in (
+        ("requests", limits.rpm, standing.requests_left, standing.requests_reset_s),
+        ("tokens", limits.tpm, standing.tokens_left, standing.tokens_reset_s),
+    ):
+        if limit is not None and left is not None:
+            at = datetime.fromtimestamp(now + reset_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            told[f"anthropic-ratelimit-{name}-limit"] = str(limit)
+            told[f"anthropic-ratelimit-{name}-remaining"] = str(left)
+            told[f"anthropic-ratelimit-{name}-reset"] = at
+    return told

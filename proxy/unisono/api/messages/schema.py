@@ -1,0 +1,120 @@
+"""What a Messages request may hold: the shape of the body, judged field by field.
+
+Every field is honoured, accepted without effect and noted, or refused by name. Types are strict: a number written as a
+string is a mistake, not a number. What concerns several fields at once, and all meaning, is for `inbound`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+
+from unisono.api.fields import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    Budget,
+    Count,
+    ModelName,
+    Open,
+    Parameters,
+    SpelledEffort,
+    Text,
+    ToolName,
+    wrong,
+)
+from unisono.api.messages.blocks import Content, TextBlock
+from unisono.api.runnable import GatewayOptions
+from unisono.api.sampling import Drawing
+
+MAX_STOPS = 16
+CUSTOM = "custom"
+"""The type of a tool that is the client's own."""
+
+
+class Message(Open):
+    role: Literal["user", "assistant", "system"]
+    content: Content
+
+
+class ToolSpec(Open):
+    """A tool of any kind; one without a type is the client's own."""
+
+    type: Annotated[str, Field(min_length=1, max_length=64), BeforeValidator(lambda value: value or CUSTOM)] = CUSTOM
+    name: ToolName | None = Field(None, validate_default=True)
+    description: Text | None = None
+    input_schema: Parameters | None = Field(None, validate_default=True)
+    strict: bool | None = None
+
+    @field_validator("name", "input_schema")
+    @classmethod
+    def _present(cls, value: Any, info: ValidationInfo) -> Any:
+        if value is None and info.data.get("type") == CUSTOM:
+            raise wrong("is required for a tool of the client's own")
+        return value
+
+
+class ChoiceSpec(Open):
+    type: Literal["auto", "any", "tool", "none"]
+    name: Text | None = Field(None, validate_default=True)
+    disable_parallel_tool_use: bool | None = None
+
+    @field_validator("name")
+    @classmethod
+    def _present(cls, value: Any, info: ValidationInfo) -> Any:
+        if value is None and info.data.get("type") == "tool":
+            raise wrong("must name the tool")
+        return value
+
+
+class ThinkingOptions(Open):
+    type: Literal["enabled", "adaptive", "disabled", "between_tools"]
+    budget_tokens: Budget | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class FormatSpec(Open):
+    type: Literal["json_schema"]
+    schema_: Parameters = Field(alias="schema")
+
+
+class OutputOptions(Open):
+    effort: SpelledEffort = None
+    format: FormatSpec | None = None
+
+
+class Metadata(Open):
+    user_id: Text | None = None
+
+
+def _to_system(value: Any) -> Any:
+    if value is None:
+        return []
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+class Wanted(Drawing):
+    """What is to be answered, with what, and in which form."""
+
+    model: ModelName
+    max_tokens: Count | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    system: Annotated[list[TextBlock], BeforeValidator(_to_system)] = Field(default_factory=list)
+    tools: Annotated[list[ToolSpec], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ChoiceSpec | None = None
+    thinking: ThinkingOptions | None = None
+    output_config: OutputOptions | None = None
+    output_format: FormatSpec | None = None
+    stop_sequences: (
+        Annotated[list[Annotated[Text, Field(min_length=1, max_length=4096)]], Field(max_length=MAX_STOPS)] | None
+    ) = None
+    stream: bool | None = None
+    metadata: Metadata | None = None
+    cache_control: Any = None
+    unisono: GatewayOptions | None = None
+
+
+class MessagesRequest(Wanted):
+    """A request that is answered; for one that is only counted it does not matter how long the answer may be."""
+
+    max_tokens: Count

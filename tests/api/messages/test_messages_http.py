@@ -1,0 +1,221 @@
+"""Messages over HTTP: answers whole and streamed, failures, headers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.api.asgi import Exchange
+from tests.api.messages.folding import fold, named_events
+from tests.api.messages.mounted import gateway, request
+from tests.api.scripted import ScriptedTurns, call, commentary, final, finished, reasoning
+from unisono.core.access import Limits
+from unisono.core.accounts import Standing
+from unisono.core.events import Event
+from unisono.engine.turn import Report, Turn
+from unisono.errors import (
+    BackendOverloaded,
+    BackendTimeout,
+    BackendUnavailable,
+    ContextTooLong,
+    LimitReached,
+    UnisonoError,
+)
+
+ANSWER: list[Event] = [*reasoning(0, "hm"), *final(1, "Hel", "lo"), finished()]
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/messages"])
+async def test_a_question_is_answered(path: str) -> None:
+    turns = ScriptedTurns([ANSWER], report=lambda: Report("vllm-1", 1, ["missing-end", "trailing-stop"]))
+    answer = await request(turns, path=path, metadata={"user_id": "u"}, service_tier="auto").run()
+    assert answer.status == 200
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["x-unisono-backend"] == "vllm-1"
+    assert answer.headers["x-unisono-recoveries"] == "missing-end,trailing-stop"
+    assert answer.headers["request-id"] == answer.headers["x-request-id"] == "req_0"
+    assert answer.json() == {
+        "id": "msg_abc",
+        "type": "message",
+        "role": "assistant",
+        "model": "gpt-oss-20b",
+        "content": [{"type": "text", "text": "Hello"}],
+        "stop_reason": "end_turn",
+        "stop_sequence": None,
+        "stop_details": None,
+        "usage": {
+            "input_tokens": 6,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 5,
+            "output_tokens": 7,
+            "output_tokens_details": {"thinking_tokens": 3},
+        },
+        "unisono": {
+            "recoveries": ["missing-end", "trailing-stop"],
+            "failovers": 1,
+            "backend": "vllm-1",
+            "notes": ["service_tier: no effect"],
+        },
+    }
+    assert turns.runs[0].closed == 1
+
+
+async def test_a_stream_begins_with_the_message_and_ends_with_its_end() -> None:
+    turns = ScriptedTurns([ANSWER[:5], ANSWER[5:]], report=lambda: Report("vllm-1", prompted=11))
+    answer = await request(turns, stream=True).run()
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    events = named_events(answer.body)
+    assert [event["type"] for event in events] == [
+        "message_start",
+        "content_block_start",
+        "content_block_delta",
+        "content_block_delta",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+    assert events[0]["message"]["usage"] == {
+        "input_tokens": 11,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 0,
+        "output_tokens": 0,
+    }
+    assert fold(events)["content"] == [{"type": "text", "text": "Hello"}]
+    assert turns.runs[0].closed == 1
+
+
+async def test_silence_is_filled_with_pings_behind_the_message_start() -> None:
+    turns = ScriptedTurns([0.2, ANSWER[:4], 0.2, ANSWER[4:]])
+    answer = await request(turns, stream=True, keep_alive_s=0.05).run()
+    first, second, *_ = answer.body.split(b"\n\n")
+    assert first.startswith(b"event: message_start\n")
+    assert second == b'event: ping\ndata: {"type":"ping"}'
+    assert fold(named_events(answer.body))["content"] == [{"type": "text", "text": "Hello"}]
+
+
+FAILURES: dict[str, tuple[UnisonoError, int, str]] = {
+    "too long": (ContextTooLong("too long", param="messages"), 400, "invalid_request_error"),
+    "busy": (BackendOverloaded("busy"), 503, "overloaded_error"),
+    "gone": (BackendUnavailable("gone"), 503, "overloaded_error"),
+    "late": (BackendTimeout("late"), 504, "timeout_error"),
+    "limited": (LimitReached("enough"), 429, "rate_limit_error"),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize(("error", "status", "kind"), FAILURES.values(), ids=FAILURES)
+async def test_a_failure_before_the_answer_is_an_http_error(
+    error: UnisonoError, status: int, kind: str, stream: bool
+) -> None:
+    answer = await request(ScriptedTurns([error]), stream=stream).run()
+    assert answer.status == status
+    message = f"{error.param}: {error.message}" if error.param else error.message
+    assert answer.json() == {
+        "type": "error",
+        "error": {"type": kind, "message": message},
+        "request_id": "req_0",
+    }
+
+
+async def test_a_failure_within_the_answer_ends_the_stream_and_closes_nothing() -> None:
+    turns = ScriptedTurns([[*final(0, "Hel", "lo")[:2]], BackendUnavailable("gone")])
+    answer = await request(turns, stream=True).run()
+    assert answer.status == 200
+    events = named_events(answer.body)
+    assert [event["type"] for event in events] == [
+        "message_start",
+        "content_block_start",
+        "content_block_delta",
+        "error",
+    ]
+    assert events[-1]["error"] == {"type": "overloaded_error", "message": "gone"}
+    assert events[-1]["request_id"] == "req_0"
+
+
+REFUSED: dict[str, tuple[dict[str, Any], int, str, str]] = {
+    "no bound": ({"max_tokens": None}, 400, "invalid_request_error", "max_tokens"),
+    "an unknown model": ({"model": "nothing"}, 404, "not_found_error", "model"),
+    "no messages": ({"messages": []}, 400, "invalid_request_error", "messages"),
+}
+
+
+@pytest.mark.parametrize(("fields", "status", "kind", "named"), REFUSED.values(), ids=REFUSED)
+async def test_what_is_refused_names_its_field(fields: dict[str, Any], status: int, kind: str, named: str) -> None:
+    answer = await request(ScriptedTurns([ANSWER]), **fields).run()
+    assert answer.status == status
+    assert answer.json()["error"]["type"] == kind
+    assert named in answer.json()["error"]["message"]
+
+
+DOOR: dict[str, tuple[str, str, dict[str, Any], int, str]] = {
+    "another host": ("POST", "/v1/messages", {"headers": [("host", "evil.example")]}, 403, "permission_error"),
+    "no JSON": ("POST", "/v1/messages", {"body": b"{", "headers": [("content-type", "text/plain")]}, 415, ""),
+    "too large": (
+        "POST",
+        "/v1/messages/count_tokens",
+        {"body": b"", "headers": [("content-type", "application/json"), ("content-length", "99999999")]},
+        413,
+        "request_too_large",
+    ),
+    "another method": ("GET", "/v1/messages", {}, 405, ""),
+    "nothing there": ("POST", "/messages/batches", {"json": {}}, 404, "not_found_error"),
+}
+
+
+@pytest.mark.parametrize(("method", "path", "sent", "status", "kind"), DOOR.values(), ids=DOOR)
+async def test_the_door_refuses_in_the_same_shape(
+    method: str, path: str, sent: dict[str, Any], status: int, kind: str
+) -> None:
+    answer = await Exchange(gateway(ScriptedTurns([ANSWER])), method, path, **sent).run()
+    assert answer.status == status
+    body = answer.json()
+    assert (body["type"], body["error"]["type"]) == ("error", kind or "invalid_request_error")
+    assert body["request_id"] == answer.headers["request-id"] == "req_0"
+
+
+async def test_paths_of_others_keep_their_shape() -> None:
+    answer = await Exchange(gateway(ScriptedTurns([ANSWER])), "POST", "/v1/messagesx", json={}).run()
+    assert answer.status == 404
+    assert answer.json()["error"]["code"] == "not_found"
+    assert "request-id" not in answer.headers
+
+
+async def test_limits_are_told_in_both_spellings() -> None:
+    left = Standing(requests_left=4, requests_reset_s=12, tokens_left=900, tokens_reset_s=6)
+    standing = replace(left, limits=Limits(rpm=5, tpm=1000))
+    turns = ScriptedTurns([ANSWER], report=lambda: Report(standing=standing))
+    headers = (await request(turns).run()).headers
+    assert headers["x-ratelimit-remaining-requests"] == headers["anthropic-ratelimit-requests-remaining"] == "4"
+    assert headers["anthropic-ratelimit-tokens-limit"] == "1000"
+    assert headers["anthropic-ratelimit-requests-reset"] == "2023-11-14T22:13:32Z"
+
+
+class CountingTurns(ScriptedTurns):
+    async def count(self, turn: Turn) -> int:
+        self.turns.append(turn)
+        return 42
+
+
+async def test_tokens_are_counted_without_a_bound_and_without_a_model() -> None:
+    turns = CountingTurns([])
+    answer = await request(turns, path="/v1/messages/count_tokens", max_tokens=None, system="Be brief.").run()
+    assert (answer.status, answer.json()) == (200, {"input_tokens": 42})
+    assert turns.turns[0].conversation.preamble.instructions == "Be brief."
+    assert not turns.runs
+
+
+async def test_calls_are_held_or_shown_as_the_operator_says() -> None:
+    script = [[*commentary(0, "Let me see.")], [*call(1, 0, "f", '{"a"', ":1}"), finished()]]
+    for model, pieces in {"gpt-oss-20b": ["", '{"a":1}'], "early": ["", '{"a":1}']}.items():
+        answer = await request(ScriptedTurns(script), model=model, stream=True).run()
+        events = named_events(answer.body)
+        deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+        assert [delta["partial_json"] for delta in deltas if "partial_json" in delta] == pieces
+        folded = fold(events)
+        assert folded["stop_reason"] == "tool_use"
+        assert folded["content"] == [
+            {"type": "text", "text": "Let me see."},
+            {"type": "tool_use", "id": "toolu_0", "name": "f", "input": {"a": 1}},
+        ]
