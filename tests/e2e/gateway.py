@@ -44,6 +44,10 @@ class Gateway:
         body = {"model": "gpt-oss", "messages": [{"role": "user", "content": "Hi"}], **fields}
         return await self.post(path, json.dumps(body).encode())
 
+    async def messages(self, *, path: str = "/v1/messages", **fields: Any) -> Answer:
+        body = {"model": "gpt-oss", "max_tokens": 4096, "messages": [{"role": "user", "content": "Hi"}], **fields}
+        return await self.post(path, json.dumps(body).encode())
+
     async def post(self, path: str, body: bytes, **headers: str) -> Answer:
         sent = {"content-type": "application/json", **{name.replace("_", "-"): v for name, v in headers.items()}}
         async with self.session.post(self.url + path, data=BytesIO(body), headers=sent) as response:

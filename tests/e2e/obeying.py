@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.e2e.gateway import Answer, Gateway, config_of, gateway, message_of
+from tests.e2e.messages import message_in, of_chat
+from tests.e2e.messages import message_of as in_messages
 from tests.e2e.responses import Json, streamed
 from tests.fakes import FakeMlxServer, FakeVllm, MlxScript, VllmScript, constraints
 from tests.fakes.constraints import Held
@@ -215,4 +217,15 @@ async def responds(here: Desk, *, stream: bool, **fields: Any) -> Outcome:
     )
 
 
-SURFACES: Mapping[str, Callable[..., Any]] = {"chat": chat, "responses": responds}
+async def messages(here: Desk, *, stream: bool, **fields: Any) -> Outcome:
+    answer = await here.gateway.messages(stream=stream, **of_chat(fields))
+    whole = message_in(answer)
+    said = in_messages(answer)
+    refused = whole["stop_reason"] == "refusal"
+    text = said.content or ""
+    return Outcome(
+        "" if refused else text, text if refused else "", said.calls, said.note, said.finish_reason, answer.body
+    )
+
+
+SURFACES: Mapping[str, Callable[..., Any]] = {"chat": chat, "responses": responds, "messages": messages}

@@ -1,4 +1,4 @@
-"""`tool_choice` in every form, on both surfaces, streamed and not, over backends that can be kept to something and over
+"""`tool_choice` in every form, on every surface, streamed and not, over backends that can be kept to something and over
 those that cannot."""
 
 from __future__ import annotations
@@ -38,14 +38,17 @@ async def here(request: pytest.FixtureRequest) -> AsyncIterator[Desk]:
         yield running
 
 
+ALLOWING = {name: ask for name, ask in SURFACES.items() if name != "messages"}
+"""Surfaces that may say which tools are allowed."""
 both_forms = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 # The others can write nothing but a tool's name.
 on_any_name = pytest.mark.parametrize("here", [name for name, kind in KINDS.items() if not kind.chooses], indirect=True)
-on_both = pytest.mark.parametrize("ask", SURFACES.values(), ids=SURFACES)
+on_each = pytest.mark.parametrize("ask", SURFACES.values(), ids=SURFACES)
+where_some_are_allowed = pytest.mark.parametrize("ask", ALLOWING.values(), ids=ALLOWING)
 
 
 @both_forms
-@on_both
+@on_each
 async def test_a_named_tool_is_called(here: Desk, ask: Any, stream: bool) -> None:
     model = here.think(answers("It rains."), bodies=[PARIS])
     outcome = await ask(here, stream=stream, tools=TOOLS, tool_choice=WEATHER)
@@ -61,7 +64,7 @@ async def test_a_named_tool_is_called(here: Desk, ask: Any, stream: bool) -> Non
 
 
 @both_forms
-@on_both
+@on_each
 async def test_some_tool_is_called_where_one_is_required(here: Desk, ask: Any, stream: bool) -> None:
     model = here.think(answers("Three."), bodies=[NUMBERS], name="add")
     outcome = await ask(here, stream=stream, tools=TOOLS, tool_choice="required")
@@ -76,7 +79,7 @@ async def test_some_tool_is_called_where_one_is_required(here: Desk, ask: Any, s
 
 
 @both_forms
-@on_both
+@on_each
 async def test_a_call_that_is_required_may_come_by_itself(here: Desk, ask: Any, stream: bool) -> None:
     here.think(calls("add", NUMBERS), bodies=[NUMBERS])
     outcome = await ask(here, stream=stream, tools=TOOLS, tool_choice="required")
@@ -84,7 +87,7 @@ async def test_a_call_that_is_required_may_come_by_itself(here: Desk, ask: Any, 
 
 
 @both_forms
-@on_both
+@where_some_are_allowed
 async def test_only_allowed_tools_are_called(here: Desk, ask: Any, stream: bool) -> None:
     model = here.think(calls("add", NUMBERS), answers("Never mind."))
     allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [WEATHER]}}
@@ -98,7 +101,7 @@ async def test_only_allowed_tools_are_called(here: Desk, ask: Any, stream: bool)
 
 
 @both_forms
-@on_both
+@where_some_are_allowed
 async def test_one_of_the_allowed_tools_is_called_where_that_is_required(here: Desk, ask: Any, stream: bool) -> None:
     here.think(calls("get_weather", PARIS), bodies=[NUMBERS])
     allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [ADD]}}
@@ -107,7 +110,7 @@ async def test_one_of_the_allowed_tools_is_called_where_that_is_required(here: D
 
 
 @both_forms
-@on_both
+@on_each
 async def test_nothing_is_called_where_nothing_may_be(here: Desk, ask: Any, stream: bool) -> None:
     here.think(calls("add", NUMBERS), bodies=["Three."])
     outcome = await ask(here, stream=stream, tools=TOOLS, tool_choice="none")
@@ -115,7 +118,7 @@ async def test_nothing_is_called_where_nothing_may_be(here: Desk, ask: Any, stre
 
 
 @both_forms
-@on_both
+@on_each
 async def test_arguments_that_do_not_match_are_written_again(here: Desk, ask: Any, stream: bool) -> None:
     model = here.think(answers("It rains."), bodies=['{"town":"Paris"}', PARIS])
     outcome = await ask(here, stream=stream, tools=TOOLS, tool_choice=WEATHER)
@@ -125,7 +128,7 @@ async def test_arguments_that_do_not_match_are_written_again(here: Desk, ask: An
 
 
 @both_forms
-@on_both
+@on_each
 @on_any_name
 async def test_a_call_that_cannot_be_had_is_said_to_be_missing(here: Desk, ask: Any, stream: bool) -> None:
     here.think(answers("No tool."), bodies=["{}"], name="nothing_of_the_kind")
@@ -165,7 +168,7 @@ async def test_a_custom_tool_is_forced_with_its_text(here: Desk, stream: bool) -
 
 
 @both_forms
-@on_both
+@on_each
 async def test_strict_arguments_match_without_being_forced(here: Desk, ask: Any, stream: bool) -> None:
     model = here.think(calls("get_weather", '{"town":"Paris"}'), bodies=[PARIS])
     outcome = await ask(here, stream=stream, tools=[tool("get_weather", CITY, strict=True)])

@@ -58,6 +58,7 @@ BUDGETS: dict[str, tuple[str, dict[str, Any]]] = {
     "Chat": ("chat", {"reasoning": {"max_tokens": 20}}),
     "Chat, as vLLM has it": ("chat", {"thinking_token_budget": 20}),
     "Responses": ("responses", {"reasoning": {"max_tokens": 20}}),
+    "Messages": ("messages", {"reasoning": {"max_tokens": 20}}),
 }
 
 

@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.e2e.gateway import Answer, Gateway, config_of, gateway, message_of
+from tests.e2e.gateway import Answer, Gateway, Message, config_of, gateway, message_of
+from tests.e2e.messages import compact, of_chat
+from tests.e2e.messages import message_of as in_messages
 from tests.fakes import FakeMlxServer, FakeVllm, MlxScript, VllmScript
 from tests.harmony.recoveries import CASES, TOOLS, C, Case, F, P, R
+from unisono.api.messages.arguments import to_input, to_json
 from unisono.harmony.encoding import load_encoding
 
 ENCODING = load_encoding()
@@ -62,22 +65,23 @@ async def text() -> AsyncIterator[Gateway]:
         yield running
 
 
-async def ask(running: Gateway, number: int, *, stream: bool) -> Answer:
-    return await running.chat(
-        messages=[{"role": "user", "content": f"case #{number}#"}],
-        tools=TOOL_FIELDS,
-        stream=stream,
-        stream_options={"include_usage": True} if stream else None,
-    )
+async def ask(running: Gateway, surface: str, number: int, *, stream: bool) -> Answer:
+    asked = {"messages": [{"role": "user", "content": f"case #{number}#"}], "tools": TOOL_FIELDS, "stream": stream}
+    if surface == "messages":
+        return await running.messages(**of_chat(asked))
+    return await running.chat(**asked, stream_options={"include_usage": True} if stream else None)
 
 
-def check(answer: Answer, case: Case, rules: tuple[str, ...], *, stream: bool) -> None:
+def check(answer: Answer, surface: str, case: Case, rules: tuple[str, ...], *, stream: bool) -> Message:
     assert answer.status == 200
-    assert answer.done is stream
-    said = message_of(answer)
+    said = in_messages(answer) if surface == "messages" else message_of(answer)
+    assert answer.done is (stream and surface == "chat")
     visible = "".join(item.text for item in case.items if isinstance(item, P | F))
     thoughts = "".join(item.text for item in case.items if isinstance(item, R))
     calls = [(item.name, item.arguments) for item in case.items if isinstance(item, C)]
+    if surface == "messages":
+        # Arguments are an object there, whatever the model wrote; in a stream an object has the model's own bytes.
+        calls = [(name, to_json(text) if stream else compact(to_input(text))) for name, text in calls]
     assert (said.content or "") == visible
     assert (said.reasoning or "") == thoughts
     assert said.calls == calls
@@ -87,24 +91,29 @@ def check(answer: Answer, case: Case, rules: tuple[str, ...], *, stream: bool) -
     assert tuple(said.note["recoveries"]) == rules
     if not stream:
         assert answer.headers.get("x-unisono-recoveries", "") == ",".join(rules)
+    return said
 
 
+on_both = pytest.mark.parametrize("surface", ["chat", "messages"])
+
+
+@on_both
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("number", BY_NUMBER, ids=CASES)
 @pytest.mark.asyncio(loop_scope="module")
-async def test_an_ids_backend_writes_it(number: int, stream: bool, ids: Gateway) -> None:
+async def test_an_ids_backend_writes_it(number: int, stream: bool, surface: str, ids: Gateway) -> None:
     case = BY_NUMBER[number]
-    answer = await ask(ids, number, stream=stream)
-    check(answer, case, case.rules, stream=stream)
-    assert message_of(answer).usage["completion_tokens"] == len(ENCODING.encode_as_server(case.output))
+    said = check(await ask(ids, surface, number, stream=stream), surface, case, case.rules, stream=stream)
+    assert said.usage["completion_tokens"] == len(ENCODING.encode_as_server(case.output))
 
 
+@on_both
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("number", BY_NUMBER, ids=CASES)
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_text_backend_writes_it(number: int, stream: bool, text: Gateway) -> None:
+async def test_a_text_backend_writes_it(number: int, stream: bool, surface: str, text: Gateway) -> None:
     case = BY_NUMBER[number]
     # mlx_lm.server hides the token it stopped at, so a message without any end ended at a hidden one.
     hidden = case.finish == "stop" and not case.output.endswith((*TERMINATORS, AFTER_A_CALL))
     rules = ("restored-stop", *case.rules) if hidden else case.rules
-    check(await ask(text, number, stream=stream), case, rules, stream=stream)
+    check(await ask(text, surface, number, stream=stream), surface, case, rules, stream=stream)
