@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.gateway import Answer, Gateway, config_of, gateway, message_of
+from tests.e2e.messages import message_of as in_messages
+from tests.e2e.messages import of_chat
 from tests.e2e.playing import Play, fake_of
 from tests.e2e.responses import streamed
 from tests.fakes import FakeVllm, Refusal, VllmScript, close_at, half_event_at, inject_at, reset_at, stall_at
@@ -175,6 +177,33 @@ def said_in(response: Any) -> list[Any]:
     """What a response says, without ids."""
     items = response["output"]
     return [(i["type"], i.get("content"), i.get("arguments"), i.get("name")) for i in items]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_messages_go_on_too(stream: bool) -> None:
+    async with stage("vllm", "mlx_server", "llamacpp") as (play, running):
+        for script in SCRIPTS.values():
+            play.script = script
+            body = of_chat({"tools": [TOOL], "stream": stream})
+            whole = in_messages(await running.messages(**body))
+            play.failures = [reset_at(3), reset_at(5)]
+            answer = await running.messages(**body)
+            said = in_messages(answer)
+            assert (said.reasoning, said.content, said.calls) == (whole.reasoning, whole.content, whole.calls)
+            assert said.note["failovers"] == 2
+            if not stream:
+                assert answer.headers["x-unisono-failovers"] == "2"
+
+
+async def test_a_message_that_nobody_goes_on_with_ends_in_the_error_and_closes_nothing() -> None:
+    async with stage("vllm", failover=False) as (play, running):
+        play.failures = [reset_at(12)]
+        answer = await running.messages(stream=True, thinking={"type": "adaptive"})
+        assert answer.events[-1]["type"] == "error"
+        assert answer.events[-1]["error"]["type"] in ("overloaded_error", "api_error")
+        kinds = [event["type"] for event in answer.events]
+        assert kinds.count("content_block_start") > kinds.count("content_block_stop")
+        assert "message_delta" not in kinds
 
 
 async def test_with_failover_switched_off_a_stream_ends_in_the_error_behind_what_there_is() -> None:

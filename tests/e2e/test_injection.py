@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 
 from tests.e2e.gateway import Gateway, gateway, message_of
+from tests.e2e.messages import message_of as in_messages
 from tests.e2e.wires import ENCODING, WIRES, Fake, Wire, asked, deployment
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -100,21 +101,87 @@ REQUEST: dict[str, Any] = {
 }
 
 
+MESSAGES: dict[str, Any] = {
+    "max_tokens": 4096,
+    "system": [{"type": "text", "text": f"System {SPOT}."}, {"type": "text", "text": f"More {SPOT}."}],
+    "messages": [
+        {"role": "system", "content": f"Leading {SPOT}."},
+        {"role": "user", "content": f"User {SPOT}."},
+        {"role": "assistant", "content": [{"type": "text", "text": f"Before {SPOT}"}, {"type": "text", "text": SPOT}]},
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": f"Part {SPOT}"},
+                {"type": "search_result", "title": SPOT, "source": SPOT, "content": [{"type": "text", "text": SPOT}]},
+                {
+                    "type": "document",
+                    "title": SPOT,
+                    "context": SPOT,
+                    "source": {"type": "text", "media_type": "text/plain", "data": SPOT},
+                },
+            ],
+        },
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "text", "text": f"Preamble {SPOT}."},
+                {"type": "server_tool_use", "id": f"srv {SPOT}", "name": "web_search", "input": {"query": SPOT}},
+                {
+                    "type": "web_search_tool_result",
+                    "tool_use_id": f"srv {SPOT}",
+                    "content": [
+                        {"type": "web_search_result", "url": SPOT, "title": f"T {SPOT}", "encrypted_content": SPOT}
+                    ],
+                },
+                {"type": "tool_use", "id": f"call {SPOT}", "name": "look", "input": {f"key {SPOT}": f"there {SPOT}"}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": f"call {SPOT}",
+                    "is_error": True,
+                    "content": [{"type": "text", "text": f"Result {SPOT}."}],
+                }
+            ],
+        },
+        {"role": "system", "content": f"Later {SPOT}."},
+        {"role": "user", "content": "Last"},
+    ],
+    "tools": [
+        {
+            "name": "look",
+            "description": f"Looks {SPOT}.",
+            "input_schema": {
+                "type": "object",
+                "properties": {"at": {"type": "string", "description": f"Where {SPOT}.", "enum": [f"enum {SPOT}"]}},
+            },
+        }
+    ],
+    "stop_sequences": [f"stop {SPOT}"],
+    "metadata": {"user_id": f"user {SPOT}"},
+}
+REQUESTS = {"/v1/chat/completions": REQUEST, "/v1/messages": MESSAGES}
+
+
 @dataclass
 class Site:
     wire: Wire
     fake: Fake
     gateway: Gateway
 
-    async def seen(self, request: dict[str, Any]) -> tuple[int, list[int]]:
+    async def seen(self, request: dict[str, Any], path: str = "/v1/chat/completions") -> tuple[int, list[int]]:
         """The answer's status, and the prompt as the backend's tokenizer sees it; empty when it was not asked."""
         self.fake.requests.clear()
-        answer = await self.gateway.post("/v1/chat/completions", json.dumps({"model": "gpt-oss", **request}).encode())
+        answer = await self.gateway.post(path, json.dumps({"model": "gpt-oss", **request}).encode())
         if answer.status != 200:
             assert (answer.status, answer.body["error"]["type"]) == (400, "invalid_request_error")
             assert not asked(self.fake)
             return answer.status, []
-        assert message_of(answer).content == "Done."
+        message = message_of(answer) if "chat" in path else in_messages(answer)
+        assert message.content == "Done."
         [request] = [one.json for one in asked(self.fake)]
         prompt = request["prompt"]
         return 200, prompt if self.wire.name == "vllm" else ENCODING.encode_as_server(prompt)
@@ -157,14 +224,14 @@ def changed(value: Any, change: Callable[[str], str]) -> Any:
             return value
 
 
-def with_text_at(path: tuple[Any, ...], text: str) -> dict[str, Any]:
+def with_text_at(request: dict[str, Any], path: tuple[Any, ...], text: str) -> dict[str, Any]:
     """The request with `text` at one spot, and at every other that has to be equal to it."""
-    target: Any = REQUEST
+    target: Any = request
     for step in path[:-1] if path[-1] is None else path:
         target = path[-2] if path[-1] is None and step == path[-2] else target[step]
     marked = target.replace(SPOT, text)
     filled: dict[str, Any] = changed(
-        copy.deepcopy(REQUEST), lambda here: marked if here == target else here.replace(SPOT, "spot")
+        copy.deepcopy(request), lambda here: marked if here == target else here.replace(SPOT, "spot")
     )
     return filled
 
@@ -177,29 +244,34 @@ def shape(prompt: list[int]) -> tuple[list[int], list[str]]:
     return ENCODING.special_ids(prompt), sections
 
 
-PATHS = {".".join(map(str, path)): path for path in spots(REQUEST)}
-IN_DECLARATIONS = "tools."
+PATHS = {
+    f"{surface} {'.'.join(map(str, path))}": (surface, path)
+    for surface, request in REQUESTS.items()
+    for path in spots(request)
+}
+IN_DECLARATIONS = "tools"
 
 
-def clean() -> dict[str, Any]:
-    request: dict[str, Any] = changed(copy.deepcopy(REQUEST), lambda text: text.replace(SPOT, "spot"))
+def clean(surface: str = "/v1/chat/completions") -> dict[str, Any]:
+    request: dict[str, Any] = changed(copy.deepcopy(REQUESTS[surface]), lambda text: text.replace(SPOT, "spot"))
     return request
 
 
 @pytest.mark.parametrize("place", PATHS)
 async def test_markers_in_one_field_change_no_structure(site: Site, place: str) -> None:
-    status, prompt = await site.seen(clean())
+    surface, path = PATHS[place]
+    status, prompt = await site.seen(clean(surface), surface)
     assert status == 200
     control, sections = shape(prompt)
     for name, marker in MARKERS.items():
-        status, prompt = await site.seen(with_text_at(PATHS[place], marker))
+        status, prompt = await site.seen(with_text_at(REQUESTS[surface], path, marker), surface)
         if status == 400:
             # Line breaks in a name or a value of a declaration, which have no harmless form.
-            assert place.startswith(IN_DECLARATIONS), (place, name)
+            assert path[0] == IN_DECLARATIONS, (place, name)
             continue
         found, found_sections = shape(prompt)
         assert found == control, (place, name)
-        if place.startswith(IN_DECLARATIONS):
+        if path[0] == IN_DECLARATIONS:
             assert found_sections == sections, (place, name)
 
 
