@@ -30,7 +30,7 @@ help:
 	@echo "make test           everything that is checked before a change goes in"
 	@echo "make lint fmt       look at the style, or mend it"
 	@echo "make types imports unit test-sdk        the parts of make test"
-	@echo "make test-clients   every client library: openai before and after 3, openai-agents, pydantic-ai, langchain, litellm"
+	@echo "make test-clients   every client library: openai before and after 3, anthropic, openai-agents, pydantic-ai, langchain, litellm"
 	@echo "make test-engines   real vLLM, llama.cpp and mlx-lm on this CPU; 5 GB and half an hour the first time"
 	@echo "make test-openapi   ask whatever the OpenAPI document allows, and what it does not; four minutes"
 	@echo "make test-crash     kill processes at every step of a background response; ten minutes"

@@ -3,6 +3,7 @@
     UnisonoError
       InvalidRequest                400 invalid_request_error
         UnsupportedValue            400 unsupported_value
+          ThreadsUnsupported        400 thread_unsupported_request
         ApprovalUsed                409 approval_used
         Refused                     400 refused_by_hook
         UnknownModel                404 model_not_found
@@ -87,6 +88,12 @@ class UnsupportedValue(InvalidRequest):
     """A field or value this gateway understands and refuses."""
 
     code = "unsupported_value"
+
+
+class ThreadsUnsupported(UnsupportedValue):
+    """A conversation that Anthropic's servers would keep: its clients send all of it when they see this code."""
+
+    code = "thread_unsupported_request"
 
 
 class ApprovalUsed(InvalidRequest):

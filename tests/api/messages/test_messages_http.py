@@ -114,7 +114,7 @@ async def test_a_failure_before_the_answer_is_an_http_error(
     message = f"{error.param}: {error.message}" if error.param else error.message
     assert answer.json() == {
         "type": "error",
-        "error": {"type": kind, "message": message},
+        "error": {"type": kind, "message": message, "details": {"error_code": error.code}},
         "request_id": "req_0",
     }
 
@@ -130,13 +130,18 @@ async def test_a_failure_within_the_answer_ends_the_stream_and_closes_nothing() 
         "content_block_delta",
         "error",
     ]
-    assert events[-1]["error"] == {"type": "overloaded_error", "message": "gone"}
+    assert events[-1]["error"] == {
+        "type": "overloaded_error",
+        "message": "gone",
+        "details": {"error_code": "backend_unavailable"},
+    }
     assert events[-1]["request_id"] == "req_0"
 
 
 REFUSED: dict[str, tuple[dict[str, Any], int, str, str]] = {
     "no bound": ({"max_tokens": None}, 400, "invalid_request_error", "max_tokens"),
     "an unknown model": ({"model": "nothing"}, 404, "not_found_error", "model"),
+    "a thread": ({"thread": {"type": "create"}}, 400, "invalid_request_error", "thread"),
     "no messages": ({"messages": []}, 400, "invalid_request_error", "messages"),
 }
 

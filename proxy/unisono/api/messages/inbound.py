@@ -31,6 +31,7 @@ from unisono.core.access import Caller
 from unisono.core.conversation import AnswerForm, Conversation, Effort, Preamble
 from unisono.core.tools import ToolServer
 from unisono.engine.turn import Turn
+from unisono.errors import ThreadsUnsupported
 
 SURFACE = "messages"
 BILLING = "x-anthropic-billing-header:"
@@ -92,6 +93,8 @@ def to_turn(
     seals: Seals | None = None,
 ) -> MessagesTurn:
     """`today` is YYYY-MM-DD. Raises InvalidRequest for what cannot be kept."""
+    if request.thread:
+        raise ThreadsUnsupported("'thread': no conversation is kept here; send all of its messages.", param="thread")
     tools = request.tools or []
     asked = asked_choice(request.tool_choice, tools)
     forbidden = asked is not None and asked.mode is Mode.NONE

@@ -111,6 +111,7 @@ class Wanted(Drawing):
     stream: bool | None = None
     metadata: Metadata | None = None
     cache_control: Any = None
+    thread: Any = None
     unisono: GatewayOptions | None = None
 
 

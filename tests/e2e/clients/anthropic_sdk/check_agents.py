@@ -1,0 +1,79 @@
+"""Agents that speak Anthropic's API: LangChain's ChatAnthropic and Pydantic AI's AnthropicModel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from anthropic import AsyncAnthropic
+from langchain_anthropic import ChatAnthropic
+from langchain_core.messages import HumanMessage, ToolMessage
+from pydantic_ai import Agent
+from pydantic_ai.models.anthropic import AnthropicModel, AnthropicModelSettings
+from pydantic_ai.providers.anthropic import AnthropicProvider
+from weather import ANSWER, HELLO, PARIS, Asked
+
+if TYPE_CHECKING:
+    from conftest import Stage
+
+THINKING: dict[str, Any] = {"type": "enabled", "budget_tokens": 1024}
+
+
+def langchain(stage: Stage, **fields: Any) -> ChatAnthropic:
+    return ChatAnthropic(
+        model="gpt-oss-demo",
+        base_url=stage.demo,
+        api_key="unused",
+        max_tokens=2000,
+        max_retries=0,
+        temperature=None if "thinking" in fields else 0,
+        **fields,
+    )
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_langchain_asks_and_counts(stage: Stage, stream: bool) -> None:
+    model = langchain(stage, streaming=stream)
+    said = model.invoke("Hello")
+    assert said.text == HELLO
+    assert said.response_metadata["stop_reason"] == "end_turn"
+    usage = said.usage_metadata
+    assert usage is not None
+    assert usage["output_tokens"] == model.invoke("Hello").usage_metadata["output_tokens"]  # type: ignore[index]
+    assert 0 < usage["input_tokens"] < 200
+
+
+@pytest.mark.parametrize("thinking", [None, THINKING], ids=["thoughts hidden", "thoughts shown"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_langchain_runs_the_loop(stage: Stage, stream: bool, thinking: Any) -> None:
+    asked = Asked()
+    more = {} if thinking is None else {"thinking": thinking}
+    model = langchain(stage, streaming=stream, **more).bind_tools([asked.get_weather])
+    talk: list[Any] = [HumanMessage(PARIS)]
+    first = model.invoke(talk)
+    [call] = first.tool_calls
+    assert (call["name"], call["args"]) == ("get_weather", {"location": "Paris"})
+    talk += [first, ToolMessage(asked.get_weather(**call["args"]), tool_call_id=call["id"])]
+    assert model.invoke(talk).text == ANSWER
+
+
+@pytest.mark.parametrize("thinking", [None, THINKING], ids=["thoughts hidden", "thoughts shown"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_pydantic_ai_runs_the_loop(stage: Stage, usual: dict[str, Any], stream: bool, thinking: Any) -> None:
+    asked = Asked()
+    settings = AnthropicModelSettings(max_tokens=2000)
+    if thinking is not None:
+        settings["anthropic_thinking"] = thinking
+    async with AsyncAnthropic(base_url=stage.demo, **usual) as client:
+        model = AnthropicModel("gpt-oss-demo", provider=AnthropicProvider(anthropic_client=client))
+        agent = Agent(model, tools=[asked.get_weather], model_settings=settings)
+        if stream:
+            async with agent.run_stream(PARIS) as running:
+                output = await running.get_output()
+                usage = running.usage
+        else:
+            run = await agent.run(PARIS)
+            output, usage = run.output, run.usage
+    assert output == ANSWER
+    assert asked.asked == ["Paris"]
+    assert usage is not None
