@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -19,6 +20,7 @@ from tests.depth import examples
 from tests.e2e.gateway import config_of
 from tests.fakes import FakeVllm
 from unisono.api.chat.schema import ChatRequest
+from unisono.api.messages.schema import MessagesRequest
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.app import build
 from unisono.config import parse
@@ -29,7 +31,9 @@ ANSWER = load_encoding().encode_marked("<|channel|>final<|message|>Done.<|return
 SURFACES: dict[str, tuple[type[BaseModel], Json]] = {
     "/v1/chat/completions": (ChatRequest, {"messages": [{"role": "user", "content": "Hi"}]}),
     "/v1/responses": (ResponsesRequest, {"input": "Hi"}),
+    "/v1/messages": (MessagesRequest, {"max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}),
 }
+NAMED = re.compile(r"^([\w.]+): |'([^']+)'")
 DEEPEST = 4
 
 words = st.one_of(
@@ -127,7 +131,13 @@ def check(answer: Exchange, body: Json, model: type[BaseModel]) -> None:
         return
     assert 400 <= answer.status < 500, (answer.status, answer.body)
     error = answer.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
+    if model is MessagesRequest:
+        # Anthropic's errors name the field in the message alone.
+        assert set(error) == {"message", "type", "details"}
+        named = NAMED.search(error["message"])
+        error["param"] = None if named is None else named[1] or named[2]
+    else:
+        assert set(error) == {"message", "type", "param", "code"}
     assert error["message"]
     assert error["param"] is not None, error
     assert error["param"].partition(".")[0] in model.model_fields, error

@@ -42,6 +42,22 @@ def test_any_other_character_anywhere_gives_nothing(data: st.DataObject) -> None
     assert SEALER.open("ann", seal[:at] + other + seal[at + 1 :]) is None
 
 
+@given(st.text(max_size=20), st.text(max_size=40))
+def test_a_signature_is_for_one_text_of_one_tenant(tenant: str, text: str) -> None:
+    signature = SEALER.sign(tenant, text)
+    assert signature.isascii()
+    assert Sealer(SALT).signed(tenant, text, signature)
+    assert not SEALER.signed(f"{tenant}.", text, signature)
+    assert not SEALER.signed(tenant, f"{text}.", signature)
+    assert not SEALER.signed(tenant, text, signature[:-1])
+    assert not Sealer(b"another salt").signed(tenant, text, signature)
+    assert SEALER.open(tenant, signature) is None
+
+
+def test_where_the_tenant_ends_is_part_of_the_signature() -> None:
+    assert not SEALER.signed("ann", "b\0c", SEALER.sign("ann\0b", "c"))
+
+
 def test_every_bit_counts_the_last_ones_too() -> None:
     alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_=+/ \n"
     for length in range(4):

@@ -41,7 +41,9 @@ SENT_BACK: dict[str, tuple[tuple[Item, ...], bool]] = {
     "no reasoning": ((AssistantMessage("I look.", Phase.COMMENTARY), SENT_CALL), True),
     "other reasoning": ((AssistantReasoning("No."), SENT_CALL), False),
     "another preamble": ((AssistantMessage("I looked.", Phase.COMMENTARY), SENT_CALL), False),
-    "other arguments": ((replace(SENT_CALL, arguments='{"location": "Paris"}'),), False),
+    "the same arguments in other bytes": ((replace(SENT_CALL, arguments='{ "location": "Paris" }'),), True),
+    "other arguments": ((replace(SENT_CALL, arguments='{"location":"Rome"}'),), False),
+    "arguments that are cut": ((replace(SENT_CALL, arguments='{"location":"Paris"'),), False),
     "another name": ((replace(SENT_CALL, name="search"),), False),
     "another id": ((replace(SENT_CALL, call_id="call_2"),), False),
 }

@@ -79,8 +79,9 @@ class Sealer:
 
     def sign(self, tenant: str, text: str) -> str:
         """Plain ASCII, the same for the same text."""
-        said = text.encode("utf-8", "surrogatepass")
-        return SIGNED + _written(hmac.digest(self._signing_key, _bound_to(tenant) + b"\0" + said, "sha256"))
+        owner, said = _bound_to(tenant), text.encode("utf-8", "surrogatepass")
+        whole = len(owner).to_bytes(8, "big") + owner + said
+        return SIGNED + _written(hmac.digest(self._signing_key, whole, "sha256"))
 
     def signed(self, tenant: str, text: str, signature: str) -> bool:
         """Whether `signature` is this gateway's, made for `tenant` and this very text."""

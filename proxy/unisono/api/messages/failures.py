@@ -29,7 +29,7 @@ def to_body(error: UnisonoError, request_id: str) -> dict[str, Any]:
     """The error object, as it stands in a body and in a stream. The message names the field that is at fault, the
     details the code that every API of the gateway has for the failure."""
     message = error.message
-    if error.param is not None and error.param not in message:
+    if error.param is not None and f"'{error.param}'" not in message:
         message = f"{error.param}: {message}"
     told = {"type": to_type(error.status), "message": message, "details": {"error_code": error.code}}
     return {"type": "error", "error": told} | ({"request_id": request_id} if request_id else {})
