@@ -22,6 +22,7 @@ from starlette.routing import Route
 from tests.api.asgi import Exchange
 from unisono.api.chat.schema import ChatRequest
 from unisono.api.completions.schema import CompletionRequest
+from unisono.api.messages.schema import MessagesRequest
 from unisono.api.openapi.document import document
 from unisono.api.responses.conversations.schema import AddedItems
 from unisono.api.responses.schema import ResponsesRequest
@@ -153,12 +154,27 @@ COMPLETIONS: dict[str, dict[str, Any]] = {
     "one stop": {"stop": "end", "stop_token_ids": [200007]},
     "neutral values": {"logprobs": None, "suffix": "", "ignore_eos": False, "response_format": {"type": "text"}},
 }
+MESSAGES: dict[str, dict[str, Any]] = {
+    "the least": {},
+    "instructions in a string": {"system": "Be brief."},
+    "instructions in blocks": {"system": [{"type": "text", "text": "Be brief.", "cache_control": None}]},
+    "blocks": {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]},
+    "a tool without a type": {"tools": [{"name": "look", "input_schema": {"type": "object"}, "type": None}]},
+    "a server tool": {"tools": [{"type": "web_search_20250305", "name": "web_search", "max_uses": 1}]},
+    "a choice": {"tool_choice": {"type": "tool", "name": "look", "disable_parallel_tool_use": True}},
+    "thinking": {"thinking": {"type": "enabled", "budget_tokens": 1024}, "output_config": {"effort": "max"}},
+    "a schema": {"output_config": {"format": {"type": "json_schema", "schema": {}}}},
+}
 ACCEPTED: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
     **{f"chat, {name}": (ChatRequest, {"model": "m", "messages": [SAYS_HI], **body}) for name, body in CHAT.items()},
     **{f"responses, {name}": (ResponsesRequest, {"model": "m", **body}) for name, body in RESPONSES.items()},
     **{
         f"completions, {name}": (CompletionRequest, {"model": "m", "prompt": "Hi", **body})
         for name, body in COMPLETIONS.items()
+    },
+    **{
+        f"messages, {name}": (MessagesRequest, {"model": "m", "max_tokens": 9, "messages": [SAYS_HI], **body})
+        for name, body in MESSAGES.items()
     },
     "items": (AddedItems, {"items": [SAYS_HI]}),
 }
@@ -171,6 +187,8 @@ def test_what_is_accepted_is_in_the_document(model: type[BaseModel], body: dict[
 
 
 REFUSED: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
+    "no bound": (MessagesRequest, {"model": "m", "messages": [SAYS_HI]}),
+    "content in a number": (MessagesRequest, {"model": "m", "max_tokens": 9, "messages": [{**SAYS_HI, "content": 1}]}),
     "no model": (ChatRequest, {"messages": [SAYS_HI]}),
     "no messages": (ChatRequest, {"model": "m", "messages": []}),
     "an effort nobody has": (ChatRequest, {"model": "m", "messages": [SAYS_HI], "reasoning_effort": "huge"}),

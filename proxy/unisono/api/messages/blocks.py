@@ -11,11 +11,14 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, PlainValidator, field_validator
 
-from unisono.api.fields import Id, Open, Text, ToolName, refused, wrong
+from unisono.api.fields import Id, Open, Text, Told, ToolName, refused, wrong
 from unisono.api.parts import MEDIA_PARTS
 
 FILES: Final = frozenset({"base64", "url", "file"})
 """Sources of documents that are no text."""
+
+
+AnyContent: Final = Told(str | list[dict[str, Any] | str] | None)
 
 
 class Block(Open):
@@ -76,7 +79,9 @@ class SearchResultBlock(Block):
 class Source(Open):
     type: Literal["text", "content"]
     data: Text = ""
-    content: Annotated[list[GivenBlock], BeforeValidator(lambda value: to_blocks(value))] = Field(default_factory=list)
+    content: Annotated[list[GivenBlock], BeforeValidator(lambda value: to_blocks(value)), AnyContent] = Field(
+        default_factory=list
+    )
 
     @field_validator("type", mode="before")
     @classmethod
@@ -94,7 +99,9 @@ class DocumentBlock(Block):
 
 class ToolResultBlock(Block):
     tool_use_id: Id
-    content: Annotated[list[GivenBlock], BeforeValidator(lambda value: to_blocks(value))] = Field(default_factory=list)
+    content: Annotated[list[GivenBlock], BeforeValidator(lambda value: to_blocks(value)), AnyContent] = Field(
+        default_factory=list
+    )
     is_error: bool | None = None
 
 
@@ -146,7 +153,7 @@ def to_blocks(value: Any) -> Any:
 
 
 GivenBlock: TypeAlias = Annotated[Block, PlainValidator(to_block)]
-Content: TypeAlias = Annotated[list[GivenBlock], BeforeValidator(to_blocks)]
+Content: TypeAlias = Annotated[list[GivenBlock], BeforeValidator(to_blocks), AnyContent]
 
 Source.model_rebuild()
 DocumentBlock.model_rebuild()

@@ -20,6 +20,7 @@ from unisono.api.fields import (
     Parameters,
     SpelledEffort,
     Text,
+    Told,
     ToolName,
     wrong,
 )
@@ -40,7 +41,9 @@ class Message(Open):
 class ToolSpec(Open):
     """A tool of any kind; one without a type is the client's own."""
 
-    type: Annotated[str, Field(min_length=1, max_length=64), BeforeValidator(lambda value: value or CUSTOM)] = CUSTOM
+    type: Annotated[
+        str, Field(min_length=1, max_length=64), BeforeValidator(lambda value: value or CUSTOM), Told(str | None)
+    ] = CUSTOM
     name: ToolName | None = Field(None, validate_default=True)
     description: Text | None = None
     input_schema: Parameters | None = Field(None, validate_default=True)
@@ -99,7 +102,9 @@ class Wanted(Drawing):
     model: ModelName
     max_tokens: Count | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
-    system: Annotated[list[TextBlock], BeforeValidator(_to_system)] = Field(default_factory=list)
+    system: Annotated[list[TextBlock], BeforeValidator(_to_system), Told(str | list[TextBlock] | None)] = Field(
+        default_factory=list
+    )
     tools: Annotated[list[ToolSpec], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ChoiceSpec | None = None
     thinking: ThinkingOptions | None = None

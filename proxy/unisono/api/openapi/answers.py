@@ -246,6 +246,50 @@ RESPONSES: dict[str, Schema] = {
     "Conversation": thing(id=TEXT, object=just("conversation"), created_at=MOMENT, metadata=OBJECT),
 }
 
+MESSAGES: dict[str, Schema] = {
+    "Message": thing(
+        id=TEXT,
+        type=just("message"),
+        role=just("assistant"),
+        model=TEXT,
+        content=many(ref("AnsweredBlock")),
+        stop_reason={
+            "enum": [
+                *("end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"),
+                "model_context_window_exceeded",
+            ]
+        },
+        stop_sequence=maybe(TEXT),
+        stop_details=maybe(thing(type=just("refusal"), category=NOTHING, explanation=maybe(TEXT))),
+        usage=ref("MessageUsage"),
+        unisono=ref("About"),
+    ),
+    "AnsweredBlock": {
+        "anyOf": [
+            thing(type=just("text"), text=TEXT),
+            thing(type=just("thinking"), thinking=TEXT, signature=TEXT),
+            thing(type={"enum": ["tool_use", "server_tool_use"]}, id=TEXT, name=TEXT, input=OBJECT),
+            thing(type={"type": "string", "pattern": "_tool_result$"}, tool_use_id=TEXT, content={}),
+        ]
+    },
+    "MessageUsage": thing(
+        {"server_tool_use": OBJECT},
+        input_tokens=COUNT,
+        cache_creation_input_tokens=COUNT,
+        cache_read_input_tokens=COUNT,
+        output_tokens=COUNT,
+        output_tokens_details=thing(thinking_tokens=COUNT),
+    ),
+    "MessageEvent": thing(
+        {"message": OBJECT, "index": COUNT, "content_block": ref("AnsweredBlock"), "delta": OBJECT, "usage": OBJECT},
+        type=TEXT,
+    ),
+    "MessageTokens": thing(input_tokens=COUNT),
+    "MessagesError": thing(
+        type=just("error"), error=thing(type=TEXT, message=TEXT, details=thing(error_code=TEXT)), request_id=TEXT
+    ),
+}
+
 GATEWAY: dict[str, Schema] = {
     "Model": thing(
         {"context_length": COUNT, "max_model_len": COUNT}, id=TEXT, object=just("model"), created=MOMENT, owned_by=TEXT
@@ -276,4 +320,4 @@ GATEWAY: dict[str, Schema] = {
 
 DOCUMENT: dict[str, Schema] = {"Document": thing(openapi=TEXT, info=OBJECT, paths=OBJECT, components=OBJECT)}
 
-ANSWERS: dict[str, Schema] = {**SHARED, **CHAT, **COMPLETIONS, **RESPONSES, **GATEWAY, **DOCUMENT}
+ANSWERS: dict[str, Schema] = {**SHARED, **CHAT, **COMPLETIONS, **RESPONSES, **MESSAGES, **GATEWAY, **DOCUMENT}

@@ -31,6 +31,8 @@ HEADERS: dict[str, Schema] = {
     "retry-after": {"description": "Seconds.", "schema": {"type": "integer"}},
     "www-authenticate": {"schema": {"type": "string"}},
 }
+FAILURES = {"Failure": "Error", "MessagesFailure": "MessagesError"}
+"""Schemas of failures, by how they look."""
 NAMED = re.compile(r"{(\w+)}")
 """The parameters of a path."""
 TOLD = ("x-unisono-backend", "x-unisono-failovers", "x-unisono-recoveries")
@@ -46,14 +48,14 @@ def document() -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for tag, operation in rows:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(tag, operation, requests)
-    used = sorted({status for _, operation in rows for status in operation.failures})
+    used = sorted({(operation.failure, status) for _, operation in rows for status in operation.failures})
     return {
         "openapi": "3.1.0",
         "info": {"title": "Unisono", "version": __version__, "description": ABOUT},
         "paths": paths,
         "components": {
             "schemas": {**requests, **ANSWERS},
-            "responses": {f"Failure{status}": _failure(status) for status in used},
+            "responses": {f"{kind}{status}": _failure(kind, status) for kind, status in used},
             "headers": HEADERS,
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
@@ -79,7 +81,7 @@ def _operation(tag: str, operation: Operation, requests: dict[str, Schema]) -> S
     if operation.unready:
         made["responses"]["503"] = {**_answer(operation), "description": "Not now."}
     for status in sorted(operation.failures):
-        made["responses"][str(status)] = {"$ref": f"#/components/responses/Failure{status}"}
+        made["responses"][str(status)] = {"$ref": f"#/components/responses/{operation.failure}{status}"}
     return made
 
 
@@ -118,11 +120,11 @@ def _link(name: str) -> tuple[str, Schema]:
     return name, {"operationId": name, "parameters": {parameter: "$response.body#/id"}}
 
 
-def _failure(status: int) -> Schema:
+def _failure(kind: str, status: int) -> Schema:
     return {
         "description": f"One of these codes: {', '.join(_codes(status))}.",
         "headers": _headers(("x-request-id", *WITH_FAILURE.get(status, ()))),
-        "content": {JSON: {"schema": ref("Error")}},
+        "content": {JSON: {"schema": ref(FAILURES[kind])}},
     }
 
 

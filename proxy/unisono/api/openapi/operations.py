@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from unisono.api.chat.schema import ChatRequest
 from unisono.api.completions.schema import CompletionRequest
 from unisono.api.fields import Open
+from unisono.api.messages.schema import MessagesRequest, Wanted
 from unisono.api.openapi.models import Schema
 from unisono.api.responses.compaction import TAKEN
 from unisono.api.responses.conversations.schema import AddedItems, ChangedConversation, NewConversation
@@ -49,6 +50,8 @@ class Operation:
     """Operations that the id in the answer is for."""
     unready: bool = False
     """The answer may also come with status 503."""
+    failure: str = "Failure"
+    """How failures look: `Failure`, or `MessagesFailure` where Anthropic's API is spoken."""
 
 
 def _day(name: str, about: str) -> Schema:
@@ -163,6 +166,32 @@ OPEN_RESPONSES = tuple(
     for each in RESPONSES
 )
 
+_ALL = "/v1/messages"
+MESSAGES = (
+    Operation(
+        "POST",
+        _ALL,
+        "createMessage",
+        "Answer a conversation as Anthropic does, as a whole or as events.",
+        "Message",
+        TURNED,
+        body=MessagesRequest,
+        events="MessageEvent",
+        tells=True,
+        failure="MessagesFailure",
+    ),
+    Operation(
+        "POST",
+        f"{_ALL}/count_tokens",
+        "countMessageTokens",
+        "Count the tokens of a prompt.",
+        "MessageTokens",
+        TURNED,
+        body=Wanted,
+        failure="MessagesFailure",
+    ),
+)
+
 _ALL, _ONE = "/v1/conversations", "/v1/conversations/{conversation}"
 _ITEMS, _ITEM = f"{_ONE}/items", f"{_ONE}/items/{{item}}"
 CONVERSATIONS = (
@@ -223,6 +252,7 @@ OPERATIONS: Mapping[str, tuple[Operation, ...]] = {
     "responses": RESPONSES,
     "conversations": CONVERSATIONS,
     "open responses": OPEN_RESPONSES,
+    "messages": MESSAGES,
     "models": MODELS,
     "gateway": GATEWAY,
 }
