@@ -96,19 +96,21 @@ async def asked(session: aiohttp.ClientSession, url: str, key: str, **fields: An
 
 async def test_a_client_is_told_what_is_left_on_every_surface(tmp_path: Path) -> None:
     async with FakeVllm(tokens=ANSWER) as fake, keyed(config_of(f"vllm@{fake.url}"), tmp_path) as (running, keys):
-        _, key = await keys.issue(limits=Limits(rpm=4, tpm=100_000))
+        _, key = await keys.issue(limits=Limits(rpm=6, tpm=100_000))
         sent = {**bearing(key)}
         bodies: Sequence[tuple[str, dict[str, Any]]] = [
             ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
             ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "stream": True}),
             ("/v1/responses", {"input": "Hi"}),
             ("/responses", {"input": "Hi", "stream": True}),
+            ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 50}),
+            ("/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 50, "stream": True}),
         ]
-        for left, (path, body) in zip((3, 2, 1, 0), bodies, strict=True):
+        for left, (path, body) in zip((5, 4, 3, 2, 1, 0), bodies, strict=True):
             answer = await running.post(path, json.dumps({"model": "gpt-oss", **body}).encode(), **sent)
             assert answer.status == 200
             told = {name.lower(): value for name, value in answer.headers.items() if name.lower().startswith("x-rate")}
-            assert told["x-ratelimit-limit-requests"] == "4"
+            assert told["x-ratelimit-limit-requests"] == "6"
             assert told["x-ratelimit-remaining-requests"] == str(left)
             assert told["x-ratelimit-reset-requests"] in ("1m0s", "1m1s", "59s", "58s")
             assert told["x-ratelimit-limit-tokens"] == "100000"
@@ -117,8 +119,11 @@ async def test_a_client_is_told_what_is_left_on_every_surface(tmp_path: Path) ->
         for path, body in bodies:
             refused = await running.post(path, json.dumps({"model": "gpt-oss", **body}).encode(), **sent)
             assert refused.status == 429
-            assert refused.body["error"]["type"] == "requests"
-            assert refused.body["error"]["code"] == "rate_limit_exceeded"
+            error = refused.body["error"]
+            if "messages" in path:
+                assert (error["type"], error["details"]["error_code"]) == ("rate_limit_error", "rate_limit_exceeded")
+            else:
+                assert (error["type"], error["code"]) == ("requests", "rate_limit_exceeded")
             assert 55 < int(refused.headers["retry-after"]) <= 61
             assert refused.headers["x-ratelimit-remaining-requests"] == "0"
         unlimited = await running.post(

@@ -75,20 +75,21 @@ async def test_an_answer_is_counted_by_model_surface_channel_and_backend() -> No
     async with FakeVllm(tokens=SAID) as fake, behind(fake) as running:
         usage = message_of(await running.chat()).usage
         await running.post("/v1/responses", b'{"model": "gpt-oss", "input": "Hi", "stream": true}')
+        await running.messages(stream=True)
         now = await read(running.url)
-    for surface in ("chat", "responses"):
+    for surface in ("chat", "responses", "messages"):
         of = {**MODEL, "surface": surface}
         assert now("requests_total", **of, outcome="completed", error="") == 1
         assert now("request_duration_seconds_count", **of) == 1
         assert now("time_to_first_token_seconds_count", **of) == 1
     assert now("requests_in_flight", **MODEL) == 0
-    assert now("prompt_tokens_total", **MODEL) == 2 * usage["prompt_tokens"]
-    assert now("generation_tokens_total", **MODEL) == 2 * usage["completion_tokens"] == 2 * len(SAID)
+    assert now("prompt_tokens_total", **MODEL) == 3 * usage["prompt_tokens"]
+    assert now("generation_tokens_total", **MODEL) == 3 * usage["completion_tokens"] == 3 * len(SAID)
     reasoning = usage["completion_tokens_details"]["reasoning_tokens"]
-    assert now("generation_tokens_total", **MODEL, channel="analysis") == 2 * reasoning
-    assert now("generation_tokens_total", **MODEL, channel="final") == 2 * len(ENCODING.encode_marked("Hello."))
-    assert now("backend_requests_total", backend="vllm-1", outcome="ok") == 2
-    assert now("inter_token_latency_seconds_count", backend="vllm-1") <= 2 * (len(SAID) - 1)
+    assert now("generation_tokens_total", **MODEL, channel="analysis") == 3 * reasoning
+    assert now("generation_tokens_total", **MODEL, channel="final") == 3 * len(ENCODING.encode_marked("Hello."))
+    assert now("backend_requests_total", backend="vllm-1", outcome="ok") == 3
+    assert now("inter_token_latency_seconds_count", backend="vllm-1") <= 3 * (len(SAID) - 1)
     assert now("backend_up", backend="vllm-1") == 1
     assert now("http_requests_total", route="/v1/chat/completions", method="POST", status="200") == 1
     assert now("http_requests_total", route="/v1/responses", method="POST", status="200") == 1

@@ -139,6 +139,9 @@ class Talk:
         for model in ("gpt-oss", "gpt-oss-userinfo", "gpt-oss-query", "gpt-oss-dead", PLANTED["prompt"]):
             await self.post("/v1/chat/completions", {"model": model, "messages": messages, "user": PLANTED["user"]})
             await self.post("/v1/chat/completions", {"model": model, "messages": messages, "stream": True})
+            asked = {"model": model, "messages": messages, "max_tokens": 50, "metadata": {"user_id": PLANTED["user"]}}
+            await self.post("/v1/messages", {**asked, "stream": True, "thinking": {"type": "adaptive"}})
+            await self.post("/v1/messages", asked, **{"x-api-key": PLANTED["wrong key"]})
         for tool in (docs, client, {**docs, "server_label": "gone"}):
             await self.post("/v1/responses", {**said, "tools": [tool]})
         other = {"type": "mcp", "server_label": "x", "server_url": f"http://127.0.0.1:9/?k={PLANTED['tool query']}"}

@@ -167,6 +167,14 @@ def test_code_is_run(scripted: Anthropic, stream: bool) -> None:
     assert said.text == SAID
 
 
+@both
+def test_the_operators_tools_are_run_unseen(scripted: Anthropic, stream: bool) -> None:
+    body = {"unisono": {"run_tools": True}}
+    message = answered(scripted, stream, scene("a tool, then: an answer", extra_body=body))
+    assert [block.type for block in message.content] == ["text"]
+    assert (text(message), message.stop_reason) == (SAID, "end_turn")
+
+
 async def test_an_asynchronous_client_reads_the_same(stage: Any, usual: dict[str, Any]) -> None:
     async with (
         AsyncAnthropic(base_url=stage.demo, **usual) as client,
