@@ -108,8 +108,20 @@ async def responses(url: str, **fields: Any) -> SlowClient:
     return await over_http(url, request("POST", "/v1/responses", body))
 
 
+async def messages(url: str, **fields: Any) -> SlowClient:
+    # What floods a test is all thoughts, or all text: both are shown.
+    body = {"model": "gpt-oss", "max_tokens": 100_000, "messages": [{"role": "user", "content": "Hi"}], "stream": True}
+    body |= {"thinking": {"type": "adaptive"}, **fields}
+    return await over_http(url, request("POST", "/v1/messages", body))
+
+
 async def websocket(url: str, **fields: Any) -> SlowClient:
     return await over_websocket(url, "/v1/responses", {"model": "gpt-oss", "input": "Hi", "store": False, **fields})
 
 
-SURFACES: dict[str, Callable[..., Any]] = {"chat": chat, "responses": responses, "websocket": websocket}
+SURFACES: dict[str, Callable[..., Any]] = {
+    "chat": chat,
+    "responses": responses,
+    "messages": messages,
+    "websocket": websocket,
+}
