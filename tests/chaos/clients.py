@@ -14,6 +14,7 @@ from websockets.asyncio.client import connect
 from tests.api.responses.folding import TERMINAL, fold
 from tests.chaos.talks import SCHEMA, Talk
 from tests.e2e.gateway import Answer, Gateway, message_of, to_answer
+from tests.e2e.messages import of_chat as messages_of_chat
 
 Json = dict[str, Any]
 LONGEST_S = 60.0
@@ -95,6 +96,43 @@ def _of_chat(answer: Answer) -> Outcome:
         used,
         said.note or {},
         str(failed["code"]) if failed else "",
+    )
+
+
+async def messages_stream(running: Gateway, model: str, talk: Talk, drawn: Random) -> Outcome:
+    del drawn
+    fields = messages_of_chat(of_chat(model, talk)) | {"stream": True}
+    return _of_messages(await _post(running, "/v1/messages", fields))
+
+
+def _of_messages(answer: Answer) -> Outcome:
+    if answer.status != 200:
+        return Outcome("", "", [], error=str(answer.body["error"]["details"]["error_code"]))
+    said = {"thinking": "", "text": ""}
+    calls: dict[int, list[str]] = {}
+    last: Json = {"delta": {"stop_reason": ""}, "usage": {"output_tokens": 0}, "unisono": {}}
+    error = ""
+    for event in answer.events:
+        match event["type"]:
+            case "content_block_start" if event["content_block"]["type"] == "tool_use":
+                calls[event["index"]] = [event["content_block"]["name"], ""]
+            case "content_block_delta" if event["index"] in calls:
+                calls[event["index"]][1] += event["delta"]["partial_json"]
+            case "content_block_delta":
+                for kind in said.keys() & event["delta"].keys():
+                    said[kind] += event["delta"][kind]
+            case "message_delta":
+                last = event
+            case "error":
+                error = str(event["error"]["details"]["error_code"])
+    return Outcome(
+        said["thinking"],
+        said["text"],
+        [(name, arguments) for name, arguments in calls.values()],
+        last["delta"]["stop_reason"],
+        last["usage"]["output_tokens"],
+        last["unisono"],
+        error,
     )
 
 
@@ -213,9 +251,11 @@ async def _post(running: Gateway, path: str, fields: Json) -> Answer:
 SURFACES: Mapping[str, Surface] = {
     "chat stream": chat_stream,
     "chat whole": chat_whole,
+    "messages stream": messages_stream,
     "responses stream": responses_stream,
     "responses whole": responses_whole,
     "background": background,
     "websocket": websocket,
 }
-CHAT = ("chat stream", "chat whole")
+STATELESS = ("chat stream", "chat whole", "messages stream")
+"""Those where the client has all of a conversation, and no word for a hosted tool."""

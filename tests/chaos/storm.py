@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from tests.chaos.backend import KINDS
-from tests.chaos.clients import CHAT, LONGEST_S, SURFACES, Outcome
+from tests.chaos.clients import LONGEST_S, STATELESS, SURFACES, Outcome
 from tests.chaos.proxy import ENDINGS, GRIPS, REFUSALS, Fault, Proxy
 from tests.chaos.rack import FaultPlan, Rack
 from tests.chaos.talks import IDS_ONLY_TOPICS, TOPICS, Talk, talk
@@ -90,7 +90,7 @@ def drawn(seed: int, talks: int = TALKS) -> list[Drawn]:
         topic = dice.choice(IDS_ONLY_TOPICS if exact else ["literals"] if "ids" in group else TOPICS)
         one = talk(topic, seed, number, "x")
         responses_only = topic in ("hosted", "follows")
-        surface = dice.choice([name for name in SURFACES if name not in CHAT or not responses_only])
+        surface = dice.choice([name for name in SURFACES if name not in STATELESS or not responses_only])
         faults = [_fault(dice, one) for _ in range(dice.randrange(MOST_FAULTS + 1))]
         # What was never begun is tried once on every deployment.
         unseen = len(slots) - 1

@@ -97,6 +97,7 @@ AGAIN = [Fault("reset")] * 40
 DOOMED: dict[str, tuple[str, Sequence[str], str, Sequence[Fault]]] = {
     "all dead, in the answer": ("plain", ["vllm 1", "sglang"], "chat stream", [Fault("reset", 30), *AGAIN]),
     "all dead, in the thoughts": ("wonders", ["ollama", "llamacpp"], "responses stream", [Fault("close", 9), *AGAIN]),
+    "all dead, in a message": ("plain", ["vllm 1", "llamacpp"], "messages stream", [Fault("close", 30), *AGAIN]),
     "all dead, over a WebSocket": ("plain", ["vllm 1", "mlx_server"], "websocket", [Fault("garbage", 25), *AGAIN]),
     "all dead, in the background": ("plain", ["vllm 1", "mlx_server"], "background", [Fault("half", 28), *AGAIN]),
     "markers that text cannot carry": ("literals", ["sglang", "ollama"], "chat stream", [Fault("close", 60), *AGAIN]),
