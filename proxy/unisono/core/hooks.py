@@ -24,8 +24,8 @@ at most; what `before` and `after` say is put together, key by key."""
 class Request:
     """A turn that is asked for. `model` is the group's name after aliases, `surface` is `chat`, `responses`,
     `messages` or `completions`, and `key` the public id of a virtual key, empty for the master key. `conversation` is
-    all of it, what earlier turns said included, as earlier hooks left it; a raw prompt (`completions`) is one message of
-    the user's. `whole` says that nothing is shown before the answer is over."""
+    all of it, what earlier turns said included, as earlier hooks left it; a raw prompt (`completions`) is one message
+    of the user's. `whole` says that nothing is shown before the answer is over."""
 
     request_id: str
     tenant: str
