@@ -23,14 +23,17 @@ UNTAKEN = {"/endless": 10**9, "/large": 1_000_000, "/small": 40_000}
 
 
 async def app(scope: Any, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]) -> None:
-    """Answers with the size of the body; `/slow` takes longer than the header deadline, `/endless` comes in pieces."""
-    size, more = 0, True
+    """Answers with the size of the body; `/slow` takes longer than the header deadline, `/endless` comes in pieces,
+    `/unread` does not read the body, and `/headers` tells how many there were."""
+    size, more = 0, scope["path"] != "/unread"
     while more:
         message = await receive()
         size += len(message.get("body", b""))
         more = message.get("more_body", False)
     if scope["path"] == "/slow":
         await asyncio.sleep(3 * HEADER_TIMEOUT_S)
+    if scope["path"] == "/headers":
+        size = len(scope["headers"])
     body = str(size).encode().ljust(UNTAKEN.get(scope["path"], 0) % 10**9)
     if scope["path"] == "/endless":
         await endless(receive, send)
@@ -185,6 +188,70 @@ async def test_a_slow_or_large_body_is_not_the_headers_business() -> None:
         await asyncio.sleep(2 * HEADER_TIMEOUT_S)
         writer.write(b"b" * 1000)
         assert await answer(reader) == (200, b"9000")
+        writer.close()
+
+
+CHUNKED = b"POST /headers HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+async def test_trailers_are_no_headers() -> None:
+    async with listening() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for trailers in (b"", b"authorization: Bearer x\r\nx-api-key: x\r\n"):
+            writer.write(CHUNKED + b"1\r\na\r\n0\r\n" + trailers + b"\r\n")
+            assert await answer(reader) == (200, b"2")
+        writer.close()
+
+
+BETWEEN = {
+    "trailers": b"0\r\n" + b"a: b\r\n" * 200_000,
+    "one trailer": b"0\r\na: " + b"b" * 1_000_000,
+    "an extension of a chunk": b"1;a=" + b"b" * 1_000_000,
+}
+
+
+@pytest.mark.parametrize("sent", BETWEEN.values(), ids=BETWEEN)
+@pytest.mark.parametrize("path", [b"/headers", b"/unread"], ids=["read", "answered before"])
+async def test_what_is_endless_behind_the_headers_ends_the_connection(path: bytes, sent: bytes) -> None:
+    async with listening() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(CHUNKED.replace(b"/headers", path))
+        if path == b"/unread":
+            assert await answer(reader) == (200, b"0")
+        writer.write(sent)
+        # Ended at once, and not when a deadline is over; what came behind the end resets the connection.
+        with suppress(ConnectionResetError):
+            async with asyncio.timeout(5):
+                said = await reader.read()
+                assert said.startswith(b"HTTP/1.1 431 ") if path == b"/headers" else said == b""
+        writer.close()
+
+
+async def test_chunks_of_one_byte_are_a_body_like_any() -> None:
+    async with listening() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(CHUNKED.replace(b"/headers", b"/") + b"1\r\na\r\n" * 20_000 + b"0\r\n\r\n")
+        assert await answer(reader) == (200, b"20000")
+        writer.close()
+
+
+async def test_a_body_that_nobody_reads_has_to_come_in_time() -> None:
+    async with listening() as port:
+        unread = POST.replace(b"/ ", b"/unread ")
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(unread)
+        assert await answer(reader) == (200, b"0")
+        writer.write(b"b" * 9000 + GET)
+        assert await answer(reader) == (200, b"0")
+        # Neither deadline is left over from what came before.
+        await asyncio.sleep(2 * HEADER_TIMEOUT_S)
+        writer.write(unread)
+        assert await answer(reader) == (200, b"0")
+        dripping = asyncio.create_task(drip(writer, b"b" * 400))
+        async with asyncio.timeout(10 * HEADER_TIMEOUT_S):
+            with suppress(ConnectionResetError):
+                assert await reader.read() == b""
+        dripping.cancel()
         writer.close()
 
 

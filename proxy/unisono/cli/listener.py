@@ -115,12 +115,15 @@ def connections(
     header_timeout_s: float, max_header_bytes: int = MAX_HEADER_BYTES, *, write_timeout_s: float = WRITE_TIMEOUT_S
 ) -> type[HttpToolsProtocol]:
     """A protocol class for uvicorn's `http`. A connection has `header_timeout_s` seconds, and `max_header_bytes`, from
-    being opened or from the first byte of a further request until the headers are complete; and it has to take
-    something of what it is sent, if only a little, every `write_timeout_s` seconds."""
+    being opened or from the first byte of a further request until the headers are complete, and again for what comes of
+    a body behind its answer; and it has to take something of what it is sent, if only a little, every `write_timeout_s`
+    seconds."""
 
     class Connection(Delivering, HttpToolsProtocol):
         _deadline: TimerHandle | None = None
         _header_bytes = 0
+        _between_bytes = 0
+        """Of what is neither headers nor body, since there was body: the frames of chunks, and trailers."""
         _in_headers = True
         _set_aside = False
         _sockets: ClassVar[type[WebSocketsSansIOProtocol] | None] = None
@@ -140,6 +143,9 @@ def connections(
             super().on_response_complete()
             if self.transport.is_closing():
                 self._delivery.watch()
+            elif self.cycle.response_complete and not self._in_headers and self._deadline is None:
+                # Nobody reads the rest of the body; it may come for a while, so that its client sees the answer.
+                self._start_deadline()
 
         def timeout_keep_alive_handler(self) -> None:
             super().timeout_keep_alive_handler()
@@ -150,6 +156,8 @@ def connections(
                 if self._deadline is None:
                     self._start_deadline()
                 self._header_bytes += len(data)
+            else:
+                self._between_bytes += len(data)
             self._unset_keepalive_if_required()
             try:
                 self.parser.feed_data(data)
@@ -163,12 +171,18 @@ def connections(
                 cause = error.__context__
                 self._refuse(cause if isinstance(cause, UnisonoError) else MalformedRequest("This is not HTTP."))
             # The read that completes the headers may hold the body's beginning, so only those still open are judged.
-            if self._in_headers and self._header_bytes > max_header_bytes and not self.transport.is_closing():
+            size = self._header_bytes if self._in_headers else self._between_bytes
+            if size > max_header_bytes and not self.transport.is_closing():
                 self._refuse(HeadersTooLarge(f"The headers are larger than {max_header_bytes:,} bytes."))
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
             self._in_headers = True
+
+        def on_header(self, name: bytes, value: bytes) -> None:
+            # Trailers come behind every decision that was made on the headers, and are not taken for some.
+            if self._in_headers:
+                super().on_header(name, value)
 
         def on_headers_complete(self) -> None:
             version = self.parser.get_http_version()
@@ -179,14 +193,19 @@ def connections(
             if not self.parser.should_upgrade() and self._crowded(self.tasks):
                 raise TooManyConnections("The gateway has as many connections as it takes; try again.")
             self._in_headers = False
-            self._header_bytes = 0
+            self._header_bytes = self._between_bytes = 0
             self._stop_deadline()
             super().on_headers_complete()
             if version == "1.0" and not self.parser.should_upgrade():
                 until_close(self.cycle)
 
+        def on_body(self, body: bytes) -> None:
+            self._between_bytes = 0
+            super().on_body(body)
+
         def on_message_complete(self) -> None:
             if not self._set_aside:
+                self._stop_deadline()
                 super().on_message_complete()
             # The next bytes begin another request, whenever they come.
             self._in_headers = True
