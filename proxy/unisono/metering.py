@@ -87,7 +87,8 @@ class MeteredTurns(Turns):
         limits, price = caller.limits, self.prices.get(turn.model, FREE)
         budgeted = limits.token_budget is not None or limits.money_budget is not None
         sent = await self.turns.count(turn) if budgeted else estimated(turn.conversation)
-        most = MOST if turn.max_tokens is None else turn.max_tokens
+        # No answer is longer, whatever number a client names: stores and prices count with what is held.
+        most = MOST if turn.max_tokens is None else min(turn.max_tokens, MOST)
         least = min(most, EXPECTED)
         if limits.tpm is not None:
             # What fits into a minute at all is not refused for an expectation.
@@ -183,7 +184,7 @@ class MeteredRun(Around):
         self._claim = claim
         self.report.standing = standing
         if standing.output is not None and (turn.max_tokens is None or standing.output < turn.max_tokens):
-            self._cut = True
+            self._cut = standing.output < claim.most
             run = metered.turns.start(replace(turn, max_tokens=standing.output))
             # Whoever waits for this run has its report already.
             run.report = self.report

@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 
 from tests.contract.servers import Server
-from tests.e2e.gateway import config_of, message_of
+from tests.e2e.gateway import config_of, gateway, message_of
 from tests.e2e.keyed import MASTER, Ring, bearing, keyed, ring, with_keys
 from tests.e2e.replicas import replica
 from tests.fakes import FakeVllm
@@ -131,6 +131,27 @@ async def test_a_client_is_told_what_is_left_on_every_surface(tmp_path: Path) ->
         )
         assert unlimited.status == 200
         assert not [name for name in unlimited.headers if name.lower().startswith("x-ratelimit")]
+
+
+@pytest.mark.parametrize("most", [2**31, 2**53, 2**62, 2**63 - 1, 2**64 - 1])
+@pytest.mark.parametrize("kind", ["redis", "file"])
+async def test_an_answer_of_any_length_may_be_asked_for_by_a_key_with_a_budget(
+    kind: str, most: int, tmp_path: Path, redis_server: Server
+) -> None:
+    address = redis_server.url if kind == "redis" else f"sqlite://{tmp_path}/state.db"
+    async with (
+        FakeVllm(tokens=ANSWER, first_delay_s=0.2) as fake,
+        gateway(with_keys(config_of(f"vllm@{fake.url}"), address)) as running,
+        ring(address) as keys,
+    ):
+        for limits in (Limits(money_budget=5_000_000), Limits(token_budget=1_000_000)):
+            _, key = await keys.issue(limits=limits)
+            # Several beside one another: each looks at what the others hold.
+            body = {"model": "gpt-oss", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": most}
+            sent = (running.post("/v1/chat/completions", json.dumps(body).encode(), **bearing(key)) for _ in range(3))
+            for answer in await asyncio.gather(*sent):
+                assert answer.status == 200, answer.body
+                assert "unmet" not in answer.body["unisono"]
 
 
 @pytest.mark.slow
