@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Generic, TypeVar
 
 import click
@@ -71,9 +71,10 @@ def _money(text: str) -> int | None:
         return None
     try:
         micro = Decimal(text) * MICRO
-    except InvalidOperation:
+    except ArithmeticError:
         raise ValueError(text) from None
-    if not micro.is_finite() or micro != int(micro) or not 0 < micro <= MOST:
+    # The bounds first: the whole number of one with a huge exponent takes minutes to write out.
+    if not micro.is_finite() or not 0 < micro <= MOST or micro != int(micro):
         raise ValueError(text)
     return int(micro)
 
@@ -92,7 +93,10 @@ def _moment(text: str) -> float | None:
     if re.fullmatch(r"\d+[smhdw]", text, re.ASCII):
         return time.time() + seconds(text)
     read = datetime.fromisoformat(text)
-    return (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
+    at = (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
+    # What the calendar of UTC has no date for could not be shown in any list: this raises for it.
+    datetime.fromtimestamp(at, UTC)
+    return at
 
 
 def _names(text: str) -> frozenset[str] | None:
