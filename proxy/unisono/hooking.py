@@ -16,6 +16,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias, TypeVar
 
+import orjson
+
 from unisono.changes import changed, from_note, to_note
 from unisono.core.conversation import Json
 from unisono.core.events import Closed, Event, Finished
@@ -61,7 +63,8 @@ class NamedHook:
             if 400 <= refusal.status < 500:
                 raise
             failure = refusal
-        except Exception as error:
+        except (Exception, SystemExit) as error:
+            # One that means to end the process would end everybody's streams.
             failure = error
         about = {"hook": self.name, "call": call, "request_id": request_id, "fail": "open" if self.open else "closed"}
         log.error("a hook failed", extra=about, exc_info=failure)
@@ -222,4 +225,6 @@ def plain(annotation: Annotation | None) -> dict[str, Json]:
     if len(text) > LONGEST:
         raise ValueError(f"an annotation has {len(text)} characters; the most are {LONGEST}")
     read: dict[str, Json] = json.loads(text)
+    # Whoever sends and keeps it has no way to write half a pair of surrogates, or numbers of more than 64 bits.
+    orjson.dumps(read)
     return read

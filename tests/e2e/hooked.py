@@ -82,6 +82,10 @@ async def _is_called_off() -> None:
     raise asyncio.CancelledError
 
 
+async def _exits() -> None:
+    raise SystemExit(SECRET)
+
+
 async def _refuses_as_a_server() -> None:
     raise NotARefusal(SECRET)
 
@@ -95,11 +99,14 @@ WAYS = {
     "raises": _raises,
     "is slow": _is_slow,
     "is called off": _is_called_off,
+    "exits": _exits,
     "refuses as a server": _refuses_as_a_server,
 }
 SAYS: dict[str, Any] = {
     "says what is no JSON": {"a": object()},
     "says no number": {"a": float("nan")},
+    "says a number that is too large": {"a": 2**80},
+    "says half a letter": {"a": "\ud83d"},
     "says too much": {"a": "x" * 20_000},
 }
 
