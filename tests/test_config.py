@@ -88,6 +88,26 @@ def test_an_empty_file_is_an_empty_configuration(text: str, tmp_path: Path) -> N
 
 
 WRONG: dict[str, tuple[Any, str]] = {
+    "a price that cannot be added up": (
+        {"model_list": [entry(unisono={"price": {"output": 1e300}})]},
+        "model_list[0].unisono.price.output: input should be less than or equal to 1000000",
+    ),
+    "LiteLLM's price of a million tokens for each": (
+        {"model_list": [entry(litellm_params={"input_cost_per_token": 2.5})]},
+        "model_list[0].litellm_params.input_cost_per_token: input should be less than or equal to 1",
+    ),
+    "longer than any clock": (
+        {"unisono": {"traces": {"ttl_s": 1e30}}},
+        "unisono.traces.ttl_s: input should be less than or equal to 10000000000",
+    ),
+    "more than can be counted": (
+        {"unisono": {"traces": {"keep": 10**30}}},
+        "unisono.traces.keep: input should be less than or equal to 1000000000000",
+    ),
+    "a collector without an address": (
+        {"unisono": {"otel": {"endpoint": "collector:4318"}}},
+        "unisono.otel.endpoint: must be a URL such as http://collector:4318/v1/traces",
+    ),
     "not a mapping": ([1], "the configuration is a list, not a mapping of sections"),
     "unknown section": ({"modle_list": []}, "modle_list: nobody knows this key; did you mean 'model_list'?"),
     "unknown key": ({"unisono": {"colour": 1}}, "unisono.colour: nobody knows this key"),

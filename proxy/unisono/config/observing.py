@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
 from unisono.config.parts import Count, Name, Seconds, Section
+
+
+def _address(url: SecretStr) -> SecretStr:
+    """Spans are sent behind everybody's back: an address nobody can have is told before."""
+    parts = urlsplit(url.get_secret_value())
+    if parts.scheme not in ("http", "https") or not parts.hostname or " " in url.get_secret_value():
+        raise ValueError("must be a URL such as http://collector:4318/v1/traces")
+    return url
 
 
 class OtelSettings(Section):
     """`unisono.otel`: spans of requests, steps, tools and backends for an OpenTelemetry collector."""
 
-    endpoint: SecretStr | None = None
+    endpoint: Annotated[SecretStr, AfterValidator(_address)] | None = None
     """The collector's whole URL for traces (`http://collector:4318/v1/traces`); by default what `OTEL_EXPORTER_OTLP_*`
     variables say. A secret, for it may hold a password."""
     headers: dict[Name, SecretStr] = Field(default_factory=dict)

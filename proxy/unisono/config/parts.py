@@ -6,8 +6,9 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Seconds = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(gt=0)]
+# Bounds that nobody misses, within what stores and clocks can count.
+Seconds = Annotated[float, Field(gt=0, le=1e10)]
+Count = Annotated[int, Field(gt=0, le=10**12)]
 Name = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 

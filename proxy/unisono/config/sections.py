@@ -24,28 +24,30 @@ KIND_ALIASES = {"hosted_vllm": "vllm", "ollama_chat": "ollama"}
 """LiteLLM's names for the same servers."""
 
 
-Rate = Annotated[float, Field(ge=0)]
+# No dearer than 1 USD for a token: sums in micro-USD stay within what stores can count.
+PerToken = Annotated[float, Field(ge=0, le=1)]
+PerMillion = Annotated[float, Field(ge=0, le=1e6)]
 
 
 class Costs(Section):
     """What LiteLLM calls prices: USD for one token."""
 
-    input_cost_per_token: Rate | None = None
+    input_cost_per_token: PerToken | None = None
     """Of a prompt."""
-    output_cost_per_token: Rate | None = None
+    output_cost_per_token: PerToken | None = None
     """Of an answer."""
-    cache_read_input_token_cost: Rate | None = None
+    cache_read_input_token_cost: PerToken | None = None
     """Of a prompt, where a backend had it in its cache."""
 
 
 class PriceSettings(Section):
     """USD for a million tokens; what is not given is LiteLLM's where that says it, else nothing."""
 
-    input: Rate | None = None
+    input: PerMillion | None = None
     """For prompts."""
-    output: Rate | None = None
+    output: PerMillion | None = None
     """For answers, thoughts included."""
-    cached_input: Rate | None = None
+    cached_input: PerMillion | None = None
     """For tokens of a prompt that a backend had in its cache; by default as all others."""
 
 
