@@ -23,7 +23,7 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # Tests that wait on servers wait side by side.
 WORKERS := 4
 
-.PHONY: help serve test lint types imports unit test-sdk test-clients test-engines test-openapi test-crash test-leaks test-slow test-deep test-restarts chaos fmt bench clean docs test-deploy test-dist dist
+.PHONY: help serve test lint types imports unit test-sdk test-clients test-providers test-engines test-openapi test-crash test-leaks test-slow test-deep test-restarts chaos fmt bench clean docs test-deploy test-dist dist
 
 help:
 	@echo "make serve          serve what is on this machine, or the demo model (ARGS='--config my.yaml')"
@@ -31,6 +31,7 @@ help:
 	@echo "make lint fmt       look at the style, or mend it"
 	@echo "make types imports unit test-sdk        the parts of make test"
 	@echo "make test-clients   every client library: openai before and after 3, anthropic, openai-agents, pydantic-ai, langchain, litellm"
+	@echo "make test-providers other providers, through litellm, in an environment of its own"
 	@echo "make test-engines   real vLLM, llama.cpp and mlx-lm on this CPU; 5 GB and half an hour the first time"
 	@echo "make test-openapi   ask whatever the OpenAPI document allows, and what it does not; four minutes"
 	@echo "make test-crash     kill processes at every step of a background response; ten minutes"
@@ -78,6 +79,11 @@ test-clients: $(SYNCED)
 # Requests made from the OpenAPI document, in an environment of its own.
 test-openapi: $(SYNCED)
 	CLIENTS=openapi tests/e2e/run $(ARGS)
+
+# The extra `litellm` keeps other packages at versions of its own, so it has an environment of its own.
+test-providers: $(SYNCED)
+	UV_PROJECT_ENVIRONMENT=.envs/providers $(UV) sync --quiet --locked --extra litellm
+	.envs/providers/bin/python -m pytest tests/providers $(ARGS)
 
 # An engine that could not be set up fails its tests, after the others have had theirs.
 test-engines: $(SYNCED)

@@ -64,14 +64,19 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
     ),
     "a foreign provider": (
         [entry("a", "vllm/gpt-oss"), entry("b", "openai/gpt-4o")],
-        "model_list[1].litellm_params.model: 'openai' is no backend kind of Unisono, and passing requests on to other "
-        f"providers is not in this version; kinds: {KINDS_THERE} (and hosted_vllm, ollama_chat)",
+        "model_list[1].litellm_params.model: 'openai/gpt-4o' is served by litellm, which is not installed; install it "
+        "with Unisono: pip install 'unisono[litellm]'.",
     ),
     "a gpt-oss taken for a foreign provider": (
         [entry("a", "openai/openai/gpt-oss-20b")],
-        "model_list[0].litellm_params.model: 'openai' is no backend kind of Unisono, and passing requests on to other "
-        f"providers is not in this version; kinds: {KINDS_THERE} (and hosted_vllm, ollama_chat); if a server of your "
-        "own answers at api_base, name its kind and it is served as Harmony: `model: vllm/openai/gpt-oss-20b`",
+        "model_list[0].litellm_params.model: 'openai/openai/gpt-oss-20b' is served by litellm, which is not installed; "
+        "install it with Unisono: pip install 'unisono[litellm]'. Or if a server of your own answers at api_base, name "
+        "its kind and it is served as Harmony: `model: vllm/openai/gpt-oss-20b`.",
+    ),
+    "Harmony of a foreign provider": (
+        [entry("a", "openai/some", model_info={"harmony": True})],
+        "model_list[0].litellm_params.model: 'openai' is no backend kind of Unisono, so no Harmony can be spoken with "
+        f"it; kinds: {KINDS_THERE} (and hosted_vllm, ollama_chat)",
     ),
     "a setting its adapter does not know": (
         [entry("gpt-oss", "vllm/a", unisono={"backend": {"stream_interval": 4, "batch": 2}})],
@@ -87,9 +92,9 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
         "regenerated-answer, regenerated-call, repetition",
     ),
     "another model": (
-        [entry("qwen", "vllm/qwen3")],
-        "model_list[0].litellm_params.model: neither 'qwen' nor 'vllm/qwen3' says gpt-oss, and this version serves "
-        "Harmony models only; if it is one, set `model_info: {harmony: true}`",
+        [entry("qwen", "mlx/qwen3")],
+        "model_list[0].litellm_params.model: neither 'qwen' nor 'mlx/qwen3' says gpt-oss, and 'mlx' serves Harmony "
+        "models only; if it is one, set `model_info: {harmony: true}`",
     ),
     "one name for two": (
         [entry("gpt-oss", "vllm/a", model_info={"id": "x"}), entry("gpt-oss", "vllm/b", model_info={"id": "x"})],
@@ -111,7 +116,7 @@ def test_what_cannot_be_served_is_refused_by_its_path(entries: list[dict[str, An
 
 def test_a_kind_whose_adapter_is_not_installed_is_refused_by_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
     there = [point for point in entry_points(group="unisono.backends") if point.name != "sglang"]
-    monkeypatch.setattr("unisono.deployments.entry_points", lambda group: there)
+    monkeypatch.setattr("unisono.factories.entry_points", lambda group: there)
     with pytest.raises(ConfigError) as refused:
         built(entry("gpt-oss", "sglang/gpt-oss"))
     assert str(refused.value) == (
@@ -340,7 +345,10 @@ from unisono.config import parse
 model = {"model_name": "gpt-oss", "litellm_params": {"model": "vllm/a", "api_base": "http://192.0.2.1:8000"}}
 unisono.app.build(parse({"model_list": [model]}, {}).config)
 unisono.app.build(parse({"model_list": [model], "store": {"url": "redis://192.0.2.1"}}, {}).config)
-heavy = [name for name in ("mlx", "mlx_lm", "numpy", "transformers", "litellm") if name in sys.modules]
+other = {"model_name": "qwen", "litellm_params": {"model": "vllm/qwen", "api_base": "http://192.0.2.1:8000"}}
+unisono.app.build(parse({"model_list": [model, other]}, {}).config)
+late = ("unisono.passthrough.providers", "litellm")
+heavy = [name for name in (*late, "mlx", "mlx_lm", "numpy", "transformers") if name in sys.modules]
 import json
 print(json.dumps({"imported": imported, "built": seen, "heavy": heavy, "early": early, "took": took}))
 """

@@ -13,14 +13,15 @@ import itertools
 import re
 import socket
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 import orjson
 from yarl import URL
 
-from unisono.core.generation import Generation, Timeouts
+from unisono.core.generation import Timeouts
 from unisono.core.ports import BackendOptions
+from unisono.core.tracing import Trace
 from unisono.errors import BackendProtocolError, BackendTimeout, BackendUnavailable, ConfigError
 from unisono_adapters._failures import CAUGHT, LONGEST_DETAIL, Failures, Statuses, fault
 from unisono_adapters._framing import SSE, Framing
@@ -31,6 +32,8 @@ KEEP_ALIVE_S = 4.0
 PROBE_S = 10.0
 LONGEST_ANSWER = 4 * 1024 * 1024
 """Bytes of an answer that is not a stream."""
+LONGEST_PASSED = 64 * 1024 * 1024
+"""The same of one that is handed on."""
 MOST_AT_ONCE = 16 * 1024
 """Bytes of a stream that are made something of before others have their turn."""
 BUFFER_BYTES = 32 * 1024
@@ -43,6 +46,19 @@ NO_PAGE = (400, 403, 404, 405, 501)
 """What servers answer for a page of theirs that they do not have, or were started without."""
 
 _HEADER_SAFE = re.compile(r"[A-Za-z0-9._:-]{1,120}")
+
+
+class Job(Protocol):
+    """What is sent on behalf of a request, as far as the wire is concerned."""
+
+    @property
+    def timeouts(self) -> Timeouts: ...
+
+    @property
+    def request_id(self) -> str: ...
+
+    @property
+    def trace(self) -> Trace | None: ...
 
 
 class _Watch:
@@ -175,14 +191,9 @@ class Wire:
         self._live: set[Answer] = set()
         self._serial = itertools.count(1)
 
-    async def post(self, path: str, body: bytes, job: Generation, framing: Framing = SSE) -> Answer:
+    async def post(self, path: str, body: bytes, job: Job, framing: Framing = SSE) -> Answer:
         """Send a JSON body and return the stream of events that answers it. Raises the `BackendError` family."""
-        headers = self._headers | {"Content-Type": "application/json", "Accept": framing.content_type}
-        if _HEADER_SAFE.fullmatch(job.request_id):
-            # Numbered, since one request of a client may become several generations at the same time.
-            headers["X-Request-Id"] = f"{job.request_id}-{next(self._serial)}"
-        if job.trace is not None:
-            headers |= job.trace.headers
+        headers = self._headers_for(job, framing.content_type)
         timeouts = job.timeouts
         started = asyncio.get_running_loop().time()
         deadline = started + min(timeouts.first_token_s, timeouts.total_s)
@@ -202,6 +213,35 @@ class Wire:
         except CAUGHT as error:
             raise fault(error) from error
         return Answer(response, framing, _Watch(started, timeouts, response), self._live)
+
+    async def post_whole(self, path: str, body: bytes, job: Job) -> object:
+        """Send a JSON body and return the JSON that answers it. Raises the `BackendError` family."""
+        limits = aiohttp.ClientTimeout(total=None, connect=job.timeouts.connect_s)
+        try:
+            async with asyncio.timeout(job.timeouts.total_s):
+                response = await self._send(path, body, self._headers_for(job, "application/json"), limits)
+                try:
+                    answer = await _whole(response, LONGEST_PASSED)
+                    if response.status != 200:
+                        raise self.failures.refusal(response.status, answer, response.headers)
+                    if isinstance(answer, str):
+                        raise BackendProtocolError("the backend answered with something that is not JSON")
+                    return answer
+                finally:
+                    response.close()
+        except TimeoutError as error:
+            if isinstance(error, aiohttp.ClientError):
+                raise fault(error) from error
+            raise BackendTimeout("the answer took longer than the total time allowed") from error
+        except CAUGHT as error:
+            raise fault(error) from error
+
+    def _headers_for(self, job: Job, accept: str) -> dict[str, str]:
+        headers = self._headers | {"Content-Type": "application/json", "Accept": accept}
+        if _HEADER_SAFE.fullmatch(job.request_id):
+            # Numbered, since one request of a client may become several generations at the same time.
+            headers["X-Request-Id"] = f"{job.request_id}-{next(self._serial)}"
+        return headers if job.trace is None else headers | job.trace.headers
 
     async def get_json(self, path: str, asked: object = None) -> Any:
         """A small JSON document, decoded; `asked` is sent along in a POST where there is one. Raises the
@@ -320,10 +360,10 @@ async def _note_reuse(session: aiohttp.ClientSession, context: SimpleNamespace, 
         context.trace_request_ctx.reused = True
 
 
-async def _whole(response: aiohttp.ClientResponse) -> object:
-    """An answer's body, at most `LONGEST_ANSWER` bytes of it: decoded where it is JSON, else as text."""
+async def _whole(response: aiohttp.ClientResponse, longest: int = LONGEST_ANSWER) -> object:
+    """An answer's body, at most `longest` bytes of it: decoded where it is JSON, else as text."""
     body = bytearray()
-    while len(body) < LONGEST_ANSWER:
+    while len(body) < longest:
         read = await response.content.readany()
         if not read:
             break

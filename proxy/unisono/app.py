@@ -61,8 +61,9 @@ from unisono.hookset import build_hooks
 from unisono.hosting import Hosting, build_hosting
 from unisono.metering import MeteredTurns
 from unisono.observing import Observing, build_observing
-from unisono.offering import cards, chat_model, messages_model, raw_model, readiness, responses_model
+from unisono.offering import cards, chat_model, messages_model, raw_model, readiness, responses_model, ways
 from unisono.parts import Part, kept
+from unisono.passthrough.turns import PassingTurns
 from unisono.routing.pool import RoutingPool
 from unisono.running import EndingTurns
 from unisono.salting import Salt, cache_salts
@@ -137,8 +138,9 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     gateway = Gateway(config, catalogue, pool, store, upkeep, parts, virtual_keys, salt)
     books = Books(store, held_s=config.store.lease_s)
     hooks = build_hooks(config.unisono.hooks, parts.observing.hook_failed)
+    salts = cache_salts(shared=config.unisono.share_prompt_caches)
     engine = MeteredTurns(
-        hooks.turns(build_engine(pool, hosting.host, parts, cache_salts(shared=config.unisono.share_prompt_caches))),
+        hooks.turns(PassingTurns(build_engine(pool, hosting.host, parts, salts), pool)),
         books,
         prices_of(config.model_list),
         lenient=config.unisono.when_store_is_down == "known_keys",
@@ -205,6 +207,7 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
             new_id=lambda: token_hex(16),
             clock=time.time,
             fingerprint=f"unisono-{__version__}",
+            find_way=ways(catalogue),
         )
     )
     app.include_router(
@@ -244,6 +247,7 @@ def responses_means(gateway: Gateway, turns: Turns, servers: ServerRules | None 
         kept_s=gateway.config.store.ttl_s,
         servers=servers or ServerRules(),
         caller_of=gateway.caller,
+        find_way=ways(gateway.catalogue),
     )
 
 

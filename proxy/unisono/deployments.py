@@ -1,16 +1,17 @@
 """Deployments of a configuration: every backend of every group, built from its adapter and none asked anything yet.
 
-Part of the composition root: adapters are found by their entry points, by kind.
+Part of the composition root.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib.metadata import EntryPoint, entry_points
+import logging
+from collections.abc import Iterable, Iterator, Mapping
 
-from unisono.config import KIND_ALIASES, KINDS, Catalogue, Config, ModelEntry
-from unisono.core.ports import Backend, BackendOptions
+from unisono.config import Catalogue, Config, ModelEntry
+from unisono.core.ports import BackendOptions, Endpoint
 from unisono.errors import ConfigError
+from unisono.factories import Factories, provider_settings
 from unisono.routing.deployment import LiveDeployment, Terms
 from unisono.routing.group import Rules
 from unisono.routing.health import Tolerance
@@ -18,8 +19,7 @@ from unisono.routing.policy import Strategy
 from unisono.routing.pool import Kept, RoutingPool
 from unisono.routing.queue import Bounds
 
-BACKENDS = "unisono.backends"
-"""The entry-point group adapters register themselves in, by kind."""
+log = logging.getLogger(__name__)
 
 SETTINGS = "unisono.backend"
 """Where an entry holds what is its adapter's alone."""
@@ -30,7 +30,7 @@ def build_pool(config: Config, catalogue: Catalogue, *, share: int = 1, keep: Ro
     Deployments of the pool to `keep` that mean the same backend go on in this one, with all that is known of them, from
     its start on. Raises ConfigError."""
     check_recoveries(config)
-    factories = _Factories()
+    factories = Factories(config)
     names = deployment_names(config.model_list)
     rules = routing_rules(config, share)
     earlier = _earlier(keep)
@@ -43,14 +43,28 @@ def build_pool(config: Config, catalogue: Catalogue, *, share: int = 1, keep: Ro
         context = entry.model_info.max_input_tokens
         # Built in any case: it is the adapter that knows whether the settings can be used.
         backend = _backend(entry, options, path, factories)
-        identity = (options.kind, options.model, options.api_base, options.api_key, dict(options.extra), context)
+        if not entry.harmony:
+            # Who meant a gpt-oss under another name is to see it.
+            log.info("not gpt-oss: requests pass through", extra={"model": entry.model_name, "backend": name})
+        identity = (
+            entry.harmony,
+            options.kind,
+            options.model,
+            options.api_base,
+            options.api_key,
+            dict(options.extra),
+            provider_settings(entry, config),
+            context,
+        )
         same = next((one for one in earlier if one.identity == identity), None)
         if same is not None and keep is not None:
             earlier.remove(same)
             kept.append(Kept(same, terms, keep))
             live[id(entry)] = same
         else:
-            live[id(entry)] = LiveDeployment(terms, backend, context=context, identity=identity)
+            live[id(entry)] = LiveDeployment(
+                terms, backend, passes=not entry.harmony, context=context, identity=identity
+            )
     return RoutingPool(
         {model.name: [live[id(entry)] for entry in model.entries] for model in catalogue.groups()},
         rules,
@@ -116,8 +130,9 @@ def deployment_names(entries: Iterable[ModelEntry]) -> list[str]:
     counts: dict[str, int] = {}
     names: list[str] = []
     for index, entry in enumerate(entries):
-        counts[entry.kind] = counts.get(entry.kind, 0) + 1
-        name = entry.model_info.id or f"{entry.kind}-{counts[entry.kind]}"
+        kind = entry.kind or "litellm"
+        counts[kind] = counts.get(kind, 0) + 1
+        name = entry.model_info.id or f"{kind}-{counts[kind]}"
         if name in names:
             raise ConfigError(f"model_list[{index}].model_info.id: {name!r} is the name of another entry too")
         names.append(name)
@@ -135,7 +150,7 @@ def _options(entry: ModelEntry) -> BackendOptions:
     )
 
 
-def _backend(entry: ModelEntry, options: BackendOptions, path: str, factories: _Factories) -> Backend:
+def _backend(entry: ModelEntry, options: BackendOptions, path: str, factories: Factories) -> Endpoint:
     extra = options.extra
     assert isinstance(extra, AdapterSettings)
     factory = factories.of(entry, path)
@@ -175,39 +190,3 @@ class AdapterSettings(Mapping[str, object]):
         """An adapter's complaint with the key's path as it is in the file: the adapter cannot know it."""
         key, colon, rest = message.removeprefix("litellm_params.").partition(":")
         return f"{SETTINGS}.{key}{colon}{rest}" if key in self._settings else message
-
-
-class _Factories:
-    """Adapters by kind, imported when a model first needs them."""
-
-    def __init__(self) -> None:
-        self._found: dict[str, EntryPoint] = {point.name: point for point in entry_points(group=BACKENDS)}
-
-    def of(self, entry: ModelEntry, path: str) -> Callable[[BackendOptions], Backend]:
-        """The factory for an entry that can be served. Raises ConfigError naming what can be instead."""
-        path = f"{path}.litellm_params.model"
-        kinds = ", ".join(sorted(self._found))
-        model = entry.litellm_params.model
-        if not entry.kind or not entry.backend_model:
-            raise ConfigError(f"{path}: {model!r} must be <backend kind>/<model>; kinds: {kinds}")
-        if entry.kind not in self._found:
-            why = (
-                "is a backend kind this version has no adapter for"
-                if entry.kind in KINDS
-                else "is no backend kind of Unisono, and passing requests on to other providers is not in this version"
-            )
-            hint = f"; {entry.harmony_hint}" if entry.harmony_hint else ""
-            raise ConfigError(f"{path}: {entry.kind!r} {why}; kinds: {kinds} (and {', '.join(KIND_ALIASES)}){hint}")
-        if not entry.harmony:
-            raise ConfigError(
-                f"{path}: neither {entry.model_name!r} nor {model!r} says gpt-oss, and this version serves Harmony "
-                "models only; if it is one, set `model_info: {harmony: true}`"
-            )
-        try:
-            factory: Callable[[BackendOptions], Backend] = self._found[entry.kind].load()
-        except ImportError as error:
-            raise ConfigError(
-                f"{path}: the adapter for {entry.kind!r} cannot be imported: {error}; perhaps an extra is missing "
-                f"(`pip install 'unisono[mlx]'` for mlx)"
-            ) from error
-        return factory

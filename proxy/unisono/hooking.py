@@ -22,6 +22,7 @@ from unisono.changes import changed, from_note, to_note
 from unisono.core.conversation import Json
 from unisono.core.events import Closed, Event, Finished
 from unisono.core.hooks import Annotation, Answer, Changes, Hook, Request
+from unisono.core.passing import Passage, Way
 from unisono.engine.journal import noted_in
 from unisono.engine.turn import Report, Run, Turn, Turns
 from unisono.errors import HookFailed, Refused
@@ -148,6 +149,8 @@ class HookedRun(Run):
         asked = turn
         for hook in self._hooked.hooks:
             turn = await self._asked(hook, turn)
+        if turn is not asked and turn.passage is not None:
+            turn = _kept_here(turn, turn.passage)
         if not turn.lasting or (turn is asked and not self.report.hooks):
             # Nobody else will ever go on with it, or there is nothing to know.
             return turn
@@ -188,6 +191,14 @@ class HookedRun(Run):
     def _annotate(self, hook: NamedHook, annotation: dict[str, Json] | None) -> None:
         if annotation:
             self.report.hooks[hook.name] = self.report.hooks.get(hook.name, {}) | annotation
+
+
+def _kept_here(turn: Turn, passage: Passage) -> Turn:
+    """A turn that hooks changed. The body it came in does not say so, and goes nowhere. Raises HookFailed where nobody
+    else could answer it."""
+    if passage.way is not Way.ENGINE_THEN_PASSING:
+        raise HookFailed("A hook of the gateway's wants this request otherwise, and this model gets it as it came.")
+    return replace(turn, passage=None)
 
 
 # What a hook says wrong, it fails with: it is looked at while the hook is asked.

@@ -86,7 +86,7 @@ class MeteredTurns(Turns):
         """What a turn asks of its key. Raises what its conversation is refused with."""
         limits, price = caller.limits, self.prices.get(turn.model, FREE)
         budgeted = limits.token_budget is not None or limits.money_budget is not None
-        sent = await self.turns.count(turn) if budgeted else estimated(turn.conversation)
+        sent = await self.turns.count(turn) if budgeted else _guessed(turn)
         # No answer is longer, whatever number a client names: stores and prices count with what is held.
         most = MOST if turn.max_tokens is None else min(turn.max_tokens, MOST)
         least = min(most, EXPECTED)
@@ -217,6 +217,10 @@ def refused(limit: Limit, standing: Standing) -> LimitReached:
     refusal = REFUSALS[limit]
     again_s = refusal.again_s if standing.again_s is None else standing.again_s
     return refusal.error(refusal.words, retry_after_s=again_s, headers=limit_headers(standing))
+
+
+def _guessed(turn: Turn) -> int:
+    return estimated(turn.conversation) if turn.passage is None else AROUND + turn.passage.tokens
 
 
 def estimated(conversation: Conversation) -> int:

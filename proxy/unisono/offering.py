@@ -9,13 +9,15 @@ from unisono.api.chat.routes import ChatModel
 from unisono.api.completions.routes import RawModel
 from unisono.api.health import Readiness
 from unisono.api.messages.inbound import MessagesModel
+from unisono.api.passing import FindWay
 from unisono.api.reasoning import ReasoningField
 from unisono.api.responses.means import ResponsesModel
 from unisono.api.rules import ModelRules
 from unisono.api.runnable import RunnableTools
 from unisono.config import Catalogue, ServedModel
 from unisono.core.access import Caller
-from unisono.errors import ModelNotAllowed, UnknownModel
+from unisono.core.passing import Served, Way
+from unisono.errors import ModelNotAllowed, UnknownModel, UnsupportedValue
 from unisono.hosting import Hosting
 from unisono.routing.pool import RoutingPool
 from unisono.store.upkeep import Upkeep
@@ -33,6 +35,17 @@ def allowed_model(catalogue: Catalogue, name: str, caller: Caller) -> ServedMode
     if model is None or not caller.may_ask(name, model.name):
         raise ModelNotAllowed(f"This key may not use a model `{name[:256]}`.", param="model")
     return model
+
+
+def ways(catalogue: Catalogue) -> FindWay | None:
+    """What finds how a client's name is served; None where that is always by the engine. It raises as
+    `allowed_model`."""
+
+    def way_of(name: str, caller: Caller) -> Served:
+        model = allowed_model(catalogue, name, caller)
+        return Served(model.name, catalogue.way(model), catalogue.keeps(model))
+
+    return way_of if catalogue.passes else None
 
 
 def model_rules(model: ServedModel) -> ModelRules:
@@ -58,8 +71,14 @@ def raw_model(catalogue: Catalogue, name: str, caller: Caller) -> RawModel:
 
 
 def responses_model(catalogue: Catalogue, name: str, caller: Caller) -> ResponsesModel:
-    """The group a client's name stands for, as the Responses API shows it. Raises as `allowed_model`."""
+    """The group a client's name stands for, as the Responses API shows it. Raises as `allowed_model`, and
+    UnsupportedValue for one that only passes through: nothing is kept of what it answers."""
     model = allowed_model(catalogue, name, caller)
+    if catalogue.way(model) in (Way.PASSING, Way.PASSING_THEN_ENGINE):
+        raise UnsupportedValue(
+            f"The model `{name[:256]}` passes through: it answers plain `POST /v1/responses`, and nothing beside that.",
+            param="model",
+        )
     return ResponsesModel(
         group=model.name,
         show_reasoning=model.settings.reasoning_field != "none",
@@ -89,13 +108,16 @@ class Card:
 
     id: str
     context: int | None
+    passes: bool = False
     owned_by: str = "unisono"
 
 
 def cards(catalogue: Catalogue, pool: RoutingPool, caller: Caller) -> list[Card]:
     """Every name a caller may see, with the window as far as it is known by now."""
     return [
-        Card(name, pool.context(model.name)) for name, model in catalogue.listed() if caller.may_ask(name, model.name)
+        Card(name, pool.context(model.name), catalogue.way(model) in (Way.PASSING, Way.PASSING_THEN_ENGINE))
+        for name, model in catalogue.listed()
+        if caller.may_ask(name, model.name)
     ]
 
 

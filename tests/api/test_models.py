@@ -19,6 +19,7 @@ class Card:
     id: str
     context: int | None
     owned_by: str = "unisono"
+    passes: bool = False
 
 
 def app() -> FastAPI:

@@ -32,7 +32,8 @@ begin with their path. `unisono check --config FILE` says whether a file is righ
 a running gateway [read it again](operations.md).
 
 The kind of a backend is the first part of `litellm_params.model`: {", ".join(f"`{kind}`" for kind in KINDS)}
-({", ".join(f"`{alias}` is `{kind}`" for alias, kind in KIND_ALIASES.items())}).
+({", ".join(f"`{alias}` is `{kind}`" for alias, kind in KIND_ALIASES.items())}); any other
+is a provider's, and what is not gpt-oss [passes through](passthrough.md).
 """
 WORDS: Mapping[object, str] = {
     str: "text",

@@ -29,6 +29,11 @@ class ModelCard(Protocol):
     @property
     def owned_by(self) -> str: ...
 
+    @property
+    def passes(self) -> bool:
+        """Whether it is not gpt-oss, so that nobody here knows what it can do."""
+        ...
+
 
 def to_model(card: ModelCard, created: int) -> dict[str, Any]:
     """OpenAI's model object, with the context under the two names clients look for."""
@@ -48,9 +53,9 @@ def to_model_info(card: ModelCard) -> dict[str, Any]:
             "mode": "chat",
             "max_input_tokens": card.context,
             "max_tokens": card.context,
-            "supports_function_calling": True,
-            "supports_reasoning": True,
-            "supports_vision": False,
+            "supports_function_calling": None if card.passes else True,
+            "supports_reasoning": None if card.passes else True,
+            "supports_vision": None if card.passes else False,
         },
     }
 

@@ -59,6 +59,16 @@ def models(config_path: Path) -> None:
     show(config_path)
 
 
+@main.command("import-litellm")
+@click.argument("source", metavar="FILE", type=click.Path(path_type=Path))
+@click.option("-o", "--output", "target", type=click.Path(path_type=Path), help="A new file; else it is printed.")
+def import_litellm(source: Path, target: Path | None) -> None:
+    """Write a LiteLLM configuration as one of Unisono's: the keys that have an effect, and why others are left out."""
+    from unisono.cli.importing import run
+
+    run(source, target)
+
+
 @main.command()
 def openapi() -> None:
     """Print the OpenAPI document of the gateway, as GET /openapi.json answers it."""

@@ -149,7 +149,7 @@ async def _examined_deployments(config: Config) -> list[Report]:
         await pool.aclose()
     entries = zip(config.model_list, deployment_names(config.model_list), strict=True)
     return [
-        _report(name, entry.model_name, entry.kind, _address(entry.litellm_params.api_base), answers[name])
+        _report(name, entry.model_name, entry.shown_kind, _address(entry.litellm_params.api_base), answers[name])
         for entry, name in entries
         if name in answers
     ]
@@ -164,7 +164,8 @@ def _without(secrets: Secrets, report: Report) -> Report:
 def _report(name: str, model: str, kind: str, address: str, answer: Probe | UnisonoError) -> Report:
     if isinstance(answer, UnisonoError):
         return Report(name, model, kind, address, [unreached(answer)])
-    findings = [Finding(Check.REACHABLE, ok=True), *answer.findings]
+    # A provider is not asked: that costs money.
+    findings = [Finding(Check.REACHABLE, ok=True), *answer.findings] if answer.findings else []
     return Report(name, model, kind, address, findings, answer.first_token_s, answer.capabilities.context)
 
 

@@ -25,6 +25,9 @@ def secrets_of(config: Config) -> Iterator[str]:
         held += [otel.endpoint, *otel.headers.values()]
     for hook in config.unisono.hooks:
         yield from _secrets_of_options(hook.options)
+    for entry in config.model_list:
+        yield from _secrets_of_options(entry.litellm_params.provider)
+    yield from filter(_looks_secret, (value.get_secret_value() for value in config.environment_variables.values()))
     yield from (secret.get_secret_value() for secret in held if secret is not None)
     if config.store.url is not None:
         yield from passwords_of(config.store.url.get_secret_value())

@@ -7,6 +7,7 @@ wrong is a ConfigError whose message begins with the path of the key; what is me
 from unisono.config.catalogue import Catalogue, ServedModel
 from unisono.config.fallbacks import StandIns
 from unisono.config.hooks import HookSettings
+from unisono.config.importing import imported
 from unisono.config.load import Loaded, data_folder, load, parse
 from unisono.config.observing import TraceSettings
 from unisono.config.sections import (
@@ -47,6 +48,7 @@ __all__ = [
     "StoreSettings",
     "TraceSettings",
     "data_folder",
+    "imported",
     "load",
     "parse",
 ]

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 
 from unisono.config.fallbacks import StandIns, stand_ins
 from unisono.config.sections import AliasTarget, Config, ModelEntry, ModelSettings
+from unisono.core.passing import Way
 from unisono.errors import ConfigError, UnknownModel
 
 SHOWN = (
@@ -15,6 +16,10 @@ SHOWN = (
     *("reasoning_budget", "recoveries"),
 )
 """Settings that clients see: equal for all entries of one name."""
+
+
+KEEPING = ("openai", "azure")
+"""Providers with a Responses API that keeps what it answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +87,29 @@ class Catalogue:
         known = ", ".join(name for name, _ in self.listed())
         raise UnknownModel(f"The model `{requested}` does not exist here. Models: {known}.", param="model")
 
+    def way(self, model: ServedModel) -> Way:
+        """Who answers for a model: entries that are Harmony before others, its own before those of its stand-ins."""
+        kinds = _kinds(model)
+        stand_ins = self.stand_ins.get(model.name, StandIns())
+        others = set().union(*(_kinds(self._groups[name]) for name in (*stand_ins.fallbacks, *stand_ins.larger)))
+        if True in kinds:
+            return Way.ENGINE_THEN_PASSING if False in kinds | others else Way.ENGINE
+        return Way.PASSING_THEN_ENGINE if True in others else Way.PASSING
+
+    def keeps(self, model: ServedModel) -> bool:
+        """Whether requests that lean on what is kept by whoever answers always come to the same one."""
+        return (
+            len(model.entries) == 1
+            and model.entries[0].kind in KEEPING
+            and not model.entries[0].harmony
+            and model.name not in self.stand_ins
+        )
+
+    @property
+    def passes(self) -> bool:
+        """Whether any model passes through."""
+        return any(False in _kinds(model) for model in self._groups.values())
+
     def groups(self) -> Iterator[ServedModel]:
         yield from self._groups.values()
 
@@ -93,6 +121,11 @@ class Catalogue:
         for alias, name in self._aliases.items():
             if alias not in self._hidden and alias not in self._groups:
                 yield alias, self._groups[name]
+
+
+def _kinds(model: ServedModel) -> set[bool]:
+    """Whether its entries are Harmony."""
+    return {entry.harmony for entry in model.entries}
 
 
 def _groups(entries: tuple[ModelEntry, ...]) -> Iterator[ServedModel]:

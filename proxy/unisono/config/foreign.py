@@ -14,11 +14,11 @@ LATER = "not used by this version"
 
 _COSTS = "*cost* max_budget budget_duration tiered_pricing regional_processing_uplift*"
 
-_TOP = "environment_variables callback_settings guardrails prompts vector_store_registry search_tools credential_list"
+_TOP = "callback_settings guardrails prompts vector_store_registry search_tools credential_list"
 _TOP += " finetune_settings files_settings router_config include policies agents mcp_tools sandbox_tools"
 
 _PARAMS = (
-    "api_version base_url custom_llm_provider itpm otpm max_retries num_retries drop_params organization "
+    "api_version custom_llm_provider itpm otpm max_retries num_retries drop_params organization "
     "configurable_clientside_auth_params litellm_credential_name litellm_trace_id max_file_size_mb mock_* tags "
     "default_api_key_*_limit keepalive_seconds allow_client_keepalive_override use_* tag_regex "
     "merge_reasoning_content_in_choices provider_affinity_header "
@@ -34,6 +34,7 @@ _PARAMS = (
 )
 
 _INFO = (
+    "custom_tokenizer "
     "db_model updated_at updated_by created_at created_by base_model tier team_id team_public_model_name "
     "member_auto_router blocked discoverable access_windows access_groups ptu_* allow_fail_open enable_tag_filtering "
     "internal_router_model max_tokens max_output_tokens output_vector_size litellm_provider supports_* supported_* "
@@ -43,7 +44,7 @@ _INFO = (
 _LITELLM_SETTINGS = (
     "success_callback failure_callback callbacks service_callbacks audit_log_callbacks turn_off_message_logging "
     "redact_* langfuse_* force_ipv4 json_logs set_verbose content_policy_fallbacks mcp_* "
-    "cache cache_params drop_params modify_params enable_* disable_* "
+    "cache cache_params modify_params enable_* disable_* "
     "key_generation_settings use_* allowed_fails cooldown_time telemetry max_budget budget_duration "
     "max_internal_user_budget internal_user_budget_duration default_internal_user_params default_team_* "
     "default_in_memory_ttl default_redis_* default_key_* max_end_user_budget* max_ui_session_budget "
@@ -106,6 +107,27 @@ FOREIGN_VALUES: Mapping[tuple[str, str], Mapping[str, str]] = {
     )
 }
 """By section and key: values of LiteLLM that stand for the default, and what to say of them."""
+
+
+UNSERVED = (
+    *("embedding", "image_generation", "image_edit", "audio_transcription", "audio_speech", "moderation", "rerank"),
+    *("batch", "realtime", "video_generation", "ocr", "search", "vector_store"),
+)
+"""Values of `model_info.mode` for what is no answer of a language model."""
+
+_NOT_HANDED_ON = (
+    "provider rpm tpm itpm otpm tags tag_regex litellm_credential_name litellm_trace_id "
+    "configurable_clientside_auth_params "
+    "mock_* max_retries num_retries cooldown_time max_budget budget_duration model_info use_in_pass_through "
+    "use_litellm_proxy max_file_size_mb default_api_key_* auto_router_* complexity_router_* adaptive_router_* "
+    "quality_router_* cache caching fallbacks guardrails stream stream_options messages input n tiered_pricing *_cost_*"
+)
+"""Keys of an entry's `litellm_params` that are its router's and mean nothing to a provider."""
+
+
+def is_handed_on(key: str) -> bool:
+    """Whether a key of an entry that litellm serves is handed to it."""
+    return not any(fnmatchcase(key, pattern) for pattern in _NOT_HANDED_ON.split())
 
 
 def why_default(section: str, key: str, value: object) -> str | None:

@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from unisono.config.foreign import why_default, why_unused
-from unisono.config.sections import Config, ModelEntry
+from unisono.config.foreign import UNSERVED, is_handed_on, why_default, why_unused
+from unisono.config.sections import Config, LitellmParams, ModelEntry, is_of_litellm
 from unisono.config.tools import McpServerSettings
 from unisono.errors import ConfigError
 
@@ -54,6 +54,11 @@ class _StrictLoader(yaml.SafeLoader):
 def load(path: Path, environ: Mapping[str, str] | None = None) -> Loaded:
     """Read the configuration file at `path`; `environ` is the process's environment unless given. Raises
     ConfigError."""
+    return parse(read(path), os.environ if environ is None else environ)
+
+
+def read(path: Path) -> object:
+    """What stands in a file, as YAML has it. Raises ConfigError."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
@@ -69,7 +74,7 @@ def load(path: Path, environ: Mapping[str, str] | None = None) -> Loaded:
         raise ConfigError(f"{path}{where}: {error.problem or 'not YAML'}") from None
     except (yaml.YAMLError, RecursionError):
         raise ConfigError(f"{path}: not YAML") from None
-    return parse({} if raw is None else raw, os.environ if environ is None else environ)
+    return {} if raw is None else raw
 
 
 def data_folder(environ: Mapping[str, str] | None = None) -> str:
@@ -90,7 +95,21 @@ def parse(raw: object, environ: Mapping[str, str]) -> Loaded:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         raise ConfigError(f"{_path(first['loc'])}: {_sentence(first['msg'])}") from None
-    return Loaded(config, tuple(reading.warnings))
+    hints = (
+        f"model_list[{index}].litellm_params.model: {entry.harmony_hint}"
+        for index, entry in enumerate(config.model_list)
+        if entry.harmony_hint
+    )
+    return Loaded(config, (*reading.warnings, *hints))
+
+
+def used(raw: object) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What of a parsed file has an effect, with references to the environment as they stand, and a sentence for each
+    key that has none. Raises ConfigError."""
+    reading = _Reading({}, resolves=False)
+    tree = reading.section(raw, Config, "")
+    assert isinstance(tree, dict)
+    return tree, tuple(reading.warnings)
 
 
 def _own_environment(raw: Mapping[Any, Any]) -> dict[str, str]:
@@ -108,22 +127,38 @@ class _Reading:
 
     environ: Mapping[str, str]
     warnings: list[str] = field(default_factory=list)
+    resolves: bool = True
 
     def section(self, raw: object, model: type[BaseModel], path: str) -> object:
         if not isinstance(raw, Mapping):
             raise ConfigError(f"{path}: {_described(raw)}, not a mapping")
         kept: dict[str, object] = {}
-        for key, value in raw.items():
+        more: dict[str, object] = {}
+        handed = model is LitellmParams and is_of_litellm(raw.get("model"))
+        for key, value in self._spelled(raw, model, path).items():
             here = f"{path}.{key}" if path else str(key)
             if not path and key == "environment_variables":
+                kept[str(key)] = dict(_own_environment(raw))
                 continue
-            if key not in model.model_fields:
+            if handed and key not in model.model_fields and is_handed_on(str(key)):
+                more[str(key)] = self._resolved(value, here)
+                if why_unused(_general(path), str(key)) is None:
+                    self.warnings.append(f"{here}: nobody here knows this key; litellm gets it as it stands")
+            elif key not in model.model_fields:
                 self._unused(_general(path), str(key), here, tuple(model.model_fields))
             elif (why := why_default(_general(path), str(key), value)) is not None:
                 self.warnings.append(f"{here}: {value!r} {why}")
             elif value is not None or model is not Config:
                 kept[str(key)] = self._value(value, model, str(key), here)
-        return kept
+        return {**kept, "provider": more} if more else kept
+
+    def _spelled(self, raw: Mapping[Any, Any], model: type[BaseModel], path: str) -> Mapping[Any, Any]:
+        """Keys by the names they have here. Raises ConfigError for one that stands there by both of its names."""
+        if model is not LitellmParams or "base_url" not in raw:
+            return raw
+        if raw.get("api_base") is not None:
+            raise ConfigError(f"{path}.base_url: another name of api_base, which stands there too")
+        return {("api_base" if key == "base_url" else key): value for key, value in raw.items()}
 
     def _value(self, value: object, model: type[BaseModel], key: str, path: str) -> object:
         inner = model.model_fields[key].annotation
@@ -132,17 +167,27 @@ class _Reading:
         if (model, key) == (Config, "model_list"):
             if not isinstance(value, Sequence) or isinstance(value, str):
                 raise ConfigError(f"{path}: {_described(value)}, not a list of models")
-            return [self.section(entry, ModelEntry, f"{path}[{index}]") for index, entry in enumerate(value)]
+            entries = ((f"{path}[{index}]", entry) for index, entry in enumerate(value))
+            return [self.section(entry, ModelEntry, here) for here, entry in entries if not self._left_out(entry, here)]
         if (model, key) == (Config, "mcp_servers"):
             if not isinstance(value, Mapping):
                 raise ConfigError(f"{path}: {_described(value)}, not a mapping of labels to servers")
             return {label: self.section(entry, McpServerSettings, f"{path}.{label}") for label, entry in value.items()}
         return self._resolved(value, path)
 
+    def _left_out(self, entry: object, path: str) -> bool:
+        """Whether an entry is for something that is not served here, which is said."""
+        info = entry.get("model_info") if isinstance(entry, Mapping) else None
+        mode = info.get("mode") if isinstance(info, Mapping) else None
+        if mode not in UNSERVED:
+            return False
+        self.warnings.append(f"{path}.model_info.mode: {mode!r} is not served here; the entry is left out")
+        return True
+
     def _resolved(self, value: object, path: str) -> object:
         """`value` with every `os.environ/NAME` in it read."""
         match value:
-            case str() if value.startswith(ENVIRONMENT_PREFIX):
+            case str() if value.startswith(ENVIRONMENT_PREFIX) and self.resolves:
                 name = value.removeprefix(ENVIRONMENT_PREFIX)
                 if name not in self.environ:
                     raise ConfigError(f"{path}: the environment has no variable {name}")

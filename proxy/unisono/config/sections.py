@@ -70,6 +70,8 @@ class LitellmParams(Costs):
     """Share of this entry among the entries of the same model_name, and its speed beside theirs."""
     order: Annotated[int, Field(ge=0)] = 0
     """Entries of a higher order get requests only while those of a lower one cannot take them."""
+    provider: dict[str, JsonValue] = Field(default_factory=dict)
+    """Of an entry that litellm serves: everything else that stands here, which is handed to it."""
 
 
 class ModelInfo(Costs):
@@ -119,6 +121,14 @@ class ModelSettings(Section):
         return frozenset(rule for rule, on in self.recoveries.items() if not on)
 
 
+def is_of_litellm(model: object) -> bool:
+    """Whether a `litellm_params.model` is none of our backend kinds'."""
+    kind, slash, name = model.partition("/") if isinstance(model, str) else ("", "", "")
+    if not slash:
+        return bool(kind)
+    return bool(kind and name) and KIND_ALIASES.get(kind, kind) not in KINDS
+
+
 class ModelEntry(Section):
     """One backend for one name that clients ask for; entries of equal name share the load."""
 
@@ -132,6 +142,13 @@ class ModelEntry(Section):
     """What is ours alone."""
 
     @property
+    def by_litellm(self) -> bool:
+        """Whether it is another provider's, which litellm serves."""
+        # A gpt-oss without a backend kind is a mistake.
+        named = bool(self.kind) or not self.says_gpt_oss
+        return not self.harmony and named and is_of_litellm(self.litellm_params.model)
+
+    @property
     def kind(self) -> str:
         """The backend kind, aliases resolved; empty when `model` names none."""
         kind, slash, _ = self.litellm_params.model.partition("/")
@@ -141,6 +158,15 @@ class ModelEntry(Section):
     def backend_model(self) -> str:
         """The backend's own name for the model."""
         return self.litellm_params.model.partition("/")[2]
+
+    @property
+    def shown_kind(self) -> str:
+        """What it is, for people: `vllm`, or who serves what passes through."""
+        if self.harmony:
+            return self.kind
+        if self.by_litellm:
+            return f"litellm ({self.kind})" if self.kind else "litellm"
+        return f"{self.kind} (passes)"
 
     @property
     def harmony(self) -> bool:
@@ -206,6 +232,8 @@ class LitellmSettings(Fallbacks):
     """Default of every model's `timeout`."""
     num_retries: Annotated[int, Field(ge=0)] | None = None
     """Further backends tried after a failure."""
+    drop_params: bool = False
+    """True leaves out fields of requests that a provider of litellm's does not know, instead of refusing them."""
 
 
 class AliasTarget(Section):
@@ -346,6 +374,8 @@ class Config(Section):
     """Tool servers by the label that requests know them by."""
     unisono: GatewaySettings = Field(default_factory=GatewaySettings)
     """The gateway itself."""
+    environment_variables: dict[str, SecretStr] = Field(default_factory=dict)
+    """What `os.environ/NAME` finds before it looks at the environment, and litellm's providers in it."""
 
     @property
     def num_retries(self) -> int:

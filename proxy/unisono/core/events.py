@@ -7,10 +7,11 @@ text of its Closed. Items never overlap: one is closed before the next opens.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from unisono.core.conversation import Phase, Tokens
+from unisono.core.conversation import Json, Phase, Tokens
 from unisono.core.generation import FinishReason, Usage
 from unisono.core.tools import HostedTool, ToolOutcome
 
@@ -135,4 +136,12 @@ class Finished:
     cut_call: bool = False
 
 
-Event: TypeAlias = Opened | Delta | Closed | Ran | Listed | Repaired | Finished
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A part of an answer that a backend gave in OpenAI's own API, as it is handed out: the whole body, or an event of
+    a stream. A turn that passes through has no other events, but for Finished."""
+
+    body: Mapping[str, Json]
+
+
+Event: TypeAlias = Opened | Delta | Closed | Ran | Listed | Repaired | Finished | Passed

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from unisono.core.conversation import Json
 from unisono.core.generation import Capabilities, Chunk, Generation, Load, Timeouts
+from unisono.core.passing import PassingJob
 from unisono.core.probe import Probe
 
 
-class Backend(Protocol):
-    """One server (or engine process) that continues raw Harmony prompts. It knows nothing of Harmony or OpenAI.
+class Endpoint(Protocol):
+    """What routing knows of a backend of either kind: whether it is well, how busy it is, and its end.
 
     Every method raises only the `BackendError` family (or `ContextTooLong`) for what goes wrong out there.
     """
@@ -23,11 +25,6 @@ class Backend(Protocol):
         used."""
         ...
 
-    def complete(self, job: Generation) -> AsyncIterator[Chunk]:
-        """Stream a generation. Closing the iterator (or cancelling the task) at any moment, before the first chunk
-        too, frees the backend. A stream that ends without a finish raises `BackendProtocolError`."""
-        ...
-
     async def load(self) -> Load | None:
         """What the server says of its own load, requests of others included; None when it does not say. Bounded to a
         second, cheap enough to be asked every few of them, and never a reason to start or to load anything. A failure
@@ -35,6 +32,25 @@ class Backend(Protocol):
         ...
 
     async def aclose(self) -> None: ...
+
+
+class Backend(Endpoint, Protocol):
+    """One server (or engine process) that continues raw Harmony prompts. It knows nothing of Harmony or OpenAI."""
+
+    def complete(self, job: Generation) -> AsyncIterator[Chunk]:
+        """Stream a generation. Closing the iterator (or cancelling the task) at any moment, before the first chunk
+        too, frees the backend. A stream that ends without a finish raises `BackendProtocolError`."""
+        ...
+
+
+class PassingBackend(Endpoint, Protocol):
+    """One server, or one provider, that answers requests in OpenAI's own API. What it serves need not be gpt-oss."""
+
+    def answer(self, job: PassingJob) -> AsyncIterator[Sequence[Mapping[str, Json]]]:
+        """The JSON objects of the answer: of a stream its events in order, those that came together at once, and else
+        the one body. Closing the iterator (or cancelling the task) at any moment ends the request there. A stream that
+        breaks off raises `BackendProtocolError`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +65,13 @@ class BackendOptions:
     api_base: str | None = None
     api_key: str | None = None
     extra: Mapping[str, object] = field(default_factory=dict)
+
+
+class PassingFactory(Protocol):
+    """What the entry-point group `unisono.passing` holds, by backend kind. Building one touches neither network nor
+    disk."""
+
+    def __call__(self, options: BackendOptions) -> PassingBackend: ...
 
 
 class BackendFactory(Protocol):
@@ -67,7 +90,14 @@ class Deployment(Protocol):
         ...
 
     @property
-    def backend(self) -> Backend: ...
+    def backend(self) -> Backend:
+        """For places on deployments that speak Harmony."""
+        ...
+
+    @property
+    def passing(self) -> PassingBackend:
+        """For places on those that answer in OpenAI's own API."""
+        ...
 
     @property
     def timeouts(self) -> Timeouts: ...

@@ -20,11 +20,13 @@ from unisono.errors import UnisonoError
 class Ask:
     """What a route is asked for with. Requests of one `owner` wait for each other, and no other owner waits for all of
     them. Those of one `sticky` value go to one deployment while it is well and no busier than others, so that its
-    prefix cache is of use; empty for any."""
+    prefix cache is of use; empty for any. `passing` asks for deployments that answer in OpenAI's own API, and for no
+    others; without it for those that speak Harmony."""
 
     model: str
     owner: str = ""
     sticky: str = ""
+    passing: bool = False
 
 
 @dataclass(frozen=True, slots=True)

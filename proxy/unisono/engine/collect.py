@@ -6,7 +6,7 @@ from collections.abc import AsyncIterable, Iterable
 from dataclasses import dataclass
 from typing import assert_never
 
-from unisono.core.events import Closed, Delta, Event, Finished, Listed, Opened, Ran, Repaired
+from unisono.core.events import Closed, Delta, Event, Finished, Listed, Opened, Passed, Ran, Repaired
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,8 @@ def collect(events: Iterable[Event]) -> Result:
                 ran.append(event)
             case Opened() | Delta() | Listed():
                 pass  # a Closed holds what its deltas were
+            case Passed():
+                raise ValueError("an answer that passes through is no turn's")
             case _:
                 assert_never(event)
     if finished is None:

@@ -12,6 +12,7 @@ from unisono.core.accounts import Standing
 from unisono.core.conversation import AnswerForm, Conversation, Json, Tokens
 from unisono.core.events import Closed, Event, HostedCall
 from unisono.core.generation import Sampling
+from unisono.core.passing import Passage
 from unisono.core.routes import Try
 from unisono.core.tools import ToolServer
 from unisono.core.tracing import Trace
@@ -146,6 +147,9 @@ class Turn:
     """Tokens of analysis after which the model has to come to something, over the whole turn."""
     unmended: frozenset[str] = frozenset()
     """Rules of `plan.SWITCHABLE` that are switched off."""
+    passage: Passage | None = None
+    """The request as it came, where deployments that answer in OpenAI's own API may answer it; the engine looks at
+    everything but that."""
     tools_at: str = "tools.{index}.function"
     """Where a tool stands in the request, for errors that name it."""
     schema_field: str = "parameters"

@@ -15,9 +15,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf
 from random import uniform
+from typing import cast
 
 from unisono.core.generation import Capabilities, Load, Timeouts
-from unisono.core.ports import Backend
+from unisono.core.ports import Backend, Endpoint, PassingBackend
 from unisono.core.probe import PASSING, Check, Finding, Probe, Severity
 from unisono.errors import BackendTimeout, BackendUnfit, UnisonoError
 from unisono.routing.health import (
@@ -82,21 +83,24 @@ class Hold:
 
 
 class LiveDeployment:
-    """`context` caps the window the backend claims, in tokens, and stands in where it claims none. `identity` tells
-    whether another configuration means the same backend. `listeners` are called when something may have become
-    possible: a place is free, or it is well again."""
+    """`endpoint` speaks Harmony, or it `passes`: then it answers in OpenAI's own API. `context` caps the window the
+    backend claims, in tokens, and stands in where it claims none. `identity` tells whether another configuration means
+    the same backend. `listeners` are called when something may have become possible: a place is free, or it is well
+    again."""
 
     def __init__(
         self,
         terms: Terms | str,
-        backend: Backend,
+        endpoint: Endpoint,
         *,
+        passes: bool = False,
         context: int | None = None,
         identity: object = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.terms = Terms(terms) if isinstance(terms, str) else terms
-        self.backend = backend
+        self.endpoint = endpoint
+        self.passes = passes
         self.context = context
         self.identity = identity
         self.clock = clock
@@ -132,6 +136,16 @@ class LiveDeployment:
     @property
     def name(self) -> str:
         return self.terms.name
+
+    @property
+    def backend(self) -> Backend:
+        """Of one that does not pass: whoever asks for the other kind is never given a place on it."""
+        return cast(Backend, self.endpoint)
+
+    @property
+    def passing(self) -> PassingBackend:
+        """Of one that passes."""
+        return cast(PassingBackend, self.endpoint)
 
     @property
     def timeouts(self) -> Timeouts:
@@ -284,7 +298,7 @@ class LiveDeployment:
         try:
             # Generous, because probing an engine of our own starts it and loads the model.
             async with asyncio.timeout(self.timeouts.first_token_s):
-                found = await self.backend.probe()
+                found = await self.endpoint.probe()
         except TimeoutError:
             raise BackendTimeout(f"{self.name} did not say in time what it can do.") from None
         if self.context is None:
@@ -366,7 +380,7 @@ class LiveDeployment:
             self._probing.cancel()
             with suppress(asyncio.CancelledError, UnisonoError):
                 await self._probing
-        await self.backend.aclose()
+        await self.endpoint.aclose()
 
 
 def _unsized(finding: Finding) -> bool:

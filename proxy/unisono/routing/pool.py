@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from random import uniform
 
 from unisono.config import StandIns
 from unisono.core.routes import Ask
-from unisono.errors import UnisonoError, UnknownModel
+from unisono.errors import UnisonoError, UnknownModel, UnsupportedValue
 from unisono.routing.deployment import LiveDeployment, Terms
 from unisono.routing.group import Group, Rules
 from unisono.routing.health import Failure, Phase, kind_of
@@ -83,25 +83,43 @@ class RoutingPool:
         self._doubts = asyncio.Event()
         """Whether there is a deployment that had better be probed now."""
         self._owned: dict[int, Watched] = {}
-        self._groups: dict[str, Group] = {}
+        self._speaking: dict[str, Group] = {}
+        self._passing: dict[str, Group] = {}
+        """Those that answer in OpenAI's own API; what is known of a deployment is the same for whoever is given it."""
         for model, members in groups.items():
             for live in members:
                 if id(live) not in taken_over:
                     live.candidate.bit = self.prefixes.join()
-            self._groups[model] = Group(model, members, self.prefixes, self.rules, clock)
+            for passes, of_kind in ((False, self._speaking), (True, self._passing)):
+                if kin := [live for live in members if live.passes is passes]:
+                    of_kind[model] = Group(model, kin, self.prefixes, self.rules, clock)
         self._own([live for members in groups.values() for live in members if id(live) not in taken_over])
         self._stand_ins = dict(stand_ins or {})
         self._watching: list[asyncio.Task[None]] = []
         self._places = asyncio.Semaphore(PROBES_AT_ONCE)
 
     def route(self, ask: Ask) -> GroupRoute:
-        """A request's way through the deployments of its model. Raises UnknownModel."""
-        group = self._groups.get(ask.model)
-        if group is None or not group.members:
-            raise UnknownModel(f"The model `{ask.model}` does not exist here.", param="model")
+        """A request's way through the deployments of its model, and of those that stand in for it, that are of the kind
+        it asks for. Raises UnknownModel."""
+        groups, other = (self._passing, self._speaking) if ask.passing else (self._speaking, self._passing)
         others = self._stand_ins.get(ask.model, StandIns())
-        fallbacks, larger = ([self._groups[name] for name in names] for names in (others.fallbacks, others.larger))
-        return GroupRoute(ask, group, fallbacks, larger)
+        fallbacks, larger = (
+            [groups[name] for name in names if name in groups] for names in (others.fallbacks, others.larger)
+        )
+        own = [groups[ask.model]] if ask.model in groups else []
+        if not (first := own or fallbacks or larger):
+            if ask.model in other and not ask.passing:
+                raise UnsupportedValue(
+                    f"The model `{ask.model}` passes through: it is served as chat completions and responses only.",
+                    param="model",
+                )
+            raise UnknownModel(f"The model `{ask.model}` does not exist here.", param="model")
+        return GroupRoute(ask, first[0], fallbacks, larger)
+
+    @property
+    def _groups(self) -> Iterator[Group]:
+        for of_kind in (self._speaking, self._passing):
+            yield from of_kind.values()
 
     def start(self) -> None:
         """Begin to watch: probes, and questions for load. From now on what was kept is this pool's. Needs a running
@@ -121,7 +139,7 @@ class RoutingPool:
             live.tolerance = self.rules.tolerance
             live.on_doubt = self._doubts.set
             self._owned[id(live)] = Watched(live)
-        for group in self._groups.values():
+        for group in self._groups:
             for live in group.members:
                 if live in lives:
                     group.listen(live)
@@ -174,7 +192,7 @@ class RoutingPool:
         while True:
             await asyncio.sleep(LOAD_EVERY_S * uniform(0.8, 1.2))  # noqa: S311 - nothing secret
             now = self._clock()
-            for group in self._groups.values():
+            for group in self._groups:
                 recently = max((live.asked_at for live in group.members), default=0.0)
                 busy = len(group.members) > 1 and recently and now - recently < LOAD_WHILE_S
                 for watched in (self._owned.get(id(live)) for live in group.members):
@@ -189,7 +207,7 @@ class RoutingPool:
     async def _ask_load(self, watched: Watched) -> None:
         try:
             async with asyncio.timeout(LOAD_WITHIN_S):
-                load = await watched.live.backend.load()
+                load = await watched.live.endpoint.load()
         except (UnisonoError, TimeoutError):
             # It is asked again in a moment; what it said before is no longer true.
             watched.live.claimed(None)
@@ -202,7 +220,7 @@ class RoutingPool:
 
     async def settled(self, timeout_s: float) -> None:
         """Wait until everything has been probed once, but no longer than `timeout_s` seconds."""
-        live = [one for group in self._groups.values() for one in group.members]
+        live = [one for group in self._groups for one in group.members]
         probing = [asyncio.ensure_future(one.capabilities()) for one in live if one.known is None]
         if probing:
             _, unfinished = await asyncio.wait(probing, timeout=timeout_s)
@@ -212,20 +230,18 @@ class RoutingPool:
 
     def status(self) -> list[DeploymentStatus]:
         now = self._clock()
-        return [
-            status_of(group.model, live, len(group.line), now)
-            for group in self._groups.values()
-            for live in group.members
-        ]
+        return [status_of(group.model, live, len(group.line), now) for group in self._groups for live in group.members]
 
     def members(self) -> Mapping[str, Sequence[LiveDeployment]]:
         """Every deployment by the model it serves."""
-        return {model: group.members for model, group in self._groups.items()}
+        found: dict[str, Sequence[LiveDeployment]] = {}
+        for group in self._groups:
+            found[group.model] = [*found.get(group.model, ()), *group.members]
+        return found
 
     def context(self, model: str) -> int | None:
         """The smallest window, in tokens, that any deployment of `model` is known to have; None when none is."""
-        group = self._groups.get(model)
-        return min((size for live in (group.members if group else ()) if (size := _window(live))), default=None)
+        return min((size for live in self.members().get(model, ()) if (size := _window(live))), default=None)
 
     async def aclose(self) -> None:
         """End watching, and close every deployment that no other pool has taken over."""
@@ -237,7 +253,7 @@ class RoutingPool:
         for task in ending:
             with suppress(asyncio.CancelledError):
                 await task
-        for group in self._groups.values():
+        for group in self._groups:
             group.close()
         for one in owned:
             self.prefixes.leave(one.live.candidate.bit, self._clock())

@@ -32,6 +32,7 @@ from unisono.core.events import (
     Listed,
     Listing,
     Opened,
+    Passed,
     Ran,
     Reasoning,
     Repaired,
@@ -249,7 +250,7 @@ class ChoiceChunks:
             case _:
                 assert_never(item)
 
-    def _other(self, entry: Opened | Closed | Ran | Listed | Repaired | Finished) -> bytes:
+    def _other(self, entry: Opened | Closed | Ran | Listed | Repaired | Finished | Passed) -> bytes:
         match entry:
             case Opened():
                 return self._opened(entry.item)
@@ -258,7 +259,7 @@ class ChoiceChunks:
             case Finished():
                 self.finished = entry
                 return b""
-            case Repaired() | Ran() | Listed():
+            case Repaired() | Ran() | Listed() | Passed():
                 return b""
             case _:
                 assert_never(entry)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fastapi import APIRouter
+from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -15,13 +16,23 @@ from unisono.api.chat.inbound import ChatTurn, to_turn
 from unisono.api.chat.outbound import Frame, StreamChunks, to_completion
 from unisono.api.chat.schema import ChatRequest
 from unisono.api.choices import ChunkSource, close_all, collect_all
+from unisono.api.passing import (
+    EitherSource,
+    FindWay,
+    begun_whole,
+    passed_through,
+    way_for,
+    with_passage,
+)
 from unisono.api.reasoning import ReasoningField
 from unisono.api.rules import NO_RULES, ModelRules
 from unisono.api.runnable import NOTHING_TO_RUN, RunnableTools
-from unisono.api.sse import CLIENT_CLOSED_REQUEST, KEEP_ALIVE_S, ClientGone, EventStream, until_disconnect
+from unisono.api.sse import CLIENT_CLOSED_REQUEST, KEEP_ALIVE_S, ClientGone, EventStream, Source, until_disconnect
 from unisono.api.whole import to_whole
 from unisono.core.access import Caller
+from unisono.core.passing import Api, Way
 from unisono.engine.turn import Run, Turns
+from unisono.errors import InvalidRequest
 
 PATHS = ("/v1/chat/completions", "/chat/completions")
 
@@ -50,14 +61,24 @@ def chat_router(
     new_id: Callable[[], str],
     clock: Callable[[], float],
     fingerprint: str | None = None,
+    find_way: FindWay | None = None,
     keep_alive_s: float = KEEP_ALIVE_S,
 ) -> APIRouter:
-    """`today` gives YYYY-MM-DD, `new_id` an unguessable string, `clock` seconds since the epoch. Expects the layers of
-    `api.door` in front: they put the caller and the request's id into the state."""
+    """`find_way` says who answers for a model, None that it is always the engine. `today` gives YYYY-MM-DD, `new_id` an
+    unguessable string, `clock` seconds since the epoch. Expects the layers of `api.door` in front: they put the caller
+    and the request's id into the state."""
 
     async def complete(request: Request) -> Response:
         body = await read_json(request)
         caller: Caller = request.state.caller
+        served = way_for(find_way, body, caller)
+        way = served.way
+
+        async def passed() -> Response:
+            return await passed_through(request, turns, Api.CHAT, body, served.group, keep_alive_s=keep_alive_s)
+
+        if way is Way.PASSING:
+            return await passed()
 
         def understood() -> tuple[ChatRequest, ChatModel, ChatTurn]:
             wanted = ChatRequest.model_validate(body)
@@ -72,9 +93,20 @@ def chat_router(
                 runnable=model.runnable,
                 rules=model.rules,
             )
+            if way.passes and turn.choices == 1:
+                turn = replace(turn, turn=with_passage(turn.turn, Api.CHAT, body, way))
             return wanted, model, turn
 
-        wanted, model, asked = await off_loop(understood, len(await request.body()))
+        try:
+            wanted, model, asked = await off_loop(understood, len(await request.body()))
+        except (InvalidRequest, ValidationError):
+            if way is not Way.PASSING_THEN_ENGINE:
+                raise
+            # What no gpt-oss could stand in for may be fine where it passes.
+            return await passed()
+        passes = asked.turn.passage is not None
+        if way is Way.PASSING_THEN_ENGINE and not passes:
+            return await passed()
         frame = Frame(
             id=f"chatcmpl-{new_id()}",
             created=int(clock()),
@@ -90,13 +122,20 @@ def chat_router(
         reports = [run.report for run in runs]
         if asked.stream:
             chunks = StreamChunks(frame, reports)
+            source: Source = ChunkSource(runs, chunks)
+            if passes:
+                source = EitherSource(runs[0], Api.CHAT, lambda run: ChunkSource([run], chunks))
             return EventStream(
-                ChunkSource(runs, chunks),
+                source,
                 headers=lambda: backend_header(reports),
                 broken=chunks.broken,
                 keep_alive_s=keep_alive_s,
             )
         try:
+            if passes:
+                runs[0], through = await until_disconnect(request.receive, begun_whole(runs[0]))
+                if through is not None:
+                    return to_whole(through, backend_header(reports))
             results = await until_disconnect(request.receive, collect_all(runs))
         except ClientGone:
             return Response(status_code=CLIENT_CLOSED_REQUEST)

@@ -37,6 +37,7 @@ from unisono.core.events import (
     Listed,
     Listing,
     Opened,
+    Passed,
     Ran,
     Reasoning,
     Repaired,
@@ -231,7 +232,7 @@ class MessageEvents:
         self._index += 1
         return stop
 
-    def _other(self, entry: Opened | Closed | Ran | Listed | Repaired | Finished) -> bytes:
+    def _other(self, entry: Opened | Closed | Ran | Listed | Repaired | Finished | Passed) -> bytes:
         match entry:
             case Opened():
                 if self._frame.hold_calls or not isinstance(entry.item, ToolCall):
@@ -244,7 +245,7 @@ class MessageEvents:
                 return b"" if closed is None else self._whole(self._frame.result(closed, entry))
             case Finished():
                 return self._finish(entry)
-            case Repaired() | Listed():
+            case Repaired() | Listed() | Passed():
                 return b""
             case _:
                 assert_never(entry)

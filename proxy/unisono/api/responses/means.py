@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from unisono.api.passing import FindWay
 from unisono.api.responses.hosting.servers import ServerRules
 from unisono.api.responses.items import NewId
 from unisono.api.rules import NO_RULES, ModelRules
@@ -51,10 +52,10 @@ class CallerSource(Protocol):
 @dataclass(frozen=True, slots=True)
 class Means:
     """`resolve` finds the model a name stands for and raises UnknownModel, or ModelNotAllowed where the caller may not
-    use it; `today` gives YYYY-MM-DD, `clock` seconds
-    since the epoch, `new_id` an unguessable id with a prefix. `seals` waits for the key, which may be in the store:
-    raises StoreUnavailable. `lease_s` is how long a lease holds without a sign of life, `kept_s` how long a response is
-    kept, in seconds."""
+    use it; `find_way` says who answers for it, None that it is always the engine. `today` gives YYYY-MM-DD, `clock`
+    seconds since the epoch, `new_id` an unguessable id with a prefix. `seals` waits for the key, which may be in the
+    store: raises StoreUnavailable. `lease_s` is how long a lease holds without a sign of life, `kept_s` how long a
+    response is kept, in seconds."""
 
     turns: Turns
     store: Store
@@ -67,6 +68,7 @@ class Means:
     kept_s: float = Retention().response_s
     servers: ServerRules = field(default_factory=ServerRules)
     caller_of: CallerSource = unlimited
+    find_way: FindWay | None = None
 
 
 class SealsSource(Protocol):

@@ -42,6 +42,7 @@ from unisono.core.events import (
     Listed,
     Listing,
     Opened,
+    Passed,
     Ran,
     Reasoning,
     Repaired,
@@ -167,7 +168,7 @@ class Events:
 
     # -- events of the engine
 
-    def _other(self, entry: Opened | Closed | Ran | Listed | Repaired | Finished) -> None:
+    def _other(self, entry: Opened | Closed | Ran | Listed | Repaired | Finished | Passed) -> None:
         match entry:
             case Opened():
                 self._opened(entry.item)
@@ -179,8 +180,8 @@ class Events:
                 self._end(status, finished=entry)
             case Ran() | Listed():
                 self._came_of(entry)
-            case Repaired():
-                pass  # told in the last event
+            case Repaired() | Passed():
+                pass  # told in the last event, or no answer of this turn's
             case _:
                 assert_never(entry)
 

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from unisono.api.about import backend_header, recoveries_header
 from unisono.api.body import read_json
 from unisono.api.failures import failure_of
+from unisono.api.passing import check_stateless, passed_through, way_for
 from unisono.api.responses.answer import answer_events, answer_whole
 from unisono.api.responses.asked import Sender, judged, understood
 from unisono.api.responses.background.reader import logged_events
@@ -38,6 +39,7 @@ from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.sampling import to_sampling
 from unisono.api.sse import CLIENT_CLOSED_REQUEST, DONE, ClientGone, EventStream, until_disconnect
 from unisono.api.whole import to_whole
+from unisono.core.passing import Api, Way
 from unisono.core.state import Status, StoredResponse
 from unisono.engine.turn import Report
 from unisono.errors import StoreError, UnisonoError
@@ -50,6 +52,13 @@ def create_routes(
 
     async def create(request: Request) -> Response:
         body = await read_json(request)
+        served = way_for(means.find_way, body, request.state.caller)
+        if served.way in (Way.PASSING, Way.PASSING_THEN_ENGINE):
+            if not served.keeps:
+                check_stateless(body)
+            return await passed_through(
+                request, means.turns, Api.RESPONSES, body, served.group, keep_alive_s=keep_alive_s
+            )
         size = len(await request.body())
         wanted = await judged(body, size)
         notes = (NO_EFFECT,) if HEADER in request.headers and not wanted.stored else ()

@@ -1,0 +1,135 @@
+"""A server's own OpenAI API, for models that are not gpt-oss: requests go there as they came, and so do the answers.
+
+One adapter for every backend kind that has such an API beside its raw completions; what differs between kinds is data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import orjson
+
+from unisono.core.conversation import Json
+from unisono.core.generation import Capabilities, Form, Load
+from unisono.core.passing import Api, PassingJob, named
+from unisono.core.ports import BackendOptions, PassingFactory
+from unisono.core.probe import Check, Finding, Probe, Severity
+from unisono.errors import BackendProtocolError, UnsupportedValue
+from unisono_adapters._failures import is_error
+from unisono_adapters._http import Answer, Wire
+from unisono_adapters._model_list import model_list
+
+DONE = b"[DONE]"
+LAST = frozenset({"response.completed", "response.failed", "response.incomplete", "error"})
+"""Events behind which a stream of the Responses API has nothing more to say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What is particular about a kind of server. `model` is the name it is asked for, where that is always the same;
+    `responses` says whether it has a Responses API of its own; `polite` is `Wire`'s."""
+
+    model: str = ""
+    responses: bool = True
+    polite: bool = False
+
+
+class OpenAiApi:
+    """What the server says is handed on; it is read only as far as it takes to know that it has ended well."""
+
+    def __init__(self, options: BackendOptions, server: Server) -> None:
+        """Raises ConfigError."""
+        self._wire = Wire(options, polite=server.polite)
+        self._server = server
+        self._model = server.model or options.model
+        self._kind = options.kind
+
+    async def probe(self) -> Probe:
+        """Whether its model list answers, and holds the model."""
+        served = await model_list(self._wire)
+        can = Capabilities(Form.TEXT, Form.TEXT, stop_visible=False, context=served.get(self._model))
+        listed = self._server.model or not served or any(_same(name, self._model) for name in served)
+        # Some servers answer by any name.
+        return Probe(can, (Finding(Check.MODEL, ok=bool(listed), severity=Severity.WARNING),))
+
+    def answer(self, job: PassingJob) -> AsyncIterator[Sequence[Mapping[str, Json]]]:
+        if job.api is Api.RESPONSES and not self._server.responses:
+            raise UnsupportedValue(
+                f"'model': the {self._kind} server of this model has no Responses API; ask for a chat completion.",
+                param="model",
+            )
+        body = orjson.dumps({**job.body, "model": named(self._model, job.asked)})
+        return self._streamed(job, body) if job.stream else self._whole(job, body)
+
+    async def load(self) -> Load | None:
+        return None
+
+    async def aclose(self) -> None:
+        await self._wire.aclose()
+
+    async def _whole(self, job: PassingJob, body: bytes) -> AsyncGenerator[list[Mapping[str, Json]]]:
+        answer = await self._wire.post_whole(f"v1/{job.api}", body, job)
+        if not isinstance(answer, dict):
+            raise BackendProtocolError("the backend answered with something that is no object")
+        if is_error(answer) and not answer.get("output") and "status" not in answer:
+            raise self._wire.failures.error_object(answer)
+        yield [answer]
+
+    async def _streamed(self, job: PassingJob, body: bytes) -> AsyncGenerator[list[Mapping[str, Json]]]:
+        answer = await self._wire.post(f"v1/{job.api}", body, job)
+        try:
+            async for events in _read(answer):
+                objects: list[Mapping[str, Json]] = []
+                ended = False
+                for data in events:
+                    if ended := data == DONE:
+                        break
+                    one = self._object(data, job.api)
+                    objects.append(one)
+                    if ended := job.api is Api.RESPONSES and one.get("type") in LAST:
+                        break
+                if objects:
+                    yield objects
+                if ended:
+                    await answer.settle()
+                    return
+        finally:
+            answer.close()
+
+    def _object(self, data: bytes, api: Api) -> dict[str, Any]:
+        try:
+            one = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            raise BackendProtocolError("the backend sent an event that is not JSON") from None
+        if not isinstance(one, dict):
+            raise BackendProtocolError("the backend sent an event that is no object")
+        if is_error(one) and (api is Api.CHAT or "type" not in one):
+            raise self._wire.failures.error_object(one)
+        return one
+
+
+async def _read(answer: Answer) -> AsyncGenerator[list[bytes]]:
+    """The data of its events, those of a read together, to the end."""
+    while (events := await answer.read()) is not None:
+        if events:
+            answer.delivered()
+            yield events
+
+
+def _same(listed: str, model: str) -> bool:
+    """Ollama lists names with their tag; a pattern is for whatever there is."""
+    return "*" in model or listed in (model, f"{model}:latest")
+
+
+def _factory(server: Server) -> PassingFactory:
+    return partial(OpenAiApi, server=server)
+
+
+vllm = _factory(Server())
+sglang = _factory(Server())
+llamacpp = _factory(Server())
+ollama = _factory(Server())
+mlx_server = _factory(Server(model="default_model", responses=False, polite=True))

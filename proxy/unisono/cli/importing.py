@@ -1,0 +1,29 @@
+"""`unisono import-litellm`: a configuration of LiteLLM's, written anew as one of Unisono's."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from unisono.config import imported
+from unisono.errors import ConfigError
+
+
+def run(source: Path, target: Path | None) -> None:
+    """Print it, or write it to a file that is not there yet and that nobody else may read: it may hold keys."""
+    try:
+        text = imported(source)
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from error
+    if target is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        opened = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(opened, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise click.ClickException(f"{target}: {error.strerror or error}") from error
+    click.echo(f"{target} is written; `unisono check --config {target}` says whether its backends are right.")

@@ -1,0 +1,92 @@
+"""Who makes a deployment's backend: adapters of this and other packages by their entry points, by kind.
+
+Part of the composition root. An entry that is not Harmony gets an adapter that answers in OpenAI's own API; one of
+another provider is litellm's, which is loaded with the first request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from typing import Any
+
+from unisono.config import KIND_ALIASES, KINDS, Config, ModelEntry
+from unisono.core.ports import BackendOptions, Endpoint
+from unisono.errors import ConfigError
+
+BACKENDS = "unisono.backends"
+"""The entry-point group of adapters for Harmony."""
+PASSING = "unisono.passing"
+"""That of adapters that hand requests on as they came."""
+
+Factory = Callable[[BackendOptions], Endpoint]
+
+
+class Factories:
+    """Adapters by kind, imported when a model first needs them."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._found = _installed(BACKENDS)
+        self._passing = _installed(PASSING)
+
+    def of(self, entry: ModelEntry, path: str) -> Factory:
+        """The factory for an entry that can be served. Raises ConfigError naming what can be instead."""
+        path = f"{path}.litellm_params.model"
+        if entry.by_litellm:
+            return self._provider(entry, path)
+        kinds = ", ".join(sorted(self._found))
+        model = entry.litellm_params.model
+        if not entry.kind or not entry.backend_model:
+            raise ConfigError(f"{path}: {model!r} must be <backend kind>/<model>; kinds: {kinds}")
+        if entry.kind not in self._found:
+            why = (
+                "is a backend kind this version has no adapter for"
+                if entry.kind in KINDS
+                else "is no backend kind of Unisono, so no Harmony can be spoken with it"
+            )
+            raise ConfigError(f"{path}: {entry.kind!r} {why}; kinds: {kinds} (and {', '.join(KIND_ALIASES)})")
+        if not entry.harmony and entry.kind not in self._passing:
+            raise ConfigError(
+                f"{path}: neither {entry.model_name!r} nor {model!r} says gpt-oss, and {entry.kind!r} serves Harmony "
+                "models only; if it is one, set `model_info: {harmony: true}`"
+            )
+        try:
+            factory: Factory = (self._found if entry.harmony else self._passing)[entry.kind].load()
+        except ImportError as error:
+            raise ConfigError(
+                f"{path}: the adapter for {entry.kind!r} cannot be imported: {error}; perhaps an extra is missing "
+                f"(`pip install 'unisono[mlx]'` for mlx)"
+            ) from error
+        return factory
+
+    def _provider(self, entry: ModelEntry, path: str) -> Factory:
+        """For an entry of another provider. Raises ConfigError where what serves it is not installed."""
+        model = entry.litellm_params.model
+        if find_spec("litellm") is None:
+            hint = f" Or {entry.harmony_hint}." if entry.harmony_hint else ""
+            raise ConfigError(
+                f"{path}: {model!r} is served by litellm, which is not installed; install it with Unisono: "
+                f"pip install 'unisono[litellm]'.{hint}"
+            )
+        from unisono.passthrough.providers import LitellmProvider
+
+        settings = provider_settings(entry, self._config)
+        return lambda options: LitellmProvider(replace(options, model=model), **settings)
+
+
+def provider_settings(entry: ModelEntry, config: Config) -> dict[str, Any]:
+    """What litellm is told of an entry that it serves, besides where that is; empty for any other."""
+    if not entry.by_litellm:
+        return {}
+    return {
+        "params": entry.litellm_params.provider,
+        "drop_params": config.litellm_settings.drop_params,
+        "environment": {name: value.get_secret_value() for name, value in config.environment_variables.items()},
+    }
+
+
+def _installed(group: str) -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=group)}

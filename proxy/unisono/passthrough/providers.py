@@ -1,0 +1,253 @@
+"""Other providers, through the `litellm` package: the one place that knows it.
+
+It takes seconds and a good deal of memory to load, so it is loaded by the first request that needs it, in a thread. It
+is used as a translator and for nothing else: its retries, caches, callbacks and logs are off, and it asks nobody for a
+list of prices. Of a client's body it gets, as its own arguments, only fields that are OpenAI's; everything else goes
+into the body that it sends. Otherwise whoever may ask could say where the provider's key is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import os
+import re
+import warnings
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, suppress
+from typing import Any, Final
+
+from unisono.core.conversation import Json
+from unisono.core.generation import Capabilities, Form, Load
+from unisono.core.passing import Api, PassingJob, named
+from unisono.core.ports import BackendOptions
+from unisono.core.probe import Probe
+from unisono.errors import (
+    BackendError,
+    BackendOverloaded,
+    BackendRejected,
+    BackendTimeout,
+    BackendUnavailable,
+    ContextTooLong,
+    UnsupportedValue,
+)
+
+log = logging.getLogger("unisono.passthrough")
+
+_COMMON: Final = (
+    "temperature top_p tools tool_choice parallel_tool_calls metadata user service_tier store stream_options "
+    "safety_identifier prompt_cache_key top_logprobs"
+)
+FIELDS: Final[Mapping[Api, frozenset[str]]] = {
+    Api.CHAT: frozenset(
+        (
+            "messages n max_tokens max_completion_tokens stop presence_penalty frequency_penalty logit_bias logprobs "
+            "response_format seed functions function_call modalities prediction audio reasoning_effort verbosity "
+            f"web_search_options thinking top_k {_COMMON}"
+        ).split()
+    ),
+    Api.RESPONSES: frozenset(
+        (
+            "input instructions max_output_tokens max_tool_calls text reasoning truncation include "
+            f"previous_response_id conversation background prompt {_COMMON}"
+        ).split()
+    ),
+}
+"""What litellm takes as arguments of its own from a client's body, where it is there."""
+
+LONGEST: Final = 300
+_PREFIX: Final = re.compile(r"^(?:(?:litellm\.)?\w+Error: )*(?:\w+Exception - )?")
+
+STATUSES: Final[Mapping[int, tuple[type[BackendError], str]]] = {
+    400: (BackendRejected, "the provider rejected the request"),
+    401: (BackendUnavailable, "the provider refuses the gateway's credentials; the operator should check them"),
+    403: (BackendUnavailable, "the provider refuses the gateway's credentials; the operator should check them"),
+    404: (BackendError, "the provider does not know the model it is asked for"),
+    408: (BackendTimeout, "the provider took too long"),
+    413: (BackendRejected, "the request is too large for the provider"),
+    422: (BackendRejected, "the provider rejected the request"),
+    429: (BackendOverloaded, "the provider has had too many requests"),
+    503: (BackendOverloaded, "the provider is overloaded"),
+    504: (BackendTimeout, "the provider took too long"),
+}
+"""What the status means that litellm gives to a failure; anything else is a BackendError."""
+
+TOO_LONG: Final = "ContextWindowExceededError"
+NOT_THERE: Final = "APIConnectionError"
+
+
+class LitellmProvider:
+    """One model of one provider. It is taken for well until it fails: asking costs money. `params` are what its entry
+    says besides where it is; `environment` is what providers are to find in theirs."""
+
+    def __init__(
+        self,
+        options: BackendOptions,
+        *,
+        params: Mapping[str, Any] | None = None,
+        drop_params: bool = False,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._model = options.model
+        self._secret = options.api_key
+        self._environment = environment or {}
+        self._params: dict[str, Any] = {
+            **(params or {}),
+            **({"api_base": options.api_base} if options.api_base else {}),
+            **({"api_key": options.api_key} if options.api_key else {}),
+            **({"drop_params": True} if drop_params else {}),
+        }
+
+    async def probe(self) -> Probe:
+        return Probe(Capabilities(Form.TEXT, Form.TEXT, stop_visible=False))
+
+    async def answer(self, job: PassingJob) -> AsyncGenerator[Sequence[Mapping[str, Json]]]:
+        litellm = await _LOADED.get(self._environment)
+        ask = litellm.acompletion if job.api is Api.CHAT else litellm.aresponses
+        times = job.timeouts
+        first_s = min(times.first_token_s, times.total_s) if job.stream else times.total_s
+        asked = self._asked(job, litellm)
+        now = asyncio.get_running_loop().time
+        ends_at = now() + times.total_s
+        try:
+            async with asyncio.timeout(first_s):
+                answer = await ask(**asked)
+            if not job.stream:
+                yield [_plain(answer)]
+                return
+            async with aclosing(_Closing(answer)) as events:
+                while True:
+                    async with asyncio.timeout_at(min(now() + times.silence_s, ends_at)):
+                        one = await anext(events, None)
+                    if one is None:
+                        return
+                    yield [_plain(one, chunk=job.api is Api.CHAT)]
+        except TimeoutError as error:
+            raise BackendTimeout("the provider took too long") from error
+        except Exception as error:
+            raise self._failure(error) from error
+
+    async def load(self) -> Load | None:
+        return None
+
+    async def aclose(self) -> None:
+        """Its connections are litellm's."""
+
+    def _asked(self, job: PassingJob, litellm: Any) -> dict[str, Any]:
+        """Raises UnsupportedValue for a field that the provider cannot be sent."""
+        fields = FIELDS[job.api]
+        model = named(self._model, job.asked)
+        known = {name: value for name, value in job.body.items() if name in fields and value is not None}
+        rest = {name: value for name, value in job.body.items() if name not in fields | {"model", "stream"}}
+        given = self._params.get("extra_body")
+        if rest and not _takes_any_field(litellm, model, self._params):
+            if not self._params.get("drop_params"):
+                name = next(iter(rest))
+                raise UnsupportedValue(f"'{name[:64]}': the provider of this model has no such field.", param=name[:64])
+            rest = {}
+        more = {**(given if isinstance(given, dict) else {}), **rest}
+        return {
+            **self._params,
+            **known,
+            **({"extra_body": more} if more else {}),
+            "model": model,
+            "stream": job.stream,
+            "timeout": job.timeouts.total_s,
+            # Who is asked again, and how often, is decided by whoever gave the place.
+            "num_retries": 0,
+            "max_retries": 0,
+        }
+
+    def _failure(self, error: Exception) -> BackendError | ContextTooLong:
+        said = self._cleaned(str(getattr(error, "message", "") or ""))
+        name = type(error).__name__
+        if name == TOO_LONG:
+            return ContextTooLong(f"the request is longer than the model's context: {said}")
+        if name == NOT_THERE:
+            return BackendUnavailable("the provider cannot be reached")
+        status = getattr(error, "status_code", None)
+        kind, message = STATUSES.get(status if isinstance(status, int) else 0, (BackendError, "the provider failed"))
+        log.warning("a provider failed", extra={"kind": name, "status": status})
+        return kind(f"{message}: {said}" if kind is BackendRejected and said else message)
+
+    def _cleaned(self, text: str) -> str:
+        """On one line, printable, without the key."""
+        text = _PREFIX.sub("", text[: LONGEST * 8])
+        if self._secret:
+            text = text.replace(self._secret, "[key]")
+        return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())[:LONGEST]
+
+
+def _takes_any_field(litellm: Any, model: str, params: Mapping[str, Any]) -> bool:
+    """Whether a provider's own API is OpenAI's, so that fields of a body can be sent as they are."""
+    provider = params.get("custom_llm_provider") or (model.partition("/")[0] if "/" in model else "openai")
+    return provider in {"openai", "azure", *litellm.openai_compatible_providers}
+
+
+class _Closing:
+    """A stream of litellm's, which has not always an end to be closed by."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._events: AsyncIterator[Any] = aiter(stream)
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        return await anext(self._events)
+
+    async def aclose(self) -> None:
+        for one in (self._stream, getattr(self._stream, "response", None)):
+            if (close := getattr(one, "aclose", None)) is not None:
+                with suppress(Exception):
+                    await close()
+                return
+
+
+def _plain(answer: Any, *, chunk: bool = False) -> dict[str, Any]:
+    """What litellm made, as JSON. In chunks it fills in every field there could be."""
+    plain: dict[str, Any] = answer.model_dump(mode="json", exclude_none=chunk, warnings=False)
+    plain.pop("provider_specific_fields", None)
+    for choice in plain.get("choices") or ():
+        choice.setdefault("finish_reason", None)
+    return plain
+
+
+class _Loaded:
+    """The package, once it is loaded."""
+
+    def __init__(self) -> None:
+        self._package: Any = None
+
+    async def get(self, environment: Mapping[str, str]) -> Any:
+        """Raises BackendError where it cannot be loaded."""
+        if self._package is None:
+            try:
+                self._package = await asyncio.to_thread(_load, dict(environment))
+            except Exception as error:
+                log.exception("litellm cannot be loaded", exc_info=error)
+                raise BackendError("the gateway cannot ask other providers; the operator's log says why") from error
+        return self._package
+
+
+_LOADED: Final = _Loaded()
+
+
+def _load(environment: Mapping[str, str]) -> Any:
+    # Read when it is imported: without it a list of prices is fetched, three times over where there is no network.
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    os.environ.update(environment)
+    package: Any = importlib.import_module("litellm")
+    # Of what it makes for itself out of answers that are new to it.
+    warnings.filterwarnings("ignore", message="Pydantic serializer warnings")
+    package.suppress_debug_info = True
+    package.turn_off_message_logging = True
+    for name in ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy"):
+        logger = logging.getLogger(name)
+        # What it logs holds what was said.
+        logger.handlers.clear()
+        logger.setLevel(logging.CRITICAL)
+        logger.propagate = False
+    return package

@@ -1,0 +1,92 @@
+"""Who answers a turn: the engine, a deployment that answers in OpenAI's own API, or one after the other.
+
+Turns that do not pass through reach the engine untouched. Of the others, the engine is asked first wherever the model
+has deployments that speak Harmony; what these fail with, while nothing was shown, sends the original body on. A model
+that passes through goes to the engine in the same way where a gpt-oss stands in for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+
+from unisono.core.events import Event
+from unisono.core.passing import Passage, Way
+from unisono.core.routes import Pool
+from unisono.engine.turn import Report, Run, Turn, Turns
+from unisono.errors import BackendError, ContextTooLong
+from unisono.passthrough.run import PassingRun
+
+OVERHEAD = 100
+"""Tokens of a prompt besides its text, as they are guessed."""
+
+
+class PassingTurns(Turns):
+    """`turns` are the engine's."""
+
+    def __init__(self, turns: Turns, pool: Pool) -> None:
+        self._turns = turns
+        self._pool = pool
+
+    def start(self, turn: Turn) -> Run:
+        passage = turn.passage
+        if passage is None:
+            return self._turns.start(turn)
+        if passage.way is Way.PASSING:
+            return PassingRun(self._pool, turn, passage)
+        return EitherRun(self._turns, self._pool, turn, passage)
+
+    async def count(self, turn: Turn) -> int:
+        """Of a turn that only passes through it is a guess."""
+        passage = turn.passage
+        if passage is None or passage.way is Way.ENGINE_THEN_PASSING:
+            return await self._turns.count(turn)
+        return OVERHEAD + passage.tokens
+
+
+class EitherRun(Run):
+    """A run of the one, and where it fails with nothing shown, of the other."""
+
+    def __init__(self, turns: Turns, pool: Pool, turn: Turn, passage: Passage) -> None:
+        self.report = Report()
+        self._turns = turns
+        self._pool = pool
+        self._turn = turn
+        self._passage = passage
+        self._batches: AsyncGenerator[list[Event]] | None = None
+
+    def __aiter__(self) -> AsyncIterator[list[Event]]:
+        self._batches = self._each()
+        return self._batches
+
+    async def aclose(self) -> None:
+        if self._batches is not None:
+            await self._batches.aclose()
+
+    async def _each(self) -> AsyncGenerator[list[Event]]:
+        passes_first = self._passage.way is Way.PASSING_THEN_ENGINE
+        shown = False
+        try:
+            async with aclosing(self._run(passing=passes_first)) as run:
+                async for batch in run:
+                    shown = True
+                    yield batch
+        except (BackendError, ContextTooLong) as error:
+            if shown or not _may_do_better(error):
+                raise
+        else:
+            return
+        # What was tried counts, whoever goes on.
+        self.report.failovers += bool(self.report.tries)
+        async with aclosing(self._run(passing=not passes_first)) as run:
+            async for batch in run:
+                yield batch
+
+    def _run(self, *, passing: bool) -> Run:
+        run = PassingRun(self._pool, self._turn, self._passage) if passing else self._turns.start(self._turn)
+        run.report = self.report
+        return run
+
+
+def _may_do_better(error: BackendError | ContextTooLong) -> bool:
+    return error.retry_elsewhere if isinstance(error, BackendError) else True

@@ -1,0 +1,82 @@
+"""What is read of an answer on its way through, however it comes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from unisono.core.conversation import Json
+from unisono.core.generation import FinishReason, Usage
+from unisono.core.passing import Api, Passage, Way
+from unisono.passthrough.relaying import relaying_of
+
+
+def passage(api: Api, *, stream: bool, choices: int = 1, wants_usage: bool = True) -> Passage:
+    return Passage(api, Way.PASSING, {}, "mine", stream, tokens=5, choices=choices, wants_usage=wants_usage)
+
+
+def chunk(index: int, text: str = "", finish: str | None = None) -> dict[str, Json]:
+    return {"model": "theirs", "choices": [{"index": index, "delta": {"content": text}, "finish_reason": finish}]}
+
+
+def test_an_answer_of_several_choices_ends_with_the_last_of_them() -> None:
+    relaying = relaying_of(passage(Api.CHAT, stream=True, choices=2))
+    relaying.feed([chunk(0, "a"), chunk(1, "b"), chunk(0, finish="stop")])
+    assert (relaying.over, relaying.ending) == (True, False)
+    relaying.feed([chunk(1, "c", finish="length")])
+    assert (relaying.over, relaying.ending, relaying.reason) == (True, True, FinishReason.LENGTH)
+    assert relaying.said == ["a", "b", "c"]
+
+
+TOLD = {
+    "prompt_tokens": 9,
+    "completion_tokens": 4,
+    "prompt_tokens_details": {"cached_tokens": 8},
+    "completion_tokens_details": {"reasoning_tokens": 3},
+}
+CALL = {"tool_calls": [{"function": {"name": "f", "arguments": "x" * 40}}]}
+USAGES: dict[str, tuple[Api, dict[str, Any], Usage]] = {
+    "as it is told": (Api.CHAT, {"choices": [], "usage": TOLD}, Usage(9, 4, 3, 8)),
+    "guessed": (
+        Api.CHAT,
+        {"choices": [{"message": {"content": "x" * 40, "reasoning_content": "x" * 40}, "finish_reason": "stop"}]},
+        Usage(5, 20),
+    ),
+    "of a call": (Api.CHAT, {"choices": [{"message": CALL, "finish_reason": "tool_calls"}]}, Usage(5, 10)),
+    "of garbage": (Api.CHAT, {"choices": 7, "usage": {"prompt_tokens": "9", "completion_tokens": -1}}, Usage()),
+    "of a response": (
+        Api.RESPONSES,
+        {"status": "completed", "usage": {"input_tokens": 3, "output_tokens": 2, "output_tokens_details": None}},
+        Usage(3, 2),
+    ),
+    "of a response that does not tell": (
+        Api.RESPONSES,
+        {"status": "completed", "output": [{"type": "message", "content": [{"text": "x" * 40}]}]},
+        Usage(5, 10),
+    ),
+}
+
+
+@pytest.mark.parametrize(("api", "body", "usage"), USAGES.values(), ids=USAGES)
+def test_what_an_answer_took(api: Api, body: dict[str, Any], usage: Usage) -> None:
+    relaying = relaying_of(passage(api, stream=False))
+    [handed] = relaying.feed([body])
+    assert relaying.usage == usage
+    assert handed.body == {**body, "model": "mine"}
+
+
+ENDS = {
+    "completed": (FinishReason.STOP, False),
+    "incomplete": (FinishReason.LENGTH, False),
+    "failed": (FinishReason.STOP, True),
+}
+
+
+@pytest.mark.parametrize("status", ENDS)
+def test_how_a_response_ended(status: str) -> None:
+    relaying = relaying_of(passage(Api.RESPONSES, stream=True))
+    relaying.feed([{"type": "response.output_text.delta", "delta": "Hi"}])
+    assert not relaying.over
+    relaying.feed([{"type": f"response.{status}", "response": {"status": status}}])
+    assert ((relaying.reason, relaying.failed), relaying.ending) == (ENDS[status], True)

@@ -1,0 +1,211 @@
+"""A gateway with the extra `litellm`, in front of providers that are served over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tests.e2e.gateway import Answer, Gateway, gateway
+from tests.fakes import Refusal
+from tests.fakes.openai_api import FakeOpenAi, OpenAiScript
+from tests.fakes.wire import Seen, Step, WireServer
+from unisono.cli import main
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+STREAM = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+ANSWER = OpenAiScript()
+MEMORY = {"url": "memory://"}
+
+
+def entry(model: str, base: str, **params: Any) -> dict[str, Any]:
+    return {"model_name": "m", "litellm_params": {"model": model, "api_base": base, "api_key": "sk-theirs", **params}}
+
+
+@asynccontextmanager
+async def openai(script: Any = ANSWER, **params: Any) -> AsyncIterator[tuple[Gateway, FakeOpenAi]]:
+    async with FakeOpenAi(script) as fake:
+        one = entry("openai/gpt-4o", f"{fake.url}/v1", **params)
+        async with gateway({"model_list": [one]}) as running:
+            yield running, fake
+
+
+def anthropic_answer(seen: Seen) -> list[Step]:
+    content = [{"type": "text", "text": "Hello from there."}]
+    usage = {"input_tokens": 3, "output_tokens": 4}
+    head = {"id": "msg_1", "type": "message", "role": "assistant", "model": "claude", "content": content}
+    return Refusal(200, json.dumps(head | {"stop_reason": "end_turn", "usage": usage}).encode()).steps()
+
+
+def text_of(answer: Answer) -> str:
+    if answer.body is not None:
+        return str(answer.body["choices"][0]["message"]["content"])
+    return "".join(c["delta"].get("content") or "" for event in answer.events for c in event["choices"])
+
+
+@STREAM
+async def test_a_chat_completion_of_another_provider(stream: bool) -> None:
+    async with openai(organization="org-1", extra_headers={"x-team": "blue"}) as (running, fake):
+        answer = await running.chat(model="m", stream=stream, temperature=0.5, unknown={"a": 1})
+    [asked] = fake.requests
+    assert answer.status == 200, answer.raw
+    assert text_of(answer) == "Four."
+    assert {one["model"] for one in answer.events or [answer.body]} == {"m"}
+    assert answer.headers["x-unisono-backend"] == "openai-1"
+    assert asked.json["model"] == "gpt-4o"
+    assert (asked.json["temperature"], asked.json["unknown"]) == (0.5, {"a": 1})
+    assert asked.headers["authorization"] == "Bearer sk-theirs"
+    assert (asked.headers["x-team"], asked.headers["openai-organization"]) == ("blue", "org-1")
+    assert answer.done is stream
+    assert not any("usage" in event for event in answer.events)
+
+
+@STREAM
+async def test_a_response_of_another_provider(stream: bool) -> None:
+    async with openai() as (running, fake):
+        body = {"model": "m", "input": "Hi", "stream": stream, "previous_response_id": "resp_theirs"}
+        answer = await running.post("/v1/responses", json.dumps(body).encode())
+    assert answer.status == 200, answer.raw
+    assert fake.requests[0].path == "/v1/responses"
+    assert fake.requests[0].json["previous_response_id"] == "resp_theirs"
+    response = answer.events[-1]["response"] if stream else answer.body
+    assert response["output"][0]["content"][0]["text"] == "Four."
+    assert (response["status"], response["model"]) == ("completed", "m")
+
+
+async def test_what_a_provider_speaks_is_translated() -> None:
+    async with (
+        WireServer(anthropic_answer) as there,
+        gateway({"model_list": [entry("anthropic/claude-sonnet-4-5", there.url)]}) as running,
+    ):
+        chat = await running.chat(model="m", max_tokens=7)
+        response = await running.post("/v1/responses", b'{"model": "m", "input": "Hi"}')
+        odd = await running.chat(model="m", x_odd=1)
+    assert text_of(chat) == "Hello from there."
+    assert chat.body["usage"]["total_tokens"] == 7
+    assert there.requests[0].headers["x-api-key"] == "sk-theirs"
+    assert there.requests[0].json["max_tokens"] == 7
+    assert response.body["output"][0]["content"][0]["text"] == "Hello from there."
+    assert (odd.status, odd.body["error"]["param"]) == (400, "x_odd")
+
+
+HIJACKS = {
+    "api_base": "http://127.0.0.1:9",
+    "base_url": "http://127.0.0.1:9",
+    "api_key": "sk-mine",
+    "custom_llm_provider": "anthropic",
+    "extra_headers": {"authorization": "Bearer sk-mine"},
+    "headers": {"authorization": "Bearer sk-mine"},
+    "mock_response": "not theirs",
+    "fallbacks": [{"model": "openai/x", "api_base": "http://127.0.0.1:9"}],
+    "extra_body": {"model": "another"},
+}
+
+
+@pytest.mark.parametrize("field", HIJACKS)
+async def test_no_client_says_where_a_request_goes_or_with_which_key(field: str) -> None:
+    async with openai() as (running, fake):
+        answer = await running.chat(model="m", **{field: HIJACKS[field]})
+    assert (answer.status, text_of(answer)) == (200, "Four.")
+    assert fake.requests[0].headers["authorization"] == "Bearer sk-theirs"
+    assert fake.requests[0].json["model"] == "gpt-4o"
+
+
+REFUSED: dict[str, tuple[Refusal, int, str]] = {
+    "a wrong request": (Refusal(400, b'{"error": {"message": "temperature is odd"}}'), 400, "backend_rejected_request"),
+    "too long": (
+        Refusal(400, b'{"error": {"message": "This model\'s maximum context length is 1 tokens"}}'),
+        400,
+        "context_length_exceeded",
+    ),
+    "the gateway's key": (Refusal(401, b'{"error": {"message": "bad key sk-theirs"}}'), 503, "backend_unavailable"),
+    "busy": (Refusal(429, b"{}"), 503, "backend_overloaded"),
+    "broken": (Refusal(500, b"{}"), 502, "backend_error"),
+}
+
+
+@STREAM
+@pytest.mark.parametrize(("refusal", "status", "code"), REFUSED.values(), ids=REFUSED)
+async def test_failures_are_told_as_those_of_any_backend(
+    refusal: Refusal, status: int, code: str, stream: bool
+) -> None:
+    async with openai(refusal) as (running, fake):
+        answer = await running.chat(model="m", stream=stream)
+    assert (answer.status, answer.body["error"]["code"]) == (status, code), answer.raw
+    assert "sk-theirs" not in answer.raw.decode()
+    assert len(fake.requests) == 1
+
+
+async def test_an_entry_for_all_models_of_a_provider_takes_the_clients_name() -> None:
+    async with FakeOpenAi() as fake:
+        one = {**entry("openai/*", f"{fake.url}/v1"), "model_name": "openai/*"}
+        async with gateway({"model_list": [one]}) as running:
+            answer = await running.chat(model="openai/gpt-4.1-nano")
+    assert answer.body["model"] == "openai/gpt-4.1-nano"
+    assert fake.requests[0].json["model"] == "gpt-4.1-nano"
+
+
+async def test_a_client_that_leaves_ends_the_stream_there() -> None:
+    async with openai(OpenAiScript(words=("a",) * 100, delay_s=0.1)) as (running, fake):
+        await running.chat(model="m")  # loads what has to be loaded
+        body = json.dumps({"model": "m", "stream": True, "messages": [{"role": "user", "content": "Hi"}]}).encode()
+        asking = asyncio.ensure_future(running.post("/v1/chat/completions", body))
+        await fake.asked(2)
+        await asyncio.sleep(0.3)
+        asking.cancel()
+        await fake.gone()
+
+
+SLOW: dict[str, dict[str, Any]] = {
+    "silence": {"stream_timeout": 0.5},
+    "all of it": {"timeout": 3},
+}
+
+
+@pytest.mark.parametrize("params", SLOW.values(), ids=SLOW)
+async def test_a_stream_has_its_times(params: dict[str, Any]) -> None:
+    delay_s = 0.2 if "timeout" in params else 5.0
+    async with openai(OpenAiScript(words=("a",) * 100, delay_s=delay_s), **params) as (running, fake):
+        answer = await running.chat(model="m", stream=True)
+        await fake.gone()
+    told = answer.events[-1] if answer.events else answer.body
+    assert told["error"]["code"] == "backend_timeout"
+    assert not answer.done
+
+
+LOADED = """
+import asyncio, json, sys
+import unisono.app
+from unisono.config import parse
+app = unisono.app.build(parse(json.loads(sys.argv[1]), {}).config)
+async def started():
+    async with app.router.lifespan_context(app):
+        print(json.dumps("litellm" in sys.modules))
+asyncio.run(started())
+"""
+
+
+def test_nothing_is_loaded_before_the_first_request() -> None:
+    config = {"model_list": [entry("openai/gpt-4o", "http://127.0.0.1:9")], "store": MEMORY}
+    asked = [sys.executable, "-c", LOADED, json.dumps(config)]
+    done = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=60)
+    assert json.loads(done.stdout) is False
+
+
+def test_a_provider_is_not_examined(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(json.dumps({"model_list": [entry("openai/gpt-4o", "http://127.0.0.1:9")], "store": MEMORY}))
+    done = CliRunner().invoke(main, ["check", "--config", str(file), "--json"])
+    [told] = json.loads(done.stdout)["deployments"]
+    assert (done.exit_code, told["kind"], told["usable"], told["findings"]) == (0, "litellm (openai)", True, [])
+    assert "sk-theirs" not in done.output
+    listed = CliRunner().invoke(main, ["models", "--config", str(file)]).output
+    assert listed.splitlines()[1].split() == ["m", "openai-1", "litellm", "(openai)", "gpt-4o"]

@@ -1,0 +1,193 @@
+"""LiteLLM's own example files load here, and what has no effect is said.
+
+The files are data: examples of LiteLLM's documentation and repository (BerriAI/litellm: docs/my-website/docs/proxy and
+litellm/proxy/example_config_yaml), which are under the MIT licence, copyright (c) 2023 Berri AI.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from unisono.cli import main
+from unisono.cli.secrecy import secrets_of
+from unisono.config import Catalogue, Loaded, imported, load, parse
+from unisono.core.passing import Way
+from unisono.errors import ConfigError
+
+FOLDER = Path(__file__).parent / "litellm_files"
+FILES = {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
+NAMED = re.compile(r"os\.environ/(\w+)")
+
+
+def loaded(path: Path) -> Loaded:
+    return load(path, dict.fromkeys(NAMED.findall(path.read_text()), "https://set.example.com"))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_an_example_of_litellms_loads(name: str) -> None:
+    found = loaded(FILES[name])
+    assert list(Catalogue(found.config).groups())
+    for warning in found.warnings:
+        assert "https://set.example.com" not in warning
+
+
+def test_a_fallback_has_to_be_in_the_list_by_its_own_name() -> None:
+    raw = yaml.safe_load(FILES["providers"].read_text())
+    raw["litellm_settings"]["context_window_fallbacks"] = [{"gpt-5-mini": ["gpt-5.5"]}]
+    environ = dict.fromkeys(NAMED.findall(FILES["providers"].read_text()), "set")
+    with pytest.raises(ConfigError, match=r"there is no model_name 'gpt-5.5' in model_list"):
+        Catalogue(parse(raw, environ).config)
+
+
+def test_an_entry_that_is_not_for_answers_is_left_out() -> None:
+    found = loaded(FILES["embeddings"])
+    assert [entry.model_name for entry in found.config.model_list] == ["gpt-4o"]
+    assert "model_list[0].model_info.mode: 'embedding' is not served here; the entry is left out" in found.warnings
+
+
+def test_what_an_entry_says_of_a_provider_is_handed_to_litellm() -> None:
+    [first, second, third, fourth] = loaded(FILES["model_params"]).config.model_list
+    assert first.litellm_params.provider == {
+        "api_version": "2023-05-15",
+        "azure_ad_token": "eyJ0eXAiOiJ",
+        "seed": 12,
+        "max_tokens": 20,
+    }
+    assert second.litellm_params.provider == {"temperature": 0.2}
+    assert third.litellm_params.provider["extra_headers"] == {"AI-Resource Group": "ishaan-resource"}
+    assert (fourth.kind, fourth.by_litellm, fourth.litellm_params.provider) == ("ollama", False, {})
+
+
+def entry(model: str = "openai/x", **params: Any) -> dict[str, Any]:
+    return {"model_list": [{"model_name": "m", "litellm_params": {"model": model, **params}}]}
+
+
+SAID: dict[str, tuple[dict[str, Any], str]] = {
+    "a router's key": (entry(tags=["a"]), "model_list[0].litellm_params.tags: LiteLLM's; it has no effect here"),
+    "a key nobody knows": (
+        entry(api_bse="http://x"),
+        "model_list[0].litellm_params.api_bse: nobody here knows this key; litellm gets it as it stands",
+    ),
+    "a gpt-oss by a generic address": (
+        entry("openai/gpt-oss-20b", api_base="http://h"),
+        "model_list[0].litellm_params.model: if a server of your own answers at api_base, name its kind and it is "
+        "served as Harmony: `model: vllm/gpt-oss-20b`",
+    ),
+}
+
+
+@pytest.mark.parametrize(("raw", "warning"), SAID.values(), ids=SAID)
+def test_what_is_to_be_known_of_an_entry_is_said(raw: dict[str, Any], warning: str) -> None:
+    assert parse(raw, {}).warnings == (warning,)
+
+
+def test_an_address_goes_by_both_of_its_names() -> None:
+    assert parse(entry(base_url="http://h"), {}).config.model_list[0].litellm_params.api_base == "http://h"
+    with pytest.raises(ConfigError, match="another name of api_base"):
+        parse(entry(base_url="http://h", api_base="http://h"), {})
+
+
+def test_variables_of_the_file_come_before_those_of_the_environment() -> None:
+    raw = {"environment_variables": {"KEY": "sk-file", "PORT": 6329}, **entry(api_key="os.environ/KEY")}
+    config = parse(raw, {"KEY": "sk-environment"}).config
+    key = config.model_list[0].litellm_params.api_key
+    assert key is not None
+    assert key.get_secret_value() == "sk-file"
+    assert {name: value.get_secret_value() for name, value in config.environment_variables.items()} == {
+        "KEY": "sk-file",
+        "PORT": "6329",
+    }
+    assert "sk-file" not in str(config)
+
+
+def test_what_is_handed_to_litellm_stays_out_of_logs() -> None:
+    raw = {"environment_variables": {"SOME_TOKEN": "token-of-theirs"}, **entry(aws_secret_access_key="aws-secret-1")}
+    assert {"token-of-theirs", "aws-secret-1"} <= set(secrets_of(parse(raw, {}).config))
+
+
+def test_examples_are_not_empty() -> None:
+    assert len(FILES) >= 12
+    assert all(isinstance(yaml.safe_load(path.read_text()), dict) for path in FILES.values())
+
+
+# -- import-litellm
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_imported_means_the_same_and_says_nothing_more(name: str, tmp_path: Path) -> None:
+    before = loaded(FILES[name])
+    ours = tmp_path / "ours.yaml"
+    ours.write_text(imported(FILES[name]))
+    after = loaded(ours)
+    aliased = [entry.litellm_params.model for entry in before.config.model_list]
+    assert [entry.litellm_params.model for entry in after.config.model_list] == aliased
+    assert after.config == before.config
+    assert not [warning for warning in after.warnings if "has no effect" in warning or "not used" in warning]
+    told = ours.read_text()
+    assert all(f"#   {warning}" in told for warning in before.warnings)
+
+
+def test_no_reference_to_the_environment_is_read_or_lost() -> None:
+    text = imported(FILES["reliability"])
+    assert text.count("os.environ/AZURE_API_KEY") == 1
+
+
+def test_kinds_get_the_names_they_have_here(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs.yaml"
+    theirs.write_text(yaml.safe_dump(entry("hosted_vllm/qwen", api_base="http://h", rpm=3)))
+    tree = yaml.safe_load(text := imported(theirs))
+    assert tree["model_list"] == [{"model_name": "m", "litellm_params": {"model": "vllm/qwen", "api_base": "http://h"}}]
+    assert "#   model_list[0].litellm_params.rpm: not used by this version\n" in text
+
+
+def test_the_command_prints_it_or_writes_a_file_for_nobody_else(tmp_path: Path) -> None:
+    source, target = str(FILES["overview"]), tmp_path / "ours.yaml"
+    printed = CliRunner().invoke(main, ["import-litellm", source])
+    assert printed.output == imported(FILES["overview"])
+    assert CliRunner().invoke(main, ["import-litellm", source, "-o", str(target)]).exit_code == 0
+    assert (target.read_text(), target.stat().st_mode & 0o077) == (printed.output, 0)
+    again = CliRunner().invoke(main, ["import-litellm", source, "-o", str(target)])
+    assert (again.exit_code, "exists" in again.output) == (1, True)
+
+
+def test_the_list_of_models_says_which_pass(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    models = ("vllm/gpt-oss-20b", "ollama/qwen3:8b")
+    entries = [entry(model, api_base="http://h")["model_list"][0] for model in models]
+    file.write_text(yaml.safe_dump({"model_list": entries}))
+    lines = CliRunner().invoke(main, ["models", "--config", str(file)]).output.splitlines()
+    assert [line.split()[1:] for line in lines[1:]] == [
+        ["vllm-1", "vllm", "gpt-oss-20b"],
+        ["ollama-1", "ollama", "(passes)", "qwen3:8b"],
+    ]
+
+
+# -- what the pages say
+
+DOCS = Path(__file__).parent.parent / "docs"
+PAGES = {page: (DOCS / page).read_text() for page in ("passthrough.md", "migrating-from-litellm.md")}
+BLOCKS = {
+    f"{page} {number}": block
+    for page, text in PAGES.items()
+    for number, block in enumerate(re.findall(r"```yaml\n(.*?)```", text, re.DOTALL))
+}
+
+
+@pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS)
+def test_every_configuration_of_the_pages_loads_without_a_warning(block: str) -> None:
+    found = parse(yaml.safe_load(block), dict.fromkeys(NAMED.findall(block), "sk-set"))
+    assert found.warnings == ()
+    assert list(Catalogue(found.config).groups())
+
+
+def test_the_ways_of_models_are_as_the_page_says() -> None:
+    [mixed] = [block for block in BLOCKS.values() if "assistant" in block]
+    catalogue = Catalogue(parse(yaml.safe_load(mixed), {}).config)
+    ways = {model.name: catalogue.way(model) for model in catalogue.groups()}
+    assert ways == {"assistant": Way.ENGINE_THEN_PASSING, "other": Way.PASSING_THEN_ENGINE}
