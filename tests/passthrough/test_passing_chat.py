@@ -347,7 +347,15 @@ async def test_a_gpt_oss_stands_in_for_a_model_that_passes(stream: bool) -> None
     assert len(other.requests) == 3
 
 
-async def test_other_surfaces_say_that_a_model_only_passes() -> None:
-    async with passed() as (running, _fake):
-        answer = await running.post("/v1/responses/input_tokens", b'{"model": "other", "input": "Hi"}')
-    assert answer.status == 400
+SURFACES = {
+    "responses/input_tokens": {"input": "Hi"},
+    "messages": {"max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]},
+}
+
+
+@pytest.mark.parametrize("path", SURFACES)
+async def test_other_surfaces_say_that_a_model_only_passes(path: str) -> None:
+    async with passed() as (running, fake):
+        answer = await running.post(f"/v1/{path}", json.dumps({"model": "other", **SURFACES[path]}).encode())
+    assert (answer.status, "passes through" in answer.body["error"]["message"]) == (400, True)
+    assert fake.requests == []

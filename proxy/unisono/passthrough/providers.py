@@ -1,4 +1,4 @@
-"""Other providers, through the `litellm` package: the one place that knows it.
+"""Other providers, through the `litellm` package: the one place of the gateway that asks it.
 
 It takes seconds and a good deal of memory to load, so it is loaded by the first request that needs it, in a thread. It
 is used as a translator and for nothing else: its retries, caches, callbacks and logs are off, and it asks nobody for a
