@@ -25,7 +25,7 @@ MODES = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"]
 
 
 def priced(base: str) -> dict[str, Any]:
-    return {"model_list": [{**entry(base), "unisono": {"price": {"input": 1_000_000, "output": 2_000_000}}}]}
+    return {"model_list": [{**entry(base), "unisono": {"price": {"input": 100_000, "output": 200_000}}}]}
 
 
 async def used_by(running: Gateway, tenant: str, key: str) -> Used:
@@ -50,7 +50,7 @@ async def test_what_the_server_says_it_took_is_in_the_ledger_when_the_answer_is_
         answer = await asked(running, key, stream=stream)
         used = await used_by(running, record.tenant, record.id)
     assert answer.status == 200
-    assert used == Used(requests=1, input=7, output=2, cost=7_000_000 + 4_000_000)
+    assert used == Used(requests=1, input=7, output=2, cost=700_000 + 400_000)
 
 
 @MODES
