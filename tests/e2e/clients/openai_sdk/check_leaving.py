@@ -67,7 +67,7 @@ async def test_a_line_that_is_full_says_when_to_come_back(async_scripted: AsyncO
     with pytest.raises(openai.InternalServerError) as raised:
         await async_scripted.chat.completions.create(**slow())
     assert (raised.value.status_code, raised.value.code) == (503, "backend_overloaded")
-    assert raised.value.response.headers["retry-after"] == "1"
+    assert 1 <= int(raised.value.response.headers["retry-after"]) <= 60
     for task in asking:
         task.cancel()
     await asyncio.gather(*asking, return_exceptions=True)
