@@ -264,7 +264,7 @@ def paths_of(app: FastAPI) -> list[str]:
     return sorted({str(getattr(route, "path", "")).replace("{model:path}", "gpt-oss") for route in routes})
 
 
-OPEN = {"/health/liveliness", "/health/liveness", "/health/readiness"}
+OPEN = {"/health/liveliness", "/health/liveness", "/health/readiness", "/"}
 DISGUISES = {
     "as it is": "{path}",
     "doubled slash": "/{path}",
@@ -284,11 +284,11 @@ KEYS: dict[str, list[tuple[str, str]]] = {
 
 
 @pytest.mark.parametrize("headers", KEYS.values(), ids=KEYS)
-async def test_no_path_but_health_opens_without_the_key(headers: list[tuple[str, str]]) -> None:
+async def test_no_path_but_health_and_the_page_opens_without_the_key(headers: list[tuple[str, str]]) -> None:
     app = built(entry("gpt-oss", "vllm/a"), key=KEY)
     paths = [path for path in paths_of(app) if path not in OPEN]
     assert {"/v1/chat/completions", "/v1/models", "/model/info"} < set(paths)
-    for path, disguise, host in product([*paths, "/", "/docs", "/openapi.json"], DISGUISES.values(), HOSTS):
+    for path, disguise, host in product([*paths, "/docs", "/openapi.json"], DISGUISES.values(), HOSTS):
         for method in ("GET", "POST", "OPTIONS"):
             answer = await Exchange(app, method, disguise.format(path=path), headers=[("host", host), *headers]).run()
             assert answer.status == 401, (method, disguise, path, host)

@@ -25,7 +25,7 @@ from unisono.access.prices import prices_of
 from unisono.access.virtual import VirtualKeys
 from unisono.api.chat.routes import chat_router
 from unisono.api.completions.routes import completions_router
-from unisono.api.door import doors
+from unisono.api.door import HEALTH_PATHS, doors
 from unisono.api.failures import register
 from unisono.api.health import health_routes
 from unisono.api.messages.routes import FORMATS, messages_router
@@ -60,8 +60,9 @@ from unisono.harmony.render import Renderer
 from unisono.hookset import build_hooks
 from unisono.hosting import Hosting, build_hosting
 from unisono.metering import MeteredTurns
-from unisono.observing import Observing, build_observing
+from unisono.observing import Observing, build_observing, kinds_of
 from unisono.offering import cards, chat_model, messages_model, raw_model, readiness, responses_model, ways
+from unisono.overview import Overview
 from unisono.parts import Part, kept
 from unisono.passthrough.turns import PassingTurns
 from unisono.routing.pool import RoutingPool
@@ -69,6 +70,8 @@ from unisono.running import EndingTurns
 from unisono.salting import Salt, cache_salts
 from unisono.store import open_store
 from unisono.store.upkeep import Upkeep
+from unisono.web.files import PATHS, files_router
+from unisono.web.routes import web_router
 
 if TYPE_CHECKING:
     from unisono.api.sealing import Sealer
@@ -189,6 +192,7 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
             keyless=master_key is None,
             new_id=lambda: token_hex(16),
             origins=config.unisono.cors_origins,
+            open_paths=HEALTH_PATHS | PATHS,
             max_body_bytes=config.unisono.max_body_bytes,
             body_deadline_s=config.unisono.body_timeout_s,
             answered=observing.answered,
@@ -229,6 +233,9 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     app.include_router(messages_router(messages_means(gateway, turns, hosting)))
     app.include_router(usage_router(ledger=store.ledger, clock=time.time))
     app.include_router(document_router())
+    overview = Overview(config, catalogue, pool, observing.recent, kinds_of(config), share, time.time)
+    app.include_router(web_router(overview=overview, traces=store))
+    app.include_router(files_router())
     app.state.gateway = gateway
     return app
 

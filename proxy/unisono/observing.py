@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,6 +24,7 @@ from unisono.deployments import deployment_names
 from unisono.engine.turn import Turns
 from unisono.errors import ConfigError, UnisonoError
 from unisono.hooking import Failed
+from unisono.observe.recent import Recent
 from unisono.parts import Part, kept
 from unisono.routing.pool import RoutingPool
 from unisono.store.upkeep import Upkeep
@@ -48,16 +49,15 @@ class Observing:
     exporter: Part[Exporter] | None
     listener: Part[MetricsListener] | None
     sample: float = 1.0
+    recent: Recent = field(default_factory=Recent)
 
     def turns(self, turns: Turns, *, background: bool = False, recorder: Recorder | None = None) -> Turns:
         """`turns`, told to all of these and to whoever records them."""
-        observers: list[Observer] = [] if self.metrics is None else [self.metrics]
+        observers: list[Observer] = [self.recent, *([] if self.metrics is None else [self.metrics])]
         if self.exporter is not None:
             observers.append(self.exporter.value)
         if recorder is not None:
             observers.append(recorder)
-        if not observers:
-            return turns
         new_trace = None if self.exporter is None else spans_of(self.sample)
         recorded = recorder is not None
         return WatchedTurns(turns, observers, background=background, recorded=recorded, new_trace=new_trace)
@@ -145,7 +145,8 @@ def build_observing(config: Config, old: Observing | None, share: int = 1) -> Ob
 
         listener = kept(None if old is None else old.listener, at, listen)
     exporter = _exporter(config, None if old is None else old.exporter, metrics)
-    return Observing(on, exporter, listener, settings.otel.sample if settings.otel is not None else 1.0)
+    sample = settings.otel.sample if settings.otel is not None else 1.0
+    return Observing(on, exporter, listener, sample, Recent() if old is None else old.recent)
 
 
 def _exporter(config: Config, old: Part[Exporter] | None, metrics: Metrics | None) -> Part[Exporter] | None:

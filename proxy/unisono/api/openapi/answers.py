@@ -312,6 +312,35 @@ GATEWAY: dict[str, Schema] = {
         total=thing(**SPENT),
         data=many(thing(date=DAY, model=TEXT, **SPENT)),
     ),
+    "GatewayStatus": thing(
+        {"workers": COUNT, "minutes": many(thing(at=MOMENT, answers=COUNT, failed=COUNT, recoveries=OBJECT))},
+        object=just("status"),
+        version=TEXT,
+        at=NUMBER,
+        key=maybe(TEXT),
+        keyless=TRUTH,
+        traces={"enum": ["off", "recoveries", "all"]},
+        rules=OBJECT,
+        models=many(
+            thing(
+                {"waiting": COUNT, "deployments": many(thing(name=TEXT, state=TEXT, reason=TEXT, kind=TEXT))},
+                id=TEXT,
+                model=TEXT,
+                context=maybe(COUNT),
+                ready=TRUTH,
+            )
+        ),
+    ),
+    "TraceList": listing(thing(id=TEXT, at=NUMBER, model=TEXT, outcome=TEXT, recoveries=many(TEXT))),
+    "Trace": thing(object=just("unisono.trace"), version=COUNT, id=TEXT, steps=many(OBJECT), output=many(COUNT)),
+    "Inspection": thing(
+        object=just("unisono.inspection"),
+        about=maybe(OBJECT),
+        steps=many(thing(step=COUNT, generations=many(OBJECT), prompts=many(OBJECT), output=many(thing(kind=TEXT)))),
+        items=many(thing(kind=TEXT, name=TEXT, characters=COUNT, complete=TRUTH)),
+        tools=many(OBJECT),
+        left_out=many(TEXT),
+    ),
     "Alive": thing(status=just("alive")),
     "Readiness": thing(
         status={"enum": ["ready", "not ready"]}, models=thing(ready=COUNT, total=COUNT), reasons=many(TEXT)

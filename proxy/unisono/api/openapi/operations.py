@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from unisono.api.chat.schema import ChatRequest
 from unisono.api.completions.schema import CompletionRequest
 from unisono.api.fields import Open
+from unisono.api.inspection import InspectRequest
 from unisono.api.messages.schema import MessagesRequest, Wanted
 from unisono.api.openapi.models import Schema
 from unisono.api.responses.compaction import TAKEN
@@ -58,6 +59,12 @@ def _day(name: str, about: str) -> Schema:
     return {"name": name, "in": "query", "description": about, "schema": {"type": "string", "format": "date"}}
 
 
+LISTED: Schema = {
+    "name": "limit",
+    "in": "query",
+    "description": "How many at most.",
+    "schema": {"type": "integer", "minimum": 1, "maximum": 200},
+}
 ONCE: Schema = {
     "name": "Idempotency-Key",
     "in": "header",
@@ -229,6 +236,28 @@ GATEWAY = (
         "Usage",
         PLAIN,
         parameters=(_day("since", "First day, of UTC."), _day("until", "Last day.")),
+    ),
+    Operation(
+        "GET", "/v1/status", "getStatus", "What the gateway is doing, as this key may see it.", "GatewayStatus", PLAIN
+    ),
+    Operation(
+        "GET",
+        "/v1/traces",
+        "listTraces",
+        "List the last recordings of this key's tenant.",
+        "TraceList",
+        PLAIN,
+        parameters=(LISTED,),
+    ),
+    Operation("GET", "/v1/traces/{id}", "getTrace", "Fetch a recording.", "Trace", ONE),
+    Operation(
+        "POST",
+        "/v1/inspect",
+        "inspect",
+        "Read a recording, text in Harmony or token ids, and say what is mended where.",
+        "Inspection",
+        (*SENT, 404, 429),
+        body=InspectRequest,
     ),
     Operation("GET", "/metrics", "getMetrics", "Numbers for Prometheus.", None, ONE),
     Operation("GET", "/openapi.json", "getDocument", "This document.", "Document", PLAIN),

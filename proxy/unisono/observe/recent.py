@@ -1,0 +1,95 @@
+"""The last hour of this process, by the minute: how many answers, what was mended, what each backend had to read.
+
+For whoever looks at the gateway now and keeps no time series; it costs a few additions for each answer, and no file.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from time import time
+from typing import Final
+
+from unisono.core.watching import Began, Done, Observer, Outcome
+
+MINUTES: Final = 60
+MINUTE_S: Final = 60
+
+
+@dataclass(slots=True)
+class Worked:
+    """What a deployment did. `cached` are tokens of `prompt` that it says it had already."""
+
+    generations: int = 0
+    failed: int = 0
+    prompt: int = 0
+    cached: int = 0
+    generated: int = 0
+
+    def add(self, other: Worked) -> None:
+        self.generations += other.generations
+        self.failed += other.failed
+        self.prompt += other.prompt
+        self.cached += other.cached
+        self.generated += other.generated
+
+
+@dataclass(slots=True)
+class Minute:
+    """Answers that ended in the minute that begins at `at`, in seconds since 1970."""
+
+    at: int
+    answers: int = 0
+    failed: int = 0
+    generated: int = 0
+    recoveries: Counter[str] = field(default_factory=Counter)
+    backends: dict[tuple[str, str], Worked] = field(default_factory=dict)
+
+
+class Recent(Observer):
+    """`clock` gives seconds since 1970."""
+
+    def __init__(self, clock: Callable[[], float] = time) -> None:
+        self._clock = clock
+        self._minutes: OrderedDict[int, Minute] = OrderedDict()
+
+    def began(self, began: Began) -> None:
+        """Answers count when they are over."""
+
+    def ended(self, done: Done) -> None:
+        minute = self._now()
+        minute.answers += 1
+        minute.failed += done.outcome is Outcome.FAILED
+        minute.recoveries.update({*done.recoveries, *(repair.rule for repair in done.repairs)})
+        for step in done.steps:
+            minute.generated += step.generated
+            worked = minute.backends.setdefault((done.began.model, step.deployment), Worked())
+            worked.add(
+                Worked(1, int(bool(step.failure)), step.prompt_tokens, step.cached_tokens or 0, step.generated),
+            )
+
+    def minutes(self) -> Iterator[Minute]:
+        """Those of the last hour in which something ended, the oldest first."""
+        first = self._minute() - (MINUTES - 1) * MINUTE_S
+        return (minute for at, minute in self._minutes.items() if at >= first)
+
+    def worked(self) -> dict[tuple[str, str], Worked]:
+        """What deployments, by model and name, did in the last hour."""
+        sums: dict[tuple[str, str], Worked] = {}
+        for minute in self.minutes():
+            for of, worked in minute.backends.items():
+                sums.setdefault(of, Worked()).add(worked)
+        return sums
+
+    def _minute(self) -> int:
+        return int(self._clock()) // MINUTE_S * MINUTE_S
+
+    def _now(self) -> Minute:
+        at = self._minute()
+        minute = self._minutes.get(at)
+        if minute is None:
+            minute = self._minutes[at] = Minute(at)
+            while len(self._minutes) > MINUTES:
+                self._minutes.popitem(last=False)
+        return minute

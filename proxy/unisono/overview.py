@@ -1,0 +1,88 @@
+"""What `GET /v1/status` tells: models and their deployments, what of their load is known, and the last hour.
+
+Part of the composition root, read from the catalogue and the pool. Whoever has a virtual key is told of the models it
+may use, and whether they work; where they run and what others do is for the operator's own key.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from unisono import __version__
+from unisono.config import Catalogue, Config
+from unisono.core.access import Caller
+from unisono.core.rules import RULES
+from unisono.observe.recent import Recent
+from unisono.routing.pool import RoutingPool
+from unisono.routing.status import DeploymentStatus
+
+WELL = "ready"
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """`clock` gives seconds since 1970; `workers` are the processes that share the work, of which this is one."""
+
+    config: Config
+    catalogue: Catalogue
+    pool: RoutingPool
+    recent: Recent
+    kinds: Mapping[str, str]
+    workers: int
+    clock: Callable[[], float]
+
+    def __call__(self, caller: Caller) -> dict[str, Any]:
+        whole = not caller.key
+        of_model: dict[str, list[DeploymentStatus]] = defaultdict(list)
+        for status in self.pool.status():
+            of_model[status.model].append(status)
+        told = {
+            "object": "status",
+            "version": __version__,
+            "at": self.clock(),
+            "key": caller.key or None,
+            "keyless": self.config.general_settings.master_key is None,
+            "traces": self.config.unisono.traces.mode,
+            "rules": dict(RULES),
+            "models": [
+                self._model(name, group.name, of_model[group.name], whole=whole)
+                for name, group in self.catalogue.listed()
+                if caller.may_ask(name, group.name)
+            ],
+        }
+        return told | self._operators() if whole else told
+
+    def _model(self, name: str, group: str, members: list[DeploymentStatus], *, whole: bool) -> dict[str, Any]:
+        told = {
+            "id": name,
+            "model": group,
+            "context": self.pool.context(group),
+            "ready": any(one.state == WELL for one in members),
+        }
+        if not whole:
+            return told
+        # An alias has no deployments of its own.
+        shown = [self._deployment(one) for one in members] if name == group else []
+        return told | {"waiting": max((one.waiting for one in members), default=0), "deployments": shown}
+
+    def _deployment(self, one: DeploymentStatus) -> dict[str, Any]:
+        told = asdict(one)
+        del told["model"], told["waiting"]
+        worked = self.recent.worked().get((one.model, one.name))
+        return {**told, "kind": self.kinds.get(one.name, ""), "hour": None if worked is None else asdict(worked)}
+
+    def _operators(self) -> dict[str, Any]:
+        minutes = [
+            {
+                "at": minute.at,
+                "answers": minute.answers,
+                "failed": minute.failed,
+                "generated": minute.generated,
+                "recoveries": dict(minute.recoveries),
+            }
+            for minute in self.recent.minutes()
+        ]
+        return {"workers": self.workers, "minutes": minutes}

@@ -1,0 +1,82 @@
+"""The files of the page, as they come with the package: no build, no outside address, nothing but text.
+
+They are open without a key, since whoever opens a page has none to show yet; they say nothing about the gateway. What
+they show comes from routes behind the door. A file is read when it is first asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from unisono.errors import NotFound
+
+FOLDER: Final = Path(__file__).parent / "static"
+PREFIX: Final = "/page/"
+TYPES: Final[Mapping[str, str]] = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+}
+FILES: Final = frozenset(path.name for path in FOLDER.iterdir() if path.suffix in TYPES)
+PATHS: Final = frozenset({"/", *(f"{PREFIX}{name}" for name in FILES if name != "index.html")})
+"""What the door lets pass without a key."""
+
+HEADERS: Final[Mapping[str, str]] = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    # Names do not change with what is in them, so browsers ask each time whether theirs is still the one.
+    "cache-control": "no-cache",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    content: bytes
+    headers: Mapping[str, str]
+
+
+@cache
+def file_of(name: str) -> File:
+    content = (FOLDER / name).read_bytes()
+    tag = f'"{sha256(content).hexdigest()[:32]}"'
+    return File(content, {**HEADERS, "content-type": TYPES[Path(name).suffix], "etag": tag})
+
+
+def files_router() -> APIRouter:
+    """`/` and `/page/...`. Expects the layers of `api.door` in front, with PATHS open."""
+
+    async def page(request: Request) -> Response:
+        return _answer(request, "index.html")
+
+    async def part(request: Request) -> Response:
+        if (name := request.path_params["name"]) not in FILES:
+            raise NotFound("The page has no such file.")
+        return _answer(request, name)
+
+    router = APIRouter(include_in_schema=False)
+    router.add_route("/", page, methods=["GET", "HEAD"])
+    router.add_route(f"{PREFIX}{{name}}", part, methods=["GET", "HEAD"])
+    return router
+
+
+def _answer(request: Request, name: str) -> Response:
+    file = file_of(name)
+    given = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
+    if file.headers["etag"] in given:
+        return Response(status_code=304, headers=dict(file.headers))
+    return Response(file.content, headers=dict(file.headers))

@@ -1,0 +1,155 @@
+"""What the inspector shows: of a recording, of text in Harmony, or of token ids, the same pieces.
+
+Text and ids go through the very parser that answers go through. Whatever is given, what comes back is an inspection or
+an InvalidRequest that says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import count
+from typing import Any, Final
+
+from unisono.api.inspection import MOST_TOOLS, InspectRequest
+from unisono.core.conversation import FunctionTool
+from unisono.core.events import Closed, Event, HostedCall, Listing, Reasoning, Repaired, Text, ToolCall
+from unisono.core.generation import START, Chunk, FinishReason, Form
+from unisono.errors import InvalidRequest
+from unisono.harmony.builtins import FUNCTIONS_OF
+from unisono.harmony.decode import decoder_for
+from unisono.harmony.encoding import Encoding, load_encoding
+from unisono.harmony.router import HarmonyRouter
+from unisono.harmony.tools import ToolSet, plan_tools
+from unisono.observe.recording import checked
+from unisono.web.recounting import recounted
+from unisono.web.segments import Segments, well_formed, with_repairs
+
+OBJECT: Final = "unisono.inspection"
+LONGEST_ITEM: Final = 20_000
+"""Characters of an item's text that are shown."""
+
+_RECIPIENT = re.compile(r"to=(?:functions\.)?([A-Za-z0-9_-]{1,64})(?![A-Za-z0-9_.-])")
+_FOREIGN = re.compile(r"<\|start\|>(?!assistant)")
+_ASSISTANT = "<|start|>assistant"
+
+
+def inspected(given: InspectRequest) -> dict[str, Any]:
+    """Of a `trace`, `text` or `tokens`. Raises InvalidRequest for a recording that is damaged or of another version,
+    and for text that cannot be tokenized."""
+    given.check()
+    encoding = load_encoding()
+    if given.trace is not None:
+        try:
+            document = checked(given.trace)
+        except ValueError as error:
+            raise InvalidRequest(f"'trace': {error}.", param="trace") from None
+        return {"object": OBJECT, **recounted(document, encoding)}
+    return {"object": OBJECT, **_read(given, encoding)}
+
+
+def _read(given: InspectRequest, encoding: Encoding) -> dict[str, Any]:
+    """Text as a text backend would have sent it, ids as they are."""
+    if given.tokens is not None:
+        prompt, output = _cut_ids(given.tokens, encoding, given.all_output)
+        named = encoding.decode([token for token in given.tokens if _is_token(token)])
+    else:
+        named = well_formed(given.text or "")
+        before, behind = _cut_text(named, given.all_output)
+        prompt, output = _encoded(before, encoding), _decoded(behind, encoding)
+    tools = _toolset(list(dict.fromkeys(given.tools or _RECIPIENT.findall(named)))[:MOST_TOOLS])
+    events = _routed(encoding, tools, output)
+    shown = Segments(encoding)
+    shown.add(prompt)
+    asked = shown.taken()
+    repairs = [(one.position, one.rule, one.dropped) for one in events if isinstance(one, Repaired)]
+    position = with_repairs(shown, output, repairs, 0)
+    for at, rule, dropped in repairs:
+        shown.repair(rule, max(at, position), dropped)
+    step = {
+        "step": 0,
+        "generations": [],
+        "prompts": [{"behind": 0, "segments": asked}] if asked else [],
+        "output": shown.taken(),
+        "generated": len(output),
+    }
+    items = [_item(event) for event in events if isinstance(event, Closed)]
+    return {"about": None, "steps": [step], "items": items, "tools": [], "left_out": []}
+
+
+def _is_token(token: int) -> bool:
+    return 0 <= token < 201_088
+
+
+def _cut_text(text: str, all_output: bool) -> tuple[str, str]:
+    """The prompt, and what comes behind the header that it leaves open: the first message of the assistant's that no
+    message of anybody else follows."""
+    if all_output:
+        return "", text
+    foreign = [found.end() for found in _FOREIGN.finditer(text)]
+    begin = text.find(_ASSISTANT, foreign[-1] if foreign else 0)
+    if begin < 0:
+        return (text, "") if foreign else ("", text)
+    if not foreign and text[:begin].strip():
+        return "", text
+    return text[: begin + len(_ASSISTANT)], text[begin + len(_ASSISTANT) :]
+
+
+def _cut_ids(tokens: Sequence[int], encoding: Encoding, all_output: bool) -> tuple[Sequence[int], Sequence[int]]:
+    if all_output:
+        return (), tokens
+    start = encoding.encode_marked(_ASSISTANT)
+    begins = [at for at, token in enumerate(tokens) if token == START]
+    foreign = [at for at in begins if list(tokens[at : at + len(start)]) != start]
+    own = [at for at in begins if at > (foreign[-1] if foreign else -1)]
+    if not own:
+        return (tokens, ()) if foreign else ((), tokens)
+    if not foreign and own[0] > 0:
+        return (), tokens
+    cut = own[0] + len(start)
+    return tokens[:cut], tokens[cut:]
+
+
+def _encoded(text: str, encoding: Encoding) -> list[int]:
+    try:
+        return encoding.encode_marked(text)
+    except ValueError:
+        raise InvalidRequest("The text cannot be tokenized.", param="text") from None
+
+
+def _decoded(text: str, encoding: Encoding) -> list[int]:
+    decoder = decoder_for(Form.TEXT, encoding)
+    return [*decoder.feed(Chunk(text=text)), *decoder.end()]
+
+
+def _toolset(names: Sequence[str]) -> ToolSet:
+    return plan_tools([FunctionTool(name) for name in names]).beside(FUNCTIONS_OF)
+
+
+def _routed(encoding: Encoding, tools: ToolSet, tokens: Sequence[int]) -> list[Event]:
+    ids = count(1)
+    router = HarmonyRouter(encoding, tools, lambda: f"call_{next(ids)}", hold_calls=False)
+    return [*router.feed(tokens), *router.end(FinishReason.STOP)]
+
+
+def _item(closed: Closed) -> dict[str, Any]:
+    """An item as a client would get it."""
+    name, text = "", closed.text
+    match closed.item:
+        case Reasoning():
+            kind = "analysis"
+        case Text(phase=phase):
+            kind = phase.value
+        case ToolCall(name=name):
+            kind = "call"
+        case HostedCall(name=name):
+            kind = "hosted_call"
+        case Listing(server=name):
+            kind = "listing"
+    return {
+        "kind": kind,
+        "name": well_formed(name),
+        "characters": len(text),
+        "complete": closed.complete,
+        "text": well_formed(text[:LONGEST_ITEM]),
+    }

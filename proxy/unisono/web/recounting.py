@@ -1,0 +1,149 @@
+"""A recording as the inspector shows it: its steps with prompts and output, tries, times, and what was mended where.
+
+A recording may have been pasted by anybody: what is not as it should be makes it damaged, and nothing in it makes the
+gateway do more work than its size is worth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from unisono.engine.journal import Mark, Note, Way, parts_of
+from unisono.errors import InvalidRequest, UnisonoError
+from unisono.harmony.encoding import Encoding
+from unisono.web.segments import Segment, Segments, shortened, told_of, with_repairs
+
+WORDS: Final = (
+    "id", "gateway", "surface", "model", "outcome", "error", "finish", "backend", "unmet",
+)  # fmt: skip
+NUMBERS: Final = ("at", "first_s", "ended_s", "failovers", "left_out_turns")
+GENERATION_WORDS: Final = ("deployment", "finish", "failure")
+GENERATION_NUMBERS: Final = ("began_s", "first_token_s", "ended_s", "prompt_tokens", "cached_tokens", "generated")
+USAGE: Final = ("prompt_tokens", "completion_tokens", "reasoning_tokens", "cached_tokens", "tool_output_tokens")
+LARGEST: Final = 1 << 53
+
+
+def recounted(document: Mapping[str, Any], encoding: Encoding) -> dict[str, Any]:
+    """Raises InvalidRequest."""
+    try:
+        return {
+            "about": _about(document),
+            "steps": list(_steps(document, encoding)),
+            "items": [_item(one) for one in document["said"] if "closed" in one],
+            "tools": [_tool(one) for one in document["tools"]],
+            "left_out": [shortened(one) for one in document["left_out"]],
+        }
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, UnisonoError) as error:
+        raise InvalidRequest("This recording is damaged.", param="trace") from error
+
+
+def _about(document: Mapping[str, Any]) -> dict[str, Any]:
+    usage = document["usage"]
+    return {
+        **{name: shortened(document[name]) for name in WORDS},
+        **{name: _number(document[name]) for name in NUMBERS},
+        "background": bool(document["background"]),
+        "resumed": bool(document["resumed"]),
+        "usage": None if usage is None else {name: _number(usage[name]) for name in USAGE},
+        "recoveries": [shortened(rule) for rule in document["recoveries"]],
+        "tries": [
+            {"deployment": shortened(one["deployment"]), "failure": shortened(one["failure"] or "")}
+            for one in document["tries"]
+        ],
+        "waits": [
+            {**_numbers(one, ("began_s", "ended_s")), "failure": shortened(one["failure"] or "")}
+            for one in document["waits"]
+        ],
+    }
+
+
+def _numbers(of: Mapping[str, Any], names: Sequence[str]) -> dict[str, int | float | None]:
+    return {name: _number(of[name]) for name in names}
+
+
+def _number(value: object) -> int | float | None:
+    """Raises TypeError."""
+    if value is None or (isinstance(value, int | float) and abs(value) < LARGEST):
+        return value
+    raise TypeError("no number")
+
+
+def _item(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Of its text a recording has no more than the tokens, which stand in the output."""
+    return {
+        "kind": shortened(said["closed"]),
+        "name": shortened(said["name"]),
+        "characters": _number(said["characters"]),
+        "complete": bool(said["complete"]),
+    }
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    words = {name: shortened(tool[name]) for name in ("server", "name", "outcome")}
+    return words | _numbers(tool, ("began_s", "ended_s"))
+
+
+def _steps(document: Mapping[str, Any], encoding: Encoding) -> Iterator[dict[str, Any]]:
+    generations = document["steps"]
+    for number, output in enumerate(_outputs(document, encoding)):
+        own = [one for one in generations if one["step"] == number]
+        told = [
+            {name: shortened(one[name] or "") for name in GENERATION_WORDS} | _numbers(one, GENERATION_NUMBERS)
+            for one in own
+        ]
+        yield {
+            "step": number,
+            "generations": told,
+            "prompts": [prompt for one in own if (prompt := _prompt(one["prompt"], encoding))],
+            "output": output,
+            "generated": sum(one["generated"] or 0 for one in told),
+        }
+
+
+def _prompt(told: Mapping[str, Any] | None, encoding: Encoding) -> dict[str, Any] | None:
+    """What of it was not in the prompt before."""
+    if told is None or not (told["tokens"] or told["gap"]):
+        return None
+    shown = Segments(encoding)
+    tokens, gap = [_id(token) for token in told["tokens"]], told["gap"]
+    at = len(tokens) if gap is None else int(gap["at"])
+    shown.add(tokens[:at])
+    if gap is not None:
+        shown.gap(int(_number(gap["tokens"]) or 0))
+    shown.add(tokens[at:])
+    return {"behind": _number(told["same"]), "segments": shown.taken()}
+
+
+def _id(token: object) -> int:
+    """Raises TypeError."""
+    if type(token) is not int or abs(token) >= LARGEST:
+        raise TypeError("no token")
+    return token
+
+
+def _outputs(document: Mapping[str, Any], encoding: Encoding) -> Iterator[list[Segment]]:
+    """The output of each step, with repairs where they were decided."""
+    shown = Segments(encoding)
+    repairs = [
+        (_id(one["position"]), str(one["repaired"]), _id(one["dropped"]))
+        for one in document["said"]
+        if "repaired" in one
+    ]
+    position = 0
+    for part in parts_of([_id(number) for number in document["output"]]):
+        match part:
+            case Mark.STEP_ENDED:
+                yield shown.taken()
+            case Way():
+                shown.aside(f"tokens made from text: {part.guessed}; stop token hidden: {part.stop_hidden}")
+            case Note():
+                shown.aside(told_of(part.value))
+                if isinstance(moved := part.value.get("moved"), list):
+                    shown.add([_id(token) for token in moved])
+            case tokens:
+                assert not isinstance(tokens, Mark)
+                position = with_repairs(shown, tokens, repairs, position)
+    for at, rule, dropped in repairs:
+        shown.repair(rule, at, dropped)
+    yield shown.taken()

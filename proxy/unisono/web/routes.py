@@ -1,0 +1,107 @@
+"""What the page asks for, behind the door like all of the API: the state of the gateway, recordings, inspections.
+
+A recording is its tenant's alone. Reading tokens takes a while, so it is done in a thread, a few at a time, and what is
+sent to be read is bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from unisono.api.body import off_loop, read_json
+from unisono.api.inspection import InspectRequest
+from unisono.core.access import Caller
+from unisono.core.traces import Traces
+from unisono.errors import InvalidRequest, LimitReached, NotFound
+from unisono.observe.recording import dumped, unpacked
+from unisono.web.inspecting import inspected
+
+LISTED: Final = 20
+MOST_LISTED: Final = 200
+AT_ONCE: Final = 1
+"""Inspections in progress at a time."""
+MOST_WAITING: Final = 16
+"""Inspections that may wait for others."""
+
+Overview = Callable[[Caller], Mapping[str, Any]]
+
+
+def web_router(*, overview: Overview, traces: Traces) -> APIRouter:
+    """Expects the layers of `api.door` in front."""
+    reading = Reading()
+
+    async def status(request: Request) -> Response:
+        return _json(overview(request.state.caller))
+
+    async def listed(request: Request) -> Response:
+        caller: Caller = request.state.caller
+        found = await traces.traces(caller.tenant, _limit(request))
+        data = [{"id": one.id, "at": one.at, **json.loads(one.about)} for one in found]
+        return _json({"object": "list", "data": data})
+
+    async def one(request: Request) -> Response:
+        return _json(await _document(traces, request.state.caller, request.path_params["id"]))
+
+    async def inspect(request: Request) -> Response:
+        body = await read_json(request)
+        given = await off_loop(lambda: InspectRequest.model_validate(body), len(await request.body()))
+        given.check()
+        if given.id is not None:
+            given = InspectRequest(trace=await _document(traces, request.state.caller, given.id))
+        return _json(await reading.of(given))
+
+    router = APIRouter()
+    for prefix in ("/v1", ""):
+        router.add_route(f"{prefix}/status", status, methods=["GET"], name="status")
+        router.add_route(f"{prefix}/traces", listed, methods=["GET"], name="traces")
+        router.add_route(f"{prefix}/traces/{{id}}", one, methods=["GET"], name="trace")
+        router.add_route(f"{prefix}/inspect", inspect, methods=["POST"], name="inspect")
+    return router
+
+
+class Reading:
+    """Reads what is to be inspected, off the loop."""
+
+    def __init__(self) -> None:
+        self._places = asyncio.Semaphore(AT_ONCE)
+        self._waiting = 0
+
+    async def of(self, given: InspectRequest) -> Mapping[str, Any]:
+        """Raises InvalidRequest, and LimitReached where too many wait."""
+        if self._waiting >= MOST_WAITING:
+            raise LimitReached("Too much is being inspected already; try again in a moment.")
+        self._waiting += 1
+        try:
+            async with self._places:
+                return await asyncio.to_thread(inspected, given)
+        finally:
+            self._waiting -= 1
+
+
+async def _document(traces: Traces, caller: Caller, id: str) -> dict[str, Any]:
+    """Raises NotFound, InvalidRequest."""
+    found = await traces.trace(caller.tenant, id)
+    if found is None:
+        raise NotFound("There is no such recording; it may be past its time, or the answer was not recorded.")
+    try:
+        return await asyncio.to_thread(unpacked, found.document)
+    except ValueError as error:
+        raise InvalidRequest(f"The recording cannot be read: {error}.") from error
+
+
+def _limit(request: Request) -> int:
+    given = request.query_params.get("limit", str(LISTED))
+    if not (given.isascii() and given.isdigit() and len(given) <= 4 and 1 <= int(given) <= MOST_LISTED):
+        raise InvalidRequest(f"'limit' is not a number from 1 to {MOST_LISTED}.", param="limit")
+    return int(given)
+
+
+def _json(value: Mapping[str, Any]) -> Response:
+    return Response(dumped(value), media_type="application/json", headers={"cache-control": "no-store"})

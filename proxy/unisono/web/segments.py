@@ -1,0 +1,167 @@
+"""Tokens as pieces that can be shown: runs of text by what they belong to, special tokens, and what was mended between.
+
+A piece of text is one token, or the few that a character is made of. Everything is plain JSON; what is said of a token
+that is none is said, and nothing is raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from unisono.core.generation import CALL, CHANNEL, END, FIRST_SPECIAL, MESSAGE, RETURN, START, VOCABULARY
+from unisono.core.rules import RULES
+from unisono.harmony.encoding import Encoding
+
+ENDS: Final = frozenset({START, END, RETURN, CALL})
+CHANNELS: Final = ("analysis", "commentary", "final")
+ROLES: Final = ("system", "developer", "user", "tool")
+HEADER: Final = "header"
+CALL_BODY: Final = "call"
+TOOL_BODY: Final = "tool"
+LONGEST_CHARACTER: Final = 4
+"""Tokens, at most, that the bytes of a character are spread over."""
+LONGEST_SHOWN: Final = 400
+"""Characters of what the gateway says itself."""
+UNKNOWN_RULE: Final = "This gateway does not know the rule."
+
+Segment = dict[str, Any]
+
+
+def well_formed(text: str) -> str:
+    """Without halves of surrogate pairs, which no answer can carry."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def shortened(value: object) -> str:
+    text = well_formed(str(value)[: LONGEST_SHOWN + 1])
+    return text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "…"
+
+
+class Segments:
+    """The tokens of one prompt or one answer in their order, and asides between them. `opened` says that the first
+    token stands in a header already, as behind `<|start|>assistant`."""
+
+    def __init__(self, encoding: Encoding) -> None:
+        self._encoding = encoding
+        self._header: list[int] = []
+        self._in_header = True
+        self._body = "final"
+        self._bytes = b""
+        self._ids: list[int] = []
+        self._out: list[Segment] = []
+
+    def add(self, tokens: Iterable[int]) -> None:
+        for token in tokens:
+            if 0 <= token < FIRST_SPECIAL:
+                self._text(token)
+            else:
+                self._special(token)
+
+    def aside(self, text: str) -> None:
+        self._put({"kind": "aside", "text": shortened(text)})
+
+    def gap(self, tokens: int) -> None:
+        self._put({"kind": "gap", "tokens": tokens})
+
+    def repair(self, rule: str, position: int, dropped: int) -> None:
+        sentence = RULES.get(rule, UNKNOWN_RULE)
+        self._put(
+            {"kind": "repair", "rule": shortened(rule), "why": sentence, "position": position, "dropped": dropped}
+        )
+
+    def taken(self) -> list[Segment]:
+        """What was added since it was taken last."""
+        self._flush()
+        out, self._out = self._out, []
+        return out
+
+    def _put(self, segment: Segment) -> None:
+        self._flush()
+        self._out.append(segment)
+
+    def _text(self, token: int) -> None:
+        if self._in_header:
+            self._header.append(token)
+        self._bytes += self._encoding.decode_bytes([token])
+        self._ids.append(token)
+        try:
+            text = self._bytes.decode()
+        except UnicodeDecodeError as error:
+            half = error.reason == "unexpected end of data" and len(self._ids) < LONGEST_CHARACTER
+            if not half:
+                self._flush()
+            return
+        self._piece(text)
+
+    def _piece(self, text: str) -> None:
+        of = HEADER if self._in_header else self._body
+        if not self._out or self._out[-1]["kind"] != "text" or self._out[-1]["of"] != of:
+            self._out.append({"kind": "text", "of": of, "tokens": []})
+        self._out[-1]["tokens"].append([text, *self._ids])
+        self._bytes, self._ids = b"", []
+
+    def _flush(self) -> None:
+        """What is no whole character is shown as such."""
+        if self._ids:
+            self._piece(self._bytes.decode(errors="replace"))
+
+    def _special(self, token: int) -> None:
+        known = 0 <= token < VOCABULARY
+        text = self._encoding.decode([token]) if known else "no token"
+        self._put({"kind": "special", "text": text, "id": token, "known": known})
+        if token == MESSAGE:
+            self._body = body_of(self._encoding.decode(self._header))
+            self._in_header = False
+        elif token in ENDS or (token == CHANNEL and not self._in_header):
+            self._header, self._in_header = [], True
+
+
+def body_of(header: str) -> str:
+    """What a message with this header is: a channel of the assistant's, a call, a tool's result, or another role."""
+    words = header.replace("assistant", "assistant ").split()
+    if any(word.startswith("to=") for word in words):
+        named = words[0] if words else ""
+        own = named == "assistant" or named.startswith(("to=", *CHANNELS))
+        return CALL_BODY if own else TOOL_BODY
+    if words and words[0] in ROLES:
+        return words[0]
+    return next((channel for channel in CHANNELS if channel in header), "final")
+
+
+def told_of(note: Mapping[str, Any]) -> str:
+    """What the gateway did itself between two tokens; tokens that it put there are not in it."""
+    match note:
+        case {"moved": list(), "kept": int(kept)}:
+            return f"the prompt now goes on behind {kept} tokens of this step with:"
+        case {"able": list(kinds)}:
+            return f"the backend keeps to: {', '.join(map(str, kinds)) or 'no constraints'}"
+        case {"listed": list(offers)}:
+            return "tools offered by: " + ", ".join(str(offer[0]) for offer in offers)
+        case {"call": str(id), "verdict": str(verdict)}:
+            return f"call {id}: {verdict}"
+        case {"ran": str(id), "text": str(text)}:
+            return f"result of {id}: {text}"
+        case {"noted": dict(noted)}:
+            return f"by hooks: {', '.join(noted)}"
+        case {"left": int(place)}:
+            return f"what was begun behind {place} tokens of this step is generated once more"
+        case {"unread": int(tokens)}:
+            return f"{tokens} tokens of half a character are generated once more"
+        case _:
+            return ", ".join(note)
+
+
+def with_repairs(shown: Segments, tokens: Sequence[int], repairs: list[tuple[int, str, int]], position: int) -> int:
+    """Show tokens, and of `repairs` (position, rule, dropped) those that were decided up to their end, which go. What
+    is returned is the position behind them."""
+    end = position + len(tokens)
+    begin = position
+    while repairs and repairs[0][0] <= end:
+        at, rule, dropped = repairs.pop(0)
+        upto = max(at, position)
+        shown.add(tokens[position - begin : upto - begin])
+        shown.repair(rule, at, dropped)
+        position = upto
+    shown.add(tokens[position - begin :])
+    return end

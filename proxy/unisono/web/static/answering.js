@@ -1,0 +1,114 @@
+// What comes back, on either surface, streamed or whole, told to a transcript as parts that grow.
+//
+// A transcript has `part(key, kind, title)`, which gives the part of that key, made where there is none, with `add(text)`
+// and `set(text)`; and `about({...})` for what is known of the whole.
+
+export function chatEvent(event, transcript) {
+  if (event.error) throw new Error(String(event.error.message ?? "The stream broke off."));
+  for (const choice of event.choices ?? []) {
+    chatParts(choice.delta ?? {}, transcript, "add");
+    if (choice.finish_reason) transcript.about({ finish: choice.finish_reason });
+  }
+  if (event.usage) transcript.about({ usage: chatUsage(event.usage) });
+  if (event.unisono) transcript.about({ unisono: event.unisono });
+}
+
+export function chatAnswer(body, transcript) {
+  const [choice] = body.choices;
+  chatParts(choice.message, transcript, "set");
+  transcript.about({ finish: choice.finish_reason, usage: chatUsage(body.usage), unisono: body.unisono });
+}
+
+function chatParts(said, transcript, how) {
+  const thought = said.reasoning ?? said.reasoning_content;
+  if (thought) transcript.part("reasoning", "analysis", "Reasoning")[how](thought);
+  for (const [at, call] of (said.tool_calls ?? []).entries()) {
+    const of = call.function ?? {};
+    const part = transcript.part(`call ${call.index ?? at}`, "call", "Tool call");
+    if (of.name) part.named(of.name, call.id);
+    if (of.arguments) part[how](of.arguments);
+  }
+  if (said.content) transcript.part("answer", "final", "Answer")[how](said.content);
+  if (said.refusal) transcript.part("refusal", "refusal", "Refusal")[how](said.refusal);
+}
+
+function chatUsage(usage) {
+  return {
+    input: usage.prompt_tokens,
+    cached: usage.prompt_tokens_details?.cached_tokens,
+    output: usage.completion_tokens,
+    reasoning: usage.completion_tokens_details?.reasoning_tokens,
+  };
+}
+
+const DELTAS = new Set([
+  "response.output_text.delta",
+  "response.reasoning_text.delta",
+  "response.refusal.delta",
+  "response.function_call_arguments.delta",
+  "response.custom_tool_call_input.delta",
+  "response.mcp_call_arguments.delta",
+]);
+const ENDS = new Set(["response.completed", "response.incomplete", "response.failed"]);
+
+export function responsesEvent(event, transcript) {
+  if (event.type === "error") throw new Error(String(event.message ?? event.error?.message ?? "The stream broke off."));
+  const key = `item ${event.output_index}`;
+  if (event.type === "response.output_item.added") begun(event.item, key, transcript);
+  else if (DELTAS.has(event.type)) transcript.part(key, "final", "Answer").add(event.delta);
+  else if (event.type === "response.output_item.done") whole(event.item, key, transcript);
+  else if (ENDS.has(event.type)) ended(event.response, transcript);
+}
+
+export function responsesAnswer(response, transcript) {
+  for (const [at, item] of response.output.entries()) {
+    begun(item, `item ${at}`, transcript);
+    whole(item, `item ${at}`, transcript);
+  }
+  ended(response, transcript);
+}
+
+function begun(item, key, transcript) {
+  switch (item.type) {
+    case "reasoning":
+      return transcript.part(key, "analysis", "Reasoning");
+    case "message":
+      return item.phase === "commentary"
+        ? transcript.part(key, "commentary", "Preamble")
+        : transcript.part(key, "final", "Answer");
+    case "function_call":
+    case "custom_tool_call": {
+      const part = transcript.part(key, "call", "Tool call");
+      part.named(item.name, item.call_id);
+      return part;
+    }
+    default:
+      return transcript.part(key, "tool", String(item.type).replaceAll("_", " "));
+  }
+}
+
+function whole(item, key, transcript) {
+  const part = begun(item, key, transcript);
+  if (item.type === "reasoning") part.set(texts(item.content));
+  else if (item.type === "message") part.set(texts(item.content));
+  else if (item.type === "function_call") part.set(item.arguments);
+  else if (item.type === "custom_tool_call") part.set(item.input);
+  else part.set(JSON.stringify(item, null, 2));
+}
+
+const texts = (parts) => (parts ?? []).map((part) => part.text ?? part.refusal ?? "").join("");
+
+function ended(response, transcript) {
+  const usage = response.usage;
+  transcript.about({
+    finish: response.incomplete_details?.reason ?? response.status,
+    unisono: response.unisono,
+    usage: usage && {
+      input: usage.input_tokens,
+      cached: usage.input_tokens_details?.cached_tokens,
+      output: usage.output_tokens,
+      reasoning: usage.output_tokens_details?.reasoning_tokens,
+    },
+  });
+  if (response.error) throw new Error(String(response.error.message));
+}

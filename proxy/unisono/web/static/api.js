@@ -1,0 +1,101 @@
+// Talks to the gateway as any client does. The key is in this module, in the tab's own storage if that is wished, and in
+// the Authorization header; never in an address.
+
+const KEPT = "unisono.key";
+let key = kept();
+let ask = async () => false;
+
+function kept() {
+  try {
+    return sessionStorage.getItem(KEPT) ?? "";
+  } catch {
+    return "";
+  }
+}
+
+export function hasKey() {
+  return key !== "";
+}
+
+export function useKey(given, keep) {
+  key = given;
+  try {
+    if (key && keep) sessionStorage.setItem(KEPT, key);
+    else sessionStorage.removeItem(KEPT);
+  } catch {
+    // In memory it is all the same.
+  }
+}
+
+// `asking` gets a reason, and tells whether there is another key now.
+export function whenRefused(asking) {
+  ask = asking;
+}
+
+export class Refused extends Error {
+  constructor(status, message, code, param) {
+    super(message);
+    this.status = status;
+    this.code = code;
+    this.param = param;
+  }
+}
+
+export async function asked(path, { body, signal, quiet } = {}) {
+  for (;;) {
+    const headers = {};
+    if (key) headers.authorization = `Bearer ${key}`;
+    if (body !== undefined) headers["content-type"] = "application/json";
+    const answer = await fetch(path, {
+      method: body === undefined ? "GET" : "POST",
+      headers,
+      body: body === undefined ? undefined : JSON.stringify(body),
+      signal,
+      cache: "no-store",
+      credentials: "omit",
+      redirect: "error",
+    });
+    if (answer.ok) return answer;
+    const refused = await refusal(answer);
+    if (answer.status !== 401 || quiet || !(await ask(refused.message))) throw refused;
+  }
+}
+
+export async function json(path, given) {
+  return (await asked(path, given)).json();
+}
+
+async function refusal(answer) {
+  let error = {};
+  try {
+    error = (await answer.json()).error ?? {};
+  } catch {
+    // Whoever stands between may answer with anything.
+  }
+  return new Refused(answer.status, String(error.message ?? answer.statusText), error.code, error.param);
+}
+
+// The JSON of each event of a stream; `[DONE]` ends it.
+export async function* events(answer) {
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let pieces = [];
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      // An event of a megabyte comes in many pieces: they are put together once, when it is whole.
+      pieces.push(value);
+      if (!value.includes("\n")) continue;
+      const lines = pieces.join("").split("\n");
+      pieces = [lines.pop()];
+      for (const line of lines) {
+        if (!line.startsWith("data:")) continue;
+        const data = line.slice(5).trim();
+        if (data === "[DONE]") return;
+        if (data) yield JSON.parse(data);
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}

@@ -1,0 +1,210 @@
+// What a model wrote, token by token, and what the gateway made of it: a recording, a file, text, or token ids.
+
+import { json, Refused } from "/page/api.js";
+import { day, el, field, number, say, seconds, svg, table, visible } from "/page/dom.js";
+import { Tokens } from "/page/tokens.js";
+
+const SAMPLE =
+  "<|start|>user<|message|>What is the weather in Oslo?<|end|><|start|>assistant<|channel|>analysis<|message|>" +
+  "I have to look.<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{\"place\": \"Oslo\"}<|call|>";
+const LEGEND = ["system", "developer", "user", "analysis", "commentary", "final", "call", "tool"];
+const MOST_BYTES = 8_000_000;
+
+export function inspector(main, id) {
+  const text = el("textarea", { rows: 4, class: "mono", spellcheck: "false", autocapitalize: "off" });
+  const file = el("input", { type: "file", accept: ".json,.txt,application/json,text/plain" });
+  const name = el("input", { type: "text", spellcheck: "false", autocapitalize: "off", placeholder: "req_…", value: id });
+  const whole = el("input", { type: "checkbox" });
+  const readAs = el("span", { class: "hint", "aria-live": "polite" });
+  const trouble = el("p", { class: "trouble", role: "alert", hidden: true });
+  const shown = el("div", { class: "inspection" });
+  const run = async (body, retries = 0) => {
+    trouble.hidden = true;
+    shown.setAttribute("aria-busy", "true");
+    say("Reading");
+    try {
+      const told = await json("/v1/inspect", { body });
+      shown.replaceChildren(...drawn(told));
+      say("Read");
+    } catch (error) {
+      // A recording is written behind its answer.
+      if (retries > 0 && error.status === 404) {
+        await new Promise((resolve) => setTimeout(resolve, 300));
+        return run(body, retries - 1);
+      }
+      trouble.textContent = error instanceof Refused ? error.message : error.message || "The gateway does not answer.";
+      trouble.hidden = false;
+      shown.replaceChildren();
+    } finally {
+      shown.removeAttribute("aria-busy");
+    }
+  };
+  const byId = el("form", { class: "inline" }, field("Recording", name), el("button", { type: "submit" }, "Open"));
+  byId.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const wanted = `#/inspector/${encodeURIComponent(name.value.trim())}`;
+    if (location.hash === wanted) run({ id: name.value.trim() });
+    else location.hash = wanted;
+  });
+  const pasted = el(
+    "form",
+    { class: "pasted" },
+    field("Or paste a recording, text in Harmony, or token ids", text),
+    el("div", { class: "row" },
+      el("button", { type: "submit", class: "primary" }, "Inspect"),
+      el("button", { type: "button", onclick: () => { text.value = SAMPLE; told(); pasted.requestSubmit(); } }, "Try an example"),
+      el("label", { class: "check" }, whole, " All of it is the model's output"),
+      readAs),
+  );
+  const told = () => { readAs.textContent = text.value.trim() ? `Read as ${kindOf(text.value).what}` : ""; };
+  text.addEventListener("input", told);
+  file.addEventListener("change", async () => {
+    const [given] = file.files;
+    if (!given) return;
+    if (given.size > MOST_BYTES) {
+      trouble.textContent = "The file is larger than 8 MB.";
+      trouble.hidden = false;
+      return;
+    }
+    const content = await given.text();
+    text.value = content.length > 20_000 ? "" : content;
+    told();
+    run(kindOf(content).body(whole.checked));
+  });
+  pasted.addEventListener("submit", (event) => {
+    event.preventDefault();
+    if (text.value.trim()) run(kindOf(text.value).body(whole.checked));
+  });
+  main.append(el("h1", {}, "Inspector"), el("div", { class: "sources" }, el("div", { class: "kept" }, byId, field("Or a file of unisono trace ID --json", file)), pasted), trouble, shown);
+  if (id) run({ id }, 8);
+}
+
+// What was pasted, and the request it becomes.
+function kindOf(text) {
+  const start = text.trimStart();
+  if (start.startsWith("{")) {
+    try {
+      const trace = JSON.parse(text);
+      if (trace.object === "unisono.trace") return { what: "a recording", body: () => ({ trace }) };
+    } catch {
+      // Text may begin with a brace too.
+    }
+  }
+  if (/^\s*\[?\s*-?\d+(?:[\s,]+-?\d+)*[\s,]*\]?\s*$/.test(text)) {
+    const tokens = text.match(/-?\d+/g).map(Number);
+    return { what: `${number(tokens.length)} token ids`, body: (all_output) => ({ tokens, all_output }) };
+  }
+  return { what: "text in Harmony", body: (all_output) => ({ text, all_output }) };
+}
+
+function drawn(told) {
+  const views = [];
+  const steps = told.steps.map((step) => stepOf(step, told.steps.length, views));
+  return [told.about && heading(told.about), legend(), repairs(told, views), items(told), ...steps, tools(told), leftOut(told)].filter(Boolean);
+}
+
+function heading(about) {
+  const ended = [about.outcome, about.error, about.finish].filter(Boolean).join(", ");
+  const usage = about.usage;
+  const facts = [
+    ["Recorded", day(about.at)],
+    ["Model", `${about.model} by ${about.surface}`],
+    ["Ended", ended],
+    ["Took", `${seconds(about.ended_s)}, first after ${seconds(about.first_s)}`],
+    ["Tokens", usage && `${number(usage.prompt_tokens)} in, ${number(usage.completion_tokens)} out, ${number(usage.reasoning_tokens)} of them reasoning`],
+    ["Tried", about.tries.map((one) => one.deployment + (one.failure ? ` (${one.failure})` : "")).join(", then ")],
+    ["Waited", about.waits.map((one) => seconds(one.ended_s - one.began_s) + (one.failure ? ` (${one.failure})` : "")).join(", ")],
+    ["Unmet", about.unmet],
+    ["Gateway", about.gateway],
+  ].filter(([, value]) => value);
+  return el(
+    "section",
+    { "aria-label": "The answer" },
+    el("h2", { class: "mono" }, visible(about.id)),
+    el("dl", { class: "facts-list" }, facts.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, visible(String(value)))))),
+  );
+}
+
+function legend() {
+  return el("ul", { class: "legend", "aria-label": "Colours" }, LEGEND.map((name) => el("li", { class: `of-${name}` }, name)));
+}
+
+function repairs(told, views) {
+  const found = told.steps.flatMap((step, at) => step.output.filter((one) => one.kind === "repair").map((one, nth) => ({ one, at, nth })));
+  if (!found.length) return el("p", { class: "well" }, "Nothing was mended: this is proper Harmony.");
+  const list = found.slice(0, 100).map(({ one, at, nth }) =>
+    el("li", {}, el("button", { type: "button", class: "link", onclick: () => views[at].reveal(nth) }, el("code", { class: "rule" }, visible(one.rule))), ` ${one.why}`));
+  const count = `${number(found.length)} ${found.length === 1 ? "repair" : "repairs"}`;
+  return el("section", { "aria-label": "Repairs" }, el("h2", {}, count), el("ol", { class: "repairs" }, list),
+    found.length > 100 ? el("p", { class: "note" }, "The first 100 are listed; all stand in their places below.") : null);
+}
+
+function items(told) {
+  if (told.about || !told.items.length) return null;
+  const rows = told.items.slice(0, 200).map((item) => [
+    el("span", { class: `badge of-${item.kind === "hosted_call" ? "call" : item.kind}` }, item.kind.replace("_", " ")),
+    el("span", {}, item.name ? el("code", {}, visible(item.name)) : null, item.complete ? null : el("span", { class: "bad" }, " cut")),
+    el("span", { class: "item-text" }, visible((item.text ?? "").slice(0, 2000)), item.characters > 2000 ? ` … ${number(item.characters)} characters` : null),
+  ]);
+  return el("section", { "aria-label": "What clients get" }, el("h2", {}, "What clients get"), table("Items", ["Item", "Name", "Text"], rows, ""));
+}
+
+function stepOf(step, steps, views) {
+  const view = new Tokens(step.output, `Output of step ${step.step}`);
+  views.push(view);
+  const prompts = step.prompts.map((prompt) => {
+    const details = el("details", {}, el("summary", {}, prompt.behind
+      ? `Prompt, behind the ${number(prompt.behind)} tokens it has in common with the one before`
+      : "Prompt"));
+    // Drawn when it is looked at.
+    details.addEventListener("toggle", () => {
+      if (details.open && details.childElementCount === 1) details.append(new Tokens(prompt.segments, `Prompt of step ${step.step}`).node);
+    });
+    return details;
+  });
+  const title = steps > 1 ? `Step ${step.step}` : "Tokens";
+  return el("section", { class: "step", "aria-label": title }, el("h2", {}, title, " ", el("span", { class: "muted" }, `${number(step.generated)} generated`)),
+    generations(step), ...prompts, el("h3", {}, "Output"), step.output.length ? view.node : el("p", { class: "empty" }, "No token."));
+}
+
+function generations(step) {
+  if (!step.generations.length) return null;
+  const rows = step.generations.map((one) => {
+    const first = one.first_token_s === null ? null : one.first_token_s - one.began_s;
+    const pace = first === null || one.generated < 2 ? null : (one.ended_s - one.first_token_s) / (one.generated - 1);
+    return [
+      one.deployment,
+      el("span", { class: one.failure ? "bad" : undefined }, one.failure || one.finish || "stopped by the gateway"),
+      number(one.prompt_tokens) + (one.cached_tokens === null ? "" : ` (${number(one.cached_tokens)} cached)`),
+      number(one.generated),
+      seconds(first),
+      pace === null ? "–" : seconds(pace),
+      span(step.generations, one),
+    ];
+  });
+  return table(`Generations of step ${step.step}`,
+    ["Deployment", "Ended", ["Prompt", "n"], ["Generated", "n"], ["First token", "n"], ["Each token", "n"], "When"], rows, "");
+}
+
+// From when to when, the part before the first token lighter.
+function span(all, one) {
+  const begin = Math.min(...all.map((other) => other.began_s));
+  const scale = 160 / Math.max(...all.map((other) => other.ended_s - begin), 0.001);
+  const x = (at) => (at - begin) * scale;
+  const first = one.first_token_s ?? one.ended_s;
+  const title = svg("title", {}, `from ${seconds(one.began_s)} to ${seconds(one.ended_s)}`);
+  return svg("svg", { viewBox: "0 0 162 12", class: "span", role: "img", "aria-label": `from ${seconds(one.began_s)} to ${seconds(one.ended_s)}` }, title,
+    svg("rect", { x: x(one.began_s), y: 3, width: Math.max(x(first) - x(one.began_s), 1), height: 6, class: "bar-wait" }),
+    svg("rect", { x: x(first), y: 1, width: Math.max(x(one.ended_s) - x(first), 1), height: 10, class: "bar-some" }));
+}
+
+function tools(told) {
+  if (!told.tools.length) return null;
+  const rows = told.tools.map((one) => [visible(`${one.server}.${one.name}`), one.outcome, seconds(one.began_s), seconds(one.ended_s - one.began_s)]);
+  return el("section", { "aria-label": "Hosted tools" }, el("h2", {}, "Hosted tools"),
+    table("Calls of hosted tools", ["Tool", "Outcome", ["At", "n"], ["Took", "n"]], rows, ""));
+}
+
+function leftOut(told) {
+  return told.left_out.length ? el("p", { class: "note" }, `Left out for want of room: ${told.left_out.join(", ")}.`) : null;
+}

@@ -1,0 +1,249 @@
+// A place to try models: Chat Completions and Responses, with everything that changes an answer.
+
+import { asked, events, json, Refused } from "/page/api.js";
+import { chatAnswer, chatEvent, responsesAnswer, responsesEvent } from "/page/answering.js";
+import { toolNames, toRequest, Unreadable } from "/page/asking.js";
+import { toCurl, toPython } from "/page/code.js";
+import { copier, el, field, say, select } from "/page/dom.js";
+import { Transcript } from "/page/transcript.js";
+
+const TOOLS = `[
+  {
+    "type": "function",
+    "function": {
+      "name": "get_weather",
+      "description": "The weather at a place.",
+      "parameters": {
+        "type": "object",
+        "properties": {"place": {"type": "string"}},
+        "required": ["place"]
+      }
+    }
+  }
+]`;
+const SCHEMA = `{
+  "type": "object",
+  "properties": {"answer": {"type": "string"}},
+  "required": ["answer"],
+  "additionalProperties": false
+}`;
+const ROLES = [["user", "User"], ["assistant", "Assistant"], ["tool", "Tool result"]];
+const STREAMED = { chat: chatEvent, responses: responsesEvent };
+const WHOLE = { chat: chatAnswer, responses: responsesAnswer };
+
+// Where one comes back to from another view.
+let kept = null;
+
+export function playground(main) {
+  const panel = kept ?? new Playground();
+  kept = panel;
+  main.append(panel.node);
+  panel.load();
+  return () => {};
+}
+
+class Playground {
+  constructor() {
+    this.rules = {};
+    this.traces = "off";
+    this.running = null;
+    this.fields = this.makeFields();
+    this.messages = el("div", { class: "messages" });
+    this.addMessage({ role: "user", content: "" });
+    this.answers = el("div", { class: "answers" });
+    this.trouble = el("p", { class: "trouble", role: "alert", hidden: true });
+    this.send = el("button", { type: "submit", class: "primary" }, "Send");
+    this.stop = el("button", { type: "button", disabled: true, onclick: () => this.running?.abort() }, "Stop");
+    this.code = el("pre", { tabindex: "0", class: "code", "aria-label": "The request as code" });
+    this.language = "curl";
+    this.node = this.makeNode();
+    this.node.addEventListener("input", () => this.changed());
+    this.changed();
+  }
+
+  makeFields() {
+    const number = (given) => el("input", { type: "number", inputmode: "decimal", ...given });
+    return {
+      surface: select([["chat", "Chat Completions"], ["responses", "Responses"]], "chat"),
+      model: el("select", {}),
+      system: el("textarea", { rows: 2, spellcheck: "false" }),
+      effort: select([["", "default"], ["low", "low"], ["medium", "medium"], ["high", "high"]], ""),
+      temperature: number({ min: 0, max: 2, step: 0.1, placeholder: "1" }),
+      most: number({ min: 1, step: 1, placeholder: "no limit" }),
+      stream: el("input", { type: "checkbox", checked: true }),
+      tools: el("textarea", { rows: 5, class: "mono", spellcheck: "false" }),
+      choice: select([["auto", "auto"]], "auto"),
+      format: select([["text", "text"], ["json_object", "JSON"], ["json_schema", "JSON of a schema"]], "text"),
+      schema: el("textarea", { rows: 5, class: "mono", spellcheck: "false" }, SCHEMA),
+    };
+  }
+
+  makeNode() {
+    const of = this.fields;
+    const example = el("button", { type: "button", class: "small", onclick: () => { of.tools.value = TOOLS; this.changed(); } }, "Example tool");
+    this.schemaField = field("Schema", of.schema);
+    const form = el(
+      "form",
+      { class: "asking", "aria-label": "Request", novalidate: true },
+      el("div", { class: "pair" }, field("API", of.surface), field("Model", of.model)),
+      field("System message", of.system),
+      el("fieldset", {}, el("legend", {}, "Messages"), this.messages,
+        el("button", { type: "button", class: "small", onclick: () => this.addMessage({ role: "user", content: "" }, true) }, "Add a message")),
+      el("div", { class: "triple" }, field("Reasoning effort", of.effort), field("Temperature", of.temperature), field("Max tokens", of.most)),
+      el("details", {}, el("summary", {}, "Tools and form of the answer"),
+        field("Tools, as JSON", of.tools), example,
+        el("div", { class: "pair" }, field("Tool choice", of.choice), field("Response format", of.format)), this.schemaField),
+      el("div", { class: "row send" }, this.send, this.stop, el("label", { class: "check" }, of.stream, " Stream"),
+        el("span", { class: "hint" }, "Ctrl+Enter sends")),
+      this.trouble,
+      el("details", {}, el("summary", {}, "The same request as code"), this.codeTabs(), this.code),
+    );
+    form.addEventListener("submit", (event) => { event.preventDefault(); this.ask(); });
+    form.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); this.ask(); }
+    });
+    this.empty = el("p", { class: "empty" }, "Answers come here: reasoning, tool calls and text apart, and what was mended.");
+    this.answers.append(this.empty);
+    const right = el("section", { class: "answering", "aria-label": "Answers" }, this.answers);
+    return el("div", {}, el("h1", {}, "Playground"), el("div", { class: "bench" }, form, right));
+  }
+
+  codeTabs() {
+    const tab = (name, text) => {
+      const button = el("button", { type: "button", class: "small", "aria-pressed": String(name === this.language) }, text);
+      button.addEventListener("click", () => {
+        this.language = name;
+        for (const other of tabs.querySelectorAll("[aria-pressed]")) other.setAttribute("aria-pressed", String(other === button));
+        this.changed();
+      });
+      return button;
+    };
+    const tabs = el("div", { class: "row" }, tab("curl", "curl"), tab("python", "Python SDK"), copier("code", () => this.code.textContent));
+    return tabs;
+  }
+
+  addMessage(message, focus) {
+    const role = select(ROLES, message.role);
+    const content = el("textarea", { rows: message.role === "user" ? 3 : 2, spellcheck: "false" });
+    content.value = message.content ?? "";
+    const place = this.messages.childElementCount + 1;
+    role.setAttribute("aria-label", `Role of message ${place}`);
+    content.setAttribute("aria-label", `Text of message ${place}`);
+    const calls = message.calls?.length ? el("p", { class: "note" }, `calls ${message.calls.map((call) => call.name).join(", ")}`) : null;
+    const id = message.callId ? el("p", { class: "note" }, `result of ${message.called}`) : null;
+    const gone = el("button", { type: "button", class: "small quiet", "aria-label": `Remove message ${place}` }, "Remove");
+    const node = el("div", { class: "message" }, el("div", { class: "row" }, role, gone), calls, id, content);
+    node.read = () => ({ ...message, role: role.value, content: content.value });
+    gone.addEventListener("click", () => { node.remove(); this.changed(); });
+    this.messages.append(node);
+    if (focus) content.focus();
+    if (this.node) this.changed();
+  }
+
+  async load() {
+    try {
+      const status = await json("/v1/status");
+      this.rules = status.rules;
+      this.traces = status.traces;
+      const chosen = this.fields.model.value;
+      this.fields.model.replaceChildren(...status.models.map(({ id }) => el("option", { value: id, selected: id === chosen }, id)));
+      this.changed();
+    } catch (error) {
+      this.fail(error instanceof Refused ? error.message : "The gateway does not answer.");
+    }
+  }
+
+  get given() {
+    const values = Object.fromEntries(Object.entries(this.fields).map(([name, one]) => [name, one.value]));
+    return { ...values, stream: this.fields.stream.checked, messages: [...this.messages.children].map((node) => node.read()) };
+  }
+
+  changed() {
+    const of = this.fields;
+    this.schemaField.hidden = of.format.value !== "json_schema";
+    const names = ["auto", "none", "required", ...toolNames(of.tools.value)];
+    if (names.join("\n") !== [...of.choice.options].map((option) => option.value).join("\n")) {
+      const chosen = of.choice.value;
+      of.choice.replaceChildren(...names.map((name) => el("option", { value: name, selected: name === chosen }, name)));
+    }
+    for (const one of Object.values(of)) one.removeAttribute("aria-invalid");
+    try {
+      const { path, body } = toRequest(this.given);
+      this.code.textContent = this.language === "curl" ? toCurl(path, body) : toPython(path, body);
+    } catch (error) {
+      this.code.textContent = `# ${error.message}`;
+    }
+  }
+
+  fail(message, name) {
+    this.trouble.textContent = message;
+    this.trouble.hidden = false;
+    if (name) {
+      this.fields[name].setAttribute("aria-invalid", "true");
+      this.fields[name].closest("details")?.setAttribute("open", "");
+      this.fields[name].focus();
+    }
+  }
+
+  isRecorded(unisono) {
+    const mended = (unisono?.recoveries ?? []).some((rule) => rule !== "restored-stop");
+    return this.traces === "all" || (this.traces === "recoveries" && (mended || unisono?.failovers || unisono?.unmet));
+  }
+
+  async ask() {
+    if (this.running) return;
+    this.trouble.hidden = true;
+    const given = this.given;
+    let request;
+    try {
+      request = toRequest(given);
+    } catch (error) {
+      this.fail(error.message, error instanceof Unreadable ? error.field : undefined);
+      return;
+    }
+    const running = new AbortController();
+    this.running = running;
+    this.send.disabled = true;
+    this.stop.disabled = false;
+    const transcript = new Transcript(this.rules, (unisono) => this.isRecorded(unisono));
+    this.empty.remove();
+    this.answers.prepend(transcript.node);
+    say("The answer is being written");
+    let trouble = "";
+    let requestId = "";
+    try {
+      const answer = await asked(request.path, { body: request.body, signal: running.signal });
+      requestId = answer.headers.get("x-request-id");
+      if (given.stream) {
+        for await (const event of events(answer)) STREAMED[given.surface](event, transcript);
+      } else {
+        WHOLE[given.surface](await answer.json(), transcript);
+      }
+    } catch (error) {
+      trouble = running.signal.aborted ? "Stopped." : told(error);
+    }
+    transcript.ended(trouble, requestId);
+    if (!trouble) transcript.foot.append(this.goOn(transcript));
+    say(trouble || "The answer is complete");
+    this.running = null;
+    this.send.disabled = false;
+    this.stop.disabled = true;
+  }
+
+  goOn(transcript) {
+    const button = el("button", { type: "button", class: "small" }, "Go on from here");
+    button.addEventListener("click", () => {
+      const { message } = transcript;
+      this.addMessage(message);
+      for (const call of message.calls) this.addMessage({ role: "tool", content: "", callId: call.id, called: call.name });
+      if (message.calls.length) this.messages.lastElementChild.querySelector("textarea").focus();
+      else this.addMessage({ role: "user", content: "" }, true);
+    });
+    return button;
+  }
+}
+
+function told(error) {
+  if (!(error instanceof Refused)) return error.message || "The gateway does not answer.";
+  return [error.message, error.param && `Field: ${error.param}.`, error.code && `(${error.code})`].filter(Boolean).join(" ");
+}

@@ -1,0 +1,120 @@
+// What the own key has used, as a chart by day and a table.
+
+import { json, Refused } from "/page/api.js";
+import { el, field, number, svg, table } from "/page/dom.js";
+
+const DAY_MS = 86400000;
+const HIGH = 150;
+
+export function usage(main) {
+  const iso = (ms) => new Date(ms).toISOString().slice(0, 10);
+  const since = el("input", { type: "date", value: iso(Date.now() - 29 * DAY_MS), required: true });
+  const until = el("input", { type: "date", value: iso(Date.now()), required: true });
+  const shown = el("div");
+  const trouble = el("p", { class: "trouble", role: "alert", hidden: true });
+  const form = el(
+    "form",
+    { class: "inline" },
+    field("From (UTC)", since),
+    field("To", until),
+    el("button", { type: "submit" }, "Show"),
+  );
+  main.append(el("h1", {}, "Usage of this key"), form, trouble, shown);
+  async function show() {
+    try {
+      const query = new URLSearchParams({ since: since.value, until: until.value });
+      const told = await json(`/v1/usage?${query}`);
+      trouble.hidden = true;
+      shown.replaceChildren(...drawn(told, Math.max(280, shown.clientWidth - 34)));
+    } catch (error) {
+      trouble.textContent = error instanceof Refused ? error.message : "The gateway does not answer.";
+      trouble.hidden = false;
+    }
+  }
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    show();
+  });
+  show();
+}
+
+const cost = (value) => (value ? `$${value.toFixed(value < 1 ? 4 : 2)}` : "–");
+
+function drawn(told, wide) {
+  const fact = (name, value, more) =>
+    el("div", { class: "sum" }, el("span", { class: "name" }, name), el("strong", {}, value), el("span", { class: "muted" }, more));
+  const total = told.total;
+  const rows = [...told.data]
+    .reverse()
+    .map((one) => [
+      one.date, one.model, number(one.requests), number(one.errors), number(one.input_tokens),
+      number(one.input_cached_tokens), number(one.output_tokens), number(one.reasoning_tokens), cost(one.cost_usd),
+    ]);
+  const heads = ["Requests", "Errors", "Input", "of it cached", "Output", "of it reasoning", "Cost"].map((name) => [name, "n"]);
+  return [
+    el(
+      "div",
+      { class: "sums" },
+      fact("Requests", number(total.requests), `${number(total.errors)} errors`),
+      fact("Input tokens", number(total.input_tokens), `${number(total.input_cached_tokens)} cached`),
+      fact("Output tokens", number(total.output_tokens), `${number(total.reasoning_tokens)} reasoning`),
+      fact("Cost", cost(total.cost_usd), told.key ? `key ${told.key}` : "the operator's own key"),
+    ),
+    chart(told, wide),
+    table("Usage by day and model", ["Day", "Model", ...heads], rows, "Nothing was used in these days."),
+  ];
+}
+
+function chart(told, wide) {
+  const days = new Map();
+  const last = Date.parse(told.until);
+  for (let at = Date.parse(told.since); at <= last && days.size < 400; at += DAY_MS) {
+    days.set(new Date(at).toISOString().slice(0, 10), { input: 0, output: 0 });
+  }
+  for (const one of told.data) {
+    const of = days.get(one.date);
+    if (!of) continue;
+    of.input += one.input_tokens;
+    of.output += one.output_tokens;
+  }
+  const most = Math.max(1, ...[...days.values()].map((one) => one.input + one.output));
+  const step = (wide - 4) / Math.max(days.size, 1);
+  const width = Math.max(1, Math.min(step * 0.7, 28));
+  const bars = [...days].flatMap(([date, one], at) => {
+    const x = 2 + at * step + (step - width) / 2;
+    const input = (HIGH - 26) * (one.input / most);
+    const output = (HIGH - 26) * (one.output / most);
+    const title = svg("title", {}, `${date}: ${number(one.input)} in, ${number(one.output)} out`);
+    return [
+      svg(
+        "g", {}, title,
+        svg("rect", { class: "bar-input", x, y: HIGH - 18 - input, width, height: input }),
+        svg("rect", { class: "bar-output", x, y: HIGH - 18 - input - output, width, height: output }),
+      ),
+    ];
+  });
+  const every = Math.max(1, Math.ceil((days.size * 70) / wide));
+  const marks = [...days.keys()].map((date, at) =>
+    at % every ? null : svg("text", { x: at ? 2 + (at + 0.5) * step : 0, y: HIGH - 4, "text-anchor": at ? "middle" : "start" }, date.slice(5)),
+  );
+  return el(
+    "figure",
+    { class: "chart" },
+    el(
+      "figcaption",
+      {},
+      "Tokens by day, ",
+      el("span", { class: "key-input" }, "input"),
+      " and ",
+      el("span", { class: "key-output" }, "output"),
+      `; the highest day has ${number(most)}`,
+    ),
+    svg(
+      "svg",
+      { viewBox: `0 0 ${wide} ${HIGH}`, role: "img", "aria-label": "Tokens by day; the table below has the numbers" },
+      svg("line", { x1: 0, x2: wide, y1: HIGH - 17.5, y2: HIGH - 17.5, class: "axis" }),
+      bars,
+      marks,
+    ),
+  );
+}
