@@ -23,7 +23,7 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # Tests that wait on servers wait side by side.
 WORKERS := 4
 
-.PHONY: help serve test lint types imports unit test-sdk test-clients test-providers test-engines test-openapi test-crash test-leaks test-slow test-deep test-restarts chaos fmt bench clean docs test-deploy test-dist dist
+.PHONY: help serve test lint types imports unit test-sdk test-clients test-providers test-engines test-openapi test-page test-crash test-leaks test-slow test-deep test-restarts chaos fmt bench clean docs test-deploy test-dist dist
 
 help:
 	@echo "make serve          serve what is on this machine, or the demo model (ARGS='--config my.yaml')"
@@ -34,6 +34,7 @@ help:
 	@echo "make test-providers other providers, through litellm, in an environment of its own"
 	@echo "make test-engines   real vLLM, llama.cpp and mlx-lm on this CPU; 5 GB and half an hour the first time"
 	@echo "make test-openapi   ask whatever the OpenAPI document allows, and what it does not; four minutes"
+	@echo "make test-page      the page in a headless Chromium; two minutes"
 	@echo "make test-crash     kill processes at every step of a background response; ten minutes"
 	@echo "make test-leaks     twenty thousand streams, a quarter broken off; three minutes"
 	@echo "make test-slow      all that make test leaves out for its length"
@@ -85,6 +86,10 @@ test-providers: $(SYNCED)
 	UV_PROJECT_ENVIRONMENT=.envs/providers $(UV) sync --quiet --locked --extra litellm
 	.envs/providers/bin/python -m pytest tests/providers $(ARGS)
 
+# The page in a browser, which comes from the system's package manager where there is none.
+test-page: $(SYNCED) .browser
+	tests/web/browser/run $(ARGS)
+
 # An engine that could not be set up fails its tests, after the others have had theirs.
 test-engines: $(SYNCED)
 	-$(BIN)/python -m tests.engines_all.setup
@@ -103,6 +108,7 @@ test-slow: $(SYNCED) .state-server
 	$(BIN)/pytest -m "slow and not alone" --ignore tests/engines_all -n 2 --dist loadfile $(ARGS)
 	$(BIN)/pytest -m "slow and alone" --ignore tests/engines_all $(ARGS)
 	tests/e2e/run
+	$(MAKE) --no-print-directory test-page
 
 # Properties with twenty times the examples of make test, other ones every time.
 test-deep: $(SYNCED) .state-server
@@ -176,6 +182,19 @@ $(SYNCED): pyproject.toml uv.lock
 		command -v redis-server >/dev/null || command -v valkey-server >/dev/null || { \
 			echo "redis-server is not installed, and could not be. Debian: apt install redis-server." >&2; \
 			echo "macOS: brew install redis. Fedora: dnf install valkey. What was tried: .cache/state-server.log" >&2; \
+			exit 1; }; }
+
+.PHONY: .browser
+.browser:
+	@mkdir -p .cache
+	@command -v chromium >/dev/null || { \
+		if command -v apt-get >/dev/null; then \
+			root=""; [ "$$(id -u)" = 0 ] || root="sudo -n"; \
+			$$root apt-get update -qq && $$root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium; \
+		fi >.cache/browser.log 2>&1; \
+		command -v chromium >/dev/null || { \
+			echo "chromium is not installed, and could not be. Debian: apt install chromium." >&2; \
+			echo "What was tried: .cache/browser.log" >&2; \
 			exit 1; }; }
 
 # Without uv on PATH: one of our own, from the Python package index.

@@ -1,0 +1,338 @@
+"""The page in a real browser: every view in both themes and on a phone, by keyboard, and in front of a model that says
+what it can to do harm."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+Opened = Callable[..., "Page"]
+SIZES = ("desktop", "phone")
+THEMES = ("light", "dark")
+GRAVE = {"serious", "critical"}
+
+
+def asks(page: Page, text: str, **fields: str) -> Any:
+    """Ask in the playground; the answer once it is complete."""
+    for label, value in fields.items():
+        page.get_by_label(label, exact=True).select_option(value)
+    page.locator("select option[value='gpt-oss-120b']").first.wait_for(state="attached")
+    before = page.locator("article").count()
+    page.get_by_label("Text of message 1").fill(text)
+    page.get_by_role("button", name="Send").click()
+    page.locator("article").nth(before).wait_for()
+    answer = page.locator("article").first
+    answer.locator(".facts").wait_for()
+    return answer
+
+
+def grave_findings(page: Page) -> list[str]:
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page).response["violations"]
+    return [
+        f"{one['id']}: {one['help']} {[node['html'][:200] for node in one['nodes'][:3]]}"
+        for one in found
+        if one["impact"] in GRAVE
+    ]
+
+
+def is_sound(page: Page) -> None:
+    assert grave_findings(page) == []
+    wide = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+    assert wide[0] <= wide[1], "it is wider than the window"
+
+
+# -- every view
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("theme", THEMES)
+def test_every_view_is_sound(stage: dict[str, str], opened: Opened, theme: str, size: str) -> None:
+    page = opened(f"{stage['open']}/#/playground", theme=theme, size=size)
+    page.get_by_text("Tools and form of the answer").click()
+    page.get_by_role("button", name="Example tool").click()
+    page.get_by_text("The same request as code").click()
+    page.get_by_label("Response format").select_option("json_schema")
+    is_sound(page)
+    page.get_by_label("Response format").select_option("text")
+    asks(page, "say weather")
+    asks(page, "say mended")
+    is_sound(page)
+    page.get_by_role("link", name="Look at its tokens").first.click()
+    page.locator(".flow .t").first.wait_for()
+    page.locator("summary", has_text="Prompt").click()
+    page.locator(".of-system .t").first.wait_for()
+    is_sound(page)
+    page.get_by_role("link", name="Overview", exact=True).click()
+    page.get_by_text("unknown-channel").first.wait_for()
+    is_sound(page)
+    page.get_by_role("link", name="Usage").click()
+    page.locator(".chart").wait_for()
+    is_sound(page)
+
+
+def test_the_overview_says_what_is_well_what_is_not_and_why(stage: dict[str, str], opened: Opened) -> None:
+    page = opened(stage["open"])
+    page.locator(".is-ready").first.wait_for()
+    page.locator(".is-failing").wait_for()
+    table = page.get_by_role("region", name="Deployments of gpt-oss-120b").inner_text()
+    assert "vllm-1" in table
+    assert "backend_unavailable" in table
+    assert "gpt-4o → gpt-oss-120b" in page.locator("main").inner_text()
+
+
+def test_the_theme_can_be_chosen_and_is_kept(stage: dict[str, str], opened: Opened) -> None:
+    page = opened(stage["open"], theme="dark")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(ground)
+    page.get_by_role("button", name="Theme: auto").click()
+    assert page.evaluate(ground) != dark
+    page.reload()
+    assert page.evaluate(ground) != dark
+    page.get_by_role("button", name="Theme: light").click()
+    assert page.evaluate(ground) == dark
+
+
+# -- the playground
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("surface", ["chat", "responses"])
+def test_reasoning_calls_and_text_stand_apart(
+    stage: dict[str, str], opened: Opened, surface: str, stream: bool
+) -> None:
+    page = opened(f"{stage['open']}/#/playground")
+    page.get_by_text("Tools and form of the answer").click()
+    page.get_by_role("button", name="Example tool").click()
+    page.get_by_label("Stream").set_checked(stream)
+    answer = asks(page, "say weather", API=surface)
+    assert answer.locator(".of-analysis .part-body").inner_text() == "I need the weather, so I call the tool."
+    assert answer.locator(".of-call .part-body").inner_text() == '{"place": "Oslo", "days": 3}'
+    assert "get_weather" in answer.locator(".of-call .part-title").inner_text()
+    assert "Let me look." in answer.inner_text()
+    assert "by vllm-1" in answer.locator(".facts").inner_text()
+    # The call's result goes into the next request, and the model answers it.
+    answer.get_by_role("button", name="Go on from here").click()
+    page.keyboard.type("say hello")
+    page.get_by_role("button", name="Send").click()
+    page.get_by_text("Ask me anything").wait_for()
+
+
+@pytest.mark.parametrize("surface", ["chat", "responses"])
+def test_what_was_mended_is_explained(stage: dict[str, str], opened: Opened, surface: str) -> None:
+    page = opened(f"{stage['open']}/#/playground")
+    answer = asks(page, "say mended", API=surface)
+    assert "missing-end A message began inside another; the first was closed." in answer.inner_text()
+
+
+def test_an_answer_can_be_stopped(stage: dict[str, str], opened: Opened) -> None:
+    page = opened(f"{stage['open']}/#/playground")
+    page.locator("select option[value='gpt-oss-120b']").wait_for(state="attached")
+    page.get_by_label("Text of message 1").fill("say slow")
+    page.keyboard.press("Control+Enter")
+    page.locator("article .of-final").wait_for()
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_text("Stopped.").first.wait_for()
+    page.locator("form.asking .primary:enabled").wait_for()
+
+
+def test_what_cannot_be_sent_is_said_at_its_field(stage: dict[str, str], opened: Opened) -> None:
+    page = opened(f"{stage['open']}/#/playground")
+    page.get_by_text("Tools and form of the answer").click()
+    page.get_by_label("Tools, as JSON").fill("[{")
+    page.get_by_role("button", name="Send").click()
+    assert "not JSON" in page.get_by_role("alert").first.inner_text()
+    assert page.get_by_label("Tools, as JSON").get_attribute("aria-invalid") == "true"
+    page.get_by_label("Tools, as JSON").fill('[{"type": "function", "function": {"name": ""}}]')
+    page.get_by_role("button", name="Send").click()
+    refused = page.locator("article .trouble")
+    refused.wait_for()
+    assert "tools.0.function.name" in refused.inner_text()
+
+
+def test_the_request_is_there_as_code_without_the_key(stage: dict[str, str], opened: Opened) -> None:
+    page = keyed_page(stage, opened, "playground")
+    page.get_by_label("Text of message 1").fill('it\'s "so"')
+    page.get_by_text("The same request as code").click()
+    code = page.get_by_label("The request as code")
+    assert "it'\\''s" in code.inner_text()
+    page.get_by_role("button", name="Python SDK").click()
+    python = code.inner_text()
+    compile(python, "page", "exec")
+    assert "client.chat.completions.create(" in python
+    assert stage["key"] not in page.content()
+
+
+def test_the_demo_model_answers(stage: dict[str, str], opened: Opened) -> None:
+    page = opened(f"{stage['demo']}/#/playground")
+    page.locator("select option[value='gpt-oss-demo']").wait_for(state="attached")
+    page.get_by_label("Text of message 1").fill("Hi")
+    page.get_by_label("Max tokens").fill("40")
+    page.get_by_role("button", name="Send").click()
+    page.locator("article .facts").wait_for()
+    assert page.locator("article .part-body").first.inner_text()
+
+
+# -- a hostile model
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("surface", ["chat", "responses"])
+def test_markup_is_text(stage: dict[str, str], opened: Opened, surface: str, stream: bool) -> None:
+    page = opened(f"{stage['open']}/#/playground")
+    page.get_by_label("Stream").set_checked(stream)
+    answer = asks(page, "say markup", API=surface)
+    said = answer.locator(".of-final .part-body")
+    assert said.inner_text().startswith('<script>document.title = "taken"</script><img src=x onerror=')
+    assert said.locator("*").count() == 0
+    answer.get_by_role("link", name="Look at its tokens").click()
+    page.locator(".said.of-final .t").first.wait_for()
+    assert page.locator("main img, main script, main style, main h1 ~ h1").count() == 0
+    assert page.title() == "Inspector · Unisono"
+
+
+def test_characters_nobody_sees_are_spelled_out(stage: dict[str, str], opened: Opened) -> None:
+    page = opened(f"{stage['open']}/#/playground")
+    answer = asks(page, "say controls")
+    said = answer.locator(".of-final .part-body").inner_text()
+    for name in ("U+001B", "U+0007", "U+202E", "U+202C", "U+200B", "U+2066", "U+2028", "U+FEFF"):
+        assert name in said
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\u200b\u202a-\u202e\u2066-\u2069\u2028\ufeff]", said)
+    answer.get_by_role("link", name="Look at its tokens").click()
+    page.locator(".said.of-final .t").first.wait_for()
+    assert "U+202E" in page.locator(".said.of-final").inner_text()
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_a_megabyte_is_cut_with_a_note_and_the_page_goes_on(
+    stage: dict[str, str], opened: Opened, stream: bool
+) -> None:
+    page = opened(f"{stage['open']}/#/playground")
+    page.get_by_label("Stream").set_checked(stream)
+    answer = asks(page, "say large")
+    assert "Shown are the first 100,000 of 1,000,000 characters." in answer.inner_text()
+    assert len(answer.locator(".of-final .part-body").inner_text()) == 100_000
+    asks(page, "say hello")
+
+
+def test_a_long_output_is_drawn_a_stretch_at_a_time(stage: dict[str, str], opened: Opened) -> None:
+    page = opened(f"{stage['open']}/#/playground")
+    asks(page, "say long").get_by_role("link", name="Look at its tokens").click()
+    more = page.get_by_role("button", name="Show more")
+    more.wait_for()
+    drawn = page.locator(".flow .t").count()
+    more.click()
+    assert drawn < 4_001
+    assert page.locator(".flow .t").count() == drawn + 4_000
+
+
+# -- the inspector
+
+
+PASTED: dict[str, tuple[str, str, str]] = {
+    "text": ("<|channel|>analysis<|message|>Hm.<|channel|>final<|message|>Hi", "text in Harmony", "missing-end"),
+    "ids": ("[200005, 35644, 200008, 12194, 200002, 200002]", "6 token ids", "trailing-stop"),
+    "ids that are none": ("-1 999999 5", "3 token ids", "bad-token"),
+    "markup": ("<img src=x onerror=alert(1)>", "text in Harmony", "no-markup"),
+}
+
+
+@pytest.mark.parametrize(("text", "kind", "rule"), PASTED.values(), ids=PASTED)
+def test_what_is_pasted_is_read_and_explained(
+    stage: dict[str, str], opened: Opened, text: str, kind: str, rule: str
+) -> None:
+    page = opened(f"{stage['open']}/#/inspector")
+    page.get_by_label("Or paste a recording").fill(text)
+    assert page.get_by_text(f"Read as {kind}").is_visible()
+    page.get_by_role("button", name="Inspect").click()
+    page.locator(".repair", has_text=rule).first.wait_for()
+    page.locator(".repairs button", has_text=rule).first.click()
+    assert page.evaluate("document.activeElement.className") == "repair"
+
+
+def test_a_recording_comes_from_a_file(stage: dict[str, str], opened: Opened) -> None:
+    page = opened(f"{stage['open']}/#/playground")
+    asks(page, "say mended").get_by_role("link", name="Look at its tokens").click()
+    page.locator(".flow .t").first.wait_for()
+    id = page.get_by_label("Recording", exact=True).input_value()
+    recording = page.request.get(f"{stage['open']}/v1/traces/{id}").body()
+    other = opened(f"{stage['open']}/#/inspector")
+    file = {"name": "bug.json", "mimeType": "application/json", "buffer": recording}
+    other.get_by_label("Or a file of").set_input_files(file)
+    other.locator("h2", has_text=id).wait_for()
+    assert other.locator(".repair").count() == 2
+    other.get_by_label("Or paste a recording").fill('{"object": "unisono.trace", "version": 1}')
+    other.get_by_role("button", name="Inspect").click()
+    other.get_by_text("This recording is damaged.").wait_for()
+
+
+# -- by keyboard
+
+
+def test_everything_can_be_reached_by_keyboard(stage: dict[str, str], opened: Opened) -> None:
+    page = opened(stage["open"])
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    page.get_by_role("link", name="Unisono, overview").focus()
+    for _ in range(3):
+        page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="Inspector").wait_for()
+    assert page.evaluate("document.activeElement.id") == "main"
+    page.get_by_role("button", name="Try an example").press("Enter")
+    flow = page.get_by_role("group", name=re.compile("Output"))
+    flow.focus()
+    outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+    for key in ("ArrowRight", "ArrowRight", "ArrowRight", "ArrowLeft"):
+        flow.press(key)
+    assert "token 1 · id 35644" in page.locator(".readout").last.inner_text()
+
+
+# -- the key
+
+
+def keyed_page(stage: dict[str, str], opened: Opened, view: str) -> Page:
+    page = opened(f"{stage['keyed']}/#/{view}")
+    page.get_by_label("Key", exact=True).fill(stage["key"])
+    page.get_by_role("button", name="Use this key").click()
+    page.locator("dialog").wait_for(state="hidden")
+    return page
+
+
+def test_the_key_is_asked_for_and_stands_in_no_address(stage: dict[str, str], opened: Opened) -> None:
+    page = opened(stage["keyed"])
+    page.get_by_label("Key", exact=True).fill("sk-wrong")
+    page.get_by_role("button", name="Use this key").click()
+    page.get_by_text("The API key is not valid here").wait_for()
+    page.get_by_label("Key", exact=True).fill(stage["key"])
+    page.keyboard.press("Enter")
+    page.locator(".is-ready").first.wait_for()
+    kept = page.evaluate("[location.href, document.cookie, JSON.stringify({...localStorage})]")
+    assert stage["key"] not in " ".join(kept)
+    page.reload()
+    page.locator(".is-ready").first.wait_for()
+    page.get_by_role("button", name="Key: set").click()
+    page.get_by_role("button", name="Forget the key").click()
+    assert page.evaluate("JSON.stringify({...sessionStorage})") == "{}"
+    page.reload()
+    page.get_by_role("heading", name="API key").wait_for()
+
+
+def test_a_key_need_not_outlive_the_page(stage: dict[str, str], opened: Opened) -> None:
+    page = opened(stage["keyed"])
+    page.get_by_label("Key", exact=True).fill(stage["key"])
+    page.get_by_label("Keep it until this tab is closed").uncheck()
+    page.keyboard.press("Tab")
+    page.get_by_role("button", name="Use this key").click()
+    page.locator(".is-ready").first.wait_for()
+    assert page.evaluate("JSON.stringify({...sessionStorage})") == "{}"

@@ -1,0 +1,70 @@
+"""What the page is looked at in front of: a gateway that wants no key, one that does, and the demo.
+
+Runs in the project's own environment, as `python -m tests.web.browser.stage`; see `tests.e2e.clients.stage`, whose ways
+it shares: one line of JSON when all are ready, and the end when its stdin ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import sys
+import tempfile
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.clients.stage import MASTER_KEY, Broken, demo_config, served, until_told
+from tests.fakes import FakeVllm
+from tests.web.browser.scripts import script_of
+
+
+def config_of(url: str, closed: str, **sections: Any) -> dict[str, Any]:
+    def entry(name: str, base: str, **rest: Any) -> dict[str, Any]:
+        return {"model_name": name, "litellm_params": {"model": "vllm/tiny", "api_base": base}, **rest}
+
+    return {
+        "model_list": [
+            entry("gpt-oss-120b", url),
+            entry("gpt-oss-120b", closed),
+            entry("gpt-oss-20b", url, unisono={"price": {"input": 0.1, "output": 0.5}}),
+        ],
+        "router_settings": {"model_group_alias": {"gpt-4o": "gpt-oss-120b"}, "allowed_fails": 10_000},
+        "store": {"url": "memory://"},
+        "unisono": {"traces": {"mode": "all"}},
+        **sections,
+    }
+
+
+async def perform() -> None:
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="unisono-page-")))
+        fake = await stack.enter_async_context(FakeVllm(script=script_of))
+        # Bound and never listening: there is always a deployment that is not well.
+        closed = stack.enter_context(socket.socket())
+        closed.bind(("127.0.0.1", 0))
+        nobody = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        keyed = config_of(fake.url, nobody, general_settings={"master_key": MASTER_KEY})
+        async with asyncio.TaskGroup() as starting:
+            configs = {"open": config_of(fake.url, nobody), "keyed": keyed, "demo": demo_config()}
+            tasks = {
+                name: starting.create_task(stack.enter_async_context(served(folder, name, config)))
+                for name, config in configs.items()
+            }
+        print(json.dumps({name: task.result() for name, task in tasks.items()} | {"key": MASTER_KEY}), flush=True)
+        await until_told()
+
+
+def main() -> None:
+    # Ctrl-C reaches the whole process group; the end of stdin is what counts here.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        asyncio.run(perform())
+    except* Broken as trouble:
+        sys.exit("\n".join(map(str, trouble.exceptions)))
+
+
+if __name__ == "__main__":
+    main()
