@@ -100,6 +100,12 @@ def test_the_theme_can_be_chosen_and_is_kept(stage: dict[str, str], opened: Open
     assert page.evaluate(ground) == dark
 
 
+@pytest.mark.parametrize("place", ["#/nowhere", "#/constructor", "#/overview/%", "#/__proto__", "#"])
+def test_a_place_nobody_knows_is_the_overview(stage: dict[str, str], opened: Opened, place: str) -> None:
+    page = opened(f"{stage['open']}/{place}")
+    page.get_by_role("heading", name="Overview").wait_for()
+
+
 # -- the playground
 
 

@@ -20,7 +20,7 @@ let shown = null;
 
 function go() {
   const [, name = "", rest = ""] = /^#\/([a-z]*)\/?(.*)$/.exec(location.hash) ?? [];
-  const view = VIEWS[name] ? name : "overview";
+  const view = Object.hasOwn(VIEWS, name) ? name : "overview";
   leave();
   const first = shown === null;
   shown = view;
@@ -30,11 +30,19 @@ function go() {
     else link.removeAttribute("aria-current");
   }
   main.replaceChildren();
-  const left = VIEWS[view].show(main, decodeURIComponent(rest));
+  const left = VIEWS[view].show(main, decoded(rest));
   leave = typeof left === "function" ? left : () => {};
   if (!first) {
     main.focus({ preventScroll: true });
     scrollTo(0, 0);
+  }
+}
+
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
   }
 }
 

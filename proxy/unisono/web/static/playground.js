@@ -205,7 +205,7 @@ class Playground {
     this.running = running;
     this.send.disabled = true;
     this.stop.disabled = false;
-    const transcript = new Transcript(this.rules, (unisono) => this.isRecorded(unisono));
+    const transcript = new Transcript(this.rules, (unisono) => this.isRecorded(unisono), titleOf(given));
     this.empty.remove();
     this.answers.prepend(transcript.node);
     say("The answer is being written");
@@ -216,6 +216,7 @@ class Playground {
       requestId = answer.headers.get("x-request-id");
       if (given.stream) {
         for await (const event of events(answer)) STREAMED[given.surface](event, transcript);
+        if (!transcript.known.finish) throw new Error("The stream broke off.");
       } else {
         WHOLE[given.surface](await answer.json(), transcript);
       }
@@ -223,7 +224,7 @@ class Playground {
       trouble = running.signal.aborted ? "Stopped." : told(error);
     }
     transcript.ended(trouble, requestId);
-    if (!trouble) transcript.foot.append(this.goOn(transcript));
+    if (!trouble) transcript.next.append(this.goOn(transcript));
     say(trouble || "The answer is complete");
     this.running = null;
     this.send.disabled = false;
@@ -241,6 +242,11 @@ class Playground {
     });
     return button;
   }
+}
+
+function titleOf({ model, messages }) {
+  const last = messages.at(-1)?.content.trim().replaceAll(/\s+/g, " ") ?? "";
+  return last ? `${model}: ${last.length > 90 ? `${last.slice(0, 90)}…` : last}` : model;
 }
 
 function told(error) {

@@ -66,7 +66,7 @@ class Part {
 
 export class Transcript {
   // `rules` are the sentences by rule; `linked` says whether a recording of such an answer is kept.
-  constructor(rules, linked) {
+  constructor(rules, linked, title) {
     this.rules = rules;
     this.linked = linked;
     this.parts = new Map();
@@ -74,8 +74,9 @@ export class Transcript {
     this.began = performance.now();
     this.first = null;
     this.body = el("div", { class: "parts", "aria-live": "polite", "aria-busy": "true" });
+    this.next = el("div", { class: "row next" });
     this.foot = el("div", { class: "foot" });
-    this.node = el("article", { class: "answer", "aria-label": "Answer" }, this.body, this.foot);
+    this.node = el("article", { class: "answer", "aria-label": "Answer" }, el("p", { class: "asked" }, visible(title)), this.body, this.foot);
   }
 
   part(key, kind, title) {
@@ -124,8 +125,8 @@ export class Transcript {
     if (unisono?.unmet) told.push(el("p", { class: "trouble" }, visible(unisono.unmet)));
     for (const note of unisono?.notes ?? []) told.push(el("p", { class: "note" }, visible(String(note))));
     if (requestId && this.linked(unisono)) {
-      told.push(el("p", {}, el("a", { href: `#/inspector/${encodeURIComponent(requestId)}` }, "Look at its tokens")));
+      this.next.append(el("a", { href: `#/inspector/${encodeURIComponent(requestId)}` }, "Look at its tokens"));
     }
-    this.foot.replaceChildren(...told);
+    this.foot.replaceChildren(...told, this.next);
   }
 }
