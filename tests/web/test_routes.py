@@ -69,6 +69,8 @@ async def test_a_recording_is_listed_shown_and_explained() -> None:
         assert repair["why"] == RULES["missing-end"]
         for path in ("/v1/traces/req_0", "/v1/traces/..", f"/v1/traces/{listed['id']}x"):
             assert (await running.get(path)).status == 404
+        for strange in ("\0", "é", "a" * 200, "a b"):
+            assert (await posted(running, "/v1/inspect", {"id": strange})).status == 404
         for limit in ("0", "201", "-1", "x", "١"):
             assert (await running.get(f"/v1/traces?limit={limit}")).status == 400
 

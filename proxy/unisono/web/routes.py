@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -25,6 +26,8 @@ from unisono.web.inspecting import inspected
 
 LISTED: Final = 20
 MOST_LISTED: Final = 200
+POSSIBLE: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+"""What the id of a recording can be."""
 AT_ONCE: Final = 1
 """Inspections in progress at a time."""
 MOST_WAITING: Final = 16
@@ -87,7 +90,8 @@ class Reading:
 
 async def _document(traces: Traces, caller: Caller, id: str) -> dict[str, Any]:
     """Raises NotFound, InvalidRequest."""
-    found = await traces.trace(caller.tenant, id)
+    # Anything else need not be looked for.
+    found = await traces.trace(caller.tenant, id) if POSSIBLE.fullmatch(id) else None
     if found is None:
         raise NotFound("There is no such recording; it may be past its time, or the answer was not recorded.")
     try:
