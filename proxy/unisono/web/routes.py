@@ -79,7 +79,7 @@ class Reading:
     async def of(self, given: InspectRequest) -> Mapping[str, Any]:
         """Raises InvalidRequest, and LimitReached where too many wait."""
         if self._waiting >= MOST_WAITING:
-            raise LimitReached("Too much is being inspected already; try again in a moment.")
+            raise LimitReached("Too much is being inspected already; try again in a moment.", retry_after_s=1.0)
         self._waiting += 1
         try:
             async with self._places:
