@@ -52,6 +52,7 @@ class Part {
   }
 
   draw() {
+    cancelAnimationFrame(this.frame);
     this.frame = 0;
     const text = this.waiting.join("").slice(0, MOST_SHOWN - this.shown);
     this.waiting = [];
@@ -107,6 +108,8 @@ export class Transcript {
   ended(trouble, requestId) {
     const { finish, usage, unisono } = this.known;
     const now = performance.now();
+    // All of the text stands there before it is said to be complete, in a tab that draws no frames too.
+    for (const part of this.parts.values()) part.draw();
     this.body.setAttribute("aria-busy", "false");
     const facts = [
       trouble ? null : finish,
