@@ -82,7 +82,11 @@ async def test_some_tool_is_called_where_one_is_required(here: Desk, ask: Any) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ask", "stream"), [(SURFACES["chat"], True), (SURFACES["responses"], False)], ids=SURFACES)
+@pytest.mark.parametrize(
+    ("ask", "stream"),
+    [(SURFACES["chat"], True), (SURFACES["responses"], False), (SURFACES["messages"], True)],
+    ids=["chat", "responses", "messages"],
+)
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
 async def test_an_answer_is_json_of_the_schema_or_a_refusal(here: Desk, schema: Any, ask: Any, stream: bool) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
