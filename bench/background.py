@@ -14,7 +14,7 @@ from pathlib import Path
 
 import orjson
 
-from bench import http_client, material, vllm_wire, wires
+from bench import http_client, material, readers, vllm_wire, wires
 from bench.http_client import Connection, Lost
 from bench.load import quantile
 from bench.material import Answer, Material
@@ -135,7 +135,7 @@ class Crowd:
                     self._told.fault(said)
 
 
-class Beginning(wires.ResponseReader):
+class Beginning(readers.ResponseReader):
     """Reads the answer to a request for a response in the background."""
 
     def __init__(self, ids: dict[str, str], asked: str) -> None:
@@ -150,7 +150,7 @@ class Beginning(wires.ResponseReader):
         return None
 
 
-class Watching(wires.ResponsesReader):
+class Watching(readers.ResponsesReader):
     """Reads a response's events, and notes its id with the first."""
 
     def __init__(self, ids: dict[str, str], asked: str) -> None:
@@ -166,7 +166,7 @@ def _kept_fault(response: StoredResponse | None, expected: Answer) -> str | None
         return "a response is gone"
     shown = {"status": response.status.value, "output": [item.shown for item in response.output]}
     usage = {"output_tokens": response.usage.completion_tokens} if response.usage else None
-    return wires.response_fault({**shown, "usage": usage}, expected)
+    return readers.response_fault({**shown, "usage": usage}, expected)
 
 
 async def _sent(upstream: Connection) -> dict[str, float]:

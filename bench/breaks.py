@@ -18,7 +18,7 @@ from pathlib import Path
 
 import orjson
 
-from bench import http_client, material, wires
+from bench import http_client, material, readers, wires
 from bench.break_model import ANSWER_TOKENS, BREAKS
 from bench.http_client import Lost
 from bench.load import quantile
@@ -64,7 +64,7 @@ class Noted:
     resumed: Spans = field(default_factory=dict)
 
 
-class Arrivals(wires.Clock):
+class Arrivals(readers.Clock):
     """When text arrived, in seconds of `time.monotonic`, which is one clock for all processes."""
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ def _request(stuff: Material, ask: Ask, index: int) -> tuple[str, bytes]:
 
 async def _one(stuff: Material, port: int, request: bytes) -> tuple[Sequence[float], str | None]:
     """When the text of an answer came, and what was wrong with it."""
-    reader, arrivals = wires.ChatReader(), Arrivals()
+    reader, arrivals = readers.ChatReader(), Arrivals()
     reader.clock = arrivals
     try:
         status = await http_client.once(port, request, reader.feed)

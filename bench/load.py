@@ -15,7 +15,7 @@ from pathlib import Path
 
 import orjson
 
-from bench import http_client, material, wires
+from bench import http_client, material, readers, wires
 from bench.http_client import Connection, Lost
 from bench.material import Material
 from bench.pasts import Lived, live
@@ -141,7 +141,7 @@ class Clients:
         question = wires.Question(seed, words, history, seed if load.fresh else 0, more)
         return wires.request(load.wire, self.stuff, question, tokens=tokens, stream=load.stream, key=load.key)
 
-    async def _one(self, load: Load, request: bytes, tokens: int, outcome: Outcome) -> wires.Clock | None:
+    async def _one(self, load: Load, request: bytes, tokens: int, outcome: Outcome) -> readers.Clock | None:
         expected = self.stuff.answer(tokens)
         idle = self._idle.setdefault(load.port, [])
         connection: Connection | None = None

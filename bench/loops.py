@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from bench import http_client, material, wires
+from bench import http_client, material, readers, wires
 from bench.http_client import Lost
 from bench.load import quantile
 from bench.material import Material
@@ -126,7 +126,7 @@ class LoopReader:
         *events, self._rest = (self._rest + data).split(b"\n\n")
         for event in events:
             name, _, body = event.partition(b"\n")
-            if name in wires.ENDS:
+            if name in readers.ENDS:
                 self._end = orjson.loads(body[6:])["response"]
 
     def wrong(self, status: int, expected: str) -> str | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from bench import http_client, wires
+from bench import http_client, readers, wires
 from bench.http_client import Connection
 from bench.material import Material
 
@@ -56,7 +56,7 @@ async def _past(stuff: Material, lived: Lived, number: int, connection: Connecti
         question = wires.Question(seed, more=past)
         request = wires.request("responses", stuff, question, tokens=lived.tokens, stream=False, key=lived.key)
         for _ in range(TRIES):
-            reader = wires.ResponseReader()
+            reader = readers.ResponseReader()
             status = await connection.request(request, reader.feed)
             if status not in BUSY:
                 break

@@ -222,6 +222,19 @@ SCENARIOS: dict[str, Scenario] = {
             for kept, aim in (("", 1.3), (" not kept", None))
         ),
     ),
+    "messages": Scenario(
+        "streams of messages with thoughts against streams of chat at the same gateway: 24 paced ones, and 16 at full "
+        "speed",
+        tuple(
+            Arm(f"{speed}, {wire}", "unisono", replace(work, wire=wire))
+            for speed, work in (("paced", PACED), ("full", replace(FULL, requests=4)))
+            for wire in ("chat", "messages")
+        ),
+        ("cpu_us_per_token", "gap_p99_ms", "tokens_per_s"),
+        tuple(
+            Verdict("cpu_us_per_token", f"{speed}, messages", f"{speed}, chat", aim=1.2) for speed in ("paced", "full")
+        ),
+    ),
     "continued": Scenario(
         "a stored response behind nothing and behind fifty stored turns, one client, 64 tokens each",
         (

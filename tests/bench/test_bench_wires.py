@@ -6,7 +6,7 @@ from dataclasses import asdict
 import orjson
 import pytest
 
-from bench import vllm_wire, wires
+from bench import readers, vllm_wire, wires
 from bench.load import Load, parse, quantile
 from bench.material import Answer, Material
 from bench.pasts import Lived
@@ -79,10 +79,31 @@ def responses_stream(answer: Answer) -> bytes:
     )
 
 
+def messages_stream(answer: Answer) -> bytes:
+    def event(name: str, **body: object) -> bytes:
+        return b"event: " + name.encode() + b"\ndata: " + orjson.dumps({"type": name, **body}) + b"\n\n"
+
+    half = len(answer.content) // 2
+    thinking = {"type": "thinking_delta", "thinking": answer.reasoning}
+    return b"".join(
+        [
+            event("message_start", message={"id": "msg_1"}),
+            event("ping"),
+            event("content_block_delta", index=0, delta=thinking),
+            event("content_block_delta", index=0, delta={"type": "signature_delta", "signature": "x"}),
+            event("content_block_delta", index=1, delta={"type": "text_delta", "text": answer.content[:half]}),
+            event("content_block_delta", index=1, delta={"type": "text_delta", "text": answer.content[half:]}),
+            event("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": len(answer.tokens)}),
+            event("message_stop"),
+        ]
+    )
+
+
 STREAMS: dict[str, Callable[[Answer], bytes]] = {
     "vllm": vllm_stream,
     "chat": chat_stream,
     "responses": responses_stream,
+    "messages": messages_stream,
 }
 
 
@@ -140,6 +161,26 @@ FAULTS: dict[str, tuple[str, Callable[[Answer], bytes], str]] = {
         lambda a: responses_stream(a).replace(b'"completed"', b'"incomplete"'),
         "the response is incomplete",
     ),
+    "other words in a message": (
+        "messages",
+        lambda a: messages_stream(a).replace(b'"text":"', b'"text":"x', 1),
+        "text differs",
+    ),
+    "a message without its end": (
+        "messages",
+        lambda a: messages_stream(a).rpartition(b"event: ")[0],
+        "no message_stop",
+    ),
+    "an error in a message": (
+        "messages",
+        lambda a: messages_stream(a) + b'event: error\ndata: {"type":"error"}\n\n',
+        "error in the stream",
+    ),
+    "a wrong count in a message": (
+        "messages",
+        lambda a: messages_stream(a).replace(b'tokens":60', b'tokens":61'),
+        "usage says 61 tokens",
+    ),
     "a wrong end": ("chat", lambda a: chat_stream(a).replace(b'"stop"', b'"length"'), "finish_reason length"),
 }
 
@@ -171,7 +212,7 @@ def test_what_is_wrong_with_a_whole_response_is_told(stuff: Material, changed: d
     whole = wires.reader("responses", stream=False)
     whole.feed(orjson.dumps(response(answer)))
     assert whole.fault(200, answer) is None
-    assert wires.response_fault(response(answer) | changed if changed else {}, answer) == said
+    assert readers.response_fault(response(answer) | changed if changed else {}, answer) == said
 
 
 def test_a_request_goes_on_from_what_it_is_told_to(stuff: Material) -> None:
@@ -196,7 +237,7 @@ def test_a_conversation_goes_on_or_is_a_new_one(stuff: Material) -> None:
 
 
 def test_gaps_count_only_between_texts_of_one_kind() -> None:
-    clock = wires.Clock()
+    clock = readers.Clock()
     for kind in ("reasoning", "reasoning", "content", "content", "content"):
         clock.mark(kind)
     assert len(clock.gaps) == 3

@@ -1,0 +1,312 @@
+"""Reading answers: when text arrived, and at the end whether it is, byte for byte, what the fake backend sent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import orjson
+
+from bench.material import Answer
+
+
+class Clock:
+    """When one answer's text arrived, in seconds of `time.perf_counter`."""
+
+    def __init__(self) -> None:
+        self.sent = time.perf_counter()
+        self.first: float | None = None
+        self.gaps: list[float] = []
+        self._last = 0.0
+        self._kind = ""
+
+    def mark(self, kind: str) -> None:
+        """Text of `kind` came. A gap counts between two reads of one kind: between two kinds stand header tokens that
+        no chat client sees."""
+        now = time.perf_counter()
+        if self.first is None:
+            self.first = now
+        elif kind == self._kind:
+            self.gaps.append(now - self._last)
+        self._last, self._kind = now, kind
+
+
+class Reader(Protocol):
+    clock: Clock
+
+    def feed(self, data: bytes) -> None: ...
+
+    def fault(self, status: int, expected: Answer) -> str | None:
+        """What is wrong with the answer, in one line; None when all of it came."""
+        ...
+
+
+class Events:
+    """Server-sent events, cut from reads at any place."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self.raw = b""
+        """The first bytes that came, for error reports."""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        if len(self.raw) < 300:
+            self.raw += data[:300]
+        *events, self._rest = (self._rest + data).split(b"\n\n")
+        return [event[6:] for event in events if event.startswith(b"data: ")]
+
+
+class VllmReader:
+    """Reads vLLM's completion chunks."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self._events = Events()
+        self._tokens: list[int] = []
+        self._texts: list[str] = []
+        self._finish: str | None = None
+        self._done = False
+
+    def feed(self, data: bytes) -> None:
+        visible = False
+        for event in self._events.feed(data):
+            if event == b"[DONE]":
+                self._done = True
+                continue
+            for choice in orjson.loads(event)["choices"]:
+                self._tokens += choice["token_ids"]
+                self._texts.append(choice["text"])
+                # A character of several tokens is one wait on every wire, so it has to be one on this, too.
+                visible = visible or choice["text"] != ""
+                self._finish = choice["finish_reason"] or self._finish
+        if visible:
+            self.clock.mark("token")
+
+    def fault(self, status: int, expected: Answer) -> str | None:
+        return _first_fault(
+            (status == 200, f"HTTP {status}: {self._events.raw!r}"),
+            (self._done, "no [DONE]"),
+            (tuple(self._tokens) == expected.tokens, "token ids differ"),
+            ("".join(self._texts) == "".join(expected.texts), "text differs"),
+            (self._finish == expected.finish, f"finish_reason {self._finish}"),
+        )
+
+
+class ChatReader:
+    """Reads chat completion chunks. Gateways that send reasoning under two names are read by one of them."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self._events = Events()
+        self._reasoning: list[str] = []
+        self._content: list[str] = []
+        self._finish: str | None = None
+        self._completion_tokens: int | None = None
+        self._done = False
+        self._error = b""
+
+    def feed(self, data: bytes) -> None:
+        kind = ""
+        for event in self._events.feed(data):
+            if event == b"[DONE]":
+                self._done = True
+                continue
+            chunk = orjson.loads(event)
+            if "error" in chunk:
+                self._error = event
+                continue
+            for choice in chunk["choices"]:
+                delta = choice["delta"]
+                if text := delta.get("content"):
+                    self._content.append(text)
+                    kind = "content"
+                if text := delta.get("reasoning_content") or delta.get("reasoning"):
+                    self._reasoning.append(text)
+                    kind = "reasoning"
+                self._finish = choice.get("finish_reason") or self._finish
+            if counted := chunk.get("usage"):
+                self._completion_tokens = counted["completion_tokens"]
+        if kind:
+            self.clock.mark(kind)
+
+    def fault(self, status: int, expected: Answer) -> str | None:
+        return _first_fault(
+            (status == 200, f"HTTP {status}: {self._events.raw!r}"),
+            (not self._error, f"error in the stream: {self._error[:200]!r}"),
+            (self._done, "no [DONE]"),
+            ("".join(self._reasoning) == expected.reasoning, "reasoning differs"),
+            ("".join(self._content) == expected.content, "content differs"),
+            (self._finish == expected.finish, f"finish_reason {self._finish}"),
+            (self._completion_tokens == len(expected.tokens), f"usage says {self._completion_tokens} tokens"),
+        )
+
+
+class ResponsesReader:
+    """Reads the events of a response."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.ended_at = 0.0
+        """When the last event came, in seconds of `time.monotonic`, which is one clock for all processes."""
+        self._rest = b""
+        self._raw = b""
+        self._texts: dict[str, list[str]] = {kind: [] for kind in DELTAS.values()}
+        self._end: dict[str, Any] = {}
+        self._error = b""
+
+    def feed(self, data: bytes) -> None:
+        if len(self._raw) < 300:
+            self._raw += data[:300]
+        kind = ""
+        *events, self._rest = (self._rest + data).split(b"\n\n")
+        for event in events:
+            name, _, body = event.partition(b"\n")
+            if shown := DELTAS.get(name):
+                self._texts[shown].append(orjson.loads(body[6:])["delta"])
+                kind = shown
+            elif name in ENDS:
+                self._end, self.ended_at = orjson.loads(body[6:])["response"], time.monotonic()
+            elif name == BEGIN:
+                self.began(orjson.loads(body[6:])["response"]["id"])
+            elif name == b"event: error":
+                self._error = body
+        if kind:
+            self.clock.mark(kind)
+
+    def fault(self, status: int, expected: Answer) -> str | None:
+        fault = _first_fault(
+            (status == 200, f"HTTP {status}: {self._raw!r}"),
+            (not self._error, f"error in the stream: {self._error[:200]!r}"),
+            (bool(self._end), "no last event"),
+            ("".join(self._texts["reasoning"]) == expected.reasoning, "reasoning differs"),
+            ("".join(self._texts["content"]) == expected.content, "content differs"),
+        )
+        return fault or response_fault(self._end, expected)
+
+    def began(self, response_id: str) -> None:
+        """The first event came."""
+
+
+BEGIN = b"event: response.created"
+DELTAS = {
+    b"event: response.reasoning_text.delta": "reasoning",
+    b"event: response.output_text.delta": "content",
+}
+ENDS = (b"event: response.completed", b"event: response.incomplete", b"event: response.failed")
+
+
+def response_fault(response: Mapping[str, Any], expected: Answer) -> str | None:
+    """What is wrong with a finished response, in one line."""
+    texts = {item["type"]: item["content"][0]["text"] for item in response.get("output", ())}
+    counted = (response.get("usage") or {}).get("output_tokens")
+    return _first_fault(
+        (response.get("status") == "completed", f"the response is {response.get('status')}"),
+        (texts.get("reasoning") == expected.reasoning, "the whole reasoning differs"),
+        (texts.get("message") == expected.content, "the whole content differs"),
+        (counted == len(expected.tokens), f"usage says {counted} tokens"),
+    )
+
+
+class ResponseReader:
+    """Reads a response that does not stream."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self._body = b""
+
+    def feed(self, data: bytes) -> None:
+        self._body += data
+
+    @property
+    def said(self) -> bytes:
+        """The beginning of the answer, for error reports."""
+        return self._body[:300]
+
+    @property
+    def id(self) -> str:
+        """Of whatever was answered with 200; empty where it has none."""
+        return str(orjson.loads(self._body).get("id") or "")
+
+    def fault(self, status: int, expected: Answer) -> str | None:
+        self.clock.mark("whole")
+        if status != 200:
+            return f"HTTP {status}: {self.said!r}"
+        return response_fault(orjson.loads(self._body), expected)
+
+
+class MessagesReader:
+    """Reads the events of a message."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self._rest = b""
+        self._raw = b""
+        self._reasoning: list[str] = []
+        self._content: list[str] = []
+        self._end: dict[str, Any] = {}
+        self._stopped = False
+        self._error = b""
+
+    def feed(self, data: bytes) -> None:
+        if len(self._raw) < 300:
+            self._raw += data[:300]
+        kind = ""
+        *events, self._rest = (self._rest + data).split(b"\n\n")
+        for event in events:
+            name, _, body = event.partition(b"\n")
+            if name == b"event: content_block_delta":
+                delta = orjson.loads(body[6:])["delta"]
+                if text := delta.get("text"):
+                    self._content.append(text)
+                    kind = "content"
+                elif text := delta.get("thinking"):
+                    self._reasoning.append(text)
+                    kind = "reasoning"
+            elif name == b"event: message_delta":
+                self._end = orjson.loads(body[6:])
+            elif name == b"event: message_stop":
+                self._stopped = True
+            elif name == b"event: error":
+                self._error = body
+        if kind:
+            self.clock.mark(kind)
+
+    def fault(self, status: int, expected: Answer) -> str | None:
+        counted = self._end.get("usage", {}).get("output_tokens")
+        return _first_fault(
+            (status == 200, f"HTTP {status}: {self._raw!r}"),
+            (not self._error, f"error in the stream: {self._error[:200]!r}"),
+            (self._stopped, "no message_stop"),
+            ("".join(self._reasoning) == expected.reasoning, "thinking differs"),
+            ("".join(self._content) == expected.content, "text differs"),
+            (counted == len(expected.tokens), f"usage says {counted} tokens"),
+        )
+
+
+class WholeReader:
+    """Reads an answer that does not stream, on the completions or the chat wire."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self._body = b""
+
+    def feed(self, data: bytes) -> None:
+        self._body += data
+
+    def fault(self, status: int, expected: Answer) -> str | None:
+        self.clock.mark("whole")
+        if status != 200:
+            return f"HTTP {status}: {self._body[:300]!r}"
+        choice = orjson.loads(self._body)["choices"][0]
+        said = choice.get("message")
+        if said is None:
+            return None if choice["text"] == "".join(expected.texts) else "text differs"
+        return _first_fault(
+            ((said.get("reasoning_content") or said.get("reasoning")) == expected.reasoning, "reasoning differs"),
+            (said["content"] == expected.content, "content differs"),
+        )
+
+
+def _first_fault(*checks: tuple[bool, str]) -> str | None:
+    return next((fault for passed, fault in checks if not passed), None)
