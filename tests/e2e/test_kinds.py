@@ -67,8 +67,8 @@ async def text(request: pytest.FixtureRequest) -> AsyncIterator[Gateway]:
 @pytest.mark.asyncio(loop_scope="module")
 async def test_an_ids_backend_writes_it(number: int, ids: Gateway) -> None:
     case = BY_NUMBER[number]
-    answer = await ask(ids, number, stream=True)
-    check(answer, case, case.rules, stream=True)
+    answer = await ask(ids, "chat", number, stream=True)
+    check(answer, "chat", case, case.rules, stream=True)
     assert message_of(answer).usage["completion_tokens"] == len(ENCODING.encode_as_server(case.output))
 
 
@@ -78,4 +78,4 @@ async def test_a_text_backend_writes_it(number: int, text: Gateway) -> None:
     case = BY_NUMBER[number]
     hidden = case.finish == "stop" and not case.output.endswith((*TERMINATORS, AFTER_A_CALL))
     rules = ("restored-stop", *case.rules) if hidden else case.rules
-    check(await ask(text, number, stream=True), case, rules, stream=True)
+    check(await ask(text, "chat", number, stream=True), "chat", case, rules, stream=True)

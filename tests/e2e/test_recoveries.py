@@ -94,10 +94,7 @@ def check(answer: Answer, surface: str, case: Case, rules: tuple[str, ...], *, s
     return said
 
 
-on_both = pytest.mark.parametrize("surface", ["chat", "messages"])
-
-
-@on_both
+@pytest.mark.parametrize("surface", ["chat", "messages"])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("number", BY_NUMBER, ids=CASES)
 @pytest.mark.asyncio(loop_scope="module")
@@ -107,7 +104,7 @@ async def test_an_ids_backend_writes_it(number: int, stream: bool, surface: str,
     assert said.usage["completion_tokens"] == len(ENCODING.encode_as_server(case.output))
 
 
-@on_both
+@pytest.mark.parametrize("surface", ["chat", pytest.param("messages", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("number", BY_NUMBER, ids=CASES)
 @pytest.mark.asyncio(loop_scope="module")

@@ -35,7 +35,8 @@ def config() -> dict[str, Any]:
 
 
 PLACES = tuple(places_of(build(parse(with_keys(config(), "memory://"), {}).config).routes))
-OPEN = frozenset({"/health/liveliness", "/health/liveness", "/health/readiness"})
+OPEN = frozenset({"/health/liveliness", "/health/liveness", "/health/readiness", "/"})
+"""`/` is the page, which says nothing of its own, and its files beside it."""
 CLOSED = [place for place in PLACES if place.path not in OPEN]
 WITH_IDS = [place for place in CLOSED if place.parameters and place.parameters != ("model",)]
 
@@ -139,7 +140,7 @@ async def bad_keys(ring: Ring) -> dict[str, str]:
     }
 
 
-async def test_no_route_but_health_answers_without_a_good_key(site: tuple[Gateway, Ring]) -> None:
+async def test_no_route_but_health_and_the_page_answers_without_a_good_key(site: tuple[Gateway, Ring]) -> None:
     running, ring = site
     keys = await bad_keys(ring)
     for place in CLOSED:
@@ -153,8 +154,9 @@ async def test_no_route_but_health_answers_without_a_good_key(site: tuple[Gatewa
             told.add(body.replace(headers["x-request-id"].encode(), b""))
         # Which of them it was is nobody's business.
         assert len(told) == 1, place
-    for path in OPEN:
-        assert (await running.get(path)).status in (200, 503)
+    for path in (*OPEN, "/page/app.js", "/page/page.css"):
+        async with running.session.get(running.url + path) as answer:
+            assert answer.status in (200, 503), path
 
 
 async def test_every_route_answers_a_good_key(site: tuple[Gateway, Ring]) -> None:
