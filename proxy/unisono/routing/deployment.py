@@ -33,7 +33,7 @@ from unisono.routing.health import (
     rests_until,
 )
 from unisono.routing.policy import ANSWER_WORK, BIAS, Candidate, Rank, Share
-from unisono.routing.turns import seed_of
+from unisono.routing.turns import number_of
 
 FAILURE_REMEMBERED_S = 2.0
 DOUBTFUL = frozenset({Failure.UNREACHABLE, Failure.PROTOCOL})
@@ -155,7 +155,7 @@ class LiveDeployment:
         """To be used in another way from now on."""
         self.terms = terms
         one = self.candidate
-        one.name, one.seed, one.weight, one.order = terms.name, seed_of(terms.name), terms.weight, terms.order
+        one.name, one.seed, one.weight, one.order = terms.name, number_of(terms.name), terms.weight, terms.order
         one.max_requests, one.max_tokens = terms.max_requests, terms.max_tokens
 
     def phase(self, now: float) -> Phase:

@@ -17,7 +17,7 @@ from typing import Final
 
 from unisono.core.blocks import BLOCK_TOKENS
 from unisono.core.routes import Demand
-from unisono.routing.turns import favourite, number_of, round_robin, seed_of
+from unisono.routing.turns import favourite, number_of, round_robin
 
 EXPECTED_OUTPUT: Final = 1024
 """Tokens that an answer is taken for against a limit, unless it may have fewer: limits of clients are far above what
@@ -82,7 +82,7 @@ class Candidate:
     seed: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.seed = seed_of(self.name)
+        self.seed = number_of(self.name)
 
     def take(self, wanted: Wanted) -> Share:
         """A place for one request."""

@@ -17,7 +17,7 @@ MIXERS: Final = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 class _Weighed(Protocol):
-    """What takes turns: `seed` is of its name (`seed_of`), `weight` its share."""
+    """What takes turns: `seed` is of its name (`number_of`), `weight` its share."""
 
     seed: int
     weight: float
@@ -31,15 +31,11 @@ def number_of(text: str) -> int:
     return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
 
 
-def stirred(number: int) -> int:
-    """The first step of the mixing. Of two numbers' exclusive or it is that of their steps, so each number takes it
-    once."""
-    return number ^ (number >> 30)
-
-
-def seed_of(name: str) -> int:
-    """What a candidate of this name is told from others by, for `favourite`."""
-    return stirred(number_of(name))
+def mixed(number: int) -> int:
+    """64 bits of which each depends on all of `number`'s, whatever pattern those have."""
+    first, second = MIXERS
+    number = ((number ^ (number >> 30)) * first) & MASK
+    return ((number ^ (number >> 27)) * second) & MASK
 
 
 def favourite(key: int, candidates: Sequence[Weighed]) -> Weighed:
@@ -48,22 +44,20 @@ def favourite(key: int, candidates: Sequence[Weighed]) -> Weighed:
     Over many keys each candidate comes first as often as its weight says. One that is added or removed takes or leaves
     its own keys only (rendezvous hashing).
     """
-    first, second = MIXERS
-    begun = stirred(key)
+    mixer, begun = MIXERS[0], mixed(key)
     most: dict[float, int] = {}
     firsts: dict[float, Weighed] = {}
     for c in candidates:
-        bits = ((begun ^ c.seed) * first) & MASK
-        bits = ((bits ^ (bits >> 27)) * second) & MASK
-        # Of one weight the largest number is first, so a logarithm is needed for each weight and not for each
-        # candidate. (The last step of the mixing leaves the upper half as it is, and so the order.)
+        # One step for each is enough, since both numbers are mixed already. Of one weight the largest is first, so a
+        # logarithm is needed for each weight and not for each candidate.
+        bits = ((begun ^ c.seed) * mixer) & MASK
         if bits > most.get(c.weight, -1):
             most[c.weight], firsts[c.weight] = bits, c
     best, soonest = candidates[0], float("inf")
     for weight, bits in most.items():
         # The time at which a clock of rate `weight` first rings: the first of several rings is a candidate's by the
         # share of its weight, and no clock knows of another. Never 0, of which there is no logarithm, and never 1.
-        rings = -log(((bits ^ (bits >> 31)) + 0.5) / 2.0**64) / weight
+        rings = -log((bits + 0.5) / 2.0**64) / weight
         if rings < soonest:
             best, soonest = firsts[weight], rings
     return best
