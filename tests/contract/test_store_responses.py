@@ -288,6 +288,7 @@ async def test_a_reader_waits_no_longer_than_it_said(home: Home) -> None:
     assert 0.15 < asyncio.get_running_loop().time() - begun < 1.0
 
 
+@pytest.mark.slow
 async def test_what_is_past_its_time_is_gone(home: Home) -> None:
     store = await home.open(Retention(response_s=0.6, conversation_s=0.6, log_s=0.2, key_s=0.2))
     talk = conversation()
