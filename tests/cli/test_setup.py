@@ -42,6 +42,13 @@ def test_with_nothing_found_a_demo_is_served_and_called_one(missing: str | None,
     assert (MISSING in said) is (missing is not None)
 
 
+@pytest.mark.parametrize(("found", "mode"), [([VLLM], "off"), ([], "all")], ids=["a model of somebody's", "the demo"])
+def test_only_a_demo_is_recorded_unasked(found: list[Found], mode: str) -> None:
+    ready = without_config(found, None, {})
+    assert ready.loaded.config.unisono.traces.mode == mode
+    assert any("recorded" in remark for remark in ready.remarks) is (mode == "all")
+
+
 @pytest.mark.parametrize("found", [[VLLM, MLX], []], ids=["found", "demo"])
 @pytest.mark.parametrize("missing", [None, MISSING], ids=["with the demo", "without it"])
 def test_every_outcome_can_be_built_and_answers_to_any_name(found: list[Found], missing: str | None) -> None:

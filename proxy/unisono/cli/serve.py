@@ -163,7 +163,7 @@ def address_of(listener: socket.socket, host: str) -> str:
 def screen(gateway: Gateway, address: str, remarks: Sequence[str]) -> list[str]:
     """What an operator reads first: what is served, where, by which backends, and one line that works."""
     lines = [*remarks, ""] if remarks else []
-    lines += [f"Unisono listens on {address}/v1", ""]
+    lines += [f"Unisono listens on {address}/v1, and shows itself at {address}/", ""]
     states = {status.name: status for status in gateway.pool.status()}
     for model, deployments in gateway.pool.members().items():
         lines.append(f"  {model}")

@@ -20,6 +20,8 @@ DEMOS = "unisono.demo"
 """The entry-point group that says of a backend kind whether its `demo` model can run here: a function that returns None
 when it can, else what is missing."""
 
+DEMOS_KEPT = 50
+"""How many answers of a demo are recorded."""
 MASTER_KEY_VARIABLE = "UNISONO_MASTER_KEY"
 DEMO_NAME = "gpt-oss-demo"
 
@@ -71,6 +73,10 @@ def without_config(found: list[Found], missing: str | None, environ: Mapping[str
         # Applications with a model's name built in get an answer too.
         "general_settings": {"completion_model": models[0]["model_name"]},
     }
+    if not found:
+        # A demo is there to be looked into; what somebody asks a model of their own is nobody else's affair.
+        raw["unisono"] = {"traces": {"mode": "all", "keep": DEMOS_KEPT}}
+        remarks.append("What it answers is recorded, for the inspector on the page.")
     if environ.get(MASTER_KEY_VARIABLE):
         raw["general_settings"]["master_key"] = f"os.environ/{MASTER_KEY_VARIABLE}"
     return Prepared(parse(raw, environ), tuple(remarks))
