@@ -64,14 +64,14 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
     ),
     "a foreign provider": (
         [entry("a", "vllm/gpt-oss"), entry("b", "openai/gpt-4o")],
-        "model_list[1].litellm_params.model: 'openai/gpt-4o' is served by litellm, which is not installed; install it "
-        "with Unisono: pip install 'unisono[litellm]'.",
+        f"model_list[1].litellm_params.model: 'openai' is no backend kind of Unisono ({KINDS_THERE}), and litellm, "
+        "which serves other providers, is not installed: pip install 'unisono[litellm]'.",
     ),
     "a gpt-oss taken for a foreign provider": (
         [entry("a", "openai/openai/gpt-oss-20b")],
-        "model_list[0].litellm_params.model: 'openai/openai/gpt-oss-20b' is served by litellm, which is not installed; "
-        "install it with Unisono: pip install 'unisono[litellm]'. Or if a server of your own answers at api_base, name "
-        "its kind and it is served as Harmony: `model: vllm/openai/gpt-oss-20b`.",
+        f"model_list[0].litellm_params.model: 'openai' is no backend kind of Unisono ({KINDS_THERE}), and litellm, "
+        "which serves other providers, is not installed: pip install 'unisono[litellm]'. Or if a server of your own "
+        "answers at api_base, name its kind and it is served as Harmony: `model: vllm/openai/gpt-oss-20b`.",
     ),
     "Harmony of a foreign provider": (
         [entry("a", "openai/some", model_info={"harmony": True})],

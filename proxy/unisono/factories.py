@@ -68,8 +68,8 @@ class Factories:
         if find_spec("litellm") is None:
             hint = f" Or {entry.harmony_hint}." if entry.harmony_hint else ""
             raise ConfigError(
-                f"{path}: {model!r} is served by litellm, which is not installed; install it with Unisono: "
-                f"pip install 'unisono[litellm]'.{hint}"
+                f"{path}: {entry.kind!r} is no backend kind of Unisono ({', '.join(sorted(self._found))}), and litellm, "
+                f"which serves other providers, is not installed: pip install 'unisono[litellm]'.{hint}"
             )
         from unisono.passthrough.providers import LitellmProvider
 
