@@ -67,9 +67,10 @@ class Factories:
         model = entry.litellm_params.model
         if find_spec("litellm") is None:
             hint = f" Or {entry.harmony_hint}." if entry.harmony_hint else ""
+            kinds = ", ".join(sorted(self._found))
             raise ConfigError(
-                f"{path}: {entry.kind!r} is no backend kind of Unisono ({', '.join(sorted(self._found))}), and litellm, "
-                f"which serves other providers, is not installed: pip install 'unisono[litellm]'.{hint}"
+                f"{path}: {entry.kind!r} is no backend kind of Unisono ({kinds}), and litellm, which serves "
+                f"other providers, is not installed: pip install 'unisono[litellm]'.{hint}"
             )
         from unisono.passthrough.providers import LitellmProvider
 
