@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator
-
-from unisono.core.events import Event
-from unisono.engine.turn import Run
+from unisono.engine.turn import GeneratorRun, Run
 
 
-class Around(Run):
+class Around(GeneratorRun):
     """Closes its own batches first and the run `run` behind them; the report is that run's."""
 
     def __init__(self, run: Run) -> None:
         self.report = run.report
         self._run = run
-        self._batches: AsyncGenerator[list[Event]] | None = None
-
-    def __aiter__(self) -> AsyncIterator[list[Event]]:
-        self._batches = self._each()
-        return self._batches
 
     async def let_in(self) -> None:
         await self._run.let_in()
 
     async def aclose(self) -> None:
-        if self._batches is not None:
-            await self._batches.aclose()
+        await super().aclose()
         await self._run.aclose()
-
-    @abstractmethod
-    def _each(self) -> AsyncGenerator[list[Event]]:
-        """The batches."""

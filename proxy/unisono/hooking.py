@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias, TypeVar
@@ -24,7 +24,7 @@ from unisono.core.events import Closed, Event, Finished
 from unisono.core.hooks import Annotation, Answer, Changes, Hook, Request
 from unisono.core.passing import Passage, Way
 from unisono.engine.journal import noted_in
-from unisono.engine.turn import Report, Run, Turn, Turns
+from unisono.engine.turn import GeneratorRun, Report, Run, Turn, Turns
 from unisono.errors import HookFailed, Refused
 
 LONGEST: Final = 10_000
@@ -96,7 +96,7 @@ class HookedTurns(Turns):
         return await self.turns.count(turn)
 
 
-class HookedRun(Run):
+class HookedRun(GeneratorRun):
     """A run of the turn that hooks made of another one. They are asked when it is let in or iterated."""
 
     def __init__(self, hooked: HookedTurns, turn: Turn) -> None:
@@ -104,11 +104,6 @@ class HookedRun(Run):
         self._hooked = hooked
         self._turn = turn
         self._run: Run | None = None
-        self._batches: AsyncGenerator[list[Event]] | None = None
-
-    def __aiter__(self) -> AsyncIterator[list[Event]]:
-        self._batches = self._each()
-        return self._batches
 
     async def let_in(self) -> None:
         if self._run is None:
@@ -116,8 +111,7 @@ class HookedRun(Run):
         await self._run.let_in()
 
     async def aclose(self) -> None:
-        if self._batches is not None:
-            await self._batches.aclose()
+        await super().aclose()
         if self._run is not None:
             await self._run.aclose()
 

@@ -60,16 +60,11 @@ def backend_header(reports: Sequence[Report]) -> Mapping[str, str]:
 
 def limit_headers(standing: Standing) -> dict[str, str]:
     """OpenAI's headers on what a key may use in a minute and what is left of it."""
-    limits = standing.limits
     told: dict[str, str] = {}
-    for name, limit, left, reset_s in (
-        ("requests", limits.rpm, standing.requests_left, standing.requests_reset_s),
-        ("tokens", limits.tpm, standing.tokens_left, standing.tokens_reset_s),
-    ):
-        if limit is not None and left is not None:
-            told[f"x-ratelimit-limit-{name}"] = str(limit)
-            told[f"x-ratelimit-remaining-{name}"] = str(left)
-            told[f"x-ratelimit-reset-{name}"] = _duration(reset_s)
+    for name, limit, left, reset_s in standing.windows():
+        told[f"x-ratelimit-limit-{name}"] = str(limit)
+        told[f"x-ratelimit-remaining-{name}"] = str(left)
+        told[f"x-ratelimit-reset-{name}"] = _duration(reset_s)
     return told
 
 

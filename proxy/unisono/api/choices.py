@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from typing import Protocol
 
 from unisono.core.events import Event
 from unisono.engine.collect import Result, collect_run
-from unisono.engine.turn import Run
+from unisono.engine.turn import Run, Turn, Turns
 
 
 class Chunks(Protocol):
@@ -78,6 +78,17 @@ async def collect_all(runs: Sequence[Run]) -> list[Result]:
     finally:
         await _cancel(tasks)
         await close_all(runs)
+
+
+async def start_all(turns: Turns, choices: Iterable[Turn]) -> list[Run]:
+    """A run for each; those that began are closed where one of them cannot."""
+    runs: list[Run] = []
+    try:
+        runs += map(turns.start, choices)
+    except BaseException:
+        await close_all(runs)
+        raise
+    return runs
 
 
 async def close_all(runs: Sequence[Run]) -> None:

@@ -7,6 +7,7 @@ micro-USD, prices in micro-USD for a million tokens; times are the store's, in s
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
@@ -82,6 +83,16 @@ class Standing:
     tokens_reset_s: float = 0.0
     limits: Limits = NO_LIMITS
     """What the account may use; the store does not say it."""
+
+    def windows(self) -> Iterator[tuple[str, int, int, float]]:
+        """What of a minute is limited: its name, how much may be used, how much is left, and in how many seconds all of
+        it is there again."""
+        for name, limit, left, reset_s in (
+            ("requests", self.limits.rpm, self.requests_left, self.requests_reset_s),
+            ("tokens", self.limits.tpm, self.tokens_left, self.tokens_reset_s),
+        ):
+            if limit is not None and left is not None:
+                yield name, limit, left, reset_s
 
 
 @dataclass(frozen=True, slots=True)

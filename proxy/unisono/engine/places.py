@@ -20,11 +20,13 @@ from unisono.errors import BackendTimeout, UnisonoError
 class Places:
     """For one run."""
 
-    def __init__(self, pool: Pool, turn: Turn, report: Report) -> None:
+    def __init__(self, pool: Pool, turn: Turn, report: Report, *, passing: bool = False) -> None:
+        """`passing` is for deployments that answer in OpenAI's own API."""
         self._turn = turn
         self._report = report
         owner = turn.caller.key if turn.caller is not None and turn.caller.key else turn.tenant
-        self._route = pool.route(Ask(turn.model, owner, turn.sticky))
+        self._route = pool.route(Ask(turn.model, owner, turn.sticky, passing=passing))
+        self._before = tuple(report.tries)
         self._deadline = Deadline(self._now())
         self._place: Place | None = None
         self._held = ExitStack()
@@ -56,7 +58,7 @@ class Places:
         self._asked = False
         self._timeouts = place.deployment.timeouts
         self._report.backend = place.deployment.name
-        self._report.tries = self._route.tries
+        self._report.tries = (*self._before, *self._route.tries)
         if self._moving:
             self._moving = False
             self._report.failovers += 1
@@ -97,7 +99,7 @@ class Places:
         """The place that is held failed, and is given back. Who `moves` goes on behind it on the next one."""
         if self._place is not None:
             self._place.failed(error)
-        self._report.tries = self._route.tries
+        self._report.tries = (*self._before, *self._route.tries)
         self._moving = moves
         self.release()
 

@@ -7,7 +7,7 @@ very tokens so far, or behind their text where it takes no ids.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from time import monotonic
 
@@ -23,7 +23,7 @@ from unisono.engine.prompts import OFF_LOOP_CHARS, OFF_LOOP_TOKENS, recut
 from unisono.engine.rawtext import RawText
 from unisono.engine.run import may_do_better
 from unisono.engine.telling import Telling
-from unisono.engine.turn import RawPrompt, Report, Run, Turn
+from unisono.engine.turn import GeneratorRun, RawPrompt, Report, Turn
 from unisono.errors import (
     BackendError,
     BackendProtocolError,
@@ -52,7 +52,7 @@ async def to_prompt(encoding: Encoding, raw: RawPrompt, param: str) -> list[int]
         raise InvalidRequest("The prompt cannot be tokenised.", param=param) from error
 
 
-class RawRun(Run):
+class RawRun(GeneratorRun):
     """A raw completion in progress."""
 
     def __init__(self, means: Means, turn: Turn, raw: RawPrompt) -> None:
@@ -70,17 +70,8 @@ class RawRun(Run):
         self._lost = 0
         """Tokens that were generated and are no part of the answer."""
         self._cached = 0
-        self._batches: AsyncGenerator[list[Event]] | None = None
 
-    def __aiter__(self) -> AsyncIterator[list[Event]]:
-        self._batches = self._run()
-        return self._batches
-
-    async def aclose(self) -> None:
-        if self._batches is not None:
-            await self._batches.aclose()
-
-    async def _run(self) -> AsyncGenerator[list[Event]]:
+    async def _each(self) -> AsyncGenerator[list[Event]]:
         places = Places(self._means.pool, self._turn, self.report)
         self._prompt = await to_prompt(self._means.encoding, self._raw, self._turn.history_at)
         try:

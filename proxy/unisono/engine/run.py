@@ -10,7 +10,7 @@ nowhere to go the run ends in the error, behind all there is.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ from unisono.engine.reading import Reading
 from unisono.engine.round import Round
 from unisono.engine.steps import OpenFinal, RunTools
 from unisono.engine.stretch import Stretch
-from unisono.engine.turn import Report, Run, Turn
+from unisono.engine.turn import GeneratorRun, Report, Turn
 from unisono.errors import BackendError, CannotGoOn, ContextTooLong
 from unisono.harmony.tools import plan_tools
 
@@ -35,7 +35,7 @@ MOST_AGAIN = 3
 """How often what no backend can go on behind is generated once more: one without chance comes to it every time."""
 
 
-class TurnRun(Run):
+class TurnRun(GeneratorRun):
     """A turn in progress."""
 
     def __init__(self, means: Means, turn: Turn) -> None:
@@ -44,7 +44,6 @@ class TurnRun(Run):
         self._turn = turn
         self._tools = plan_tools(())
         self._conversation = turn.conversation
-        self._batches: AsyncGenerator[list[Event]] | None = None
         # A journal is read once for each attempt, to the same ids.
         self._seed = turn.seed or (means.new_call_id() if turn.journal else "")
         self._shown = False
@@ -60,15 +59,7 @@ class TurnRun(Run):
         self._loop: ToolLoop | None = None
         self._hosted: HostedTools | None = None
 
-    def __aiter__(self) -> AsyncIterator[list[Event]]:
-        self._batches = self._run()
-        return self._batches
-
-    async def aclose(self) -> None:
-        if self._batches is not None:
-            await self._batches.aclose()
-
-    async def _run(self) -> AsyncGenerator[list[Event]]:
+    async def _each(self) -> AsyncGenerator[list[Event]]:
         turn = self._turn
         stretch = Stretch(self._means, turn, self.report)
         await self._prepare()

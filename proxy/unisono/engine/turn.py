@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Protocol, TypeAlias
@@ -225,6 +226,25 @@ class Run(Protocol):
         return
 
     async def aclose(self) -> None: ...
+
+
+class GeneratorRun(Run):
+    """A run whose batches come from one generator, which is closed with it."""
+
+    _batches: AsyncGenerator[list[Event]] | None = None
+
+    def __aiter__(self) -> AsyncIterator[list[Event]]:
+        self._batches = self._each()
+        return self._batches
+
+    async def aclose(self) -> None:
+        if self._batches is not None:
+            await self._batches.aclose()
+
+    @abstractmethod
+    def _each(self) -> AsyncGenerator[list[Event]]:
+        """The batches."""
+        ...
 
 
 class Turns(Protocol):

@@ -56,14 +56,16 @@ def decoder_for(form: Form, encoding: Encoding, opening: Header | None = None, s
     are tokens generated behind it earlier, when the prompt ends in them."""
     match form:
         case Form.IDS:
-            return _Ids()
+            return AsIds()
         case Form.TEXT:
             return _Text(encoding, opening, said)
         case Form.MARKERLESS:
             return _Markerless(encoding, opening, said)
 
 
-class _Ids:
+class AsIds:
+    """Tokens come as ids, and are what they are."""
+
     def feed(self, chunk: Chunk) -> Sequence[int]:
         return chunk.tokens
 

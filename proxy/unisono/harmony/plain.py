@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from unisono.core.generation import Chunk, Form
-from unisono.harmony.decode import Decoder
+from unisono.harmony.decode import AsIds, Decoder
 from unisono.harmony.encoding import Encoding
 
 _SPELLED: Final = re.compile(r"(<\|[a-z_0-9]{1,20}\|>)")
@@ -33,15 +33,7 @@ def to_tokens(encoding: Encoding, text: str) -> list[int]:
 
 def plain_decoder(form: Form, encoding: Encoding) -> Decoder:
     """The decoder for a backend's output."""
-    return _Ids() if form is Form.IDS else _Text(encoding, marked=form is Form.TEXT)
-
-
-class _Ids:
-    def feed(self, chunk: Chunk) -> Sequence[int]:
-        return chunk.tokens
-
-    def end(self) -> Sequence[int]:
-        return ()
+    return AsIds() if form is Form.IDS else _Text(encoding, marked=form is Form.TEXT)
 
 
 class _Text:

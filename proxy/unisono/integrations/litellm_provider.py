@@ -26,9 +26,8 @@ from litellm.types.utils import ModelResponse, ModelResponseStream
 from unisono.api.body import to_object
 from unisono.api.chat.inbound import ChatTurn, to_turn
 from unisono.api.chat.outbound import Frame, StreamChunks, to_completion
-from unisono.api.chat.routes import start_all
 from unisono.api.chat.schema import ChatRequest
-from unisono.api.choices import ChunkSource, collect_all
+from unisono.api.choices import ChunkSource, collect_all, start_all
 from unisono.api.failures import failure_of
 from unisono.api.reasoning import ReasoningField
 from unisono.app import current_date
@@ -119,7 +118,7 @@ class UnisonoProvider(CustomLLM):  # type: ignore[misc]  # litellm is not there 
     async def _whole(self, call: Call) -> dict[str, Any]:
         asked, frame = understood(call)
         async with asyncio.timeout(call.timeout_s), self._site.engines.at(call.where) as turns:
-            runs = await start_all(turns, asked)
+            runs = await start_all(turns, asked.turns)
             return to_completion(await collect_all(runs), [run.report for run in runs], frame)
 
     # -- on the caller's side
@@ -166,7 +165,7 @@ class Stream:
     async def _generated(self) -> AsyncGenerator[list[dict[str, Any]]]:
         asked, frame = understood(self._call)
         async with self._site.engines.at(self._call.where) as turns:
-            runs = await start_all(turns, asked)
+            runs = await start_all(turns, asked.turns)
             source = ChunkSource(runs, StreamChunks(frame, [run.report for run in runs]))
             ends: list[dict[str, Any]] = []
             async with aclosing(source):

@@ -6,21 +6,18 @@ nobody else could go on in the middle of it. The last batch is held until the ba
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from time import monotonic
 
 from unisono.core.conversation import Json, Phase
-from unisono.core.deadline import Deadline
 from unisono.core.events import Closed, Event, Finished, Text
-from unisono.core.generation import Timeouts
 from unisono.core.passing import Api, Passage, PassingJob, starred
-from unisono.core.routes import Ask, Demand, Place, Pool, Try
-from unisono.core.tracing import step_span, try_span
-from unisono.core.watching import Pace, StepDone, Waited
-from unisono.engine.turn import Report, Run, Turn
-from unisono.errors import BackendError, BackendProtocolError, BackendTimeout, ContextTooLong, UnisonoError
+from unisono.core.routes import Demand, Place, Pool
+from unisono.core.watching import Pace, StepDone
+from unisono.engine.places import Places
+from unisono.engine.turn import GeneratorRun, Report, Turn
+from unisono.errors import BackendError, BackendProtocolError, ContextTooLong, UnisonoError
 from unisono.passthrough.relaying import Relaying, relaying_of
 
 MOST_NAMES: Mapping[Api, tuple[str, ...]] = {
@@ -30,7 +27,7 @@ MOST_NAMES: Mapping[Api, tuple[str, ...]] = {
 """Where a body bounds its answer; the first that is there counts."""
 
 
-class PassingRun(Run):
+class PassingRun(GeneratorRun):
     """A turn that passes through, in progress."""
 
     def __init__(self, pool: Pool, turn: Turn, passage: Passage) -> None:
@@ -38,70 +35,37 @@ class PassingRun(Run):
         self._turn = turn
         self._passage = passage
         self._pool = pool
-        self._batches: AsyncGenerator[list[Event]] | None = None
-
-    def __aiter__(self) -> AsyncIterator[list[Event]]:
-        self._batches = self._each()
-        return self._batches
-
-    async def aclose(self) -> None:
-        if self._batches is not None:
-            await self._batches.aclose()
 
     async def _each(self) -> AsyncGenerator[list[Event]]:
-        turn, report = self._turn, self.report
-        owner = turn.caller.key if turn.caller is not None and turn.caller.key else turn.tenant
-        route = self._pool.route(Ask(turn.model, owner, turn.sticky, passing=True))
-        before: Sequence[Try] = tuple(report.tries)
-        passage = self._passage
+        places = Places(self._pool, self._turn, self.report, passing=True)
         # What is reserved for it is rather too much; nobody is to be passed over for that.
-        demand = Demand(passage.tokens * 3 // 4, max_tokens=turn.max_tokens)
-        deadline, timeouts, moving = Deadline(_now()), None, False
-        while True:
-            left_s = None if timeouts is None else deadline.left(timeouts, _now()).total_s
-            place = await self._waited_for(route.place(demand), left_s)
-            with place:
-                timeouts = place.deployment.timeouts
-                report.backend, report.tries = place.deployment.name, (*before, *route.tries)
-                report.failovers += moving
-                shown = False
+        demand = Demand(self._passage.tokens * 3 // 4, max_tokens=self._turn.max_tokens)
+        try:
+            while True:
+                place, shown = await places.place_for(demand), False
+                places.asked()
                 try:
-                    async with aclosing(self._answer(place, deadline.left(timeouts, _now()))) as batches:
+                    async with aclosing(self._answer(places, place)) as batches:
                         async for batch in batches:
                             shown = True
                             yield batch
                 except (BackendError, ContextTooLong) as error:
-                    place.failed(error)
-                    report.tries = (*before, *route.tries)
+                    places.fail(error, moves=not shown)
                     if shown:
                         raise
-                    moving = True
                 else:
-                    place.succeeded()
+                    places.let_go()
                     return
-
-    async def _waited_for(self, placing: Awaitable[Place], left_s: float | None) -> Place:
-        began_s, failure = self.report.now_s(), ""
-        try:
-            async with asyncio.timeout(left_s):
-                return await placing
-        except TimeoutError:
-            failure = BackendTimeout.code
-            raise BackendTimeout("No backend was free in the time there was left for the answer.") from None
-        except UnisonoError as error:
-            failure = error.code
-            raise
         finally:
-            self.report.facts.waits.append(Waited(began_s, self.report.now_s(), failure))
+            places.release()
 
-    async def _answer(self, place: Place, timeouts: Timeouts) -> AsyncGenerator[list[Event]]:
+    async def _answer(self, places: Places, place: Place) -> AsyncGenerator[list[Event]]:
         """All of an answer on one deployment. Raises what it fails with."""
-        if timeouts.total_s <= 0.0:
-            raise BackendTimeout("The answer was not complete in the time there was for it.")
+        job = self._job(places, place)
         relaying = relaying_of(self._passage)
         telling = Telling(self.report, place.deployment.name, relaying)
         held: list[Event] = []
-        coming = place.deployment.passing.answer(self._job(timeouts))
+        coming = place.deployment.passing.answer(job)
         try:
             async for bodies in coming:
                 if relaying.came == 0:
@@ -126,14 +90,16 @@ class PassingRun(Run):
         said = Closed(Text(0, Phase.FINAL), "".join(relaying.said))
         yield [*held, said, Finished(relaying.reason, relaying.usage)]
 
-    def _job(self, timeouts: Timeouts) -> PassingJob:
+    def _job(self, places: Places, place: Place) -> PassingJob:
         turn, passage = self._turn, self._passage
-        span = turn.span
-        if span is not None:
-            span = span.child(step_span(0)).child(try_span(len(self.report.facts.steps)))
-        body = sent_body(passage, turn.max_tokens)
         return PassingJob(
-            passage.api, body, passage.stream, starred(turn.model, passage.model), timeouts, turn.request_id, span
+            passage.api,
+            sent_body(passage, turn.max_tokens),
+            passage.stream,
+            starred(turn.model, passage.model),
+            places.timeouts(place),
+            turn.request_id,
+            places.span(0),
         )
 
 
@@ -186,7 +152,3 @@ def sent_body(passage: Passage, max_tokens: int | None) -> Mapping[str, Json]:
         present = [name for name in names if body.get(name) is not None] or [names[-1]]
         body |= dict.fromkeys(present, most)
     return body
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -7,13 +7,13 @@ that passes through goes to the engine in the same way where a gpt-oss stands in
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from unisono.core.events import Event
 from unisono.core.passing import Passage, Way
 from unisono.core.routes import Pool
-from unisono.engine.turn import Report, Run, Turn, Turns
+from unisono.engine.turn import GeneratorRun, Report, Run, Turn, Turns
 from unisono.errors import BackendError, ContextTooLong
 from unisono.passthrough.run import PassingRun
 
@@ -44,7 +44,7 @@ class PassingTurns(Turns):
         return OVERHEAD + passage.tokens
 
 
-class EitherRun(Run):
+class EitherRun(GeneratorRun):
     """A run of the one, and where it fails with nothing shown, of the other."""
 
     def __init__(self, turns: Turns, pool: Pool, turn: Turn, passage: Passage) -> None:
@@ -53,15 +53,6 @@ class EitherRun(Run):
         self._pool = pool
         self._turn = turn
         self._passage = passage
-        self._batches: AsyncGenerator[list[Event]] | None = None
-
-    def __aiter__(self) -> AsyncIterator[list[Event]]:
-        self._batches = self._each()
-        return self._batches
-
-    async def aclose(self) -> None:
-        if self._batches is not None:
-            await self._batches.aclose()
 
     async def _each(self) -> AsyncGenerator[list[Event]]:
         passes_first = self._passage.way is Way.PASSING_THEN_ENGINE

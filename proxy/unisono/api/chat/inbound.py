@@ -47,6 +47,11 @@ class ChatTurn:
     toolbox: Toolbox
     notes: tuple[str, ...]
 
+    @property
+    def turns(self) -> Iterator[Turn]:
+        """One for each choice."""
+        return map(self.turn_of, range(self.choices))
+
     def turn_of(self, index: int) -> Turn:
         """The turn of choice `index`. Choices differ in their request id and, where the client gave one, in their
         seed: with equal ones they would all be the same answer."""

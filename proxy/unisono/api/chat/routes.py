@@ -15,7 +15,7 @@ from unisono.api.body import off_loop, read_json
 from unisono.api.chat.inbound import ChatTurn, to_turn
 from unisono.api.chat.outbound import Frame, StreamChunks, to_completion
 from unisono.api.chat.schema import ChatRequest
-from unisono.api.choices import ChunkSource, close_all, collect_all
+from unisono.api.choices import ChunkSource, collect_all, start_all
 from unisono.api.passing import (
     EitherSource,
     FindWay,
@@ -31,7 +31,7 @@ from unisono.api.sse import CLIENT_CLOSED_REQUEST, KEEP_ALIVE_S, ClientGone, Eve
 from unisono.api.whole import to_whole
 from unisono.core.access import Caller
 from unisono.core.passing import Api, Way
-from unisono.engine.turn import Run, Turns
+from unisono.engine.turn import Turns
 from unisono.errors import InvalidRequest
 
 PATHS = ("/v1/chat/completions", "/chat/completions")
@@ -118,7 +118,7 @@ def chat_router(
             include_usage=asked.include_usage,
             hold_calls=asked.turn.hold_calls,
         )
-        runs = await start_all(turns, asked)
+        runs = await start_all(turns, asked.turns)
         reports = [run.report for run in runs]
         if asked.stream:
             chunks = StreamChunks(frame, reports)
@@ -146,14 +146,3 @@ def chat_router(
     for path in PATHS:
         router.add_route(path, complete, methods=["POST"], name="chat_completions")
     return router
-
-
-async def start_all(turns: Turns, asked: ChatTurn) -> list[Run]:
-    """One run per choice."""
-    runs: list[Run] = []
-    try:
-        runs += (turns.start(turn) for turn in map(asked.turn_of, range(asked.choices)))
-    except BaseException:
-        await close_all(runs)
-        raise
-    return runs

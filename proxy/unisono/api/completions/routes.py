@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from unisono.api.about import backend_header
 from unisono.api.body import off_loop, read_json
-from unisono.api.choices import ChunkSource, close_all, collect_all
+from unisono.api.choices import ChunkSource, collect_all, start_all
 from unisono.api.completions.inbound import CompletionTurns, Cut, Spell, check_allowed, to_turns
 from unisono.api.completions.outbound import Frame, StreamChunks, to_completion
 from unisono.api.completions.schema import CompletionRequest
@@ -19,7 +19,7 @@ from unisono.api.rules import NO_RULES, ModelRules
 from unisono.api.sse import CLIENT_CLOSED_REQUEST, KEEP_ALIVE_S, ClientGone, EventStream, until_disconnect
 from unisono.api.whole import to_whole
 from unisono.core.access import Caller
-from unisono.engine.turn import RawPrompt, Run, Turns
+from unisono.engine.turn import RawPrompt, Turns
 
 PATHS = ("/v1/completions", "/completions")
 
@@ -76,7 +76,7 @@ def completions_router(
             notes=asked.notes,
             include_usage=asked.include_usage,
         )
-        runs = await start_all(turns, asked)
+        runs = await start_all(turns, asked.turns)
         reports = [run.report for run in runs]
         if asked.stream:
             chunks = StreamChunks(frame, reports)
@@ -96,14 +96,3 @@ def completions_router(
     for path in PATHS:
         router.add_route(path, complete, methods=["POST"], name="completions")
     return router
-
-
-async def start_all(turns: Turns, asked: CompletionTurns) -> list[Run]:
-    """One run per choice."""
-    runs: list[Run] = []
-    try:
-        runs += map(turns.start, asked.turns)
-    except BaseException:
-        await close_all(runs)
-        raise
-    return runs

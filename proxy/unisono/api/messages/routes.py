@@ -181,15 +181,10 @@ def headers_of(report: Report, now: float) -> Mapping[str, str]:
 
 def limit_headers(standing: Standing, now: float) -> dict[str, str]:
     """Anthropic's headers on what a key may use in a minute and what is left of it."""
-    limits = standing.limits
     told: dict[str, str] = {}
-    for name, limit, left, reset_s in (
-        ("requests", limits.rpm, standing.requests_left, standing.requests_reset_s),
-        ("tokens", limits.tpm, standing.tokens_left, standing.tokens_reset_s),
-    ):
-        if limit is not None and left is not None:
-            at = datetime.fromtimestamp(now + reset_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            told[f"anthropic-ratelimit-{name}-limit"] = str(limit)
-            told[f"anthropic-ratelimit-{name}-remaining"] = str(left)
-            told[f"anthropic-ratelimit-{name}-reset"] = at
+    for name, limit, left, reset_s in standing.windows():
+        at = datetime.fromtimestamp(now + reset_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        told[f"anthropic-ratelimit-{name}-limit"] = str(limit)
+        told[f"anthropic-ratelimit-{name}-remaining"] = str(left)
+        told[f"anthropic-ratelimit-{name}-reset"] = at
     return told
