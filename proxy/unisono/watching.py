@@ -83,10 +83,10 @@ class WatchedTurns(Turns):
 
     def start(self, turn: Turn) -> Run:
         span = self._new_trace() if self._new_trace is not None else None
-        if span is not None or self._recorded:
-            turn = replace(turn, span=span, recorded=self._recorded)
-        if self._recorded and not turn.seed:
-            turn = replace(turn, seed=token_hex(16))
+        if self._recorded:
+            turn = replace(turn, span=span, recorded=True, seed=turn.seed or token_hex(16))
+        elif span is not None:
+            turn = replace(turn, span=span)
         arrived = ARRIVED.get()
         began = Began(
             request_id=turn.request_id,

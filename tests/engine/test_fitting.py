@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
 
 from tests.engine.scripted import ANSWER, ASKED, IDS, TEXT, THOUGHT, Line, Runner, Scripted, Stand, Step
 from unisono.core.conversation import (
+    AnswerForm,
     AssistantCall,
     AssistantMessage,
     Conversation,
@@ -26,7 +28,7 @@ from unisono.engine.engine import Engine
 from unisono.engine.memory import TurnMemory
 from unisono.engine.turn import Report, Turn
 from unisono.errors import ContextTooLong, InvalidRequest
-from unisono.harmony.encoding import Encoding
+from unisono.harmony.encoding import Encoding, load_encoding
 from unisono.harmony.render import Renderer
 from unisono.harmony.tools import plan_tools
 
@@ -147,6 +149,50 @@ async def test_counting_gives_the_size_of_the_prompt_that_is_sent(
     assert backend.jobs == []
     await runner.ask(conversation)
     assert counted == len(backend.jobs[0].prompt.tokens)
+
+
+FORM = AnswerForm("answer", {"type": "object"}, "", strict=True)
+BEGUN: dict[str, Callable[[Turn], Turn]] = {
+    "as it was counted": lambda turn: turn,
+    "with another limit": lambda turn: replace(turn, max_tokens=7),
+    "of another conversation": lambda turn: replace(turn, conversation=LONG),
+    "in a form": lambda turn: replace(turn, form=FORM),
+    "open": lambda turn: replace(turn, conversation=replace(ASKED, prefill="Once upon")),
+    "behind what was said": lambda turn: replace(turn, seed="s", journal=tuple(IDS_OF_THOUGHT)),
+}
+IDS_OF_THOUGHT = load_encoding().encode_as_server(THOUGHT)
+
+
+@pytest.mark.parametrize("told", [IDS, TEXT], ids=["ids", "text"])
+@pytest.mark.parametrize("begun", BEGUN.values(), ids=BEGUN)
+async def test_a_turn_that_was_counted_begins_like_one_that_was_not(
+    begun: Callable[[Turn], Turn], told: Capabilities, encoding: Encoding
+) -> None:
+    jobs, demands = [], []
+    for counts in (False, True):
+        backend = Scripted(encoding, [Step(ANSWER)] * 3, told)
+        runner = Runner(encoding, backend)
+        turn = Turn("m", ASKED, tenant="team")
+        if counts:
+            await runner.engine.count(turn)
+        async for _ in runner.engine.start(begun(turn)):
+            pass
+        jobs.append([job.prompt for job in backend.jobs])
+        demands.append(list(runner.pool.demands))
+    assert jobs[0] == jobs[1]
+    assert demands[0] == demands[1]
+
+
+async def test_a_prompt_that_was_counted_is_not_rendered_once_more(encoding: Encoding) -> None:
+    turn = Turn("m", ASKED)
+    backend = Scripted(encoding, [Step(ANSWER)])
+    runner = Runner(encoding, backend)
+    await runner.engine.count(turn)
+    kept = turn.counted.of(turn.conversation, turn.form)
+    async for _ in runner.engine.start(replace(turn, max_tokens=9)):
+        pass
+    assert kept is not None
+    assert backend.jobs[0].prompt is kept[1].prompt
 
 
 async def test_counting_knows_what_the_model_really_said(encoding: Encoding) -> None:

@@ -26,17 +26,24 @@ ROOM_WANTED = 1_024
 
 
 class Asking:
-    """For one run. `usage` is what is known of its prompts."""
+    """For one run. `usage` is what is known of its prompts; `first` is the first of them, if that is rendered
+    already."""
 
     def __init__(
-        self, renderer: Renderer, turn: Turn, conversation: Conversation, tools: ToolSet, report: Report
+        self,
+        renderer: Renderer,
+        turn: Turn,
+        conversation: Conversation,
+        tools: ToolSet,
+        report: Report,
+        first: Rendered | None = None,
     ) -> None:
         self._renderer = renderer
         self._turn = turn
         self._tools = tools
         self._report = report
         self._whole = self.conversation = conversation
-        self._rendered: Rendered | None = None
+        self._rendered = first
         self._spelled: Rendered | None = None
         """The same with text."""
         self._step = (0, False)

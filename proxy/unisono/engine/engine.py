@@ -49,5 +49,7 @@ class Engine:
         loop = self._means.loop(turn, Report())
         hosted = None if loop is None else self._means.hosted(turn, await loop.offers())
         prepared = await self._means.prepared(turn, hosted)
-        rendered = await render(self._means.renderer, prepared.conversation, prepared.tools)
+        rendered = await render(self._means.renderer, prepared.conversation, prepared.tools, self._salt_of(turn.tenant))
+        if loop is None:
+            turn.counted.keep(turn.conversation, turn.form, prepared, rendered)
         return len(rendered.prompt.tokens)

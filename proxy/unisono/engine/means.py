@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from unisono.core.conversation import Conversation
 from unisono.core.routes import Pool
 from unisono.core.tools import ToolHost
+from unisono.engine.counted import Prepared
 from unisono.engine.hosted import HostedTools, Offer
 from unisono.engine.loop import ToolLoop
 from unisono.engine.memory import TurnMemory
@@ -17,17 +17,7 @@ from unisono.engine.wishes import Violation
 from unisono.errors import UnsupportedValue
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.render import Renderer
-from unisono.harmony.tools import ToolSet, plan_tools
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A turn's conversation as it is rendered, and its tools, named and checked. `left_out`: some hosted ones could not
-    be declared."""
-
-    conversation: Conversation
-    tools: ToolSet
-    left_out: bool = False
+from unisono.harmony.tools import plan_tools
 
 
 @dataclass(frozen=True, slots=True)

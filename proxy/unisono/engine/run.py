@@ -22,7 +22,7 @@ from unisono.engine.hosted import HostedTools, offers_in, with_results
 from unisono.engine.judging import LEFT_OUT
 from unisono.engine.loop import ToolLoop
 from unisono.engine.means import Means
-from unisono.engine.prompts import OFF_LOOP_TOKENS
+from unisono.engine.prompts import OFF_LOOP_TOKENS, Rendered
 from unisono.engine.reading import Reading
 from unisono.engine.round import Round
 from unisono.engine.steps import OpenFinal, RunTools
@@ -58,6 +58,8 @@ class TurnRun(GeneratorRun):
         """How often something is generated once more because nobody could go on behind it."""
         self._loop: ToolLoop | None = None
         self._hosted: HostedTools | None = None
+        self._rendered: Rendered | None = None
+        """The first prompt, if it was rendered to be counted."""
 
     async def _each(self) -> AsyncGenerator[list[Event]]:
         turn = self._turn
@@ -75,7 +77,7 @@ class TurnRun(GeneratorRun):
                         if shown := self._showing(batch, reading, stretch):
                             yield shown
                 stretch.go_on()
-            asking = Asking(self._means.renderer, turn, self._conversation, self._tools, self.report)
+            asking = Asking(self._means.renderer, turn, self._conversation, self._tools, self.report, self._rendered)
             while True:
                 try:
                     async with aclosing(self._answer(stretch, asking, reading)) as batches:
@@ -147,7 +149,11 @@ class TurnRun(GeneratorRun):
         if self._loop is not None:
             offers = offers_in(turn.journal)
             self._hosted = means.hosted(turn, await self._loop.offers() if offers is None else offers)
-        prepared = await means.prepared(turn, self._hosted)
+        counted = turn.counted.of(turn.conversation, turn.form) if self._loop is None else None
+        if counted is not None:
+            prepared, self._rendered = counted
+        else:
+            prepared = await means.prepared(turn, self._hosted)
         self._conversation, self._tools = prepared.conversation, prepared.tools
         if prepared.left_out:
             self.report.recoveries.append(LEFT_OUT)

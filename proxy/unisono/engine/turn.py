@@ -18,6 +18,7 @@ from unisono.core.routes import Try
 from unisono.core.tools import ToolServer
 from unisono.core.tracing import Trace
 from unisono.core.watching import Facts
+from unisono.engine.counted import Counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +162,8 @@ class Turn:
     """What stands in the place of a rendered conversation. That holds the prompt then as one message of the user's, for
     whoever looks at it; of the answer there is one item, its text, and `Report.journal` holds its tokens. Such a turn
     has a limit, and no tools, no form and no journal of before."""
+    counted: Counted = field(default_factory=Counted, compare=False, repr=False)
+    """What its prompt was when it was counted, if it was."""
 
 
 STEP_ENDED = 0xFFFF_FFFF

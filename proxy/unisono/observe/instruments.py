@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from typing import Final
+from functools import cached_property
+from typing import Final, Self
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, values
+from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from unisono.core.watching import GAPS_S
@@ -30,8 +32,33 @@ def share_values(place: int) -> None:
     values.ValueClass = values.MultiProcessValue(lambda: place)  # type: ignore[no-untyped-call]
 
 
-class Counted(Histogram):
-    """A histogram that takes what was counted elsewhere by the same bounds."""
+class Known(MetricWrapperBase):
+    """A metric that remembers where its labels lead to: the library makes text of every value and takes a lock, each
+    time. There are no more of them than series."""
+
+    @cached_property
+    def _series(self) -> dict[tuple[object, ...], Self]:
+        return {}
+
+    def labels(self, *labelvalues: object, **labelkwargs: object) -> Self:
+        if labelkwargs:
+            return super().labels(*labelvalues, **labelkwargs)
+        series = self._series.get(labelvalues)
+        if series is None:
+            series = self._series[labelvalues] = super().labels(*labelvalues)
+        return series
+
+
+class KnownCounter(Known, Counter):
+    pass
+
+
+class KnownGauge(Known, Gauge):
+    pass
+
+
+class Counted(Known, Histogram):
+    """A histogram that also takes what was counted elsewhere by the same bounds."""
 
     def add(self, counts: Sequence[int], total: float) -> None:
         """`counts` has one number for each bound, and one for what is beyond the last; `total` is the sum."""
@@ -48,15 +75,15 @@ class Instruments:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry()
 
-        def counter(name: str, about: str, *labels: str) -> Counter:
-            return Counter(f"unisono_{name}", about, labels, registry=registry)
+        def counter(name: str, about: str, *labels: str) -> KnownCounter:
+            return KnownCounter(f"unisono_{name}", about, labels, registry=registry)
 
-        def gauge(name: str, about: str, *labels: str, over: str = "livesum") -> Gauge:
+        def gauge(name: str, about: str, *labels: str, over: str = "livesum") -> KnownGauge:
             """`over` says how the values of several workers become one."""
-            return Gauge(f"unisono_{name}", about, labels, registry=registry, multiprocess_mode=over)  # type: ignore[arg-type]
+            return KnownGauge(f"unisono_{name}", about, labels, registry=registry, multiprocess_mode=over)  # type: ignore[arg-type]
 
-        def histogram(name: str, about: str, *labels: str, bounds: Iterable[float]) -> Histogram:
-            return Histogram(f"unisono_{name}_seconds", about, labels, registry=registry, buckets=tuple(bounds))
+        def histogram(name: str, about: str, *labels: str, bounds: Iterable[float]) -> Counted:
+            return Counted(f"unisono_{name}_seconds", about, labels, registry=registry, buckets=tuple(bounds))
 
         self.build = gauge("build_info", "Always 1; the version is a label.", "version", over="livemax")
         # -- HTTP
@@ -87,12 +114,11 @@ class Instruments:
         self.backend_first = histogram(
             "backend_time_to_first_token", "From a generation's beginning to its first token.", *backend, bounds=FIRST_S
         )
-        self.gaps = Counted(
-            "unisono_inter_token_latency_seconds",
+        self.gaps = histogram(
+            "inter_token_latency",
             "Between tokens of a backend; what comes together shares the time.",
-            backend,
-            registry=registry,
-            buckets=GAPS_S,
+            *backend,
+            bounds=GAPS_S,
         )
         self.prefilled = counter("backend_prompt_tokens", "Tokens of the prompts backends were sent.", *backend)
         self.had = counter("backend_prompt_tokens_cached", "Of these, what they say they had in cache.", *backend)

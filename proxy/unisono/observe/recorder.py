@@ -1,8 +1,8 @@
 """Which answers are recorded, and how recordings get to the store: behind the answers, never in their way.
 
 What is told of a turn that ended waits in a short line, for a moment, so that several go together; a task makes
-documents of them in a thread and keeps them. What comes while the line is full is dropped, and what the store does not
-take is not tried again: both are counted.
+documents of them, of long ones in a thread, and keeps them. What comes while the line is full is dropped, and what the
+store does not take is not tried again: both are counted.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from unisono.observe.recording import about_of, packed, to_document
 log = logging.getLogger("unisono.observe")
 
 MOST_WAITING: Final = 64
-TOGETHER: Final = 8
+TOGETHER: Final = 16
 """Recordings that are written at once."""
-GATHER_S: Final = 0.02
+GATHER_S: Final = 0.1
 """How long the first of them waits for others, in seconds."""
+OFF_LOOP_TOKENS: Final = 2_000
+"""So many tokens are made a document in a thread. Of fewer that takes less than it takes to wake one, 0.1 ms."""
 CLOSING_S: Final = 3.0
 """How long those that wait may take when the gateway ends, in seconds."""
 
@@ -43,6 +45,13 @@ WANTED: Final[dict[str, Callable[[Done], bool]]] = {
     "all": lambda _: True,
 }
 """Whether a turn is recorded, by `unisono.traces.mode`."""
+
+
+def is_long(done: Done) -> bool:
+    """Whether a document of it may take long: for its tokens, or for schemas, of which prompts do not hold all."""
+    asked = done.began.asked or {}
+    tokens = len(done.journal) + sum(len(step.prompt) for step in done.steps)
+    return tokens > OFF_LOOP_TOKENS or bool(asked.get("tools") or asked.get("form"))
 
 
 class Recorder(Observer):
@@ -108,7 +117,7 @@ class Recorder(Observer):
         while self._waiting:
             batch = [self._waiting.popleft() for _ in range(min(TOGETHER, len(self._waiting)))]
             try:
-                traces = await asyncio.to_thread(lambda: [self._trace(one) for one in batch])  # noqa: B023
+                traces = [await self._traced(one) for one in batch]
                 await self._store.keep_traces(*traces, for_s=self._for_s, most=self._most)
             except asyncio.CancelledError:
                 self._count("dropped", len(batch))
@@ -124,6 +133,13 @@ class Recorder(Observer):
             else:
                 self._down = False
                 self._count("kept", len(batch))
+
+    async def _traced(self, done: Done) -> StoredTrace:
+        if is_long(done):
+            return await asyncio.to_thread(self._trace, done)
+        # Others have their turn between one document and the next.
+        await asyncio.sleep(0)
+        return self._trace(done)
 
     def _trace(self, done: Done) -> StoredTrace:
         began, document = done.began, to_document(done, self._gateway, self._max_bytes)

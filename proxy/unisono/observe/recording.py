@@ -178,8 +178,8 @@ def dumped(value: object) -> bytes:
 
 
 def packed(document: Mapping[str, Any]) -> bytes:
-    """As it is kept."""
-    return zlib.compress(dumped(document))
+    """As it is kept. More effort takes several times as long, for a twentieth of the bytes."""
+    return zlib.compress(dumped(document), zlib.Z_BEST_SPEED)
 
 
 def unpacked(data: bytes) -> Document:

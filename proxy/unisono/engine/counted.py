@@ -1,0 +1,36 @@
+"""What a turn's conversation was made into when its prompt was counted, for the run that begins with that prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unisono.core.conversation import AnswerForm, Conversation
+from unisono.engine.prompts import Rendered
+from unisono.harmony.tools import ToolSet
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A turn's conversation as it is rendered, and its tools, named and checked. `left_out`: some hosted ones could not
+    be declared."""
+
+    conversation: Conversation
+    tools: ToolSet
+    left_out: bool = False
+
+
+@dataclass(slots=True)
+class Counted:
+    """Goes with a turn, and with those that are made of it; empty before somebody counts. One that asks for
+    something else by now, as a hook may have it, finds nothing here."""
+
+    _asked: tuple[Conversation, AnswerForm | None] | None = None
+    _found: tuple[Prepared, Rendered] | None = None
+
+    def keep(self, conversation: Conversation, form: AnswerForm | None, prepared: Prepared, rendered: Rendered) -> None:
+        self._asked, self._found = (conversation, form), (prepared, rendered)
+
+    def of(self, conversation: Conversation, form: AnswerForm | None) -> tuple[Prepared, Rendered] | None:
+        if self._asked is None or self._asked[0] is not conversation or self._asked[1] is not form:
+            return None
+        return self._found
