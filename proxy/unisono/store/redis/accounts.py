@@ -1,7 +1,8 @@
 """Accounts in Redis: everything of one account in one hash slot, so that a claim is one script and so is its end.
 
 The minute is kept in buckets of a second: a bucket counts until the last instant of it is a whole window ago, so that
-no window of any beginning holds more than it may. The clock is the server's.
+no window of any beginning holds more than it may. Their sums are kept beside them, so that a claim looks only at the
+buckets that ended since the claim before. The clock is the server's.
 """
 
 from __future__ import annotations
@@ -33,34 +34,69 @@ local function drop_lapsed(open, held, now)
   end
 end
 
--- What was asked for and taken in the minute, and in which second last; a key in use has two fields for each second.
-local function read_minute(minute, second)
-  local sums = {requests = 0, tokens = 0, last_requests = 0, last_tokens = 0, fields = redis.call('HGETALL', minute)}
-  local fields, first = sums.fields, second - window
+local function drop_before(minute, first, sums)
+  local fields = redis.call('HGETALL', minute)
   for n = 1, #fields, 2 do
-    local at, amount = tonumber(string.sub(fields[n], 2)), tonumber(fields[n + 1])
-    if at < first then
+    local kind, at = string.match(fields[n], '^([rt])(%d+)$')
+    if at and tonumber(at) < first then
+      local name = kind == 'r' and 'requests' or 'tokens'
+      sums[name] = sums[name] - tonumber(fields[n + 1])
       redis.call('HDEL', minute, fields[n])
-    elseif string.byte(fields[n]) == 114 then
-      sums.requests = sums.requests + amount
-      if amount > 0 and at > sums.last_requests then sums.last_requests = at end
-    else
-      sums.tokens = sums.tokens + amount
-      if amount > 0 and at > sums.last_tokens then sums.last_tokens = at end
     end
   end
+end
+
+-- What was asked for and taken in the minute, and in which second last. Fields r1700000000 and t1700000000 are a
+-- second's requests and tokens; 'oldest' is the first second that may have them, 'requests' and 'tokens' are the sums.
+local function read_minute(minute, second)
+  local head = redis.call('HMGET', minute, 'oldest', 'requests', 'tokens', 'last_requests', 'last_tokens')
+  local function number(n) return tonumber(head[n] or 0) end
+  local sums = {oldest = number(1), requests = number(2), tokens = number(3)}
+  sums.last_requests, sums.last_tokens = number(4), number(5)
+  local first = second - window
+  if sums.oldest == 0 or (sums.last_requests < first and sums.last_tokens < first) then
+    redis.call('DEL', minute)
+    return {oldest = second, requests = 0, tokens = 0, last_requests = 0, last_tokens = 0}
+  end
+  if sums.oldest < first then
+    local ended, from = {}, math.max(sums.oldest, first - 2 * window)
+    -- Only where answers ended for longer than that, and none began.
+    if from > sums.oldest then drop_before(minute, from, sums) end
+    for at = from, first - 1 do
+      ended[#ended + 1] = 'r' .. at
+      ended[#ended + 1] = 't' .. at
+    end
+    local amounts = redis.call('HMGET', minute, unpack(ended))
+    for n = 1, #ended, 2 do
+      sums.requests = sums.requests - tonumber(amounts[n] or 0)
+      sums.tokens = sums.tokens - tonumber(amounts[n + 1] or 0)
+    end
+    redis.call('HDEL', minute, unpack(ended))
+    redis.call('HSET', minute, 'oldest', first, 'requests', sums.requests, 'tokens', sums.tokens)
+    sums.oldest = first
+  end
+  if sums.last_requests < first then sums.last_requests = 0 end
+  if sums.last_tokens < first then sums.last_tokens = 0 end
   return sums
+end
+
+-- Of a second that took tokens there is nothing left: if it was the last one, another one is.
+local function forget_second(minute, at)
+  if tonumber(redis.call('HGET', minute, 'last_tokens') or 0) ~= at then return end
+  local oldest = tonumber(redis.call('HGET', minute, 'oldest'))
+  repeat at = at - 1 until at < oldest or tonumber(redis.call('HGET', minute, 't' .. at) or 0) > 0
+  redis.call('HSET', minute, 'last_tokens', math.max(at, oldest - 1))
 end
 
 -- Milliseconds until a second of the minute counts no more.
 local function until_free(at, now) return at > 0 and (at + window + 1) * 1000 - now or 0 end
 
 -- Milliseconds until so much of a kind is free again; only who is refused asks.
-local function frees(sums, kind, much, second, now)
-  local seconds, amounts = {}, {}
-  for n = 1, #sums.fields, 2 do
-    local at, amount = tonumber(string.sub(sums.fields[n], 2)), tonumber(sums.fields[n + 1])
-    if string.sub(sums.fields[n], 1, 1) == kind and at >= second - window and amount > 0 then
+local function frees(minute, kind, much, now)
+  local seconds, amounts, fields = {}, {}, redis.call('HGETALL', minute)
+  for n = 1, #fields, 2 do
+    local at, amount = tonumber(string.match(fields[n], '^' .. kind .. '(%d+)$')), tonumber(fields[n + 1])
+    if at and amount > 0 then
       seconds[#seconds + 1] = at
       amounts[at] = amount
     end
@@ -104,11 +140,11 @@ if there then
 end
 if not owed then
   if rpm and sums.requests + 1 > rpm then
-    local again = frees(sums, 'r', sums.requests + 1 - rpm, second, now)
+    local again = frees(minute, 'r', sums.requests + 1 - rpm, now)
     return told('requests', rpm > 0 and again or nil)
   end
   if tpm and sums.tokens + tokens > tpm then
-    local again = frees(sums, 't', sums.tokens + tokens - tpm, second, now)
+    local again = frees(minute, 't', sums.tokens + tokens - tpm, now)
     return told('tokens', tokens <= tpm and again or nil)
   end
   if parallel and redis.call('ZCARD', open) >= parallel then return told('parallel') end
@@ -143,18 +179,22 @@ if token_budget or money_budget then
   cost = input_cost + math.ceil(output * output_price / 1000000)
 end
 
+sums.requests = sums.requests + 1
+sums.tokens = sums.tokens + tokens
+-- The clock may have been set back.
+sums.oldest = math.min(sums.oldest, second)
+sums.last_requests = math.max(sums.last_requests, second)
+if tokens > 0 then sums.last_tokens = math.max(sums.last_tokens, second) end
 redis.call('HINCRBY', minute, 'r' .. second, 1)
 redis.call('HINCRBY', minute, 't' .. second, tokens)
+redis.call('HSET', minute, 'oldest', sums.oldest, 'requests', sums.requests, 'tokens', sums.tokens,
+  'last_requests', sums.last_requests, 'last_tokens', sums.last_tokens)
 redis.call('PEXPIRE', minute, (window + 2) * 1000)
 redis.call('ZADD', open, now + for_ms, once)
 redis.call('HSET', held, once,
   string.format('%d:%d:%d:%d:%d', second, tokens, input + math.max(output, 0), cost, output))
 redis.call('PEXPIRE', open, for_ms + 60000)
 redis.call('PEXPIRE', held, for_ms + 60000)
-sums.requests = sums.requests + 1
-sums.tokens = sums.tokens + tokens
-sums.last_requests = second
-if tokens > 0 then sums.last_tokens = second end
 return told('', nil, output)
 """
 )
@@ -189,10 +229,15 @@ if there then
   local at, tokens = string.match(there, '^(%d+):(%d+):')
   local more = input + output - tonumber(tokens)
   if more > 0 then
+    local oldest = tonumber(redis.call('HGET', minute, 'oldest') or second)
+    redis.call('HSET', minute, 'oldest', math.min(oldest, second))
     redis.call('HINCRBY', minute, 't' .. second, more)
+    redis.call('HINCRBY', minute, 'tokens', more)
+    redis.call('HSET', minute, 'last_tokens', second)
     redis.call('PEXPIRE', minute, (window + 2) * 1000)
   elseif redis.call('HEXISTS', minute, 't' .. at) == 1 then
-    redis.call('HINCRBY', minute, 't' .. at, more)
+    redis.call('HINCRBY', minute, 'tokens', more)
+    if redis.call('HINCRBY', minute, 't' .. at, more) == 0 then forget_second(minute, tonumber(at)) end
   end
   redis.call('HDEL', held, once)
   redis.call('ZREM', open, once)

@@ -1,0 +1,137 @@
+"""The sums beside the seconds of a minute say what adding those up says, whenever claims and settlements come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from redis import Redis
+
+from tests.contract.servers import Server
+from unisono.core.access import Limits
+from unisono.core.accounts import WINDOW_S, Account, Claim, Entry, Limit, Settlement, Used
+from unisono.store.redis import RedisStore, accounts
+from unisono.store.redis.scripts import Script
+
+BEGAN = 1_700_000_000_000
+SET_CLOCK = "local function clock() return tonumber(redis.call('GET', 'now')) end\n"
+LIMITS = (Limits(rpm=5, tpm=4_000), Limits(rpm=1_000_000, tpm=1_000_000_000))
+NAMES = count()
+
+Step = tuple[str, int, int]
+"""A claim of so many tokens, or the end of one with so many, none for 1, so many milliseconds later."""
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["claim", "claim", "end"]),
+        st.sampled_from([1, 30, 900, 5_000]),
+        st.sampled_from([0, 1, 400, 1_000, 7_300, 59_000, 61_999, 200_000]),
+    ),
+    max_size=40,
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with pytest.MonkeyPatch.context() as patched:
+        for name in ("RESERVE", "SETTLE"):
+            patched.setattr(accounts, name, Script(SET_CLOCK + getattr(accounts, name).body))
+        server = Server(tmp_path_factory.mktemp("redis")).start()
+        yield server
+        server.end()
+
+
+class Minute:
+    """What of each second counts: requests and tokens."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[int] = Counter()
+        self.tokens: Counter[int] = Counter()
+
+    def left(self, amounts: Counter[int], limit: int, now: int) -> int:
+        return max(0, limit - sum(amount for at, amount in amounts.items() if at >= now // 1000 - WINDOW_S))
+
+    def reset_s(self, amounts: Counter[int], now: int) -> float:
+        last = max((at for at, amount in amounts.items() if amount > 0 and at >= now // 1000 - WINDOW_S), default=0)
+        return ((last + WINDOW_S + 1) * 1000 - now) / 1000 if last else 0.0
+
+    def frees_s(self, amounts: Counter[int], much: int, now: int) -> float:
+        again = 0
+        for at in sorted(at for at, amount in amounts.items() if amount > 0 and at >= now // 1000 - WINDOW_S):
+            if much <= 0:
+                break
+            again, much = (at + WINDOW_S + 1) * 1000 - now, much - amounts[at]
+        return again / 1000
+
+
+@given(limits=st.sampled_from(LIMITS), steps=STEPS)
+def test_the_sums_are_those_of_the_seconds(limits: Limits, steps: list[Step], server: Server) -> None:
+    asyncio.run(play(server, limits, steps))
+
+
+async def play(server: Server, limits: Limits, steps: list[Step]) -> None:
+    clock = Redis(port=server.port)
+    store = RedisStore(server.url, deadline_s=5.0)
+    account, minute, now = Account("t", f"key{next(NAMES)}"), Minute(), BEGAN
+    held: list[tuple[Claim, int]] = []
+    for kind, amount, later in steps:
+        now += later
+        clock.set("now", now)
+        second = now // 1000
+        if kind == "claim":
+            claim = claim_of(account, limits, amount, f"{len(held)}-{now}-{next(NAMES)}")
+            assert limits.rpm is not None
+            assert limits.tpm is not None
+            requests, tokens = (
+                minute.left(minute.requests, limits.rpm, now),
+                minute.left(minute.tokens, limits.tpm, now),
+            )
+            standing = await store.reserve(claim)
+            if not requests:
+                assert (standing.refused, standing.again_s) == (
+                    Limit.REQUESTS,
+                    minute.frees_s(minute.requests, 1, now),
+                )
+            elif tokens < claim.input + claim.least:
+                assert standing.refused is Limit.TOKENS
+            else:
+                assert standing.refused is None
+                minute.requests[second] += 1
+                minute.tokens[second] += claim.input + claim.least
+                held.append((claim, second))
+            assert standing.requests_left == minute.left(minute.requests, limits.rpm, now)
+            assert standing.tokens_left == minute.left(minute.tokens, limits.tpm, now)
+            assert standing.requests_reset_s == minute.reset_s(minute.requests, now)
+            assert standing.tokens_reset_s == minute.reset_s(minute.tokens, now)
+        elif held:
+            claim, begun = held.pop(amount % len(held))
+            used = Used() if amount == 1 else Used(requests=1, input=claim.input, output=amount)
+            await store.settle(Settlement(claim.once, Entry(account, "m", "2026-01-01", used), claim))
+            more = used.input + used.output - claim.input - claim.least
+            if more > 0:
+                minute.tokens[second] += more
+            elif begun >= second - WINDOW_S:
+                minute.tokens[begun] += more
+    await store.aclose()
+    clock.close()
+
+
+def claim_of(account: Account, limits: Limits, amount: int, once: str) -> Claim:
+    return Claim(
+        account=account,
+        once=once,
+        limits=limits,
+        input=amount,
+        least=min(amount, 100),
+        most=1_000,
+        for_s=10_000.0,
+        input_cost=0,
+        output_price=0,
+        period="all:0",
+        period_ends=None,
+        owed=False,
+    )
