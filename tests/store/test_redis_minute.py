@@ -68,7 +68,7 @@ class Minute:
         return again / 1000
 
 
-@example(LIMITS[0], [("claim", 30, 0), ("claim", 1, 7_300), ("end", 1, 0), ("claim", 5_000, 400)])
+@example(limits=LIMITS[0], steps=[("claim", 30, 0), ("claim", 1, 7_300), ("end", 1, 0), ("claim", 5_000, 400)])
 @given(limits=st.sampled_from(LIMITS), steps=STEPS)
 def test_the_sums_are_those_of_the_seconds(limits: Limits, steps: list[Step], server: Server) -> None:
     asyncio.run(play(server, limits, steps))
