@@ -93,6 +93,26 @@ TEXTS: dict[str, tuple[str, str, str]] = {
         "<|channel|> header:analysis <|message|> analysis:Hm <|channel|> [missing-end] header:final "
         "<|message|> final:Yo <|return|>",
     ),
+    "a channel named twice": (
+        "<|channel|>analysis<|channel|>final<|message|>Yo<|return|>",
+        "",
+        "<|channel|> header:analysis <|channel|> header:final <|message|> [channel-repeated] final:Yo <|return|>",
+    ),
+    "a misspelt channel": (
+        "<|channel|>analys<|message|>Hm<|end|>",
+        "",
+        "<|channel|> header:analys <|message|> [channel-spelling] analysis:Hm <|end|>",
+    ),
+    "a word that no channel is": (
+        "<|channel|>commentary final<|message|>Yo<|return|>",
+        "",
+        "<|channel|> header:commentary final <|message|> [stray-header-words] commentary:Yo <|return|>",
+    ),
+    "a user with a name": (
+        "<|start|>user:bob<|message|>Hi<|end|>",
+        "<|start|> header:user:bob <|message|> user:Hi <|end|>",
+        "",
+    ),
     "a parrot": (
         "<|channel|>final<|message|>🦜<|return|>",
         "",

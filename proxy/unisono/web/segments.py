@@ -6,16 +6,19 @@ that is none is said, and nothing is raised.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from unisono.core.generation import CALL, CHANNEL, END, FIRST_SPECIAL, MESSAGE, RETURN, START, VOCABULARY
+from unisono.core.generation import CALL, CHANNEL, CONSTRAIN, END, FIRST_SPECIAL, MESSAGE, RETURN, START, VOCABULARY
 from unisono.core.rules import RULES
 from unisono.harmony.encoding import Encoding
+from unisono.harmony.header import ASSISTANT, C, S, T, read_header
+from unisono.harmony.sentinels import header_text
 
 ENDS: Final = frozenset({START, END, RETURN, CALL})
-CHANNELS: Final = ("analysis", "commentary", "final")
 ROLES: Final = ("system", "developer", "user", "tool")
+IN_HEADERS: Final = frozenset({CHANNEL, CONSTRAIN})
 HEADER: Final = "header"
 CALL_BODY: Final = "call"
 TOOL_BODY: Final = "tool"
@@ -25,7 +28,11 @@ LONGEST_SHOWN: Final = 400
 """Characters of what the gateway says itself."""
 UNKNOWN_RULE: Final = "This gateway does not know the rule."
 
+LONGEST_HEADER: Final = 512
+"""Tokens of a header that are read."""
+
 Segment = dict[str, Any]
+_FIRST = re.compile(rf"[^\s:.{S}{C}{T}]+")
 
 
 def well_formed(text: str) -> str:
@@ -45,7 +52,7 @@ class Segments:
     def __init__(self, encoding: Encoding) -> None:
         self._encoding = encoding
         self._header: list[int] = []
-        self._in_header = True
+        self._in_header, self._role_given = True, False
         self._body = "final"
         self._bytes = b""
         self._ids: list[int] = []
@@ -111,22 +118,26 @@ class Segments:
         text = self._encoding.decode([token]) if known else "no token"
         self._put({"kind": "special", "text": text, "id": token, "known": known})
         if token == MESSAGE:
-            self._body = body_of(self._encoding.decode(self._header))
+            header, _ = header_text(self._encoding, self._header[:LONGEST_HEADER])
+            self._body = body_of(header, role_given=self._role_given)
             self._in_header = False
         elif token in ENDS or (token == CHANNEL and not self._in_header):
-            self._header, self._in_header = [], True
+            self._header, self._in_header, self._role_given = [], True, token == START
+        if self._in_header and token in IN_HEADERS:
+            self._header.append(token)
 
 
-def body_of(header: str) -> str:
-    """What a message with this header is: a channel of the assistant's, a call, a tool's result, or another role."""
-    words = header.replace("assistant", "assistant ").split()
-    if any(word.startswith("to=") for word in words):
-        named = words[0] if words else ""
-        own = named == "assistant" or named.startswith(("to=", *CHANNELS))
-        return CALL_BODY if own else TOOL_BODY
-    if words and words[0] in ROLES:
-        return words[0]
-    return next((channel for channel in CHANNELS if channel in header), "final")
+def body_of(header: str, *, role_given: bool) -> str:
+    """What the gateway takes a message with this header for: a channel of the assistant's, a call, or what another role
+    said. Markers are sentinels in it, as `header_text` puts them; `role_given` says that it begins with the role."""
+    first = _FIRST.match(header)
+    role = first[0] if first else ""
+    if role in ROLES and (role_given or role != TOOL_BODY):
+        return role
+    if role_given and (role.startswith("functions") or f"to={ASSISTANT}" in header):
+        return TOOL_BODY
+    read = read_header(header, None, role_given=role_given)
+    return CALL_BODY if read.is_call else read.channel
 
 
 def told_of(note: Mapping[str, Any]) -> str:

@@ -3,33 +3,22 @@ what it can to do harm."""
 
 from __future__ import annotations
 
+import ast
+import json
 import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import subprocess
+from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from playwright.sync_api import Page
+from tests.web.browser.ways import Opened, asks, keyed_page
 
-Opened = Callable[..., "Page"]
+if TYPE_CHECKING:
+    from playwright.sync_api import Page, Route
+
 SIZES = ("desktop", "phone")
 THEMES = ("light", "dark")
 GRAVE = {"serious", "critical"}
-
-
-def asks(page: Page, text: str, **fields: str) -> Any:
-    """Ask in the playground; the answer once it is complete."""
-    for label, value in fields.items():
-        page.get_by_label(label, exact=True).select_option(value)
-    page.locator("select option[value='gpt-oss-120b']").first.wait_for(state="attached")
-    before = page.locator("article").count()
-    page.get_by_label("Text of message 1").fill(text)
-    page.get_by_role("button", name="Send").click()
-    page.locator("article").nth(before).wait_for()
-    answer = page.locator("article").first
-    answer.locator(".facts").wait_for()
-    return answer
 
 
 def grave_findings(page: Page) -> list[str]:
@@ -82,9 +71,11 @@ def test_the_overview_says_what_is_well_what_is_not_and_why(stage: dict[str, str
     page = opened(stage["open"])
     page.locator(".is-ready").first.wait_for()
     page.locator(".is-failing").wait_for()
-    table = page.get_by_role("region", name="Deployments of gpt-oss-120b").inner_text()
+    table = page.get_by_role("region", name="Deployments", exact=True).inner_text()
+    assert "gpt-oss-120b 131,072 tokens of context · 1 of 2 ready" in table
     assert "vllm-1" in table
     assert "backend_unavailable" in table
+    assert "<b>gpu</b>U+202E1- vllm" in table
     assert "gpt-4o → gpt-oss-120b" in page.locator("main").inner_text()
 
 
@@ -128,7 +119,14 @@ def test_reasoning_calls_and_text_stand_apart(
     answer.get_by_role("button", name="Go on from here").click()
     page.keyboard.type("say hello")
     page.get_by_role("button", name="Send").click()
-    page.get_by_text("Ask me anything").wait_for()
+    again = page.locator("article").nth(1)
+    page.locator("article", has_text="Ask me anything").locator(".facts").wait_for()
+    assert page.locator("#said").inner_text().startswith("The answer is complete. Hello!")
+    # From an earlier answer it goes on as it went on then.
+    assert page.locator(".message").count() == 3
+    again.get_by_role("button", name="Go on from here").click()
+    assert page.locator(".message").count() == 3
+    assert page.get_by_label("Text of message 3").input_value() == ""
 
 
 @pytest.mark.parametrize("surface", ["chat", "responses"])
@@ -150,12 +148,22 @@ def test_an_answer_can_be_stopped(stage: dict[str, str], opened: Opened) -> None
 
 
 def test_what_cannot_be_sent_is_said_at_its_field(stage: dict[str, str], opened: Opened) -> None:
-    page = opened(f"{stage['open']}/#/playground")
+    held: list[Route] = []
+    page = opened(f"{stage['open']}/#/overview")
+    page.locator(".is-ready").first.wait_for()
+    page.route("**/v1/status", lambda route: held.append(route))
+    page.get_by_role("link", name="Playground").click()
     page.get_by_text("Tools and form of the answer").click()
     page.get_by_label("Tools, as JSON").fill("[{")
     page.get_by_role("button", name="Send").click()
     assert "not JSON" in page.get_by_role("alert").first.inner_text()
+    # Models that come only now change nothing about it.
+    assert held
+    for route in held:
+        route.continue_()
+    page.locator("select option[value='gpt-oss-120b']").wait_for(state="attached")
     assert page.get_by_label("Tools, as JSON").get_attribute("aria-invalid") == "true"
+    assert "not JSON" in page.get_by_role("alert").first.inner_text()
     page.get_by_label("Tools, as JSON").fill('[{"type": "function", "function": {"name": ""}}]')
     page.get_by_role("button", name="Send").click()
     refused = page.locator("article .trouble")
@@ -163,16 +171,34 @@ def test_what_cannot_be_sent_is_said_at_its_field(stage: dict[str, str], opened:
     assert "tools.0.function.name" in refused.inner_text()
 
 
-def test_the_request_is_there_as_code_without_the_key(stage: dict[str, str], opened: Opened) -> None:
-    page = keyed_page(stage, opened, "playground")
-    page.get_by_label("Text of message 1").fill('it\'s "so"')
+NASTY = 'it\'s "so" $HOME `id` \\n \\\\\nJSON\nEOF !! % é 👩‍🚀 \t <|end|> \x01'
+
+
+@pytest.mark.parametrize("gateway", ["keyed", "open"])
+def test_the_request_is_there_as_code_that_sends_the_same(stage: dict[str, str], opened: Opened, gateway: str) -> None:
+    keyed = gateway == "keyed"
+    page = keyed_page(stage, opened, "playground") if keyed else opened(f"{stage[gateway]}/#/playground")
+    page.locator("select option[value='gpt-oss-120b']").wait_for(state="attached")
+    # Longer than an argument of a program may be.
+    page.get_by_label("System message").fill("x" * 150_000)
+    page.get_by_label("Text of message 1").fill(NASTY)
     page.get_by_text("The same request as code").click()
     code = page.get_by_label("The request as code")
-    assert "it'\\''s" in code.inner_text()
+    shell = code.text_content()
+    assert shell is not None
+    instead = 'curl() { printf "%s\\n" "$@"; cat; }; . /dev/stdin'
+    shown = subprocess.run(["bash", "-c", instead], input=shell, text=True, capture_output=True)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    arguments, _, body = shown.stdout.partition("@-\n")
+    assert json.loads(body)["messages"][1] == {"role": "user", "content": NASTY}
+    assert ("Authorization: Bearer " in arguments) == keyed
     page.get_by_role("button", name="Python SDK").click()
-    python = code.inner_text()
-    compile(python, "page", "exec")
-    assert "client.chat.completions.create(" in python
+    python = code.text_content()
+    assert python is not None
+    [call] = [node for node in ast.walk(ast.parse(python)) if isinstance(node, ast.Call) and node.keywords][1:]
+    given = {one.arg: ast.literal_eval(one.value) for one in call.keywords}
+    assert given == json.loads(body)
+    assert ("UNISONO_API_KEY" in python) == keyed
     assert stage["key"] not in page.content()
 
 
@@ -210,6 +236,8 @@ def test_characters_nobody_sees_are_spelled_out(stage: dict[str, str], opened: O
     said = answer.locator(".of-final .part-body").inner_text()
     for name in ("U+001B", "U+0007", "U+202E", "U+202C", "U+200B", "U+2066", "U+2028", "U+FEFF"):
         assert name in said
+    # Joiners that join are no such characters, whatever tokens they came in.
+    assert said.endswith("last 👩\u200d🚀 می\u200cخواهم xU+200Dy")
     assert not re.search(r"[\x00-\x08\x0b-\x1f\u200b\u202a-\u202e\u2066-\u2069\u2028\ufeff]", said)
     answer.get_by_role("link", name="Look at its tokens").click()
     page.locator(".said.of-final .t").first.wait_for()
@@ -305,14 +333,6 @@ def test_everything_can_be_reached_by_keyboard(stage: dict[str, str], opened: Op
 
 
 # -- the key
-
-
-def keyed_page(stage: dict[str, str], opened: Opened, view: str) -> Page:
-    page = opened(f"{stage['keyed']}/#/{view}")
-    page.get_by_label("Key", exact=True).fill(stage["key"])
-    page.get_by_role("button", name="Use this key").click()
-    page.locator("dialog").wait_for(state="hidden")
-    return page
 
 
 def test_the_key_is_asked_for_and_stands_in_no_address(stage: dict[str, str], opened: Opened) -> None:

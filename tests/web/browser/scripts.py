@@ -17,7 +17,10 @@ MARKUP = (
     '<script>document.title = "taken"</script><img src=x onerror="document.title=\'taken\'">'
     '<a href="javascript:document.title=1">x</a><style>body{display:none}</style><h1>big</h1> & &amp;'
 )
-CONTROLS = "\x1b[31mred\x07 \u202egnirts\u202c end \u200b\u2066\u2028 half \ufeff tab\tnewline\nlast"
+CONTROLS = (
+    "\x1b[31mred\x07 \u202egnirts\u202c end \u200b\u2066\u2028 half \ufeff tab\tnewline\n"
+    "last 👩\u200d🚀 می\u200cخواهم x\u200dy"
+)
 LARGE = "".join("=" * 64 + str(number) for number in range(16_000))[:1_000_000]
 """Without a break, and not so much the same that the gateway would end it."""
 LONG = "".join(f"All work and no play makes page {number} dull.\n" for number in range(1500))

@@ -20,6 +20,9 @@ from tests.e2e.clients.stage import MASTER_KEY, Broken, demo_config, served, unt
 from tests.fakes import FakeVllm
 from tests.web.browser.scripts import script_of
 
+NAME = "<b>gpu</b>\u202e1-"
+"""Names come from a file, and may be as strange as what a model says."""
+
 
 def config_of(url: str, closed: str, **sections: Any) -> dict[str, Any]:
     def entry(name: str, base: str, **rest: Any) -> dict[str, Any]:
@@ -29,7 +32,7 @@ def config_of(url: str, closed: str, **sections: Any) -> dict[str, Any]:
         "model_list": [
             entry("gpt-oss-120b", url),
             entry("gpt-oss-120b", closed),
-            entry("gpt-oss-20b", url, unisono={"price": {"input": 0.1, "output": 0.5}}),
+            entry("gpt-oss-20b", url, unisono={"price": {"input": 0.1, "output": 0.5}}, model_info={"id": NAME}),
         ],
         "router_settings": {"model_group_alias": {"gpt-4o": "gpt-oss-120b"}, "allowed_fails": 10_000},
         "store": {"url": "memory://"},

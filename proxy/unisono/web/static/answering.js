@@ -82,6 +82,13 @@ function begun(item, key, transcript) {
       part.named(item.name, item.call_id);
       return part;
     }
+    case "mcp_list_tools":
+      return transcript.part(key, "tool", `Tools of ${item.server_label}`);
+    case "mcp_call": {
+      const part = transcript.part(key, "tool", "Hosted tool");
+      part.titled("Hosted tool", `${item.server_label}.${item.name}`);
+      return part;
+    }
     default:
       return transcript.part(key, "tool", String(item.type).replaceAll("_", " "));
   }
@@ -93,8 +100,12 @@ function whole(item, key, transcript) {
   else if (item.type === "message") part.set(texts(item.content));
   else if (item.type === "function_call") part.set(item.arguments);
   else if (item.type === "custom_tool_call") part.set(item.input);
+  else if (item.type === "mcp_list_tools" && !item.error) part.set((item.tools ?? []).map((tool) => tool.name).join("\n"));
+  else if (item.type === "mcp_call") part.set(`${item.arguments}\n→ ${item.output ?? said(item.error)}`);
   else part.set(JSON.stringify(item, null, 2));
 }
+
+const said = (error) => (error ? `failed: ${texts(error.content) || error.message || JSON.stringify(error)}` : "nothing came back");
 
 const texts = (parts) => (parts ?? []).map((part) => part.text ?? part.refusal ?? "").join("");
 

@@ -33,12 +33,22 @@ export function whenRefused(asking) {
 }
 
 export class Refused extends Error {
-  constructor(status, message, code, param) {
+  constructor(status, message, code, param, again) {
     super(message);
     this.status = status;
     this.code = code;
     this.param = param;
+    this.again = again;
   }
+}
+
+// What went wrong, and what can be done about it.
+export function reason(error) {
+  if (!(error instanceof Refused)) return error.message;
+  const field = error.param && `Field: ${error.param}.`;
+  const code = error.code && `(${error.code})`;
+  const todo = error.status === 401 ? "Give another one at “Key” above." : error.again && `Try again in ${error.again} s.`;
+  return [error.message, field, code, todo].filter(Boolean).join(" ");
 }
 
 export async function asked(path, { body, signal, quiet } = {}) {
@@ -46,7 +56,7 @@ export async function asked(path, { body, signal, quiet } = {}) {
     const headers = {};
     if (key) headers.authorization = `Bearer ${key}`;
     if (body !== undefined) headers["content-type"] = "application/json";
-    const answer = await fetch(path, {
+    const given = {
       method: body === undefined ? "GET" : "POST",
       headers,
       body: body === undefined ? undefined : JSON.stringify(body),
@@ -54,7 +64,8 @@ export async function asked(path, { body, signal, quiet } = {}) {
       cache: "no-store",
       credentials: "omit",
       redirect: "error",
-    });
+    };
+    const answer = await fetch(path, given).catch(broken("The gateway does not answer."));
     if (answer.ok) return answer;
     const refused = await refusal(answer);
     if (answer.status !== 401 || quiet || !(await ask(refused.message))) throw refused;
@@ -62,8 +73,14 @@ export async function asked(path, { body, signal, quiet } = {}) {
 }
 
 export async function json(path, given) {
-  return (await asked(path, given)).json();
+  const answer = await asked(path, given);
+  return answer.json().catch(broken("The answer broke off."));
 }
+
+// A browser's own words for a lost connection say little.
+const broken = (words) => (error) => {
+  throw error.name === "AbortError" ? error : new Error(words);
+};
 
 async function refusal(answer) {
   let error = {};
@@ -72,7 +89,8 @@ async function refusal(answer) {
   } catch {
     // Whoever stands between may answer with anything.
   }
-  return new Refused(answer.status, String(error.message ?? answer.statusText), error.code, error.param);
+  const said = String(error.message ?? (answer.statusText || `HTTP ${answer.status}`));
+  return new Refused(answer.status, said, error.code, error.param, answer.headers.get("retry-after"));
 }
 
 // The JSON of each event of a stream; `[DONE]` ends it.
@@ -81,7 +99,7 @@ export async function* events(answer) {
   let pieces = [];
   try {
     for (;;) {
-      const { done, value } = await reader.read();
+      const { done, value } = await reader.read().catch(broken("The stream broke off."));
       if (done) return;
       // An event of a megabyte comes in many pieces: they are put together once, when it is whole.
       pieces.push(value);

@@ -1,7 +1,7 @@
 // The shell: which view is shown, the key, the theme.
 
 import { hasKey, json, useKey, whenRefused } from "/page/api.js";
-import { el, say } from "/page/dom.js";
+import { el, say, visible } from "/page/dom.js";
 import { overview } from "/page/overview.js";
 import { playground } from "/page/playground.js";
 import { inspector } from "/page/inspector.js";
@@ -53,8 +53,12 @@ const keyField = byId("key-field");
 let answered = [];
 
 function askKey(why) {
-  byId("key-why").textContent =
-    hasKey() && why ? why : "The gateway asks for a key. It is sent as the Authorization header and nowhere else.";
+  const wrong = hasKey() && why;
+  byId("key-why").replaceChildren(
+    visible(wrong ? why : "The gateway asks for a key. It is sent as the Authorization header and nowhere else."),
+  );
+  byId("key-why").className = wrong ? "trouble" : "muted";
+  byId("key-forget").hidden = !hasKey();
   byId("key-keep").checked = true;
   keyField.value = "";
   if (!dialog.open) dialog.showModal();

@@ -1,26 +1,30 @@
-// The request of the playground as others would send it. The key is an environment variable there, never the key itself.
+// The request of the playground as others would send it. The key is an environment variable there, never the key itself;
+// a gateway that is `keyless` needs none.
 
-export function toCurl(path, body) {
-  const data = JSON.stringify(body, null, 2).replaceAll("'", "'\\''");
+// The body is a here-document: there is nothing to quote in it, and no argument that may be too long. No line of JSON is
+// like its last one.
+export function toCurl(path, body, keyless) {
   return [
     `curl ${location.origin}${path} \\`,
     ...(body.stream ? ["  --no-buffer \\"] : []),
-    "  -H \"Authorization: Bearer $UNISONO_API_KEY\" \\",
+    ...(keyless ? [] : ["  -H \"Authorization: Bearer $UNISONO_API_KEY\" \\"]),
     "  -H 'Content-Type: application/json' \\",
-    `  -d '${data}'`,
+    "  -d @- <<'JSON'",
+    JSON.stringify(body, null, 2),
+    "JSON",
+    "",
   ].join("\n");
 }
 
-export function toPython(path, body) {
+export function toPython(path, body, keyless) {
   const create = path.endsWith("/responses") ? "responses.create" : "chat.completions.create";
   const fields = Object.entries(body).map(([name, value]) => `    ${name}=${literal(value, 4)},`);
   const name = body.stream ? "stream" : "answer";
   return [
-    "import os",
-    "",
+    ...(keyless ? [] : ["import os", ""]),
     "from openai import OpenAI",
     "",
-    `client = OpenAI(base_url=${JSON.stringify(`${location.origin}/v1`)}, api_key=os.environ["UNISONO_API_KEY"])`,
+    `client = OpenAI(base_url=${JSON.stringify(`${location.origin}/v1`)}, api_key=${keyless ? '"none"' : 'os.environ["UNISONO_API_KEY"]'})`,
     `${name} = client.${create}(`,
     ...fields,
     ")",

@@ -1,6 +1,9 @@
-// Elements made of text and nothing else: nothing that a model, a tool or a server said is ever read as markup.
+// Elements made of text and nothing else: nothing that a model, a tool or a server said is ever read as markup, and no
+// character in it that nobody sees goes unseen.
 
 const SVG = "http://www.w3.org/2000/svg";
+
+const SAID = new Set(["title", "aria-label"]);
 
 export function el(tag, given = {}, ...children) {
   return filled(document.createElement(tag), given, children);
@@ -14,9 +17,11 @@ function filled(node, given, children) {
   for (const [name, value] of Object.entries(given)) {
     if (value === undefined || value === null || value === false) continue;
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
-    else node.setAttribute(name, value === true ? "" : String(value));
+    else if (value === true) node.setAttribute(name, "");
+    else node.setAttribute(name, SAID.has(name) ? visible(String(value)).textContent : String(value));
   }
-  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  const there = children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
+  node.append(...there.map((child) => (typeof child === "string" ? visible(child) : child)));
   return node;
 }
 
@@ -24,28 +29,57 @@ export function say(text) {
   document.getElementById("said").textContent = text;
 }
 
-// What is not seen, or would turn text around: controls, zero widths, directions, halves of pairs.
-const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u115f\u180e\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff\ufff9-\uffff]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]|\udb40[\udc00-\udfff]/g;
+// A place for what went wrong; no text, and it is gone.
+export function complaint() {
+  return el("p", { class: "trouble", role: "alert", hidden: true });
+}
+
+export function tell(place, text) {
+  place.replaceChildren(visible(text));
+  place.hidden = !text;
+}
+
+// What is not seen, or would turn text around: controls, zero widths, directions, fillers, halves of pairs.
+const NEVER = "[\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f\\u00ad\\u034f\\u061c\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f\\u200b\\u200e\\u200f"
+  + "\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ufeff\\uffa0\\ufff9-\\uffff\\ud800-\\udfff\\u{e0000}-\\u{e0fff}]";
+// Joiners belong between the parts of an emoji and between letters of scripts that join them, and nowhere else.
+const JOINED = "[\\p{scx=Arab}\\p{scx=Syrc}\\p{scx=Mong}\\p{scx=Deva}\\p{scx=Beng}\\p{scx=Guru}\\p{scx=Gujr}\\p{scx=Orya}\\p{scx=Taml}"
+  + "\\p{scx=Telu}\\p{scx=Knda}\\p{scx=Mlym}\\p{scx=Sinh}\\p{scx=Khmr}\\p{scx=Mymr}]";
+const JOINERS = `(?<=\\p{ExtPict}\\ufe0f?|\\p{EMod})\\u200d(?=\\p{ExtPict})|(?<=${JOINED})[\\u200c\\u200d](?=${JOINED})`;
+const UNSEEN = new RegExp(`(?<kept>${JOINERS})|${NEVER}|[\\u200c\\u200d]`, "gu");
 const MOST_SPELLED = 2000;
 
-// Text as nodes; characters that nobody sees are spelled out.
-export function visible(text) {
+// Text as nodes; characters that nobody sees are spelled out. `before` is what the text goes on behind.
+export function visible(text, before = "") {
   const made = document.createDocumentFragment();
-  let from = 0;
+  const whole = before + text;
+  let from = before.length;
   let spelled = 0;
-  for (const found of text.matchAll(UNSEEN)) {
-    if (found.index > from) made.append(text.slice(from, found.index));
+  for (const found of whole.matchAll(UNSEEN)) {
+    if (found.index < from || found.groups.kept) continue;
+    if (found.index > from) made.append(whole.slice(from, found.index));
     from = found.index + found[0].length;
     const name = `U+${found[0].codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`;
     spelled += 1;
-    made.append(spelled > MOST_SPELLED ? "\ufffd" : el("span", { class: "control", title: "a character nobody sees" }, name));
+    if (spelled > MOST_SPELLED) made.append("\ufffd");
+    else {
+      const shown = document.createElement("span");
+      shown.className = "control";
+      shown.title = "a character nobody sees";
+      shown.textContent = name;
+      made.append(shown);
+    }
   }
-  if (from < text.length) made.append(text.slice(from));
+  if (from < whole.length) made.append(whole.slice(from));
   return made;
 }
 
 export function number(value) {
   return value === null || value === undefined ? "–" : Math.round(value).toLocaleString("en-US");
+}
+
+export function counted(value, what) {
+  return `${number(value)} ${what}${value === 1 ? "" : "s"}`;
 }
 
 export function seconds(value) {
@@ -67,19 +101,19 @@ export function day(at) {
   return today ? clock(at) : `${date.toISOString().slice(0, 10)} ${clock(at)}`;
 }
 
-// A table that can be scrolled by keyboard where it is too wide.
-export function table(name, heads, rows, empty) {
+// A table that can be scrolled by keyboard where it is too wide, or `tall`. Rows are lists of cells, or `{key, cells}`,
+// or groups of them: `{key, head, rows}`.
+export function table(name, heads, rows, empty, tall) {
   if (!rows.length) return el("p", { class: "empty" }, empty);
-  const head = heads.map((given) => {
-    const [text, kind] = Array.isArray(given) ? given : [given, ""];
-    return el("th", { scope: "col", class: kind || undefined }, text);
-  });
   const kinds = heads.map((given) => (Array.isArray(given) ? given[1] : undefined));
-  const body = rows.map((cells) => el("tr", {}, cells.map((cell, at) => el("td", { class: kinds[at] }, cell))));
+  const head = heads.map((given, at) => el("th", { scope: "col", class: kinds[at] }, Array.isArray(given) ? given[0] : given));
+  const line = (row) => el("tr", { "data-key": row.key }, (row.cells ?? row).map((cell, at) => el("td", { class: kinds[at] }, cell)));
+  const grouped = (one) => el("tbody", { "data-key": one.key }, el("tr", {}, one.head), one.rows.map(line));
+  const bodies = rows[0].rows ? rows.map(grouped) : el("tbody", {}, rows.map(line));
   return el(
     "div",
-    { class: "wide", role: "region", "aria-label": name, tabindex: "0" },
-    el("table", {}, el("thead", {}, el("tr", {}, head)), el("tbody", {}, body)),
+    { class: tall ? "wide tall" : "wide", role: "region", "aria-label": name, tabindex: "0" },
+    el("table", {}, el("thead", {}, el("tr", {}, head)), bodies),
   );
 }
 

@@ -1,12 +1,15 @@
 // What a model wrote, token by token, and what the gateway made of it: a recording, a file, text, or token ids.
 
-import { json, Refused } from "/page/api.js";
-import { day, el, field, number, say, seconds, svg, table, visible } from "/page/dom.js";
+import { json, reason } from "/page/api.js";
+import { complaint, counted, day, el, field, number, say, seconds, svg, table, tell, visible } from "/page/dom.js";
 import { Tokens } from "/page/tokens.js";
 
 const SAMPLE =
   "<|start|>user<|message|>What is the weather in Oslo?<|end|><|start|>assistant<|channel|>analysis<|message|>" +
   "I have to look.<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{\"place\": \"Oslo\"}<|call|>";
+const LEAD =
+  "gpt-oss writes Harmony: messages on channels (analysis is its thinking, final is the answer, calls go to tools), between markers. " +
+  "Here they stand token by token. Where the output broke the format, the gateway mended it: each repair stands where it was decided, with its rule and why.";
 const LEGEND = ["system", "developer", "user", "analysis", "commentary", "final", "call", "tool"];
 const MOST_BYTES = 8_000_000;
 
@@ -16,28 +19,30 @@ export function inspector(main, id) {
   const name = el("input", { type: "text", spellcheck: "false", autocapitalize: "off", placeholder: "req_…", value: id });
   const whole = el("input", { type: "checkbox" });
   const readAs = el("span", { class: "hint", "aria-live": "polite" });
-  const trouble = el("p", { class: "trouble", role: "alert", hidden: true });
+  const trouble = complaint();
+  let gone = false;
+  let asked = 0;
   const shown = el("div", { class: "inspection" });
   const run = async (body, retries = 0) => {
-    trouble.hidden = true;
+    // Of what was asked for one after the other, the last counts.
+    asked += 1;
+    const own = asked;
+    const overtaken = () => gone || own !== asked;
+    tell(trouble, "");
     shown.setAttribute("aria-busy", "true");
+    shown.replaceChildren(el("p", { class: "empty late" }, "Reading …"));
     say("Reading");
     try {
-      const told = await json("/v1/inspect", { body });
+      const told = await read(body, retries, overtaken);
+      if (overtaken()) return;
       shown.replaceChildren(...drawn(told));
-      say("Read");
+      say(`Read. ${mended(told)}`);
     } catch (error) {
-      // A recording is written behind its answer.
-      if (retries > 0 && error.status === 404) {
-        await new Promise((resolve) => setTimeout(resolve, 300));
-        return run(body, retries - 1);
-      }
-      trouble.textContent = error instanceof Refused ? error.message : error.message || "The gateway does not answer.";
-      trouble.hidden = false;
+      if (overtaken()) return;
+      tell(trouble, reason(error));
       shown.replaceChildren();
-    } finally {
-      shown.removeAttribute("aria-busy");
     }
+    shown.removeAttribute("aria-busy");
   };
   const byId = el("form", { class: "inline" }, field("Recording", name), el("button", { type: "submit" }, "Open"));
   byId.addEventListener("submit", (event) => {
@@ -62,8 +67,7 @@ export function inspector(main, id) {
     const [given] = file.files;
     if (!given) return;
     if (given.size > MOST_BYTES) {
-      trouble.textContent = "The file is larger than 8 MB.";
-      trouble.hidden = false;
+      tell(trouble, "The file is larger than 8 MB.");
       return;
     }
     const content = await given.text();
@@ -75,32 +79,55 @@ export function inspector(main, id) {
     event.preventDefault();
     if (text.value.trim()) run(kindOf(text.value).body(whole.checked));
   });
-  main.append(el("h1", {}, "Inspector"), el("div", { class: "sources" }, el("div", { class: "kept" }, byId, field("Or a file of unisono trace ID --json", file)), pasted), trouble, shown);
+  main.append(el("h1", {}, "Inspector"), el("p", { class: "muted lead" }, LEAD), el("div", { class: "sources" }, el("div", { class: "kept" }, byId, field("Or a file of unisono trace ID --json", file)), pasted), trouble, shown);
   if (id) run({ id }, 8);
+  return () => { gone = true; };
+}
+
+// A recording is written behind its answer, so it may not be there yet.
+async function read(body, retries, overtaken) {
+  for (let left = retries; ; left -= 1) {
+    try {
+      return await json("/v1/inspect", { body });
+    } catch (error) {
+      if (left <= 0 || error.status !== 404 || overtaken()) throw error;
+      await new Promise((resolve) => setTimeout(resolve, 300));
+    }
+  }
 }
 
 // What was pasted, and the request it becomes.
 function kindOf(text) {
-  const start = text.trimStart();
-  if (start.startsWith("{")) {
+  const given = text.trim();
+  if (given.startsWith("{")) {
     try {
-      const trace = JSON.parse(text);
+      const trace = JSON.parse(given);
       if (trace.object === "unisono.trace") return { what: "a recording", body: () => ({ trace }) };
     } catch {
       // Text may begin with a brace too.
     }
   }
-  if (/^\s*\[?\s*-?\d+(?:[\s,]+-?\d+)*[\s,]*\]?\s*$/.test(text)) {
-    const tokens = text.match(/-?\d+/g).map(Number);
-    return { what: `${number(tokens.length)} token ids`, body: (all_output) => ({ tokens, all_output }) };
+  const tokens = idsOf(given);
+  if (tokens) {
+    return { what: counted(tokens.length, "token id"), body: (all_output) => ({ tokens, all_output }) };
   }
-  return { what: "text in Harmony", body: (all_output) => ({ text, all_output }) };
+  return { what: "text in Harmony", body: (all_output) => ({ text: text.toWellFormed(), all_output }) };
+}
+
+// One look at each character: what is pasted may be long.
+function idsOf(given) {
+  if (!/^\[?[-\d\s,]+\]?$/.test(given)) return null;
+  const words = given.replace(/^\[/, "").replace(/\]$/, "").split(/[\s,]+/).filter(Boolean);
+  return words.length && words.every((word) => /^-?\d+$/.test(word)) ? words.map(Number) : null;
 }
 
 function drawn(told) {
   const views = [];
   const steps = told.steps.map((step) => stepOf(step, told.steps.length, views));
-  return [told.about && heading(told.about), legend(), repairs(told, views), items(told), ...steps, tools(told), leftOut(told)].filter(Boolean);
+  const first = [told.about && heading(told.about), repairs(told, views), legend()];
+  // Of a recording the tokens say more.
+  const rest = told.about ? [...steps, items(told)] : [items(told), ...steps];
+  return [...first, ...rest, tools(told), leftOut(told)].filter(Boolean);
 }
 
 function heading(about) {
@@ -129,24 +156,37 @@ function legend() {
   return el("ul", { class: "legend", "aria-label": "Colours" }, LEGEND.map((name) => el("li", { class: `of-${name}` }, name)));
 }
 
+function repairsOf(told) {
+  return told.steps.flatMap((step, at) => step.output.filter((one) => one.kind === "repair").map((one, nth) => ({ one, at, nth })));
+}
+
+function mended(told) {
+  const found = repairsOf(told).length;
+  return found ? counted(found, "repair") : "Nothing was mended: this is proper Harmony.";
+}
+
 function repairs(told, views) {
-  const found = told.steps.flatMap((step, at) => step.output.filter((one) => one.kind === "repair").map((one, nth) => ({ one, at, nth })));
-  if (!found.length) return el("p", { class: "well" }, "Nothing was mended: this is proper Harmony.");
+  const found = repairsOf(told);
+  if (!found.length) return el("p", { class: "well" }, mended(told));
   const list = found.slice(0, 100).map(({ one, at, nth }) =>
-    el("li", {}, el("button", { type: "button", class: "link", onclick: () => views[at].reveal(nth) }, el("code", { class: "rule" }, visible(one.rule))), ` ${one.why}`));
-  const count = `${number(found.length)} ${found.length === 1 ? "repair" : "repairs"}`;
-  return el("section", { "aria-label": "Repairs" }, el("h2", {}, count), el("ol", { class: "repairs" }, list),
+    el("li", {}, el("button", { type: "button", class: "link", onclick: () => views[at].reveal(nth) }, el("code", { class: "rule" }, one.rule)), ` ${one.why}`,
+      told.steps.length > 1 ? el("span", { class: "muted" }, ` Step ${told.steps[at].step}.`) : null));
+  return el("section", { "aria-label": "Repairs" }, el("h2", {}, mended(told)), el("ol", { class: "repairs" }, list),
     found.length > 100 ? el("p", { class: "note" }, "The first 100 are listed; all stand in their places below.") : null);
 }
 
 function items(told) {
-  if (told.about || !told.items.length) return null;
+  if (!told.items.length) return null;
+  const title = told.about ? "What the client got" : "What a client would get";
   const rows = told.items.slice(0, 200).map((item) => [
     el("span", { class: `badge of-${item.kind === "hosted_call" ? "call" : item.kind}` }, item.kind.replace("_", " ")),
     el("span", {}, item.name ? el("code", {}, visible(item.name)) : null, item.complete ? null : el("span", { class: "bad" }, " cut")),
-    el("span", { class: "item-text" }, visible((item.text ?? "").slice(0, 2000)), item.characters > 2000 ? ` … ${number(item.characters)} characters` : null),
+    // A recording has the text as tokens, which stand below.
+    item.text === undefined
+      ? el("span", { class: "muted" }, counted(item.characters, "character"))
+      : el("span", { class: "item-text" }, item.text.slice(0, 2000), item.characters > 2000 ? ` … ${number(item.characters)} characters` : null),
   ]);
-  return el("section", { "aria-label": "What clients get" }, el("h2", {}, "What clients get"), table("Items", ["Item", "Name", "Text"], rows, ""));
+  return el("section", { "aria-label": title }, el("h2", {}, title), table("Items", ["Item", "Name", "Text"], rows, ""));
 }
 
 function stepOf(step, steps, views) {

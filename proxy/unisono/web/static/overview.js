@@ -1,9 +1,12 @@
 // What the gateway is doing: models, deployments, their load, the last hour, and the last recordings.
 
-import { json, Refused } from "/page/api.js";
-import { day, el, number, seconds, svg, table } from "/page/dom.js";
+import { json, reason } from "/page/api.js";
+import { complaint, counted, day, el, field, number, seconds, svg, table, tell } from "/page/dom.js";
+import { renew } from "/page/renew.js";
 
 const EVERY_MS = 3000;
+// From so many deployments on there is something to look for.
+const MANY = 12;
 const STATES = {
   ready: "gets requests",
   unknown: "not examined yet",
@@ -15,12 +18,21 @@ const STATES = {
 
 export function overview(main) {
   const parts = {
-    sums: el("div", { class: "sums" }),
+    sums: el("div", { class: "sums", hidden: true }),
     models: el("div"),
     rules: el("div"),
     recent: el("div"),
   };
-  const trouble = el("p", { class: "trouble", role: "alert", hidden: true });
+  const trouble = complaint();
+  const waiting = el("p", { class: "empty late" }, "Looking …");
+  const sought = el("input", { type: "search", spellcheck: "false", autocapitalize: "off" });
+  const unwell = el("input", { type: "checkbox" });
+  const seeking = el("form", { class: "inline seeking", hidden: true, "aria-label": "Deployments shown" },
+    field("Model or deployment", sought), el("label", { class: "check" }, unwell, " Only those that are not ready"));
+  let last = null;
+  const redraw = () => last && draw(parts, ...last, { text: sought.value.trim().toLowerCase(), unwell: unwell.checked });
+  seeking.addEventListener("input", redraw);
+  seeking.addEventListener("submit", (event) => event.preventDefault());
   const pause = el("button", { type: "button", class: "small", "aria-pressed": "false" }, "Pause");
   pause.addEventListener("click", () => {
     const paused = pause.getAttribute("aria-pressed") !== "true";
@@ -30,8 +42,9 @@ export function overview(main) {
   main.append(
     el("div", { class: "heading" }, el("h1", {}, "Overview"), pause),
     trouble,
+    waiting,
     parts.sums,
-    section("models", "Models and deployments", parts.models),
+    section("models", "Models and deployments", seeking, parts.models),
     section("rules", "Mended in the last hour", parts.rules),
     section("recent", "Recent recordings", parts.recent),
   );
@@ -46,13 +59,19 @@ export function overview(main) {
         const status = await json("/v1/status", { quiet });
         const recorded = status.traces === "off" ? null : (await json("/v1/traces?limit=20", { quiet: true })).data;
         if (gone) return;
-        draw(parts, status, recorded);
+        last = [status, recorded];
+        seeking.hidden = sum(status.models.map((model) => model.deployments?.length ?? 1)) < MANY;
+        redraw();
+        waiting.remove();
+        parts.sums.hidden = false;
         for (const hidden of main.querySelectorAll("section[hidden]")) hidden.hidden = false;
-        trouble.hidden = true;
+        tell(trouble, "");
       }
     } catch (error) {
-      trouble.textContent = error instanceof Refused ? error.message : "The gateway does not answer.";
-      trouble.hidden = false;
+      waiting.remove();
+      // Said once: an alert that is written again is read out again.
+      const why = reason(error) + (last ? ` What stands here is of ${day(last[0].at)}.` : "");
+      if (trouble.textContent !== why) tell(trouble, why);
     }
     if (!gone) timer = setTimeout(look, EVERY_MS);
   }
@@ -63,22 +82,17 @@ export function overview(main) {
   };
 }
 
-function section(id, title, part) {
-  return el("section", { "aria-labelledby": `h-${id}`, hidden: true }, el("h2", { id: `h-${id}` }, title), part);
+function section(id, title, ...children) {
+  return el("section", { "aria-labelledby": `h-${id}`, hidden: true }, el("h2", { id: `h-${id}` }, title), children);
 }
 
-// Whoever stands in a part with the keyboard keeps their place until they leave it.
-function put(part, ...children) {
-  if (!part.contains(document.activeElement)) part.replaceChildren(...children);
-}
-
-function draw(parts, status, recorded) {
+function draw(parts, status, recorded, seeking) {
   const whole = status.minutes !== undefined;
   const groups = status.models.filter((model) => model.id === model.model);
-  put(parts.sums, ...sums(status, groups, whole));
-  put(parts.models, ...(whole ? groups.map(group) : [plainModels(status)]), aliases(status));
-  put(parts.rules, whole ? rules(status) : el("p", { class: "empty" }, "Shown to the operator's own key."));
-  put(parts.recent, recent(recorded, status));
+  renew(parts.sums, ...sums(status, groups, whole));
+  renew(parts.models, whole ? deployed(groups, seeking) : plainModels(status, seeking), aliases(status));
+  renew(parts.rules, whole ? rules(status) : el("p", { class: "empty" }, "Shown to the operator's own key."));
+  renew(parts.recent, recent(recorded, status));
 }
 
 function sum(values) {
@@ -89,20 +103,21 @@ function sums(status, groups, whole) {
   const fact = (name, value, more) =>
     el("div", { class: "sum" }, el("span", { class: "name" }, name), el("strong", {}, value), el("span", { class: "muted" }, more));
   const ready = groups.filter((model) => model.ready).length;
-  const all = [fact("Models that work", `${ready} of ${groups.length}`, `version ${status.version}`)];
-  if (!whole) return all;
+  const working = `${number(ready)} of ${number(groups.length)}`;
+  if (!whole) return [fact("Models that work", working, `version ${status.version}`)];
   const deployments = groups.flatMap((model) => model.deployments);
   const answers = sum(status.minutes.map((minute) => minute.answers));
   const failed = sum(status.minutes.map((minute) => minute.failed));
   const mended = sum(status.minutes.flatMap((minute) => Object.values(minute.recoveries)));
   const running = sum(deployments.map((one) => one.running));
-  all.push(
-    fact("In flight", number(running), `${number(sum(deployments.map((one) => one.tokens)))} tokens`),
+  const fit = deployments.filter((one) => one.state === "ready").length;
+  return [
+    fact("Models that work", working, `${number(fit)} of ${counted(deployments.length, "deployment")} ready`),
+    fact("In flight", number(running), counted(sum(deployments.map((one) => one.tokens)), "token")),
     fact("Waiting", number(sum(groups.map((model) => model.waiting))), "for a place"),
     fact("Answers, last hour", number(answers), failed ? `${number(failed)} failed` : "none failed"),
     fact("Mended, last hour", number(mended), status.workers > 1 ? `this worker, one of ${status.workers}` : "this process"),
-  );
-  return all;
+  ];
 }
 
 function state(one) {
@@ -114,15 +129,28 @@ function state(one) {
   );
 }
 
-function group(model) {
-  const rows = model.deployments.map((one) => {
+// All in one table, so that columns stand below each other; a group of rows for each model.
+function deployed(groups, { text, unwell }) {
+  const heads = ["Deployment", "State", ["In flight", "n"], ["Tokens in flight", "n"], ["Prefix hits", "n"], ["Generations, 1 h", "n"], ["Tokens out, 1 h", "n"]];
+  const found = groups.flatMap((model) => {
+    const named = model.id.toLowerCase().includes(text);
+    const fits = (one) => (named || one.name.toLowerCase().includes(text)) && !(unwell && one.state === "ready");
+    const shown = model.deployments.filter(fits);
+    return shown.length || (named && !unwell) ? [{ model, shown }] : [];
+  });
+  const rows = sum(found.map(({ shown }) => shown.length));
+  return table("Deployments", heads, found.map(({ model, shown }) => group(model, shown, heads.length)), groups.length ? "No deployment is like this." : "No model has a name of its own.", rows > 2 * MANY);
+}
+
+function group(model, shown, wide) {
+  const rows = shown.map((one) => {
     const hour = one.hour;
     const hits = hour && hour.prompt ? `${Math.round((100 * hour.cached) / hour.prompt)} %` : "–";
     const why = one.reason || `${STATES[one.state] ?? ""}, for ${seconds(Math.max(1, Math.round(one.since_s)))}`;
     const rest = one.rests_s ? `; rests ${seconds(one.rests_s)} more` : "";
     return [
-      el("span", {}, el("strong", {}, one.name), el("br"), el("span", { class: "muted" }, one.kind)),
-      el("span", {}, state(one), el("br"), el("span", { class: "muted why" }, why + rest)),
+      el("span", {}, el("strong", { class: "named" }, one.name), " ", el("span", { class: "muted" }, one.kind)),
+      el("span", {}, state(one), " ", el("span", { class: "muted why" }, why + rest)),
       number(one.running) + (one.foreign ? ` + ${number(one.foreign)} of others` : ""),
       number(one.tokens),
       hits,
@@ -130,23 +158,20 @@ function group(model) {
       hour ? number(hour.generated) : "0",
     ];
   });
-  const told = `${model.context ? `${number(model.context)} tokens of context` : "context not known yet"}, ${number(model.waiting)} waiting`;
-  return el(
-    "div",
-    { class: "group" },
-    el("h3", {}, model.id, " ", el("span", { class: "muted" }, told)),
-    table(
-      `Deployments of ${model.id}`,
-      ["Deployment", "State", ["In flight", "n"], ["Tokens in flight", "n"], ["Prefix hits", "n"], ["Generations, 1 h", "n"], ["Tokens out, 1 h", "n"]],
-      rows,
-      "No deployments.",
-    ),
-  );
+  const told = [
+    model.context ? `${number(model.context)} tokens of context` : "context not known yet",
+    model.waiting ? `${number(model.waiting)} waiting` : null,
+    model.deployments.length > 1 ? `${number(model.deployments.filter((one) => one.state === "ready").length)} of ${number(model.deployments.length)} ready` : null,
+  ];
+  const head = el("th", { scope: "rowgroup", colspan: wide }, el("span", { class: "group" }, model.id), " ", el("span", { class: "muted" }, told.filter(Boolean).join(" · ")));
+  return { key: model.id, head, rows };
 }
 
-function plainModels(status) {
-  const rows = status.models.map((model) => [model.id, state({ state: model.ready ? "ready" : "failing" }), number(model.context)]);
-  return table("Models of this key", ["Model", "State", ["Context", "n"]], rows, "This key may use no model.");
+function plainModels(status, { text, unwell }) {
+  const fits = (model) => model.id.toLowerCase().includes(text) && !(unwell && model.ready);
+  const rows = status.models.filter(fits).map((model) => [model.id, state({ state: model.ready ? "ready" : "failing" }), number(model.context)]);
+  const empty = status.models.length ? "No model is like this." : "This key may use no model.";
+  return table("Models of this key", ["Model", "State", ["Context", "n"]], rows, empty, rows.length > 2 * MANY);
 }
 
 function aliases(status) {
@@ -168,11 +193,11 @@ function rules(status) {
       return { rule, counts, total: sum(counts) };
     })
     .sort((one, other) => other.total - one.total)
-    .map(({ rule, counts, total }) => [
+    .map(({ rule, counts, total }) => ({ key: rule, cells: [
       el("span", {}, el("code", { class: "rule" }, rule), el("br"), el("span", { class: "muted why" }, status.rules[rule] ?? "")),
       number(total),
       strip(counts),
-    ]);
+    ] }));
   return table("Recoveries by rule", ["Rule", ["Times", "n"], "60 minutes"], rows, "Nothing had to be mended.");
 }
 
@@ -182,7 +207,9 @@ function strip(counts) {
     const height = count ? Math.max(3, (24 * count) / most) : 1;
     return svg("rect", { x: at * 4, y: 26 - height, width: 3, height, class: count ? "bar-some" : "bar-none" });
   });
-  return svg("svg", { viewBox: "0 0 240 27", class: "strip", "aria-hidden": "true", focusable: "false" }, bars);
+  const ago = counts.length - 1 - counts.findLastIndex((count) => count > 0);
+  const last = ago ? `last ${ago} min ago` : "last in this minute";
+  return svg("svg", { viewBox: "0 0 240 27", class: "strip", role: "img", "aria-label": last }, svg("title", {}, last), bars);
 }
 
 function recent(recorded, status) {
@@ -193,7 +220,7 @@ function recent(recorded, status) {
     const ended = one.error || one.finish || one.outcome;
     const mended = one.recoveries.map((rule) => el("code", { class: "rule", title: status.rules[rule] }, rule));
     if (one.failovers) mended.push(el("code", { class: "rule" }, "failover"));
-    return [
+    return { key: one.id, cells: [
       el("a", { href: `#/inspector/${encodeURIComponent(one.id)}` }, day(one.at)),
       el("span", { class: one.error ? "bad" : undefined }, ended),
       el("span", { class: "chips" }, mended.length ? mended : "–"),
@@ -202,7 +229,7 @@ function recent(recorded, status) {
       one.model,
       one.surface,
       one.backend,
-    ];
+    ] };
   });
   return table(
     "Recordings of this key's tenant",

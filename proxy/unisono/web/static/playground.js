@@ -1,10 +1,10 @@
 // A place to try models: Chat Completions and Responses, with everything that changes an answer.
 
-import { asked, events, json, Refused } from "/page/api.js";
+import { asked, events, json, reason } from "/page/api.js";
 import { chatAnswer, chatEvent, responsesAnswer, responsesEvent } from "/page/answering.js";
 import { toolNames, toRequest, Unreadable } from "/page/asking.js";
 import { toCurl, toPython } from "/page/code.js";
-import { copier, el, field, say, select } from "/page/dom.js";
+import { complaint, copier, el, field, say, select, tell } from "/page/dom.js";
 import { Transcript } from "/page/transcript.js";
 
 const TOOLS = `[
@@ -27,7 +27,9 @@ const SCHEMA = `{
   "required": ["answer"],
   "additionalProperties": false
 }`;
-const ROLES = [["user", "User"], ["assistant", "Assistant"], ["tool", "Tool result"]];
+// Characters of an answer that are read out when it is complete.
+const MOST_SAID = 300;
+const ROLES = [["user", "User"], ["assistant", "Assistant"]];
 const STREAMED = { chat: chatEvent, responses: responsesEvent };
 const WHOLE = { chat: chatAnswer, responses: responsesAnswer };
 
@@ -46,18 +48,24 @@ class Playground {
   constructor() {
     this.rules = {};
     this.traces = "off";
+    this.keyless = false;
     this.running = null;
     this.fields = this.makeFields();
     this.messages = el("div", { class: "messages" });
     this.addMessage({ role: "user", content: "" });
     this.answers = el("div", { class: "answers" });
-    this.trouble = el("p", { class: "trouble", role: "alert", hidden: true });
+    this.trouble = complaint();
+    this.trouble.id = "asking-trouble";
+    this.absent = complaint();
     this.send = el("button", { type: "submit", class: "primary" }, "Send");
     this.stop = el("button", { type: "button", disabled: true, onclick: () => this.running?.abort() }, "Stop");
     this.code = el("pre", { tabindex: "0", class: "code", "aria-label": "The request as code" });
     this.language = "curl";
     this.node = this.makeNode();
-    this.node.addEventListener("input", () => this.changed());
+    this.node.addEventListener("input", (event) => {
+      this.accept([event.target]);
+      this.changed();
+    });
     this.changed();
   }
 
@@ -80,15 +88,16 @@ class Playground {
 
   makeNode() {
     const of = this.fields;
-    const example = el("button", { type: "button", class: "small", onclick: () => { of.tools.value = TOOLS; this.changed(); } }, "Example tool");
+    const example = el("button", { type: "button", class: "small", onclick: () => { of.tools.value = TOOLS; this.accept([of.tools]); this.changed(); } }, "Example tool");
     this.schemaField = field("Schema", of.schema);
+    this.more = el("button", { type: "button", class: "small", onclick: () => this.addMessage({ role: "user", content: "" }, true) }, "Add a message");
     const form = el(
       "form",
       { class: "asking", "aria-label": "Request", novalidate: true },
-      el("div", { class: "pair" }, field("API", of.surface), field("Model", of.model)),
+      el("div", { class: "pair" }, field("API", of.surface), field("Model", of.model)), this.absent,
       field("System message", of.system),
       el("fieldset", {}, el("legend", {}, "Messages"), this.messages,
-        el("button", { type: "button", class: "small", onclick: () => this.addMessage({ role: "user", content: "" }, true) }, "Add a message")),
+        this.more),
       el("div", { class: "triple" }, field("Reasoning effort", of.effort), field("Temperature", of.temperature), field("Max tokens", of.most)),
       el("details", {}, el("summary", {}, "Tools and form of the answer"),
         field("Tools, as JSON", of.tools), example,
@@ -123,18 +132,26 @@ class Playground {
   }
 
   addMessage(message, focus) {
-    const role = select(ROLES, message.role);
+    // A result belongs to a call, so there is one only where there was one.
+    const role = select(message.callId ? [["tool", "Tool result"]] : ROLES, message.role);
     const content = el("textarea", { rows: message.role === "user" ? 3 : 2, spellcheck: "false" });
     content.value = message.content ?? "";
-    const place = this.messages.childElementCount + 1;
-    role.setAttribute("aria-label", `Role of message ${place}`);
-    content.setAttribute("aria-label", `Text of message ${place}`);
     const calls = message.calls?.length ? el("p", { class: "note" }, `calls ${message.calls.map((call) => call.name).join(", ")}`) : null;
     const id = message.callId ? el("p", { class: "note" }, `result of ${message.called}`) : null;
-    const gone = el("button", { type: "button", class: "small quiet", "aria-label": `Remove message ${place}` }, "Remove");
+    const gone = el("button", { type: "button", class: "small quiet" }, "Remove");
     const node = el("div", { class: "message" }, el("div", { class: "row" }, role, gone), calls, id, content);
     node.read = () => ({ ...message, role: role.value, content: content.value });
-    gone.addEventListener("click", () => { node.remove(); this.changed(); });
+    node.count = (place) => {
+      role.setAttribute("aria-label", `Role of message ${place}`);
+      content.setAttribute("aria-label", `Text of message ${place}`);
+      gone.setAttribute("aria-label", `Remove message ${place}`);
+    };
+    gone.addEventListener("click", () => {
+      const next = node.nextElementSibling ?? node.previousElementSibling;
+      node.remove();
+      (next?.querySelector("textarea") ?? this.more).focus();
+      this.changed();
+    });
     this.messages.append(node);
     if (focus) content.focus();
     if (this.node) this.changed();
@@ -145,12 +162,15 @@ class Playground {
       const status = await json("/v1/status");
       this.rules = status.rules;
       this.traces = status.traces;
+      this.keyless = status.keyless;
       const chosen = this.fields.model.value;
       this.fields.model.replaceChildren(...status.models.map(({ id }) => el("option", { value: id, selected: id === chosen }, id)));
       this.changed();
+      tell(this.absent, status.models.length ? "" : "This key may use no model.");
     } catch (error) {
-      this.fail(error instanceof Refused ? error.message : "The gateway does not answer.");
+      tell(this.absent, reason(error));
     }
+    return this.absent.hidden;
   }
 
   get given() {
@@ -166,22 +186,31 @@ class Playground {
       const chosen = of.choice.value;
       of.choice.replaceChildren(...names.map((name) => el("option", { value: name, selected: name === chosen }, name)));
     }
-    for (const one of Object.values(of)) one.removeAttribute("aria-invalid");
+    of.model.title = of.model.value;
+    for (const [at, node] of [...this.messages.children].entries()) node.count(at + 1);
     try {
       const { path, body } = toRequest(this.given);
-      this.code.textContent = this.language === "curl" ? toCurl(path, body) : toPython(path, body);
+      this.code.textContent = (this.language === "curl" ? toCurl : toPython)(path, body, this.keyless);
     } catch (error) {
       this.code.textContent = `# ${error.message}`;
     }
   }
 
   fail(message, name) {
-    this.trouble.textContent = message;
-    this.trouble.hidden = false;
+    tell(this.trouble, message);
     if (name) {
       this.fields[name].setAttribute("aria-invalid", "true");
+      this.fields[name].setAttribute("aria-errormessage", this.trouble.id);
       this.fields[name].closest("details")?.setAttribute("open", "");
       this.fields[name].focus();
+    }
+  }
+
+  // What was said against fields is taken back when they change, or are to be sent again.
+  accept(fields) {
+    for (const one of fields) {
+      one.removeAttribute("aria-invalid");
+      one.removeAttribute("aria-errormessage");
     }
   }
 
@@ -192,10 +221,15 @@ class Playground {
 
   async ask() {
     if (this.running) return;
-    this.trouble.hidden = true;
-    const given = this.given;
+    tell(this.trouble, "");
+    this.accept(Object.values(this.fields));
+    let given;
     let request;
     try {
+      toRequest(this.given);
+      // Where models could not be had yet, they may be by now.
+      if (!this.fields.model.value && (!(await this.load()) || this.running)) return;
+      given = this.given;
       request = toRequest(given);
     } catch (error) {
       this.fail(error.message, error instanceof Unreadable ? error.field : undefined);
@@ -203,8 +237,7 @@ class Playground {
     }
     const running = new AbortController();
     this.running = running;
-    this.send.disabled = true;
-    this.stop.disabled = false;
+    this.sending(true);
     const transcript = new Transcript(this.rules, (unisono) => this.isRecorded(unisono), titleOf(given));
     this.empty.remove();
     this.answers.prepend(transcript.node);
@@ -221,23 +254,35 @@ class Playground {
         WHOLE[given.surface](await answer.json(), transcript);
       }
     } catch (error) {
-      trouble = running.signal.aborted ? "Stopped." : told(error);
+      trouble = running.signal.aborted ? "Stopped." : reason(error);
     }
     transcript.ended(trouble, requestId);
-    if (!trouble) transcript.next.append(this.goOn(transcript));
-    say(trouble || "The answer is complete");
+    if (!trouble) transcript.next.append(this.goOn(transcript, given.messages));
+    // Trouble is an alert of its own.
+    say(trouble ? "" : `The answer is complete. ${transcript.message.content.slice(0, MOST_SAID)}`);
     this.running = null;
-    this.send.disabled = false;
-    this.stop.disabled = true;
+    this.sending(false);
   }
 
-  goOn(transcript) {
+  // Whoever stands on a button that can be pressed no more is led to the one that can.
+  sending(busy) {
+    const [off, on] = busy ? [this.send, this.stop] : [this.stop, this.send];
+    const stood = document.activeElement === off;
+    on.disabled = false;
+    if (stood) on.focus();
+    off.disabled = true;
+  }
+
+  // The talk up to this answer, whatever stands in the fields by now.
+  goOn(transcript, messages) {
     const button = el("button", { type: "button", class: "small" }, "Go on from here");
     button.addEventListener("click", () => {
       const { message } = transcript;
+      this.messages.replaceChildren();
+      for (const one of messages) this.addMessage(one);
       this.addMessage(message);
       for (const call of message.calls) this.addMessage({ role: "tool", content: "", callId: call.id, called: call.name });
-      if (message.calls.length) this.messages.lastElementChild.querySelector("textarea").focus();
+      if (message.calls.length) this.messages.querySelectorAll(".message textarea")[messages.length + 1].focus();
       else this.addMessage({ role: "user", content: "" }, true);
     });
     return button;
@@ -247,9 +292,4 @@ class Playground {
 function titleOf({ model, messages }) {
   const last = messages.at(-1)?.content.trim().replaceAll(/\s+/g, " ") ?? "";
   return last ? `${model}: ${last.length > 90 ? `${last.slice(0, 90)}…` : last}` : model;
-}
-
-function told(error) {
-  if (!(error instanceof Refused)) return error.message || "The gateway does not answer.";
-  return [error.message, error.param && `Field: ${error.param}.`, error.code && `(${error.code})`].filter(Boolean).join(" ");
 }

@@ -68,6 +68,7 @@ export class Tokens {
     const spans = tokens.map(([text, ...ids]) => {
       const span = el("span", { class: of === "header" ? "t head" : "t", "data-id": ids.join(" "), "data-at": this.place });
       this.place += ids.length;
+      span.said = text;
       if (text.includes("\n")) {
         for (const [at, line] of text.split("\n").entries()) {
           if (at) span.append(el("span", { class: "newline", "aria-hidden": "true" }, "↵"), "\n");
@@ -121,9 +122,9 @@ export class Tokens {
     this.current = token;
     token.classList.add("current");
     const ids = token.dataset.id.split(" ");
-    const text = JSON.stringify(token.textContent.slice(0, 60));
+    const text = JSON.stringify((token.said ?? token.textContent).slice(0, 60));
     const of = token.closest("[data-of]")?.dataset.of;
-    this.readout.textContent = `token ${number(Number(token.dataset.at))} · id ${ids.join(", ")} · ${text}${of ? ` · ${of}` : ""}`;
+    this.readout.replaceChildren(visible(`token ${number(Number(token.dataset.at))} · id ${ids.join(", ")} · ${text}${of ? ` · ${of}` : ""}`));
   }
 
   moved(event) {

@@ -3,6 +3,10 @@
 import { copier, el, number, seconds, visible } from "/page/dom.js";
 
 const MOST_SHOWN = 100_000;
+// A joiner, or half of a pair.
+const OPEN_END = /[\u200c\u200d\ud800-\udbff]$/;
+// An emoji, its modifier and a joiner.
+const LONGEST_BEFORE = 8;
 
 // Text that grows. What is drawn is drawn once for each frame, and never more than a page can bear.
 class Part {
@@ -11,7 +15,8 @@ class Part {
     this.pieces = [];
     this.length = 0;
     this.shown = 0;
-    this.waiting = [];
+    this.waiting = "";
+    this.before = "";
     this.frame = 0;
     this.title = el("span", { class: "part-title" }, title);
     this.body = el("div", { class: "part-body" });
@@ -27,14 +32,18 @@ class Part {
   named(name, id) {
     this.name = name;
     this.id = id;
-    this.title.replaceChildren("Tool call ", el("code", {}, visible(name.slice(0, 200))));
+    this.titled("Tool call", name);
+  }
+
+  titled(what, name) {
+    this.title.replaceChildren(`${what} `, el("code", {}, name.slice(0, 200)));
   }
 
   add(text) {
     this.pieces.push(text);
     this.length += text.length;
-    this.waiting.push(text);
-    this.frame ||= requestAnimationFrame(() => this.draw());
+    this.waiting += text;
+    this.frame ||= requestAnimationFrame(() => this.draw(false));
   }
 
   set(text) {
@@ -45,20 +54,23 @@ class Part {
       return;
     }
     this.pieces = [];
-    this.waiting = [];
+    this.waiting = this.before = "";
     this.length = this.shown = 0;
     this.body.replaceChildren();
     this.add(text);
   }
 
-  draw() {
+  // What the end of a piece is to the next one is not known before it is there, or `complete`.
+  draw(complete) {
     cancelAnimationFrame(this.frame);
     this.frame = 0;
-    const text = this.waiting.join("").slice(0, MOST_SHOWN - this.shown);
-    this.waiting = [];
+    const upto = this.waiting.length - (!complete && OPEN_END.test(this.waiting) ? 1 : 0);
+    const text = this.waiting.slice(0, Math.min(upto, MOST_SHOWN - this.shown));
+    this.waiting = this.waiting.slice(upto);
     this.shown += text.length;
-    if (text) this.body.append(visible(text));
-    if (this.length > this.shown) {
+    if (text) this.body.append(visible(text, this.before));
+    this.before = (this.before + text).slice(-LONGEST_BEFORE);
+    if (this.length > this.shown + this.waiting.length) {
       this.note.textContent = `Shown are the first ${number(this.shown)} of ${number(this.length)} characters.`;
       this.note.hidden = false;
     }
@@ -74,7 +86,8 @@ export class Transcript {
     this.known = {};
     this.began = performance.now();
     this.first = null;
-    this.body = el("div", { class: "parts", "aria-live": "polite", "aria-busy": "true" });
+    // Not live: a stream of tokens drowns whoever listens. Its end is said.
+    this.body = el("div", { class: "parts", "aria-busy": "true" });
     this.next = el("div", { class: "row next" });
     this.foot = el("div", { class: "foot" });
     this.node = el("article", { class: "answer", "aria-label": "Answer" }, el("p", { class: "asked" }, visible(title)), this.body, this.foot);
@@ -109,7 +122,7 @@ export class Transcript {
     const { finish, usage, unisono } = this.known;
     const now = performance.now();
     // All of the text stands there before it is said to be complete, in a tab that draws no frames too.
-    for (const part of this.parts.values()) part.draw();
+    for (const part of this.parts.values()) part.draw(true);
     this.body.setAttribute("aria-busy", "false");
     const facts = [
       trouble ? null : finish,

@@ -1,7 +1,7 @@
 // What the own key has used, as a chart by day and a table.
 
-import { json, Refused } from "/page/api.js";
-import { el, field, number, svg, table } from "/page/dom.js";
+import { json, reason } from "/page/api.js";
+import { complaint, counted, el, field, number, svg, table, tell } from "/page/dom.js";
 
 const DAY_MS = 86400000;
 const HIGH = 150;
@@ -10,8 +10,9 @@ export function usage(main) {
   const iso = (ms) => new Date(ms).toISOString().slice(0, 10);
   const since = el("input", { type: "date", value: iso(Date.now() - 29 * DAY_MS), required: true });
   const until = el("input", { type: "date", value: iso(Date.now()), required: true });
-  const shown = el("div");
-  const trouble = el("p", { class: "trouble", role: "alert", hidden: true });
+  const shown = el("div", {}, el("p", { class: "empty" }, "Looking …"));
+  shown.firstChild.classList.add("late");
+  const trouble = complaint();
   const form = el(
     "form",
     { class: "inline" },
@@ -24,11 +25,11 @@ export function usage(main) {
     try {
       const query = new URLSearchParams({ since: since.value, until: until.value });
       const told = await json(`/v1/usage?${query}`);
-      trouble.hidden = true;
+      tell(trouble, "");
       shown.replaceChildren(...drawn(told, Math.max(280, shown.clientWidth - 34)));
     } catch (error) {
-      trouble.textContent = error instanceof Refused ? error.message : "The gateway does not answer.";
-      trouble.hidden = false;
+      tell(trouble, reason(error));
+      shown.replaceChildren();
     }
   }
   form.addEventListener("submit", (event) => {
@@ -38,7 +39,8 @@ export function usage(main) {
   show();
 }
 
-const cost = (value) => (value ? `$${value.toFixed(value < 1 ? 4 : 2)}` : "–");
+// Few tokens cost little: two digits of it, wherever they begin.
+const cost = (value) => (value ? `$${value.toFixed(value < 1 ? Math.max(2, 1 - Math.floor(Math.log10(value))) : 2)}` : "–");
 
 function drawn(told, wide) {
   const fact = (name, value, more) =>
@@ -55,7 +57,7 @@ function drawn(told, wide) {
     el(
       "div",
       { class: "sums" },
-      fact("Requests", number(total.requests), `${number(total.errors)} errors`),
+      fact("Requests", number(total.requests), counted(total.errors, "error")),
       fact("Input tokens", number(total.input_tokens), `${number(total.input_cached_tokens)} cached`),
       fact("Output tokens", number(total.output_tokens), `${number(total.reasoning_tokens)} reasoning`),
       fact("Cost", cost(total.cost_usd), told.key ? `key ${told.key}` : "the operator's own key"),

@@ -1,0 +1,49 @@
+// New content in place of old, which leaves alone what is equal: whoever scrolled, marked text or stands somewhere with
+// the keyboard stays there. Elements with a `data-key` keep it, wherever among their siblings they are.
+
+export function renew(old, ...children) {
+  const fresh = document.createDocumentFragment();
+  fresh.append(...children);
+  within(old, fresh);
+}
+
+function within(old, fresh) {
+  const after = [...fresh.childNodes];
+  const keys = new Set(after.map(keyOf));
+  const kept = new Map();
+  for (const node of [...old.childNodes]) {
+    const key = keyOf(node);
+    if (key === undefined) continue;
+    if (keys.has(key) && !kept.has(key)) kept.set(key, node);
+    else node.remove();
+  }
+  let place = old.firstChild;
+  for (const node of after) {
+    const key = keyOf(node);
+    const had = key === undefined ? place : kept.get(key);
+    if (!had || (key === undefined && keyOf(had) !== undefined)) {
+      old.insertBefore(node, place);
+      continue;
+    }
+    if (had !== place) old.insertBefore(had, place);
+    place = had.nextSibling;
+    if (!had.isEqualNode(node)) changed(had, node);
+  }
+  while (place) {
+    const next = place.nextSibling;
+    place.remove();
+    place = next;
+  }
+}
+
+const keyOf = (node) => node.dataset?.key;
+
+function changed(had, node) {
+  if (had.nodeType !== Node.ELEMENT_NODE || had.nodeName !== node.nodeName) {
+    had.replaceWith(node);
+    return;
+  }
+  for (const { name } of [...had.attributes]) if (!node.hasAttribute(name)) had.removeAttribute(name);
+  for (const { name, value } of node.attributes) if (had.getAttribute(name) !== value) had.setAttribute(name, value);
+  within(had, node);
+}
