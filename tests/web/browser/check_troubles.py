@@ -4,6 +4,7 @@ And that it holds still under whoever reads it."""
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,6 +22,54 @@ def answers(page: Page, path: str, body: Any, status: int = 200, **headers: str)
     """Have the gateway's place taken for this path."""
     sent = {"content-type": "application/json", **{name.replace("_", "-"): value for name, value in headers.items()}}
     page.route(f"**{path}", lambda route: route.fulfill(status=status, headers=sent, body=json.dumps(body)))
+
+
+HARM = "<img src=x onerror=alert(1)>\u202e\x1b\u200b"
+SPELLED = "<img src=x onerror=alert(1)>U+202EU+001BU+200B"
+KEPT = {"object", "version", "state", "closed", "repaired", "surface", "outcome", "since", "until", "date"}
+"""What the page would not get as far as showing if it were anything else."""
+UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\u200b\u202a-\u202e]")
+SHOWN = "[document.body, ...document.querySelectorAll('[title], [aria-label]')].map(node => " + (
+    "node === document.body ? node.innerText : `${node.title}${node.getAttribute('aria-label')}`).join(' ')"
+)
+
+
+def spoiled(value: Any) -> Any:
+    """With harm wherever there is text."""
+    match value:
+        case dict():
+            return {name: one if name in KEPT else spoiled(one) for name, one in value.items()}
+        case list():
+            return [spoiled(one) for one in value]
+        case str():
+            return HARM
+    return value
+
+
+def test_whatever_comes_from_a_gateway_is_text(stage: dict[str, str], opened: Opened) -> None:
+    page = opened(f"{stage['open']}/#/playground")
+    asks(page, "say mended").get_by_role("link", name="Look at its tokens").click()
+    page.locator(".flow .t").first.wait_for()
+    id = page.get_by_label("Recording", exact=True).input_value()
+    of = {path: page.request.get(f"{stage['open']}{path}").json() for path in ("/v1/status", "/v1/traces", "/v1/usage")}
+    recording = spoiled(page.request.get(f"{stage['open']}/v1/traces/{id}").json())
+    for path, body in of.items():
+        answers(page, f"{path}*", spoiled(body))
+    answers(page, "/v1/chat/completions", {"error": {"message": HARM, "code": HARM, "param": HARM}}, 400)
+    file = {"name": "x.json", "mimeType": "application/json", "buffer": json.dumps(recording).encode()}
+    page.get_by_label("Or a file of").set_input_files(file)
+    page.locator("h2", has_text=SPELLED).wait_for()
+    for view in ("Inspector", "Overview", "Usage", "Playground"):
+        page.get_by_role("link", name=view, exact=True).click()
+        if view == "Playground":
+            page.locator("select option", has_text=SPELLED).first.wait_for(state="attached")
+            page.get_by_label("Text of message 1").fill(HARM)
+            page.get_by_role("button", name="Send").click()
+            page.locator("article .trouble").first.wait_for()
+        elif view != "Inspector":
+            page.locator("td", has_text=SPELLED).first.wait_for()
+        assert not UNSEEN.search(page.evaluate(SHOWN))
+        assert page.locator("main img").count() == 0
 
 
 def status_of(stage: dict[str, str], page: Page) -> Any:
@@ -174,3 +223,13 @@ def test_hosted_tools_are_told_in_few_words(stage: dict[str, str], opened: Opene
     ]
     bodies = parts.locator(".part-body").all_inner_texts()
     assert bodies == ["<b>echo", '{"a": 1}\n→ <i>yes</i>', '{"a": 1}\n→ failed: <i>no</i>']
+
+
+@pytest.mark.parametrize("size", ["desktop", "phone"])
+def test_an_answer_begins_where_it_is_seen(stage: dict[str, str], opened: Opened, size: str) -> None:
+    page = opened(f"{stage['open']}/#/playground", size=size)
+    for _ in range(6):
+        page.get_by_role("button", name="Add a message").click()
+    for _ in range(2):
+        top, bottom = asks(page, "say hello").evaluate("(node) => [node.getBoundingClientRect().top, innerHeight]")
+        assert 0 < top < bottom / 2

@@ -29,6 +29,12 @@ export function say(text) {
   document.getElementById("said").textContent = text;
 }
 
+// Brings to sight what was asked for, where it begins out of sight or so low that little of it is seen.
+export function shown(node) {
+  const { top } = node.getBoundingClientRect();
+  if (top < 0 || top > innerHeight * 0.7) node.scrollIntoView({ block: "start" });
+}
+
 // A place for what went wrong; no text, and it is gone.
 export function complaint() {
   return el("p", { class: "trouble", role: "alert", hidden: true });

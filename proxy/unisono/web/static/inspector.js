@@ -1,7 +1,7 @@
 // What a model wrote, token by token, and what the gateway made of it: a recording, a file, text, or token ids.
 
 import { json, reason } from "/page/api.js";
-import { complaint, counted, day, el, field, number, say, seconds, svg, table, tell, visible } from "/page/dom.js";
+import { complaint, counted, day, el, field, number, say, seconds, shown, svg, table, tell, visible } from "/page/dom.js";
 import { Tokens } from "/page/tokens.js";
 
 const SAMPLE =
@@ -22,27 +22,28 @@ export function inspector(main, id) {
   const trouble = complaint();
   let gone = false;
   let asked = 0;
-  const shown = el("div", { class: "inspection" });
+  const place = el("div", { class: "inspection" });
   const run = async (body, retries = 0) => {
     // Of what was asked for one after the other, the last counts.
     asked += 1;
     const own = asked;
     const overtaken = () => gone || own !== asked;
     tell(trouble, "");
-    shown.setAttribute("aria-busy", "true");
-    shown.replaceChildren(el("p", { class: "empty late" }, "Reading …"));
+    place.setAttribute("aria-busy", "true");
+    place.replaceChildren(el("p", { class: "empty late" }, "Reading …"));
     say("Reading");
     try {
       const told = await read(body, retries, overtaken);
       if (overtaken()) return;
-      shown.replaceChildren(...drawn(told));
+      place.replaceChildren(...drawn(told));
+      if (!body.id) shown(place);
       say(`Read. ${mended(told)}`);
     } catch (error) {
       if (overtaken()) return;
       tell(trouble, reason(error));
-      shown.replaceChildren();
+      place.replaceChildren();
     }
-    shown.removeAttribute("aria-busy");
+    place.removeAttribute("aria-busy");
   };
   const byId = el("form", { class: "inline" }, field("Recording", name), el("button", { type: "submit" }, "Open"));
   byId.addEventListener("submit", (event) => {
@@ -79,7 +80,7 @@ export function inspector(main, id) {
     event.preventDefault();
     if (text.value.trim()) run(kindOf(text.value).body(whole.checked));
   });
-  main.append(el("h1", {}, "Inspector"), el("p", { class: "muted lead" }, LEAD), el("div", { class: "sources" }, el("div", { class: "kept" }, byId, field("Or a file of unisono trace ID --json", file)), pasted), trouble, shown);
+  main.append(el("h1", {}, "Inspector"), el("p", { class: "muted lead" }, LEAD), el("div", { class: "sources" }, el("div", { class: "kept" }, byId, field("Or a file of unisono trace ID --json", file)), pasted), trouble, place);
   if (id) run({ id }, 8);
   return () => { gone = true; };
 }

@@ -146,7 +146,8 @@ function group(model, shown, wide) {
   const rows = shown.map((one) => {
     const hour = one.hour;
     const hits = hour && hour.prompt ? `${Math.round((100 * hour.cached) / hour.prompt)} %` : "–";
-    const why = one.reason || `${STATES[one.state] ?? ""}, for ${seconds(Math.max(1, Math.round(one.since_s)))}`;
+    const told = [STATES[one.state], one.reason].filter(Boolean).join(": ");
+    const why = `${told}, for ${seconds(Math.max(1, Math.round(one.since_s)))}`;
     const rest = one.rests_s ? `; rests ${seconds(one.rests_s)} more` : "";
     return [
       el("span", {}, el("strong", { class: "named" }, one.name), " ", el("span", { class: "muted" }, one.kind)),
@@ -163,7 +164,8 @@ function group(model, shown, wide) {
     model.waiting ? `${number(model.waiting)} waiting` : null,
     model.deployments.length > 1 ? `${number(model.deployments.filter((one) => one.state === "ready").length)} of ${number(model.deployments.length)} ready` : null,
   ];
-  const head = el("th", { scope: "rowgroup", colspan: wide }, el("span", { class: "group" }, model.id), " ", el("span", { class: "muted" }, told.filter(Boolean).join(" · ")));
+  const name = [el("span", { class: "group" }, model.id), " ", el("span", { class: "muted" }, told.filter(Boolean).join(" · "))];
+  const head = el("th", { scope: "rowgroup", colspan: wide }, el("span", { class: "stays" }, name));
   return { key: model.id, head, rows };
 }
 

@@ -4,7 +4,7 @@ import { asked, events, json, reason } from "/page/api.js";
 import { chatAnswer, chatEvent, responsesAnswer, responsesEvent } from "/page/answering.js";
 import { toolNames, toRequest, Unreadable } from "/page/asking.js";
 import { toCurl, toPython } from "/page/code.js";
-import { complaint, copier, el, field, say, select, tell } from "/page/dom.js";
+import { complaint, copier, el, field, say, select, shown, tell } from "/page/dom.js";
 import { Transcript } from "/page/transcript.js";
 
 const TOOLS = `[
@@ -186,7 +186,7 @@ class Playground {
       const chosen = of.choice.value;
       of.choice.replaceChildren(...names.map((name) => el("option", { value: name, selected: name === chosen }, name)));
     }
-    of.model.title = of.model.value;
+    of.model.title = of.model.selectedOptions[0]?.textContent ?? "";
     for (const [at, node] of [...this.messages.children].entries()) node.count(at + 1);
     try {
       const { path, body } = toRequest(this.given);
@@ -241,6 +241,7 @@ class Playground {
     const transcript = new Transcript(this.rules, (unisono) => this.isRecorded(unisono), titleOf(given));
     this.empty.remove();
     this.answers.prepend(transcript.node);
+    shown(transcript.node);
     say("The answer is being written");
     let trouble = "";
     let requestId = "";
@@ -269,7 +270,7 @@ class Playground {
     const [off, on] = busy ? [this.send, this.stop] : [this.stop, this.send];
     const stood = document.activeElement === off;
     on.disabled = false;
-    if (stood) on.focus();
+    if (stood) on.focus({ preventScroll: true });
     off.disabled = true;
   }
 

@@ -25,6 +25,7 @@ function within(old, fresh) {
       old.insertBefore(node, place);
       continue;
     }
+    kept.delete(key);
     if (had !== place) old.insertBefore(had, place);
     place = had.nextSibling;
     if (!had.isEqualNode(node)) changed(had, node);
