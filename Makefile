@@ -34,7 +34,7 @@ help:
 	@echo "make test-providers other providers, through litellm, in an environment of its own"
 	@echo "make test-engines   real vLLM, llama.cpp and mlx-lm on this CPU; 5 GB and half an hour the first time"
 	@echo "make test-openapi   ask whatever the OpenAPI document allows, and what it does not; four minutes"
-	@echo "make test-page      the page in a headless Chromium; two minutes"
+	@echo "make test-page      the page in a headless Chromium; three minutes"
 	@echo "make test-crash     kill processes at every step of a background response; ten minutes"
 	@echo "make test-leaks     twenty thousand streams, a quarter broken off; three minutes"
 	@echo "make test-slow      all that make test leaves out for its length"

@@ -12,7 +12,7 @@ const STATES = {
   unknown: "not examined yet",
   "half-open": "rested, and is being tried",
   resting: "failed too often",
-  failing: "its last probe failed",
+  failing: "last probe failed",
   unfit: "not fit for use",
 };
 
