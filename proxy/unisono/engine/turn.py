@@ -247,7 +247,6 @@ class GeneratorRun(Run):
     @abstractmethod
     def _each(self) -> AsyncGenerator[list[Event]]:
         """The batches."""
-        ...
 
 
 class Turns(Protocol):
