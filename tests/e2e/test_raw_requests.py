@@ -207,6 +207,20 @@ ROWS: dict[str, Case] = {
     "no HTTP behind one that is not answered yet": (ASKED + b"garbage\r\n\r\n", [], CLOSED),
     "a WebSocket behind one that is not answered yet": (ASKED + get(b"/v1/responses", WEBSOCKET), [], CLOSED),
 }
+MESSAGES: dict[str, Case] = {
+    "two lengths": (post(LENGTH, b"content-length: 5\r\n", path=b"messages"), *REFUSED),
+    "a chunk of no size": (post(CHUNKED, rest=b"\r\nzz\r\n", path=b"messages"), *REFUSED),
+    "too many headers": (post(b"x-a: y\r\n" * 300, LENGTH, path=b"messages?beta=true"), [431], CLOSED),
+    "a header that is too long": (post(b"x-a: " + b"y" * 70_000 + b"\r\n", LENGTH, path=b"messages"), [431], CLOSED),
+    "two hosts": (get(b"/v1/messages", b"host: localhost\r\n", method=b"POST"), *REFUSED),
+    "an address elsewhere": (get(b"http://evil.example/v1/messages", method=b"POST"), *REFUSED),
+    "a letter spelled out": (post(b"host: localhost\r\n", LENGTH, path=b"%6dessages"), *REFUSED),
+    "a WebSocket": (get(b"/v1/messages", WEBSOCKET), [404], CLOSED),
+    "a WebSocket of a POST": (post(WEBSOCKET, LENGTH, path=b"messages"), *REFUSED),
+    "a WebSocket of another version": (get(b"/v1/messages", WEBSOCKET.replace(b"13", b"99")), *REFUSED),
+}
+ANTHROPIC = re.compile(rb"\S+ (?:http://[^/]*)?/v1/(?:m|%6d)essages[ ?/]")
+"""How a request to Anthropic's API begins."""
 TABLES = {
     "lengths": LENGTHS,
     "codings": CODINGS,
@@ -217,6 +231,7 @@ TABLES = {
     "versions": VERSIONS,
     "upgrades": UPGRADES,
     "rows": ROWS,
+    "messages": MESSAGES,
 }
 CASES = {f"{table}: {name}": case for table, cases in TABLES.items() for name, case in cases.items()}
 
@@ -296,7 +311,7 @@ async def test_bytes_have_the_answers_they_should_and_no_other(site: Site, case:
             assert answer.status == status, answer
             if status >= 400:
                 assert answer.headers["content-type"] == "application/json"
-                named = {"details"} if sent.startswith(b"POST /v1/messages ") else {"param", "code"}
+                named = {"details"} if ANTHROPIC.match(sent) else {"param", "code"}
                 assert set(json.loads(answer.body)["error"]) == {"message", "type"} | named
         if stays:
             writer.write(ALIVE)

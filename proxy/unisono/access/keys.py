@@ -47,7 +47,9 @@ class MasterKey:
 
     async def identify(self, presented: str | None) -> Caller:
         if presented is None:
-            raise NotAuthenticated("No API key was sent: send it as `Authorization: Bearer <key>`.")
+            raise NotAuthenticated(
+                "No API key was sent, or several: send one as `Authorization: Bearer <key>` or `x-api-key: <key>`."
+            )
         if hmac.compare_digest(self._digest_of(presented), self._digest):
             return Caller(MASTER_TENANT, raw=True)
         caller = None if self._others is None else await self._others.find(presented)

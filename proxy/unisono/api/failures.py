@@ -251,7 +251,7 @@ class Failures:
         except Exception as error:
             failure = failure_of(error)
             if not last and REFUSED_OVER_HTTP in scope.get("extensions", {}):
-                await to_response(failure)(scope, receive, send)
+                await to_response(failure, scope)(scope, receive, send)
             elif last in {"", "websocket.accept", "websocket.send"}:
                 code = POLICY_VIOLATION if not last or failure.status < 500 else INTERNAL_ERROR
                 with suppress(OSError):

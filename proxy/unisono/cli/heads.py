@@ -10,17 +10,19 @@ import re
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Final
+from urllib.parse import unquote
 
 import orjson
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from unisono.api.failures import to_body
+from unisono.api.failures import Formats, format_at
 from unisono.errors import HeadersTooLarge, MalformedRequest, UnisonoError
 
 MAX_HEADERS: Final = 256
 AROUND: Final = len(b": \r\n")
 """Bytes of a header besides its name and value."""
 AUTHORITY: Final = re.compile(rb"https?://([^/?#]*)/", re.IGNORECASE)
+PATH: Final = re.compile(rb"(?:https?://[^/?#]*)?([^?#]*)", re.IGNORECASE)
 
 Headers = Sequence[tuple[bytes, bytes]]
 """Names are in lower case."""
@@ -55,9 +57,13 @@ def without_upgrade(method: bytes, target: bytes, version: str, headers: Headers
     return b"\r\n".join([method + b" " + target + b" HTTP/" + version.encode(), *lines, b"", b""])
 
 
-def refusal(error: UnisonoError) -> bytes:
-    """The whole answer, behind which the connection is closed."""
-    body = orjson.dumps(to_body(error))
+def refusal(error: UnisonoError, target: bytes, formats: Formats) -> bytes:
+    """The whole answer, behind which the connection is closed, as the API has it that is spoken at the `target`; empty
+    where that did not come."""
+    path = PATH.match(target)
+    assert path is not None
+    spoken = format_at(unquote(path[1], "latin-1"), formats)
+    body = orjson.dumps(spoken.body(error, ""))
     busy = b"retry-after: 1\r\n" if error.status == HTTPStatus.SERVICE_UNAVAILABLE else b""
     return (
         b"HTTP/1.1 %d %s\r\n" % (error.status, HTTPStatus(error.status).phrase.encode())

@@ -16,11 +16,13 @@ import struct
 from asyncio import TimerHandle, Transport
 from collections.abc import Collection
 from contextlib import suppress
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from unisono.api.failures import Formats
 from unisono.cli.heads import check_head, refusal, until_close, without_upgrade
 from unisono.errors import HeadersTimeout, HeadersTooLarge, MalformedRequest, TooManyConnections, UnisonoError
 
@@ -112,12 +114,16 @@ class Delivering:
 
 
 def connections(
-    header_timeout_s: float, max_header_bytes: int = MAX_HEADER_BYTES, *, write_timeout_s: float = WRITE_TIMEOUT_S
+    header_timeout_s: float,
+    max_header_bytes: int = MAX_HEADER_BYTES,
+    *,
+    write_timeout_s: float = WRITE_TIMEOUT_S,
+    formats: Formats = MappingProxyType({}),
 ) -> type[HttpToolsProtocol]:
     """A protocol class for uvicorn's `http`. A connection has `header_timeout_s` seconds, and `max_header_bytes`, from
     being opened or from the first byte of a further request until the headers are complete, and again for what comes of
     a body behind its answer; and it has to take something of what it is sent, if only a little, every `write_timeout_s`
-    seconds."""
+    seconds. `formats` are those of refusals where another API than OpenAI's is spoken."""
 
     class Connection(Delivering, HttpToolsProtocol):
         _deadline: TimerHandle | None = None
@@ -125,6 +131,8 @@ def connections(
         _between_bytes = 0
         """Of what is neither headers nor body, since there was body: the frames of chunks, and trailers."""
         _in_headers = True
+        _is_read = False
+        """Whether a request has begun that has not come whole."""
         _set_aside = False
         _sockets: ClassVar[type[WebSocketsSansIOProtocol] | None] = None
 
@@ -177,7 +185,7 @@ def connections(
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
-            self._in_headers = True
+            self._in_headers = self._is_read = True
 
         def on_header(self, name: bytes, value: bytes) -> None:
             # Trailers come behind every decision that was made on the headers, and are not taken for some.
@@ -207,6 +215,8 @@ def connections(
             if not self._set_aside:
                 self._stop_deadline()
                 super().on_message_complete()
+                # One that asks for a WebSocket is judged when it has come.
+                self._is_read = self.parser.should_upgrade()
             # The next bytes begin another request, whenever they come.
             self._in_headers = True
 
@@ -235,7 +245,7 @@ def connections(
                 if Connection._sockets is None:
                     # Known only once uvicorn has loaded its own.
                     own = cast("type[WebSocketsSansIOProtocol]", self.ws_protocol_class)
-                    Connection._sockets = _watched(own, write_timeout_s)
+                    Connection._sockets = _watched(own, write_timeout_s, formats)
                 self.ws_protocol_class = Connection._sockets
                 super().handle_websocket_upgrade()
                 taken_over_by = cast("WebSocketsSansIOProtocol", self.transport.get_protocol())
@@ -258,7 +268,7 @@ def connections(
 
         def _refuse(self, error: UnisonoError) -> None:
             if self._nothing_is_said():
-                self.transport.write(refusal(error))
+                self.transport.write(refusal(error, self.url if self._is_read else b"", formats))
             if self.cycle is not None and not self.cycle.response_complete:
                 # Nothing may come behind it.
                 self.cycle.disconnected = True
@@ -276,7 +286,9 @@ def connections(
     return Connection
 
 
-def _watched(protocol: type[WebSocketsSansIOProtocol], write_timeout_s: float) -> type[WebSocketsSansIOProtocol]:
+def _watched(
+    protocol: type[WebSocketsSansIOProtocol], write_timeout_s: float, formats: Formats
+) -> type[WebSocketsSansIOProtocol]:
     """uvicorn's WebSocket, whose client has to take what it is sent, and is refused in the words of the API."""
     from websockets.server import ServerProtocol
 
@@ -296,7 +308,8 @@ def _watched(protocol: type[WebSocketsSansIOProtocol], write_timeout_s: float) -
                 return
             # Its own refusal is plain text.
             self.handshake_initiated = self.handshake_complete = self.close_sent = True
-            self.transport.write(refusal(MalformedRequest(tried.body.decode("utf-8", "replace").partition("\n")[0])))
+            error = MalformedRequest(tried.body.decode("utf-8", "replace").partition("\n")[0])
+            self.transport.write(refusal(error, event.path.encode(), formats))
             self.transport.close()
 
         def keepalive_timeout(self) -> None:

@@ -20,6 +20,7 @@ from types import FrameType
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from unisono.api.messages.routes import FORMATS
 from unisono.app import Gateway
 from unisono.cli.accepting import Accepting, Place
 from unisono.cli.listener import connections
@@ -49,7 +50,7 @@ def server_config(app: object, config: Config, share: int = 1) -> uvicorn.Config
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
         loop="uvloop",
-        http=connections(settings.header_timeout_s, write_timeout_s=settings.write_timeout_s),
+        http=connections(settings.header_timeout_s, write_timeout_s=settings.write_timeout_s, formats=FORMATS),
         ws="websockets-sansio",
         ws_max_size=settings.max_body_bytes,
         ws_ping_interval=PING_EVERY_S,
