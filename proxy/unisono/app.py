@@ -260,9 +260,10 @@ def responses_means(gateway: Gateway, turns: Turns, servers: ServerRules | None 
 
 def messages_means(gateway: Gateway, turns: Turns, hosting: Hosting) -> MessagesMeans:
     """What the Messages API works with."""
+    pause_after = gateway.config.unisono.pause_after_rounds
     return MessagesMeans(
         turns=turns,
-        resolve=lambda name, caller: messages_model(gateway.catalogue, name, hosting, caller),
+        resolve=lambda name, caller: messages_model(gateway.catalogue, name, hosting, caller, pause_after),
         seals=gateway.sealer,
         today=lambda: current_date(gateway.config.unisono),
         new_id=lambda: token_hex(12),

@@ -88,8 +88,11 @@ def responses_model(catalogue: Catalogue, name: str, caller: Caller) -> Response
     )
 
 
-def messages_model(catalogue: Catalogue, name: str, hosting: Hosting, caller: Caller) -> MessagesModel:
-    """The group a client's name stands for, as Messages shows it. Raises as `allowed_model`."""
+def messages_model(
+    catalogue: Catalogue, name: str, hosting: Hosting, caller: Caller, pause_after: int
+) -> MessagesModel:
+    """The group a client's name stands for, as Messages shows it; its answers pause behind `pause_after` rounds of
+    server tools. Raises as `allowed_model`."""
     model = allowed_model(catalogue, name, caller)
     labels = model.settings.mcp_servers
     return MessagesModel(
@@ -99,6 +102,7 @@ def messages_model(catalogue: Catalogue, name: str, hosting: Hosting, caller: Ca
         runnable=RunnableTools(hosting.unasked(labels, caller), model.settings.run_tools),
         trained=hosting.rules.for_model(labels).for_caller(caller).trained,
         rules=model_rules(model),
+        pause_after=pause_after,
     )
 
 

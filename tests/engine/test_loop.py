@@ -14,7 +14,7 @@ from tests.engine.scripted import ASKED, IDS, TEXT
 from tests.harmony.fold import items_of
 from tests.harmony.recoveries import C, F, P, R
 from unisono.core.conversation import AnswerForm, AssistantCall, FunctionTool, ToolResult, UserMessage
-from unisono.core.events import Closed, Event, HostedCall, Listed, Listing, Opened, Ran, ToolCall
+from unisono.core.events import Closed, Event, Finished, HostedCall, Listed, Listing, Opened, Ran, ToolCall
 from unisono.core.generation import Capabilities, FinishReason
 from unisono.core.tools import ToolOutcome
 from unisono.engine.engine import Engine
@@ -518,6 +518,30 @@ async def test_calling_ends_with(steps: list[str], bound: dict[str, Any], made: 
     assert items_of(events) == (*(R("I look."),) * steps.count(SEARCH), F("It is so."))
     opened = ENCODING.encode_marked("<|start|>assistant<|channel|>final<|message|>")
     assert list(talk.bases[-1].prompt.tokens)[-len(opened) :] == opened
+
+
+async def test_a_turn_pauses_behind_so_many_rounds_and_does_not_answer() -> None:
+    talk = hosting(Talk([SEARCH, other(2), "never asked for"]), pause_after=2)
+    events, report = await talk.events()
+    assert isinstance(events[-1], Finished)
+    assert (events[-1].paused, events[-1].reason, report.recoveries, report.unmet) == (True, FinishReason.STOP, [], "")
+    assert isinstance(events[-2], Ran)
+    assert (len(talk.bases), len(talk.host.made)) == (2, 2)
+
+
+async def test_a_turn_that_may_pause_does_so_when_its_time_is_over() -> None:
+    talk = hosting(Talk([other(1), "never asked for"]), pause_after=9, total_s=0.0)
+    events, report = await talk.events()
+    assert isinstance(events[-1], Finished)
+    assert (events[-1].paused, report.recoveries, talk.host.made) == (True, ["tool-deadline"], [])
+    assert "may be made again" in calls_of(events)[0][2]
+
+
+async def test_a_turn_that_may_pause_answers_when_its_calls_are_used_up() -> None:
+    talk = hosting(Talk([other(1), other(2), "It is so.<|return|>"]), pause_after=2, max_calls=1)
+    events, report = await talk.events()
+    assert isinstance(events[-1], Finished)
+    assert (events[-1].paused, report.recoveries) == (False, ["call-limit", "tools-ended"])
 
 
 async def test_arguments_spelled_otherwise_are_the_same_and_another_call_between_is_not() -> None:

@@ -17,7 +17,7 @@ from unisono.core.conversation import (
     ToolResult,
     UserMessage,
 )
-from unisono.core.events import Closed, Reasoning, Text, ToolCall
+from unisono.core.events import Closed, HostedCall, Reasoning, Text, ToolCall
 from unisono.engine.memory import TurnMemory
 
 ASK = UserMessage("Weather in Paris?")
@@ -85,6 +85,43 @@ def test_several_calls_of_one_turn_are_found_one_by_one() -> None:
     found = memory.recall("team", conversation(ASK, SENT_CALL, RESULT, sent_second, ToolResult("call_2", "g", "x")))
     assert found.items[1:4] == EXACT
     assert found.items[5] == replace(sent_second, tokens=(6,))
+
+
+LABEL = "builtin:browser"
+FOUND = HostedCall(3, "call_h", "browser.search", LABEL, "search")
+HOSTED = Closed(FOUND, '{"q":1}', (6, 7))
+EXACT_HOSTED = AssistantCall("call_h", "browser.search", '{"q":1}', (6, 7))
+SENT_HOSTED = replace(EXACT_HOSTED, tokens=())
+PAGE = ToolResult("call_h", "browser.search", "a page")
+NOW = Closed(Reasoning(4), "Now the weather.", (8,))
+EXACT_NOW = AssistantReasoning("Now the weather.", (8,))
+RAN: dict[str, tuple[list[Closed], tuple[Item, ...], tuple[Item, ...]]] = {
+    "before the client's call": (
+        [THOUGHT, HOSTED, NOW, CALL],
+        (SENT_HOSTED, PAGE, SENT_CALL, RESULT),
+        (EXACT[0], EXACT_HOSTED, PAGE, EXACT_NOW, EXACT[2], RESULT),
+    ),
+    "behind it": (
+        [THOUGHT, CALL, HOSTED],
+        (SENT_CALL, RESULT, SENT_HOSTED, PAGE),
+        (EXACT[0], EXACT[2], RESULT, EXACT_HOSTED, PAGE),
+    ),
+    "and nothing else": ([THOUGHT, HOSTED], (SENT_HOSTED, PAGE), (EXACT[0], EXACT_HOSTED, PAGE)),
+    "unseen by this client": (
+        [THOUGHT, HOSTED, NOW, CALL],
+        (SENT_CALL, RESULT),
+        (EXACT[0], EXACT_HOSTED, PAGE, EXACT_NOW, EXACT[2], RESULT),
+    ),
+}
+
+
+@pytest.mark.parametrize(("said", "sent", "found"), RAN.values(), ids=RAN)
+def test_a_call_of_the_gateway_that_the_client_sends_back_stands_there_once(
+    said: list[Closed], sent: tuple[Item, ...], found: tuple[Item, ...]
+) -> None:
+    memory = TurnMemory()
+    memory.record("team", said, results={"call_h": PAGE}, shown=[LABEL])
+    assert memory.recall("team", conversation(ASK, *sent)).items == (ASK, *found)
 
 
 def test_a_cut_turn_is_not_remembered() -> None:

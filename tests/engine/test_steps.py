@@ -36,6 +36,10 @@ CASES: dict[str, tuple[Answer, Step]] = {
     "the last results, and a preamble": (replace(RAN, exhausted=True, shown=True), OpenFinal("tools-ended")),
     "the last results, and an answer": (replace(RAN, exhausted=True, shown=True, answered=True), Done()),
     "the last results, and calls of the client": (replace(RAN, exhausted=True, handed=True), Done()),
+    "results behind which the turn pauses": (replace(RAN, paused=True), Done(paused=True)),
+    "such results, and an answer": (replace(RAN, paused=True, shown=True, answered=True), Done(paused=True)),
+    "such results, and calls of the client": (replace(RAN, paused=True, handed=True), Done()),
+    "such results, the last there are": (replace(RAN, paused=True, exhausted=True), OpenFinal("tools-ended")),
 }
 
 

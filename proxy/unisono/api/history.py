@@ -60,12 +60,13 @@ class History:
         self._exchange.setdefault(call.call_id, deque()).append(pending)
         self._entries.append(pending)
 
-    def name_of(self, call_id: str, param: str) -> str:
-        """The tool that was called under that id. Raises InvalidRequest, naming `param`, when none was."""
+    def name_of(self, call_id: str, param: str, given: str = "") -> str:
+        """The tool that was called under that id. Raises InvalidRequest, naming `param`, when none was; `given` is the
+        id as the client spells it."""
         name = self._names.get(call_id)
         if name is None:
             raise InvalidRequest(
-                f"'{param}': nothing before it is a tool call with the id '{shortened(call_id)}'.", param=param
+                f"'{param}': nothing before it is a tool call with the id '{shortened(given or call_id)}'.", param=param
             )
         return name
 

@@ -23,6 +23,7 @@ MEDIA_PARTS = {
     "audio_url": "audio",
     "file": "file",
     "input_file": "file",
+    "container_upload": "file",
     "document": "file",
     "video_url": "video",
     "video": "video",

@@ -12,8 +12,8 @@ import binascii
 import hmac
 import zlib
 from base64 import b64decode, urlsafe_b64encode
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import orjson
 from cryptography.exceptions import InvalidTag
@@ -51,10 +51,12 @@ class Sealer:
         self._nonce_key = keys[KEY_BYTES:]
         self._signing_key = HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=SIGNING).derive(salt)
 
-    def seal(self, tenant: str, items: Sequence[Item]) -> str:
-        """Plain ASCII, the same for the same items. Raises InternalError for text that is not Unicode."""
+    def seal(self, tenant: str, items: Sequence[Item], talk: str = "") -> str:
+        """Plain ASCII, the same for the same items. `talk` is the one with a tool server that they come from. Raises
+        InternalError for text that is not Unicode."""
+        record = {"v": VERSION, "items": [to_record(item) for item in items], **({"talk": talk} if talk else {})}
         try:
-            content = orjson.dumps({"v": VERSION, "items": [to_record(item) for item in items]})
+            content = orjson.dumps(record)
         except orjson.JSONEncodeError as error:
             raise InternalError(f"items that cannot be sealed: {error}") from error
         # The nonce follows from what is sealed: whoever takes over a response seals its items to the same bytes, and
@@ -65,17 +67,31 @@ class Sealer:
 
     def open(self, tenant: str, text: str) -> tuple[Item, ...] | None:
         """What was sealed for `tenant`; None for anything else."""
-        if len(text) > LONGEST or not text.startswith(PREFIX):
+        try:
+            return tuple(map(to_item, self._record(tenant, text)["items"]))
+        except (KeyError, TypeError, ValueError, AttributeError):
             return None
+
+    def talk(self, tenant: str, text: str) -> str:
+        """The talk that was sealed with it; "" for none, and for what does not open."""
+        try:
+            return str(self._record(tenant, text).get("talk", ""))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return ""
+
+    def _record(self, tenant: str, text: str) -> Mapping[str, Any]:
+        """Raises ValueError and, for what is none of ours, TypeError, KeyError and AttributeError."""
+        if len(text) > LONGEST or not text.startswith(PREFIX):
+            raise ValueError("no seal")
         try:
             sealed = _read(text.removeprefix(PREFIX))
             packed = self._cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], _bound_to(tenant))
-            record = orjson.loads(_unpacked(packed))
-            if record["v"] != VERSION:
-                return None
-            return tuple(map(to_item, record["items"]))
-        except (InvalidTag, zlib.error, KeyError, TypeError, ValueError, AttributeError):
-            return None
+            record: Mapping[str, Any] = orjson.loads(_unpacked(packed))
+        except (InvalidTag, zlib.error) as error:
+            raise ValueError("damaged, or not for them") from error
+        if record["v"] != VERSION:
+            raise ValueError("of another version")
+        return record
 
     def sign(self, tenant: str, text: str) -> str:
         """Plain ASCII, the same for the same text."""

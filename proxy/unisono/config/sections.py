@@ -318,6 +318,8 @@ class GatewaySettings(Section):
     builtin_tools: dict[Literal["browser", "python", "container"], ServerLabel] = Field(default_factory=dict)
     """Tool servers of `mcp_servers` that stand for tools gpt-oss was trained on: requests ask for them as `web_search`
     and `code_interpreter`."""
+    pause_after_rounds: Count = 10
+    """Rounds of server tools after which an answer of the Messages API pauses (`pause_turn`) until it is sent back."""
     raw_completions: bool = False
     """True answers `/v1/completions`, whose prompts go to a backend unrendered, for keys that are made `--raw`."""
     share_prompt_caches: bool = False

@@ -99,11 +99,13 @@ class Closed:
 class Ran:
     """What came of a hosted call, behind its Closed. The batch that holds the Closed is yielded before the call is
     made, and the call is made only when the next batch is asked for: whoever must know that it may have been made
-    writes that down in between. `said` is what the model reads, the outcome's text or what stands in its place."""
+    writes that down in between. `said` is what the model reads, the outcome's text or what stands in its place; `rule`
+    is why, where it is something else (see `core.rules.RULES`)."""
 
     item: HostedCall
     outcome: ToolOutcome
     said: str
+    rule: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +130,14 @@ class Repaired:
 @dataclass(frozen=True, slots=True)
 class Finished:
     """The last event. `reason` is what stopped the model; `stop_sequence` the client's stop string, when one did.
-    `cut_call` says that a tool call was begun and never completed: it was not shown."""
+    `cut_call` says that a tool call was begun and never completed: it was not shown. `paused` says that the answer is
+    to go on behind what was said, as soon as its client wants that."""
 
     reason: FinishReason
     usage: Usage
     stop_sequence: str | None = None
     cut_call: bool = False
+    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

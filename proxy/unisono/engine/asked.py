@@ -87,6 +87,7 @@ def _hosting(hosting: Hosting) -> dict[str, Json]:
         "announced": [*sorted(hosting.announced)],
         "decisions": len(hosting.decisions),
         "max_calls": hosting.max_calls,
+        "pause_after": hosting.pause_after,
     }
 
 
@@ -94,4 +95,9 @@ def _to_hosting(hosting: Mapping[str, Any]) -> Hosting:
     if hosting["decisions"]:
         raise InvalidRequest("The turn began with calls that somebody had approved; those are in no recording.")
     servers = tuple(ToolServer(label=one["label"], builtin=one["builtin"]) for one in hosting["servers"])
-    return Hosting(servers, frozenset(hosting["announced"]), max_calls=hosting["max_calls"])
+    return Hosting(
+        servers,
+        frozenset(hosting["announced"]),
+        max_calls=hosting["max_calls"],
+        pause_after=hosting.get("pause_after"),
+    )

@@ -43,8 +43,6 @@ CODE: Final = "code"
 """The trained tool that takes no JSON, and what its server's argument is called."""
 
 THE_MODELS_FAULT: Final = frozenset({UNKNOWN_TOOL, BAD_ARGUMENTS})
-THE_END: Final = frozenset({NO_CALLS_LEFT, NO_TIME_LEFT})
-"""What ends the calling at once."""
 
 
 def _unknown(call: Call, tools: HostedTools) -> str:
@@ -52,12 +50,17 @@ def _unknown(call: Call, tools: HostedTools) -> str:
     return f"There is no tool {call.name!r}. " + (f"There is: {near}." if near else "There are no tools.")
 
 
+def _no_time_left(_: Call, tools: HostedTools) -> str:
+    then = "Answer with what is known." if tools.hosting.pause_after is None else "It may be made again."
+    return f"No time is left for calls. The call was not made. {then}"
+
+
 TOLD: Final[Mapping[str, Callable[[Call, HostedTools], str]]] = {
     UNKNOWN_TOOL: _unknown,
     BAD_ARGUMENTS: lambda call, _: f"The arguments are no JSON object: {_problem(call)}. Give one that fits the tool.",
     REPEATED: lambda *_: "The same call was made before, with the same arguments. It was not made again.",
     NO_CALLS_LEFT: lambda *_: "No calls are left. The call was not made. Answer with what is known.",
-    NO_TIME_LEFT: lambda *_: "No time is left for calls. The call was not made. Answer with what is known.",
+    NO_TIME_LEFT: _no_time_left,
     VOID: lambda *_: "The call was approved, but the tool is not available any more. The call was not made.",
     ENDED: lambda *_: "No more calls are made. Answer with what is known.",
 }
@@ -72,10 +75,27 @@ class Ledger:
     limit: int
     exhausted: bool = False
     """Whether no more calls are made."""
+    _late: bool = False
+    """Whether the turn's time is over."""
+    _rounds: int = 0
     _made: int = 0
     _faults: int = 0
     _alike: int = 0
     _last: str = ""
+
+    @property
+    def paused(self) -> bool:
+        """Whether the turn ends behind this round for its client to go on with."""
+        after = self.tools.hosting.pause_after
+        return after is not None and (self._late or self._rounds >= after)
+
+    def begin(self) -> None:
+        """Another round of calls begins."""
+        self._rounds += 1
+
+    def time_is_over(self) -> None:
+        self._late = True
+        self.exhausted = self.exhausted or self.tools.hosting.pause_after is None
 
     def judge(self, call: Call, *, late: bool = False) -> str:
         """`MAKE`, `ASK` or the rule by which the model is told something instead. `late`: the turn's time is over."""
@@ -104,7 +124,9 @@ class Ledger:
         self._made += verdict == MAKE
         self._faults = self._faults + 1 if verdict in THE_MODELS_FAULT else 0
         once_more = verdict == REPEATED and self._alike > MOST_ALIKE + 1
-        self.exhausted = self.exhausted or verdict in THE_END or self._faults >= FAULTS or once_more
+        self.exhausted = self.exhausted or verdict == NO_CALLS_LEFT or self._faults >= FAULTS or once_more
+        if verdict == NO_TIME_LEFT:
+            self.time_is_over()
 
 
 def arguments_of(call: Call) -> dict[str, Json] | None:

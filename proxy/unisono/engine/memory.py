@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from unisono.core.conversation import (
@@ -55,12 +55,13 @@ class TurnMemory:
         `dated` already."""
         items: list[Item] = []
         said: list[Generated] = []
+        told = frozenset(item.call_id for item in conversation.items if isinstance(item, AssistantCall))
         for item in conversation.items:
             match item:
                 case AssistantReasoning() | AssistantMessage():
                     said.append(item)
                 case AssistantCall():
-                    items += self._recall_call(tenant, said, item)
+                    items += self._recall_call(tenant, said, item, told)
                     said = []
                 case UserMessage() | DeveloperMessage() | ToolResult():
                     items += self._recall_answer(tenant, said)
@@ -79,11 +80,15 @@ class TurnMemory:
         *,
         opened: str = "",
         results: Mapping[str, ToolResult] | None = None,
+        shown: Collection[str] = (),
     ) -> None:
         """Keep what the model generated in one turn. `opened` is the beginning of the first message where the client
-        wrote it: the message's tokens hold it, its text does not. `results` are those of hosted calls, by their ids:
-        the client never sees them, and the model did."""
+        wrote it: the message's tokens hold it, its text does not. `results` are those of hosted calls, by their ids.
+        `shown` are labels of servers whose calls the client sends back, with their results; it never sees the others,
+        and the model did."""
         said: list[Kept] = []
+        before = 0
+        """Where in it begins what was said behind the last call that was shown."""
         handed: tuple[bytes, tuple[Kept, ...]] | None = None
         for event in closed:
             if isinstance(event.item, HostedCall) and event.item.approval:
@@ -100,26 +105,30 @@ class TurnMemory:
                     said.append(message)
                     if phase is Phase.FINAL:
                         self._keep(_key(tenant, "answer", message.text), (message,))
-                        said = []
+                        said, before = [], 0
                 case ToolCall(call_id=call_id, name=name):
                     said.append(AssistantCall(call_id, name, event.text, event.tokens))
                     handed = (_key(tenant, "call", call_id), tuple(said))
                     self._keep(*handed)
-                    said = []
-                case HostedCall(call_id=call_id, name=name):
+                    said, before = [], 0
+                case HostedCall(call_id=call_id, name=name, server=server):
                     said.append(AssistantCall(call_id, name, event.text, event.tokens))
+                    if server in shown:
+                        self._keep(_key(tenant, "call", call_id), tuple(said[before:]))
                     if results is not None and call_id in results:
                         said.append(results[call_id])
+                    before = len(said) if server in shown else before
         if handed is not None and said and all(isinstance(item, AssistantCall | ToolResult) for item in said):
             # What was run beside the client's calls comes back with the last of them.
             key, items = handed
             self._keep(key, (*items, *said))
 
-    def _recall_call(self, tenant: str, said: Sequence[Generated], call: AssistantCall) -> Sequence[Item]:
+    def _recall_call(
+        self, tenant: str, said: Sequence[Generated], call: AssistantCall, told: Collection[str]
+    ) -> Sequence[Item]:
         entry = self._find(_key(tenant, "call", call.call_id))
-        if entry is None or not _same_turn(entry.items, said, call):
-            return (*said, call)
-        return entry.items
+        kept = () if entry is None else _untold(entry.items, call.call_id, told)
+        return kept if _same_turn(kept, said, call) else (*said, call)
 
     def _recall_answer(self, tenant: str, said: Sequence[Generated]) -> Sequence[Item]:
         return [self._answer(tenant, item) if isinstance(item, AssistantMessage) else item for item in said]
@@ -161,11 +170,31 @@ class TurnMemory:
             self._cost -= self._entries.popitem(last=False)[1].cost
 
 
+def _untold(kept: Sequence[Kept], call_id: str, told: Collection[str]) -> Sequence[Kept]:
+    """What of a turn goes with that call where the client tells of the calls `told`: all that was said behind the last
+    of them, and what was run behind the call and is none of them."""
+
+    def is_told(item: Kept) -> bool:
+        return isinstance(item, AssistantCall | ToolResult) and item.call_id != call_id and item.call_id in told
+
+    own = next((place for place, item in enumerate(kept) if _is_call(item, call_id)), len(kept))
+    begin = max((place + 1 for place, item in enumerate(kept[:own]) if is_told(item)), default=0)
+    return (*kept[begin:own], *(item for item in kept[own:] if not is_told(item)))
+
+
+def _is_call(item: Kept, call_id: str) -> bool:
+    return isinstance(item, AssistantCall) and item.call_id == call_id
+
+
 def _same_turn(kept: Sequence[Kept], said: Sequence[Generated], call: AssistantCall) -> bool:
     """Whether a client's version of a turn is the remembered one: what it sends is equal, what it leaves out (it may
     know neither reasoning nor preambles) does not matter."""
-    own = next((item for item in kept if isinstance(item, AssistantCall) and item.call_id == call.call_id), None)
-    if own is None or own.name != call.name or not _same_arguments(own.arguments, call.arguments):
+    own = next((item for item in kept if _is_call(item, call.call_id)), None)
+    if (
+        not isinstance(own, AssistantCall)
+        or own.name != call.name
+        or not _same_arguments(own.arguments, call.arguments)
+    ):
         return False
     for kind in (AssistantReasoning, AssistantMessage):
         given = "".join(item.text for item in said if isinstance(item, kind))

@@ -202,9 +202,10 @@ class Reading:
         """The last event; its usage knows nothing of the prompt."""
         if self.stop_sequence is not None:
             reason = FinishReason.STOP
-        self._plan.finish(handed=self.handed_back and self._answer.handed)
+        paused = isinstance(self.decided, Done) and self.decided.paused
+        self._plan.finish(handed=paused or (self.handed_back and self._answer.handed))
         finished = self._router.finished(reason, self.stop_sequence)
-        return replace(finished, cut_call=True) if self._cut else finished
+        return replace(finished, cut_call=finished.cut_call or self._cut, paused=paused)
 
     @property
     def complete(self) -> bool:
@@ -292,7 +293,8 @@ class Reading:
             self.decided = Generate()
             return []
         handed = self._answer.handed or self.round.asked
-        self._answer = replace(self._answer, ran=True, handed=handed, exhausted=self.round.ledger.exhausted)
+        ledger = self.round.ledger
+        self._answer = replace(self._answer, ran=True, handed=handed, exhausted=ledger.exhausted, paused=ledger.paused)
         self.decided = next_step(self._answer)
         match self.decided:
             case Generate():

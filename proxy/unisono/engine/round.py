@@ -68,6 +68,7 @@ class Round:
     def begin(self, calls: Sequence[Call]) -> None:
         self.calls.extend(calls)
         self.asked = False
+        self.ledger.begin()
 
     def listed(self) -> list[Event]:
         """What the servers offer, those the client does not know yet."""
@@ -114,14 +115,15 @@ class Round:
         assert calling is not None
         self.calling = None
         call, outcome = calling.call, told.outcome
-        self.ledger.exhausted = self.ledger.exhausted or told.rule == NO_TIME_LEFT
+        if told.rule == NO_TIME_LEFT:
+            self.ledger.time_is_over()
         note: dict[str, Json] = {RAN: call.call_id, TEXT: outcome.text}
         note |= {ERROR: True} if outcome.is_error else {}
         note |= {STRUCTURED: outcome.structured} if outcome.structured is not None else {}
         note |= {UNKNOWN: True} if outcome.outcome_unknown else {}
         note |= {SAID: told.said} if told.said != outcome.text else {}
         note |= {RULE: told.rule} if told.rule else {}
-        events: list[Event] = [Ran(calling.item, outcome, told.said)]
+        events: list[Event] = [Ran(calling.item, outcome, told.said, told.rule)]
         if told.rule:
             events.append(Repaired(told.rule, position))
         result = ToolResult(call.call_id, call.name, told.said)

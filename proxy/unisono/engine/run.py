@@ -261,6 +261,7 @@ class TurnRun(GeneratorRun):
             reading.closed,
             opened=self._turn.conversation.prefill or "",
             results=reading.results_by_call if reading.round is not None else None,
+            shown=() if self._turn.hosting is None else self._turn.hosting.shown,
         )
         usage = await asking.counted(reading) + finished.usage
         return replace(finished, usage=replace(usage, completion_tokens=usage.completion_tokens + self._lost))

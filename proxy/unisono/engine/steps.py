@@ -53,11 +53,15 @@ class Answer:
     """Whether somebody else has something to do: calls of the client, or requests for approval, are open."""
     exhausted: bool = False
     """Whether no more tools are run."""
+    paused: bool = False
+    """Whether none are run before the client wants it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The answer is over, or what is left is the client's to do."""
+    """The answer is over, or what is left is the client's to do; if only to have it go on where it `paused`."""
+
+    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,7 @@ def _behind_results(answer: Answer) -> Step:
         return Done()
     if answer.exhausted:
         return Done() if answer.answered else OpenFinal("tools-ended")
-    return Generate()
+    return Done(paused=True) if answer.paused else Generate()
 
 
 def to_said(closed: Closed) -> Item | None:

@@ -40,18 +40,22 @@ class Decision:
 @dataclass(frozen=True, slots=True)
 class Hosting:
     """Tools the gateway runs itself. `announced` are labels of servers whose tools the client has been told: those are
-    not told again. `decisions` are made before anything is generated. `max_calls` bounds the calls of the turn,
-    `total_s` the time of all of it, in seconds. A server that cannot list its tools ends the turn with its error,
-    unless it is `optional`: then the turn goes on without it and says so in its Listed. `take` is called with the
-    approval's id before an approved call is made; it raises what the turn ends with where the call is another
-    turn's."""
+    not told again. `shown` are labels of servers whose calls the client sees, and sends back with what came of them.
+    `decisions` are made before anything is generated. `max_calls` bounds the calls of the turn, `total_s` the time of
+    all of it, in seconds. With `pause_after` the turn ends behind so many rounds of calls, or where its time is over,
+    and its client has it go on behind what it was shown; without, the model has to answer where a bound is reached. A
+    server that cannot list its tools ends the turn with its error, unless it is `optional`: then the turn goes on
+    without it and says so in its Listed. `take` is called with the approval's id before an approved call is made; it
+    raises what the turn ends with where the call is another turn's."""
 
     servers: tuple[ToolServer, ...] = ()
     announced: frozenset[str] = frozenset()
     decisions: tuple[Decision, ...] = ()
     max_calls: int | None = None
+    pause_after: int | None = None
     total_s: float = 1800.0
     optional: bool = True
+    shown: frozenset[str] = frozenset()
     take: Callable[[str], Awaitable[None]] | None = None
 
 

@@ -110,6 +110,33 @@ TALKS: dict[str, tuple[list[Json], list[Item]]] = {
             UserMessage("Hi"),
         ],
     ),
+    "what other servers say beside": (
+        [
+            ASK,
+            assistant({"type": "compaction", "content": "We met."}, {"type": "fallback"}, text("It is so.")),
+            ASK,
+            assistant({"type": "compaction", "content": None}, {"type": "mcp_tool_listing"}),
+            ASK,
+        ],
+        [
+            UserMessage("Hi"),
+            AssistantMessage("We met.", Phase.COMMENTARY),
+            AssistantMessage("It is so."),
+            UserMessage("Hi"),
+            UserMessage("Hi"),
+        ],
+    ),
+    "a result of ours whose call a client left out": (
+        [ASK, assistant(text("I look."), OUR_WEB[1], text("It is so.")), ASK],
+        [
+            UserMessage("Hi"),
+            AssistantMessage("I look.", Phase.COMMENTARY),
+            SEARCHED,
+            FOUND,
+            AssistantMessage("It is so."),
+            UserMessage("Hi"),
+        ],
+    ),
     "an answer in pieces that cite": (
         [ASK, assistant(text("It is ", citations=None), text("so.", citations=[{"type": "char_location"}])), ASK],
         [UserMessage("Hi"), AssistantMessage("It is so."), UserMessage("Hi")],
@@ -317,6 +344,32 @@ def test_server_tools_are_the_gateways_own_where_the_operator_has_them() -> None
     assert (none.hosting, none.calls_allowed) == (None, False)
 
 
+def test_an_answer_pauses_where_its_client_sees_all_that_was_run() -> None:
+    docs = ToolServer("docs", "https://docs.example", approval=Approval(otherwise=False))
+    model = MessagesModel("gpt-oss", trained=BROWSER, runnable=RunnableTools((docs,)), pause_after=3)
+    for fields, bound in (({}, 3), ({"unisono": {"run_tools": True}}, None)):
+        hosting = understood(model, tools=[SEARCH], **fields).turn.hosting
+        assert hosting is not None
+        assert (hosting.shown, hosting.pause_after) == ({"builtin:browser"}, bound)
+
+
+def test_an_answer_that_goes_on_has_made_the_forced_call_and_talks_to_the_same_server() -> None:
+    served = MessagesModel("gpt-oss", trained=BROWSER)
+    use = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "x"}}
+    items = [AssistantCall("call_1", "browser.search", '{"query":"x"}'), ToolResult("call_1", "browser.search", "y")]
+    foreign = {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": [{SEALED: "EqQBCg"}]}
+    ours = {**foreign, "content": [{SEALED: SEALER.seal(TENANT, items, "a talk")}]}
+    force: Json = {"tools": [SEARCH], "tool_choice": {"type": "any"}}
+    paused = understood(served, messages=[ASK, assistant(use, ours), assistant(use, foreign)], **force)
+    assert paused.turn.choice is None
+    assert paused.talk == "a talk"
+    over = understood(served, messages=[ASK, assistant(use, ours), ASK], **force)
+    assert over.turn.choice == Forced()
+    assert understood(served, **force).talk == f"{TENANT}\0req_1"
+    others = {**foreign, "content": [{SEALED: SEALER.seal("others", items, "their talk")}]}
+    assert understood(served, messages=[ASK, assistant(use, others)], **force).talk == f"{TENANT}\0req_1"
+
+
 def test_tools_that_are_not_there_are_left_out_beside_others() -> None:
     made = understood(tools=[LOOK, SEARCH, {"type": "bash_20250124", "name": "bash"}])
     assert [tool.name for tool in made.turn.conversation.preamble.tools] == ["look"]
@@ -356,6 +409,12 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "a result of the assistant's": (
         {"messages": [ASK, assistant(USE, result("toolu_1"))]},
         "messages.1.content.1.type",
+    ),
+    "a container's file": ({"messages": [user({"type": "container_upload"})]}, "messages.0.content.0.type"),
+    "no name of a tool": ({"tools": [LOOK], "tool_choice": {"type": "tool", "name": ""}}, "tool_choice.name"),
+    "a result of another server's without its call": (
+        {"messages": [ASK, assistant(WEB[1]), ASK]},
+        "messages.1.content.0.tool_use_id",
     ),
     "a result of nothing": ({"messages": [user(result("toolu_9"))]}, "messages.0.content.0.tool_use_id"),
     "forged thoughts": ({"messages": [ASK, assistant(FORGED)]}, "messages.1.content.0.signature"),

@@ -21,6 +21,7 @@ from unisono.core.events import Closed, Delta, Event, Finished, HostedCall, Open
 from unisono.core.generation import FinishReason
 from unisono.core.tools import ToolOutcome
 from unisono.engine.collect import collect
+from unisono.engine.plan import UNMET_FORM
 from unisono.engine.turn import Report
 
 Json = dict[str, Any]
@@ -32,7 +33,8 @@ FRAME = Frame(
     max_tokens=100,
     served=frozenset({"browser", "python"}),
     sign=lambda text: SEALER.sign(TENANT, text),
-    seal=lambda items: SEALER.seal(TENANT, items),
+    talk="a talk",
+    seal=lambda items, talk: SEALER.seal(TENANT, items, talk),
 )
 SHOWN = replace(FRAME, thinking=Thinking.SHOWN)
 OMITTED = replace(FRAME, thinking=Thinking.OMITTED)
@@ -152,10 +154,24 @@ def test_calls_of_server_tools_are_shown_with_what_came_of_them(events: list[Eve
     said = next(event.text for event in events if isinstance(event, Closed))
     made = AssistantCall("call_h", ran.item.name, said, (7, 8))
     assert SEALER.open(TENANT, sealed) == (made, ToolResult("call_h", ran.item.name, ran.said))
+    assert SEALER.talk(TENANT, sealed) == "a talk"
+
+
+CODES = {"call-limit": "max_uses_exceeded", "bad-tool-arguments": "invalid_tool_input", "tools-ended": "unavailable"}
+
+
+@pytest.mark.parametrize(("rule", "code"), CODES.items())
+def test_a_call_that_was_not_made_says_why(rule: str, code: str) -> None:
+    *begun, ran = served("browser", "search", "{}", ToolOutcome("no", True))
+    assert isinstance(ran, Ran)
+    _, result = contents([*begun, replace(ran, rule=rule), finished()])
+    assert result["content"]["type"] == "web_search_tool_result_error"
+    assert result["content"]["error_code"] == code
 
 
 STOPPED = Finished(FinishReason.STOP, USAGE, stop_sequence="END")
 LENGTH = finished(FinishReason.LENGTH)
+PAUSED = replace(finished(), paused=True)
 FULL = replace(LENGTH, usage=replace(USAGE, completion_tokens=100))
 ENDS: dict[str, tuple[list[Event], Report, str]] = {
     "by itself": ([*final(0, "So."), finished()], Report(), "end_turn"),
@@ -172,6 +188,10 @@ ENDS: dict[str, tuple[list[Event], Report, str]] = {
         "tool_use",
     ),
     "unfit": ([*unfit(0, "No."), finished()], Report(unmet="Not JSON."), "refusal"),
+    "unfit, which was found out late": ([*final(0, "No."), finished()], Report(unmet=UNMET_FORM), "refusal"),
+    "without the call that was forced": ([*final(0, "No."), finished()], Report(unmet="No call."), "end_turn"),
+    "to go on later": ([*final(0, "So."), PAUSED], Report(), "pause_turn"),
+    "to go on later, and a call": ([*call(0, 0, "f", "{}"), PAUSED], Report(), "tool_use"),
 }
 
 
@@ -180,7 +200,7 @@ def test_it_is_said_why_an_answer_ended(events: list[Event], report: Report, rea
     message = both(events, FRAME, report)
     assert message["stop_reason"] == reason
     assert message["stop_sequence"] == ("END" if reason == "stop_sequence" else None)
-    details = {"type": "refusal", "category": None, "explanation": "Not JSON."} if reason == "refusal" else None
+    details = {"type": "refusal", "category": None, "explanation": report.unmet} if reason == "refusal" else None
     assert message["stop_details"] == details
 
 

@@ -83,6 +83,7 @@ def scripted_config(url: str, free: str, closed: str, tools: dict[str, str]) -> 
             "max_body_bytes": 500_000,
             "max_queue": 2,
             "builtin_tools": {"browser": "pages", "python": "runs"},
+            "pause_after_rounds": 2,
             "raw_completions": True,
         },
     }

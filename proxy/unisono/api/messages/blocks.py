@@ -105,6 +105,12 @@ class ToolResultBlock(Block):
     is_error: bool | None = None
 
 
+class CompactionBlock(Block):
+    """What was said before, as another server put it in short; none where that failed."""
+
+    content: Text | None = None
+
+
 class SilentBlock(Block):
     """A kind that says nothing to the model here."""
 
@@ -124,9 +130,13 @@ KINDS: Final[Mapping[str, type[Block]]] = {
     "bash_code_execution_tool_result": ServerResultBlock,
     "text_editor_code_execution_tool_result": ServerResultBlock,
     "tool_search_tool_result": ServerResultBlock,
+    "advisor_tool_result": ServerResultBlock,
     "mcp_tool_use": ServerUseBlock,
     "mcp_tool_result": ServerResultBlock,
+    "compaction": CompactionBlock,
     "tool_reference": SilentBlock,
+    "mcp_tool_listing": SilentBlock,
+    "fallback": SilentBlock,
 }
 """Every kind of block there is."""
 

@@ -8,7 +8,7 @@ from typing import Any
 from unisono.api.messages.served import FETCH, SEARCH
 from unisono.core.events import Finished
 from unisono.core.generation import FinishReason, Usage
-from unisono.engine.plan import REPETITION
+from unisono.engine.plan import REPETITION, UNMET_FORM
 from unisono.engine.turn import Report
 
 
@@ -56,9 +56,12 @@ def _reason(finished: Finished, shown: Shown, report: Report, max_tokens: int | 
         return "tool_use"
     if finished.stop_sequence is not None:
         return "stop_sequence"
+    if finished.paused:
+        return "pause_turn"
     if finished.reason is FinishReason.LENGTH or finished.cut_call or shown.cut:
         return "model_context_window_exceeded" if _no_window_left(finished, report, max_tokens) else "max_tokens"
-    return "refusal" if shown.refused else "end_turn"
+    # In a stream an answer may turn out not to be of its form when it was shown already.
+    return "refusal" if shown.refused or report.unmet == UNMET_FORM else "end_turn"
 
 
 def _no_window_left(finished: Finished, report: Report, max_tokens: int | None) -> bool:

@@ -16,11 +16,13 @@ from unisono.api.history import History, split_markers
 from unisono.api.messages.arguments import to_arguments
 from unisono.api.messages.blocks import (
     Block,
+    CompactionBlock,
     DocumentBlock,
     RedactedBlock,
     SearchResultBlock,
     ServerResultBlock,
     ServerUseBlock,
+    SilentBlock,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
@@ -53,6 +55,10 @@ class Seals(Protocol):
         """None for what is not ours, damaged, or another tenant's."""
         ...
 
+    def talk(self, tenant: str, text: str) -> str:
+        """The talk with a tool server that something sealed comes from; "" for none."""
+        ...
+
     def signed(self, tenant: str, text: str, signature: str) -> bool: ...
 
 
@@ -66,6 +72,8 @@ class Reading:
         self._seals = seals
         self._sealed: dict[str, tuple[AssistantCall, ToolResult]] = {}
         """Calls of the message that is read, as this gateway made them."""
+        self._served_calls: frozenset[str] = frozenset()
+        """Calls of server tools that stand in the message."""
 
     def add(self, position: int, message: Message) -> None:
         """Raises InvalidRequest, naming the block."""
@@ -102,7 +110,8 @@ class Reading:
         output = text_of(inner, self.notes)
         if block.is_error and not output.lower().startswith(FAILED.lower()):
             output = f"{FAILED}: {output}" if output else FAILED
-        self.said.result(ToolResult(call_id, self.said.name_of(call_id, f"{at}.tool_use_id"), output))
+        name = self.said.name_of(call_id, f"{at}.tool_use_id", block.tool_use_id)
+        self.said.result(ToolResult(call_id, name, output))
 
     def _assistant(self, blocks: Sequence[tuple[str, Block]]) -> None:
         self._sealed = {
@@ -110,6 +119,7 @@ class Reading:
             for _, block in blocks
             if isinstance(block, ServerResultBlock) and (made := self._made_here(block)) is not None
         }
+        self._served_calls = frozenset(known_id(block.id) for _, block in blocks if isinstance(block, ServerUseBlock))
         # What is said between the calls of one message leaves their results where they belong.
         self.said.say()
         calls = [place for place, (_, block) in enumerate(blocks) if isinstance(block, ToolUseBlock | ServerUseBlock)]
@@ -156,8 +166,11 @@ class Reading:
 
     def _served(self, at: str, block: ServerResultBlock) -> None:
         call_id = known_id(block.tool_use_id)
-        name = self.said.name_of(call_id, f"{at}.tool_use_id")
         made = self._sealed.get(call_id)
+        if made is not None and call_id not in self._served_calls:
+            # Clients may leave out calls of tools that they did not name, and keep the results.
+            self.said.call(made[0])
+        name = self.said.name_of(call_id, f"{at}.tool_use_id", block.tool_use_id)
         self.said.result(ToolResult(call_id, name, result_text(block.content)) if made is None else made[1])
 
     def _made_here(self, block: ServerResultBlock) -> tuple[AssistantCall, ToolResult] | None:
@@ -209,7 +222,9 @@ def text_of(blocks: Iterable[tuple[str, Block]], notes: list[str]) -> str:
                 texts.append(f"{block.title}\n{block.source}\n{said}")
             case DocumentBlock():
                 texts.append(_document(at, block, notes))
-            case Block(type="tool_reference"):
+            case CompactionBlock():
+                texts.append(block.content or "")
+            case SilentBlock():
                 notes.append(f"{at}: no effect")
             case _:
                 raise InvalidRequest(f"'{at}.type': '{block.type}' is not possible here.", param=f"{at}.type")

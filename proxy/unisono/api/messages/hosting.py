@@ -81,6 +81,19 @@ def bounded(hosting: Hosting, tools: Sequence[ToolSpec]) -> Hosting:
     return replace(hosting, max_calls=sum(uses))
 
 
+def told(
+    hosting: Hosting | None, tools: Sequence[ToolSpec], served: Sequence[ToolServer], pause_after: int | None
+) -> Hosting | None:
+    """What the client is to see of it, and the bounds. A client can have an answer go on only where it sees all calls
+    that were made."""
+    if hosting is None:
+        return None
+    hosting = bounded(hosting, tools)
+    shown = frozenset(server.label for server in served)
+    seen = all(server.label in shown for server in hosting.servers)
+    return replace(hosting, shown=shown, pause_after=pause_after if seen else None)
+
+
 def asked_choice(spec: ChoiceSpec | None, tools: Sequence[ToolSpec]) -> ToolChoice | None:
     if spec is None:
         return None

@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from unisono.api.choice import Mode
+from unisono.api.choice import Mode, ToolChoice
 from unisono.api.fields import smallest
 from unisono.api.forms import SchemaSpec
 from unisono.api.messages.blocks import RedactedBlock, ServerResultBlock, ThinkingBlock
 from unisono.api.messages.history import BETWEEN, Reading, Seals, text_of
 from unisono.api.messages.hosting import (
     asked_choice,
-    bounded,
     builtin_for,
     choice_of,
     declared,
     notes_on,
     to_servers,
+    told,
 )
 from unisono.api.messages.schema import Wanted
+from unisono.api.messages.served import sealed_in
 from unisono.api.notes import MAX_NOTES, notes_on_begun, without_effect
 from unisono.api.parts import join
 from unisono.api.rules import NO_RULES, ModelRules
 from unisono.api.runnable import NOTHING_TO_RUN, RunnableTools, hosting_of
 from unisono.api.sampling import to_sampling
-from unisono.api.tools import to_toolbox
+from unisono.api.tools import Toolbox, to_toolbox
 from unisono.core.access import Caller
 from unisono.core.conversation import AnswerForm, Conversation, Effort, Preamble
 from unisono.core.tools import ToolServer
-from unisono.engine.turn import Turn
+from unisono.engine.turn import Choice, Turn
 from unisono.errors import ThreadsUnsupported
 
 SURFACE = "messages"
@@ -51,7 +52,8 @@ class Thinking(Enum):
 @dataclass(frozen=True, slots=True)
 class MessagesModel:
     """What this surface knows of a model: the group that serves it, how its answers are shown, and which tools may be
-    run for it: `trained` are servers for the tools gpt-oss was trained on."""
+    run for it: `trained` are servers for the tools gpt-oss was trained on. An answer pauses behind `pause_after` rounds
+    of calls, None for never."""
 
     group: str
     show_reasoning: bool = True
@@ -59,17 +61,19 @@ class MessagesModel:
     runnable: RunnableTools = NOTHING_TO_RUN
     trained: Mapping[str, ToolServer] = field(default_factory=dict)
     rules: ModelRules = NO_RULES
+    pause_after: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class MessagesTurn:
     """What one request asks: the turn for the engine, and what the answer must look like. `served` are the builtin
-    tools whose calls are shown."""
+    tools whose calls are shown, `talk` is the one with their servers."""
 
     turn: Turn
     stream: bool
     thinking: Thinking
     served: frozenset[str]
+    talk: str
     notes: tuple[str, ...]
 
 
@@ -98,12 +102,12 @@ def to_turn(
     tools = request.tools or []
     asked = asked_choice(request.tool_choice, tools)
     forbidden = asked is not None and asked.mode is Mode.NONE
-    served = to_servers(request, model.trained, owner=caller.tenant, talk=f"{caller.tenant}\0{request_id}")
+    talk = _begun_talk(request, caller.tenant, seals) or f"{caller.tenant}\0{request_id}"
+    served = to_servers(request, model.trained, owner=caller.tenant, talk=talk)
     hosted = frozenset(server.builtin for server in served)
     toolbox = to_toolbox(declared(tools, hosted), others=bool(served))
     servers = () if forbidden else (*served, *_runnable(request, model, caller.tenant, hosted))
-    if (hosting := hosting_of(servers)) is not None:
-        hosting = bounded(hosting, tools)
+    hosting = told(hosting_of(servers), tools, served, model.pause_after)
     preamble = Preamble(tools=toolbox.tools, effort=_effort(request), date=today)
     conversation, notes = to_conversation(request, preamble, caller.tenant, seals)
     form, form_at = _form(request)
@@ -123,7 +127,7 @@ def to_turn(
         request_id=request_id,
         surface=SURFACE,
         hosting=hosting,
-        choice=choice_of(asked, toolbox, servers),
+        choice=_choice(request, asked, toolbox, servers),
         form=form,
         reasoning_budget=smallest((_budget(request), model.rules.reasoning_budget)),
         unmended=model.rules.unmended,
@@ -131,8 +135,8 @@ def to_turn(
         tools_at="tools.{index}",
         schema_field="input_schema",
     )
-    told = [*_notes_on(request, turn, hosted, form_at), *toolbox.notes, *notes]
-    return MessagesTurn(turn, bool(request.stream), _thinking(request, model), hosted, tuple(told[:MAX_NOTES]))
+    every = [*_notes_on(request, turn, hosted, form_at), *toolbox.notes, *notes]
+    return MessagesTurn(turn, bool(request.stream), _thinking(request, model), hosted, talk, tuple(every[:MAX_NOTES]))
 
 
 def to_conversation(
@@ -177,6 +181,25 @@ def _effort(request: Wanted) -> Effort:
 
 def _budget(request: Wanted) -> int | None:
     return request.thinking.budget_tokens if request.thinking and request.thinking.type == "enabled" else None
+
+
+def _choice(
+    request: Wanted, asked: ToolChoice | None, toolbox: Toolbox, servers: Sequence[ToolServer]
+) -> Choice | None:
+    """What has to be called. Where an answer goes on behind what a server tool came to, that was called before it
+    paused."""
+    choice, last = choice_of(asked, toolbox, servers), request.messages[-1]
+    goes_on = last.role == "assistant" and bool(last.content) and isinstance(last.content[-1], ServerResultBlock)
+    return None if goes_on else choice
+
+
+def _begun_talk(request: Wanted, tenant: str, seals: Seals | None) -> str:
+    """The talk with the servers in which the last call was made, so that what it opened is open; "" for none."""
+    if seals is None:
+        return ""
+    blocks = (block for message in reversed(request.messages) for block in reversed(message.content))
+    results = (sealed_in(block.content) for block in blocks if isinstance(block, ServerResultBlock))
+    return next(filter(None, (seals.talk(tenant, sealed) for sealed in results if sealed)), "")
 
 
 def _form(request: Wanted) -> tuple[AnswerForm | None, str]:

@@ -56,25 +56,26 @@ _END: Final = b"}}\n\n"
 _STOP: Final = b'event: content_block_stop\ndata: {"type":"content_block_stop","index":%d}\n\n'
 
 
-def _nothing(_: Any) -> str:
+def _nothing(*_: Any) -> str:
     return ""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
     """What is equal in every form of an answer, and how it is to be shown. `served` are builtin tools whose calls are
-    shown; `sign` signs text, `seal` seals what was said."""
+    shown, in the `talk` with their servers; `sign` signs text, `seal` seals what was said in a talk."""
 
     id: str
     model: str
     request_id: str = ""
     thinking: Thinking = Thinking.HIDDEN
     served: frozenset[str] = frozenset()
+    talk: str = ""
     notes: tuple[str, ...] = ()
     max_tokens: int | None = None
     hold_calls: bool = True
     sign: Callable[[str], str] = _nothing
-    seal: Callable[[Sequence[Said]], str] = _nothing
+    seal: Callable[[Sequence[Said], str], str] = _nothing
 
     def message(self, content: Sequence[Any], usage: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -94,14 +95,14 @@ class Frame:
     def signature(self, closed: Closed) -> str:
         """What goes with thoughts, so that they count when they come back."""
         if self.thinking is Thinking.OMITTED:
-            return self.seal([AssistantReasoning(closed.text, closed.tokens)])
+            return self.seal([AssistantReasoning(closed.text, closed.tokens)], "")
         return self.sign(closed.text)
 
     def result(self, closed: Closed, ran: Ran) -> dict[str, Any]:
         """What came of a call that is shown."""
         item = ran.item
         said = AssistantCall(item.call_id, item.name, closed.text, closed.tokens)
-        return to_result(ran, self.seal([said, ToolResult(item.call_id, item.name, ran.said)]))
+        return to_result(ran, self.seal([said, ToolResult(item.call_id, item.name, ran.said)], self.talk))
 
 
 def to_message(result: Result, report: Report, frame: Frame) -> dict[str, Any]:

@@ -36,7 +36,7 @@ Kind = TypeVar("Kind", bound=Wanted)
 class Sealing(Seals, Protocol):
     """What is given to clients to keep, and known again."""
 
-    def seal(self, tenant: str, items: Sequence[Item]) -> str: ...
+    def seal(self, tenant: str, items: Sequence[Item], talk: str = "") -> str: ...
 
     def sign(self, tenant: str, text: str) -> str: ...
 
@@ -129,13 +129,14 @@ async def understood(means: Means, request: Request, kind: type[Kind]) -> Asked:
     if seals is not None:
         tenant = caller.tenant
         more["sign"] = lambda text: seals.sign(tenant, text)
-        more["seal"] = lambda items: seals.seal(tenant, items)
+        more["seal"] = lambda items, talk: seals.seal(tenant, items, talk)
     frame = Frame(
         id=f"msg_{means.new_id()}",
         model=wanted.model,
         request_id=request.state.request_id,
         thinking=turn.thinking,
         served=turn.served,
+        talk=turn.talk,
         notes=turn.notes,
         max_tokens=wanted.max_tokens,
         hold_calls=turn.turn.hold_calls,

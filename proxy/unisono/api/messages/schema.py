@@ -65,7 +65,7 @@ class ChoiceSpec(Open):
     @field_validator("name")
     @classmethod
     def _present(cls, value: Any, info: ValidationInfo) -> Any:
-        if value is None and info.data.get("type") == "tool":
+        if not value and info.data.get("type") == "tool":
             raise wrong("must name the tool")
         return value
 

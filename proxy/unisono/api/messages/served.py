@@ -13,7 +13,7 @@ from unisono.api.builtins import BROWSER, PYTHON, builtin_of
 from unisono.api.messages.ids import SERVERS, shown_id
 from unisono.core.conversation import Json
 from unisono.core.events import HostedCall, Ran
-from unisono.engine.judging import arguments_of
+from unisono.engine.judging import BAD_ARGUMENTS, NO_CALLS_LEFT, arguments_of
 from unisono.engine.steps import Call
 
 SEALED: Final = "encrypted_content"
@@ -25,6 +25,8 @@ NAMES: Final[Mapping[tuple[str, str], str]] = {
 }
 """What functions of the browser are called here."""
 UNAVAILABLE: Final = "unavailable"
+ERROR_CODES: Final[Mapping[str, str]] = {NO_CALLS_LEFT: "max_uses_exceeded", BAD_ARGUMENTS: "invalid_tool_input"}
+"""Why a call was not made, by the rule; what is not here is `UNAVAILABLE`."""
 
 
 def name_of(item: HostedCall) -> str:
@@ -58,7 +60,8 @@ def to_result(ran: Ran, sealed: str) -> dict[str, Any]:
             SEALED: sealed,
         }
     elif ran.outcome.is_error:
-        content = {"type": f"{name}_tool_result_error", "error_code": UNAVAILABLE, SEALED: sealed}
+        code = ERROR_CODES.get(ran.rule, UNAVAILABLE)
+        content = {"type": f"{name}_tool_result_error", "error_code": code, SEALED: sealed}
     elif name == SEARCH:
         content = [
             {"type": "web_search_result", "url": url, "title": title, "page_age": None, SEALED: sealed * (not place)}

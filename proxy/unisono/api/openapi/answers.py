@@ -255,7 +255,7 @@ MESSAGES: dict[str, Schema] = {
         content=many(ref("AnsweredBlock")),
         stop_reason={
             "enum": [
-                *("end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"),
+                *("end_turn", "max_tokens", "stop_sequence", "tool_use", "pause_turn", "refusal"),
                 "model_context_window_exceeded",
             ]
         },

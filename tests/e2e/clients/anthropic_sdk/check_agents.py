@@ -8,10 +8,11 @@ import pytest
 from anthropic import AsyncAnthropic
 from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import HumanMessage, ToolMessage
-from pydantic_ai import Agent
+from pydantic_ai import Agent, WebSearchTool
+from pydantic_ai.capabilities import NativeTool
 from pydantic_ai.models.anthropic import AnthropicModel, AnthropicModelSettings
 from pydantic_ai.providers.anthropic import AnthropicProvider
-from weather import ANSWER, HELLO, PARIS, Asked
+from weather import ANSWER, HELLO, PARIS, SAID, Asked
 
 if TYPE_CHECKING:
     from conftest import Stage
@@ -77,3 +78,17 @@ async def test_pydantic_ai_runs_the_loop(stage: Stage, usual: dict[str, Any], st
     assert output == ANSWER
     assert asked.asked == ["Paris"]
     assert usage is not None
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_pydantic_ai_goes_on_behind_a_pause(stage: Stage, usual: dict[str, Any], stream: bool) -> None:
+    async with AsyncAnthropic(base_url=stage.scripted, **{**usual, "api_key": stage.key}) as client:
+        model = AnthropicModel("scripted", provider=AnthropicProvider(anthropic_client=client))
+        agent = Agent(model, capabilities=[NativeTool(WebSearchTool())])
+        asked = "script: a search, then: a page, then: an answer"
+        if stream:
+            async with agent.run_stream(asked) as running:
+                output = await running.get_output()
+        else:
+            output = (await agent.run(asked)).output
+    assert output == SAID

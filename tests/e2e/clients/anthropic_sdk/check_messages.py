@@ -158,6 +158,26 @@ def test_the_web_is_searched_and_the_search_goes_back_as_it_came(scripted: Anthr
     assert scripted.messages.create(**fields).role == "assistant"
 
 
+PAUSES = "a search, then: a page, then: an answer"
+
+
+@both
+def test_an_answer_that_pauses_is_sent_back_and_goes_on(scripted: Anthropic, stream: bool) -> None:
+    fields = scene(PAUSES, tools=[SEARCH], thinking=THINKING)
+    first = answered(scripted, stream, fields)
+    assert (first.stop_reason, text(first)) == ("pause_turn", "")
+    assert first.content[-1].type == "web_fetch_tool_result"
+    fields["messages"] += [{"role": "assistant", "content": first.content}]
+    second = answered(scripted, stream, fields)
+    assert (second.stop_reason, text(second)) == ("end_turn", SAID)
+
+
+def test_the_tool_runner_goes_on_behind_a_pause(scripted: Anthropic) -> None:
+    runner = scripted.beta.messages.tool_runner(**scene(PAUSES, tools=[SEARCH]))
+    reasons = [message.stop_reason for message in runner]
+    assert reasons == ["pause_turn", "end_turn"]
+
+
 @both
 def test_code_is_run(scripted: Anthropic, stream: bool) -> None:
     message = answered(scripted, stream, scene("a program, then: an answer", tools=[CODE]))
