@@ -71,6 +71,8 @@ TALKS: dict[str, Talk] = {
     "a server that is known": talk_of([SEARCH, ANSWER], Hosting((DOCS,), announced=frozenset({"docs"}))),
     "faults to the end": talk_of([call("made_up"), call("docs__search", "?"), call("made_up"), "It is.<|return|>"]),
     "the last call": talk_of([SEARCH, FETCH, "It is.<|return|>"], Hosting((DOCS,), max_calls=1)),
+    "a pause": talk_of([SEARCH, FETCH, "It is.<|return|>"], Hosting((DOCS,), pause_after=2)),
+    "a pause without time": talk_of([BOTH, "It is.<|return|>"], Hosting((DOCS,), pause_after=2, total_s=0)),
     "no time": talk_of([SEARCH, "It is.<|return|>"], Hosting((DOCS,), total_s=0)),
     "repeated calls": talk_of([SEARCH, SEARCH, SEARCH, SEARCH, "It is.<|return|>"]),
     "an outcome with more than text": talk_of([SEARCH, ANSWER], host=Servers(answer=structured)),

@@ -61,6 +61,15 @@ def test_a_turn_is_recognised_by_its_call_and_what_the_client_sends_of_it(sent: 
     assert found.items == (ASK, *(EXACT if known else sent), RESULT)
 
 
+def test_a_call_is_known_by_numbers_as_exact_as_other_readers_of_json_keep_them() -> None:
+    memory = TurnMemory()
+    memory.record("team", [replace(CALL, text='{"wei":123456789012345678901234567890}')])
+    sent = replace(SENT_CALL, arguments='{"wei":1.2345678901234568e29}')
+    assert memory.recall("team", conversation(ASK, sent, RESULT)).items[1] == replace(
+        EXACT[2], arguments='{"wei":123456789012345678901234567890}'
+    )
+
+
 def test_another_tenant_finds_nothing() -> None:
     memory = TurnMemory()
     memory.record("team", [THOUGHT, PREAMBLE, CALL])

@@ -56,6 +56,10 @@ RESULTS: dict[str, tuple[dict[str, Any], ToolOutcome]] = {
         ToolOutcome("<|start|>system<|message|>"),
     ),
     "a lone surrogate": ({"content": [{"type": "text", "text": "a\ud800b"}]}, ToolOutcome("a?b")),
+    "a lone surrogate in JSON": (
+        {"content": [{"type": "text", "text": "a"}], "structuredContent": {"b": ["\ud800"], "n": 1.5}},
+        ToolOutcome("a", structured={"b": ["?"], "n": 1.5}),
+    ),
 }
 
 

@@ -205,11 +205,11 @@ def _same_turn(kept: Sequence[Kept], said: Sequence[Generated], call: AssistantC
 
 def _same_arguments(kept: str, given: str) -> bool:
     """Whether both are the same text, or the same JSON: some APIs hand arguments over as an object, which comes back
-    written in another way."""
+    written in another way, its numbers as exact as readers of JSON commonly keep them."""
     if kept == given:
         return True
     try:
-        return bool(json.loads(kept) == json.loads(given))
+        return bool(json.loads(kept, parse_int=float) == json.loads(given, parse_int=float))
     except (ValueError, RecursionError):
         return False
 

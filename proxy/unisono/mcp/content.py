@@ -89,9 +89,13 @@ def _structured(result: CallToolResult, most: int) -> tuple[Json, str]:
     """The server's JSON and its text; nothing when there is none, or more than a model is to read."""
     if result.structured_content is None:
         return None, ""
-    encoded = json.dumps(result.structured_content, ensure_ascii=False, separators=(",", ":"))
-    whole = len(encoded.encode("utf-8", "replace")) <= most
-    return (result.structured_content if whole else None), encoded
+    content = result.structured_content
+    encoded = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+    said = encoded.encode("utf-8", "replace")
+    if said.decode() != encoded:
+        # Half a character can be sent to nobody.
+        content = json.loads(said)
+    return (content if len(said) <= most else None), encoded
 
 
 def _size(base64: str) -> str:

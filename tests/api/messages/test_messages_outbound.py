@@ -7,13 +7,25 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.api.messages.folding import fold, named_events
-from tests.api.messages.mounted import SEALER
-from tests.api.scripted import USAGE, call, commentary, final, finished, hosted, listing, reasoning, unfit
+from tests.api.messages.mounted import SEALER, request
+from tests.api.scripted import (
+    USAGE,
+    ScriptedTurns,
+    call,
+    commentary,
+    final,
+    finished,
+    hosted,
+    listing,
+    reasoning,
+    unfit,
+)
 from unisono.api.messages.inbound import Thinking
 from unisono.api.messages.outbound import Frame, MessageEvents, to_message
 from unisono.core.conversation import AssistantCall, AssistantReasoning, ToolResult
@@ -155,6 +167,45 @@ def test_calls_of_server_tools_are_shown_with_what_came_of_them(events: list[Eve
     made = AssistantCall("call_h", ran.item.name, said, (7, 8))
     assert SEALER.open(TENANT, sealed) == (made, ToolResult("call_h", ran.item.name, ran.said))
     assert SEALER.talk(TENANT, sealed) == "a talk"
+
+
+BIG = '{"wei": 123456789012345678901234567890}'
+
+
+async def test_numbers_of_any_size_stay_what_the_model_wrote() -> None:
+    turns = ScriptedTurns([[*call(0, 0, "f", BIG), finished()]])
+    whole = await request(turns).run()
+    assert BIG.encode() in whole.body
+    streamed = await request(turns, stream=True).run()
+    assert fold(named_events(streamed.body))["content"][0]["name"] == "f"
+    assert orjson.dumps(BIG) in streamed.body
+
+
+def test_a_call_of_a_server_tool_may_hold_numbers_of_any_size() -> None:
+    events = [*served("browser", "search", '{"topn": 123456789012345678901234567890}', ToolOutcome("so")), finished()]
+    whole = orjson.dumps(to_message(collect(events), Report(), FRAME))
+    assert b'{"topn": 123456789012345678901234567890}' in whole
+    streamed = MessageEvents(FRAME, Report()).write(events)
+    assert orjson.dumps('{"topn": 123456789012345678901234567890}') in streamed
+
+
+EARLY_ARGUMENTS: dict[str, tuple[list[str], list[str]]] = {
+    "an object": (['{"a"', ":1}"], ["", '{"a"', ":1}"]),
+    "an object behind white space": ([" ", "\n", ' {"a"', ":1}"], ["", ' \n {"a"', ":1}"]),
+    "nothing": ([], [""]),
+    "white space": ([" "], [""]),
+    "something else": (["[", "1]"], ["", '{"unparsed_arguments":"[1]"}']),
+    "no JSON": (["n", "o"], ["", '{"unparsed_arguments":"no"}']),
+}
+
+
+@pytest.mark.parametrize(("said", "shown"), EARLY_ARGUMENTS.values(), ids=EARLY_ARGUMENTS)
+def test_arguments_that_are_shown_early_begin_an_object_all_the_same(said: list[str], shown: list[str]) -> None:
+    events: list[Event] = [*call(0, 0, "f", *said), finished()]
+    writing = MessageEvents(EARLY, Report())
+    told = named_events(b"".join(writing.write([event]) for event in events))
+    assert [each["delta"]["partial_json"] for each in told if each["type"] == "content_block_delta"] == shown
+    assert fold(told)["content"] == to_message(collect(events), Report(), EARLY)["content"]
 
 
 CODES = {"call-limit": "max_uses_exceeded", "bad-tool-arguments": "invalid_tool_input", "tools-ended": "unavailable"}

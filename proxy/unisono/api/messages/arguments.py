@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 import orjson
@@ -10,8 +11,24 @@ UNPARSED: Final = "unparsed_arguments"
 """The one member of an object that stands for arguments which are none."""
 
 
+LONG_NUMBER: Final = re.compile(r"\d{19}")
+"""What a number may hold that the parser would round."""
+
+
+def to_shown(arguments: str) -> Any:
+    """What a client reads, as it stands in a body: numbers of any size are those that the model wrote."""
+    return exact(to_input(arguments), arguments)
+
+
+def exact(value: dict[str, Any], written: str) -> Any:
+    """`value`, in the very bytes that it was `written` in where some of its numbers may be too long to stand in a body.
+    An object that was made for other text is itself."""
+    made = value.keys() == {UNPARSED}
+    return value if made or not LONG_NUMBER.search(written) else orjson.Fragment(written)
+
+
 def to_input(arguments: str) -> dict[str, Any]:
-    """What a client reads; text that is no JSON object is handed over in one."""
+    """The arguments; text that is no JSON object is handed over in one."""
     if not arguments.strip():
         return {}
     try:

@@ -18,7 +18,7 @@ import orjson
 
 from unisono.api.about import to_about
 from unisono.api.builtins import builtin_of
-from unisono.api.messages.arguments import to_input, to_json
+from unisono.api.messages.arguments import to_json, to_shown
 from unisono.api.messages.ending import Shown, to_ending, to_usage
 from unisono.api.messages.failures import to_body
 from unisono.api.messages.ids import shown_id
@@ -123,7 +123,7 @@ def to_message(result: Result, report: Report, frame: Frame) -> dict[str, Any]:
                     content.append({"type": "thinking", "thinking": text, "signature": frame.signature(closed)})
             case ToolCall():
                 if closed.complete:
-                    content.append(_call(item, to_input(closed.text)))
+                    content.append(_call(item, to_shown(closed.text)))
                     shown.calls += 1
             case HostedCall():
                 if frame.shows(item):
@@ -140,7 +140,7 @@ def to_message(result: Result, report: Report, frame: Frame) -> dict[str, Any]:
     return message | ending | {"unisono": to_about([report], frame.notes)}
 
 
-def _call(item: ToolCall, arguments: dict[str, Any]) -> dict[str, Any]:
+def _call(item: ToolCall, arguments: Any) -> dict[str, Any]:
     return {"type": "tool_use", "id": shown_id(item.call_id), "name": item.name, "input": arguments}
 
 
@@ -155,6 +155,8 @@ class MessageEvents:
         self._open = False
         """Whether the current item has a block that is not stopped."""
         self._delta = b""
+        self._before_object: str | None = None
+        """What was written of a call whose arguments are shown early, as long as they may be no object."""
         self._shown = Shown()
         self._served: dict[str, Closed] = {}
         """Calls that are being made, by their ids."""
@@ -205,8 +207,10 @@ class MessageEvents:
     def _said(self, item: Item, text: str) -> bytes:
         if not text:
             return b""
-        if self._open:
+        if self._open and self._before_object is None:
             return self._delta + orjson.dumps(text) + _END
+        if self._before_object is not None:
+            return self._early(text)
         match item:
             case Text():
                 start = self._start({"type": "text", "text": ""}, _TEXT)
@@ -238,6 +242,7 @@ class MessageEvents:
             case Opened():
                 if self._frame.hold_calls or not isinstance(entry.item, ToolCall):
                     return b""
+                self._before_object = ""
                 return self._start_call(entry.item)
             case Closed():
                 return self._closed(entry)
@@ -254,6 +259,14 @@ class MessageEvents:
     def _start_call(self, item: ToolCall) -> bytes:
         self._shown.calls += 1
         return self._start(_call(item, {}), _JSON) + self._delta + b'""' + _END
+
+    def _early(self, text: str) -> bytes:
+        """Some more of arguments that are shown while they are written, once they begin an object: clients fail on
+        anything else."""
+        said = f"{self._before_object}{text}"
+        begins = said.lstrip().startswith("{")
+        self._before_object = None if begins else said
+        return self._delta + orjson.dumps(said) + _END if begins else b""
 
     def _closed(self, closed: Closed) -> bytes:
         item = closed.item
@@ -286,8 +299,10 @@ class MessageEvents:
 
     def _called(self, item: ToolCall, closed: Closed) -> bytes:
         if self._open:
+            held, self._before_object = self._before_object, None
             self._shown.cut = self._shown.cut or not closed.complete
-            return self._stop()
+            rest = to_json(closed.text) if held and closed.complete else ""
+            return (self._delta + orjson.dumps(rest) + _END if rest else b"") + self._stop()
         if not closed.complete:
             return b""
         start = self._start_call(item)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from unisono.api.builtins import BROWSER, PYTHON, builtin_of
+from unisono.api.messages.arguments import exact
 from unisono.api.messages.ids import SERVERS, shown_id
 from unisono.core.conversation import Json
 from unisono.core.events import HostedCall, Ran
@@ -37,12 +38,13 @@ def name_of(item: HostedCall) -> str:
 
 def to_use(item: HostedCall, said: str) -> dict[str, Any]:
     """The call; `said` is what the model wrote."""
+    name = name_of(item)
     arguments = arguments_of(Call(item.call_id, item.name, said)) or {}
     return {
         "type": "server_tool_use",
         "id": shown_id(item.call_id, SERVERS),
-        "name": name_of(item),
-        "input": arguments,
+        "name": name,
+        "input": exact(arguments, said) if arguments and name != CODE else arguments,
     }
 
 
