@@ -45,7 +45,7 @@ def test_an_entry_is_a_name_or_a_name_with_options() -> None:
     assert told == HookSettings(name="failing", timeout_s=2, fail="open", options={"at": "x", "key": "sk-1"})
 
 
-INSTALLED = "blocklist, failing, garbling, gone, halved, hearing, replacing"
+INSTALLED = "blocklist, failing, garbling, gone, halved, hearing, replacing, unmakeable"
 WRONG: dict[str, tuple[Any, str]] = {
     "no list": ("hearing", "unisono.hooks: input should be a list"),
     "a number": ([1], "unisono.hooks[0]: must be the name of a hook, or {name: {its options}}"),
@@ -62,6 +62,10 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "a package that is gone": (["gone"], "unisono.hooks[0]: the hook 'gone' cannot be imported: No module named"),
     "half a hook": (["halved"], "unisono.hooks[0]: the hook 'halved' has no method `after`"),
+    "one that cannot be made": (
+        ["unmakeable"],
+        "unisono.hooks[0]: the hook 'unmakeable' cannot be made: SystemExit: no licence",
+    ),
     "an option nobody knows": (
         [{"hearing": {"says": "a", "to": "b"}}],
         "unisono.hooks[0].hearing.to: the hook does not know this key",

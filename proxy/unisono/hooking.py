@@ -30,6 +30,10 @@ from unisono.errors import HookFailed, Refused
 LONGEST: Final = 10_000
 """Characters of what one hook says beside an answer, as JSON."""
 
+FAULTS: Final = (Exception, SystemExit, KeyboardInterrupt)
+"""What a hook raises when it fails. One that means to end the process would end everybody's streams; a real Ctrl-C is a
+signal that the server hears, and is raised nowhere."""
+
 T = TypeVar("T")
 
 Failed: TypeAlias = Callable[[str, str], None]
@@ -64,8 +68,7 @@ class NamedHook:
             if 400 <= refusal.status < 500:
                 raise
             failure = refusal
-        except (Exception, SystemExit) as error:
-            # One that means to end the process would end everybody's streams.
+        except FAULTS as error:
             failure = error
         about = {"hook": self.name, "call": call, "request_id": request_id, "fail": "open" if self.open else "closed"}
         log.error("a hook failed", extra=about, exc_info=failure)

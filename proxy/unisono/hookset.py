@@ -16,7 +16,7 @@ from unisono.core.hooks import Hook, HookFactory
 from unisono.deployments import AdapterSettings
 from unisono.engine.turn import Turns
 from unisono.errors import ConfigError
-from unisono.hooking import Failed, HookedTurns, NamedHook
+from unisono.hooking import FAULTS, Failed, HookedTurns, NamedHook
 
 HOOKS = "unisono.hooks"
 """The entry-point group hooks register themselves in, and the key that names those that are asked."""
@@ -39,7 +39,7 @@ class Hookset:
         for named in self.hooks:
             try:
                 await named.hook.aclose()
-            except Exception as error:
+            except FAULTS as error:
                 log.exception("a hook does not close", extra={"hook": named.name}, exc_info=error)
 
 
@@ -65,13 +65,16 @@ def _hook(entry: HookSettings, path: str, installed: dict[str, EntryPoint]) -> H
         raise ConfigError(f"{path}: no hook {entry.name!r} is installed; those that are: {known}")
     try:
         factory: HookFactory = installed[entry.name].load()
-    except (ImportError, AttributeError) as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"{path}: the hook {entry.name!r} cannot be imported: {error}") from error
     options = AdapterSettings(entry.options)
     try:
         hook = factory(options)
     except ConfigError as error:
         raise ConfigError(f"{path}.{entry.name}.{error}") from error
+    except (Exception, SystemExit) as error:
+        # A process that reads its configuration again goes on with the last one.
+        raise ConfigError(f"{path}: the hook {entry.name!r} cannot be made: {type(error).__name__}: {error}") from error
     if options.unread:
         raise ConfigError(f"{path}.{entry.name}.{options.unread[0]}: the hook does not know this key")
     if missing := [method for method in METHODS if not callable(getattr(hook, method, None))]:

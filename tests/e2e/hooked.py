@@ -86,6 +86,10 @@ async def _exits() -> None:
     raise SystemExit(SECRET)
 
 
+async def _is_interrupted() -> None:
+    raise KeyboardInterrupt(SECRET)
+
+
 async def _refuses_as_a_server() -> None:
     raise NotARefusal(SECRET)
 
@@ -100,6 +104,7 @@ WAYS = {
     "is slow": _is_slow,
     "is called off": _is_called_off,
     "exits": _exits,
+    "is interrupted": _is_interrupted,
     "refuses as a server": _refuses_as_a_server,
 }
 SAYS: dict[str, Any] = {
@@ -145,6 +150,13 @@ class Garbling(Hook):
         return self.changes  # type: ignore[return-value]
 
 
+class Unmakeable(Hook):
+    """Has no use for any options."""
+
+    def __init__(self, options: Mapping[str, object]) -> None:
+        raise SystemExit("no licence")
+
+
 class Halved:
     """Has one method and not the others."""
 
@@ -159,6 +171,7 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, **points: str) -> Non
     """Have these hooks installed, and `points` (names and where they are) besides."""
     known = {kind.__name__.lower(): f"{__name__}:{kind.__name__}" for kind in (Hearing, Replacing, Failing, Garbling)}
     known |= {"halved": f"{__name__}:Halved", "gone": "no_such_package:Hook"}
+    known["unmakeable"] = f"{__name__}:Unmakeable"
     info = folder / "hooks_of_the_tests-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: hooks-of-the-tests\nVersion: 1\n")

@@ -6,7 +6,7 @@ import asyncio
 import json
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosedError
 
 from tests.e2e.gateway import config_of
+from tests.e2e.hooked import install
 from tests.e2e.replicas import Replica, replica
 from tests.fakes import FakeVllm, VllmScript, stall_at
 from unisono.harmony.encoding import load_encoding
@@ -52,13 +53,18 @@ class Stage:
 
 @asynccontextmanager
 async def staged(
-    folder: Path, *, grace_s: int = 1, notice_s: float = 5.0, workers: int = 1, **script: Any
+    folder: Path,
+    *,
+    grace_s: int = 1,
+    notice_s: float = 5.0,
+    workers: int = 1,
+    hooks: Sequence[str] = (),
+    **script: Any,
 ) -> AsyncIterator[Stage]:
     store = {"url": f"sqlite://{folder}/state.db"}
     async with FakeVllm(tokens=ANSWER, **script) as fake:
-        config = config_of(
-            f"vllm@{fake.url}", store=store, unisono={"shutdown_grace_s": grace_s, "shutdown_delay_s": notice_s}
-        )
+        unisono = {"shutdown_grace_s": grace_s, "shutdown_delay_s": notice_s, "hooks": hooks}
+        config = config_of(f"vllm@{fake.url}", store=store, unisono=unisono)
         async with replica(folder, config, "--workers", str(workers)) as one, aiohttp.ClientSession() as session:
             yield Stage(one, fake, session)
 
@@ -102,6 +108,45 @@ async def test_answers_that_do_not_end_in_time_say_why_in_the_shape_of_their_sur
 async def read(asked: Any) -> tuple[int, Any, str]:
     async with asked as answer:
         return answer.status, answer.headers, await answer.text()
+
+
+INTERRUPTING = """
+import time
+
+from unisono.core.hooks import Hook
+
+
+class Interrupting(Hook):
+    def __init__(self, options):
+        pass
+
+    async def before(self, request):
+        time.sleep(0.3)
+        raise KeyboardInterrupt
+
+    async def aclose(self):
+        raise KeyboardInterrupt
+"""
+
+
+async def test_an_interrupt_of_a_hook_is_a_failed_one_and_that_of_the_terminal_ends_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, monkeypatch, interrupting="interrupting:Interrupting")
+    (tmp_path / "interrupting.py").write_text(INTERRUPTING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    async with staged(tmp_path / "one", hooks=["interrupting"]) as stage:
+        for last in (False, True):
+            asked = asyncio.ensure_future(read(stage.post("/v1/chat/completions", **CHAT)))
+            if last:
+                # The hook keeps the whole process busy when the signal comes.
+                await asyncio.sleep(0.1)
+                stage.end(signal.SIGINT)
+            status, _, body = await asyncio.wait_for(asked, 10)
+            assert (status, json.loads(body)["error"]["code"]) == (503, "hook_failed")
+        await stage.ended(10)
+    assert stage.one.log.count("a hook failed") == 2
+    assert stage.one.log.count("a hook does not close") == 1
 
 
 @pytest.mark.slow
