@@ -92,6 +92,18 @@ def test_an_empty_file_is_an_empty_configuration(text: str, tmp_path: Path) -> N
 
 
 WRONG: dict[str, tuple[Any, str]] = {
+    "half a letter": (
+        {"model_list": [entry(model_name="gpt\ud83d")]},
+        "model_list[0].model_name: holds half a surrogate pair, or bytes that are no UTF-8",
+    ),
+    "half a letter in a key": (
+        {"unisono": {"hooks": [{"mine": {"\udcff": 1}}]}},
+        "unisono.hooks[0].mine.\ufffd: holds half a surrogate pair, or bytes that are no UTF-8",
+    ),
+    "a variable that is no UTF-8": (
+        {"unisono": {"hooks": [{"mine": {"key": "os.environ/LATIN"}}]}},
+        "unisono.hooks[0].mine.key: holds half a surrogate pair, or bytes that are no UTF-8",
+    ),
     "a price that cannot be added up": (
         {"model_list": [entry(unisono={"price": {"output": 1e300}})]},
         "model_list[0].unisono.price.output: input should be less than or equal to 1000000",
@@ -186,7 +198,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize(("raw", "message"), WRONG.values(), ids=WRONG)
 def test_a_mistake_is_named_by_its_path(raw: Any, message: str) -> None:
     with pytest.raises(ConfigError) as wrong:
-        parse(raw, {})
+        parse(raw, {"LATIN": "caf\udce9"})
     assert str(wrong.value) == message
 
 

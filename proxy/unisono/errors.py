@@ -61,18 +61,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+from unisono.core.letters import well_formed
+
 
 class UnisonoError(Exception):
-    """`message` is for the client; `param` names the request field, in OpenAI's dotted form (`messages.0.role`)."""
+    """`message` is for the client; `param` names the request field, in OpenAI's dotted form (`messages.0.role`).
+    Whoever wrote what they say, both can be sent."""
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     code: ClassVar[str] = "internal_error"
 
     def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
+        self.message = well_formed(message)
+        super().__init__(self.message)
+        self.param = None if param is None else well_formed(param)
         self.retry_after_s = retry_after_s
 
 

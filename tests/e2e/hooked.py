@@ -70,6 +70,10 @@ async def _refuses() -> None:
     raise NoThanks("Not here.", param="input")
 
 
+async def _refuses_in_half() -> None:
+    raise NoThanks("Not \ud83d.", param="input.\ud83d")
+
+
 async def _raises() -> None:
     raise RuntimeError(SECRET)
 
@@ -100,6 +104,7 @@ async def _is_fine() -> None:
 
 WAYS = {
     "refuses": _refuses,
+    "refuses with half a letter": _refuses_in_half,
     "raises": _raises,
     "is slow": _is_slow,
     "is called off": _is_called_off,

@@ -223,7 +223,18 @@ async def test_an_answer_is_kept_from_whoever_has_seen_nothing_of_it(name: str) 
             assert said.about["hooks"] == {"failing": {"refused": {"message": "Not here.", "code": "no_thanks"}}}
 
 
-FAILURES = sorted({*WAYS, *SAYS} - {"refuses"})
+@pytest.mark.parametrize("at", ["before", "after"])
+async def test_a_refusal_that_nothing_could_send_is_one_all_the_same(at: str) -> None:
+    async with hooked({"failing": {"at": at, "way": "refuses with half a letter"}}) as here:
+        for ask in (here.post, here.gateway.chat):
+            assert refusal(await ask(), 403, "input.\ufffd", "no_thanks") == "Not \ufffd."
+        said = await chat(here, "Hi", stream=True)
+        told = said.error if at == "before" else said.about["hooks"]["failing"]["refused"]
+        assert told is not None
+        assert told["message"] == "Not \ufffd."
+
+
+FAILURES = sorted({*WAYS, *SAYS} - {"refuses", "refuses with half a letter"})
 
 
 @pytest.mark.parametrize("way", FAILURES)

@@ -69,6 +69,18 @@ async def test_a_chat_completion_of_another_provider(stream: bool) -> None:
 
 
 @STREAM
+async def test_half_a_letter_of_a_provider_ends_no_answer(stream: bool) -> None:
+    async with openai(OpenAiScript(words=("Fo\ud83dur", "."))) as (running, _):
+        answer = await running.chat(model="m", stream=stream)
+        body = {"model": "m", "input": "Hi", "stream": stream}
+        response = await running.post("/v1/responses", json.dumps(body).encode())
+    assert text_of(answer) == "Fo\ufffdur."
+    assert answer.done is stream
+    response = response.events[-1]["response"] if stream else response.body
+    assert response["output"][0]["content"][0]["text"] == "Fo\ufffdur."
+
+
+@STREAM
 async def test_a_response_of_another_provider(stream: bool) -> None:
     async with openai() as (running, fake):
         body = {"model": "m", "input": "Hi", "stream": stream, "previous_response_id": "resp_theirs"}

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from unisono.config.foreign import UNSERVED, is_handed_on, why_default, why_unused
 from unisono.config.sections import Config, LitellmParams, ModelEntry, is_of_litellm
 from unisono.config.tools import McpServerSettings
+from unisono.core.letters import is_well_formed, well_formed
 from unisono.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "os.environ/"
@@ -90,6 +91,7 @@ def parse(raw: object, environ: Mapping[str, str]) -> Loaded:
         raise ConfigError(f"the configuration is {_described(raw)}, not a mapping of sections")
     reading = _Reading({**environ, **_own_environment(raw)})
     tree = reading.section(raw, Config, "")
+    _refuse_halves(tree, "")
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
@@ -108,6 +110,7 @@ def used(raw: object) -> tuple[dict[str, Any], tuple[str, ...]]:
     key that has none. Raises ConfigError."""
     reading = _Reading({}, resolves=False)
     tree = reading.section(raw, Config, "")
+    _refuse_halves(tree, "")
     assert isinstance(tree, dict)
     return tree, tuple(reading.warnings)
 
@@ -207,6 +210,21 @@ class _Reading:
         close = get_close_matches(key, fields, n=1)
         meant = f"; did you mean {close[0]!r}?" if close else ""
         raise ConfigError(f"{path}: nobody knows this key{meant}")
+
+
+def _refuse_halves(value: object, path: str) -> None:
+    """Raise ConfigError for text that is none: nothing could send it."""
+    match value:
+        case str() if not is_well_formed(value):
+            raise ConfigError(f"{path}: holds half a surrogate pair, or bytes that are no UTF-8")
+        case Mapping():
+            for key, inner in value.items():
+                here = f"{path}.{key}".lstrip(".")
+                _refuse_halves(key, well_formed(here))
+                _refuse_halves(inner, here)
+        case list():
+            for index, inner in enumerate(value):
+                _refuse_halves(inner, f"{path}[{index}]")
 
 
 def _general(path: str) -> str:

@@ -10,6 +10,7 @@ import json
 import re
 from dataclasses import dataclass
 
+from unisono.core.letters import well_formed
 from unisono.errors import InvalidRequest
 
 MAX_TOOLS = 512
@@ -20,7 +21,6 @@ MAX_ENUM = 5_000
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _INVISIBLE = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x9f]")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(slots=True)
@@ -50,11 +50,6 @@ def one_line(text: str) -> str:
     """Text fit for a comment that ends with its line: lines joined, invisible characters gone."""
     joined = " ".join(stripped for line in text.splitlines() if (stripped := line.strip()))
     return well_formed(_INVISIBLE.sub("", joined))
-
-
-def well_formed(text: str) -> str:
-    """Text without lone surrogates: each becomes U+FFFD."""
-    return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
 def to_json(value: object) -> str:

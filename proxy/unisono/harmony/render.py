@@ -30,8 +30,8 @@ from unisono.core.conversation import (
     UserMessage,
 )
 from unisono.core.generation import CALL, CHANNEL, END, FIRST_SPECIAL, MESSAGE, RETURN, START, VOCABULARY
+from unisono.core.letters import well_formed
 from unisono.errors import InvalidRequest
-from unisono.harmony.bounds import well_formed
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.neutral import check_structure, neutralise
 from unisono.harmony.preamble import form_section, system_text, tools_section

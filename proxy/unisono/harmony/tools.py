@@ -15,8 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from unisono.core.conversation import FunctionTool
+from unisono.core.letters import well_formed
 from unisono.errors import InvalidRequest
-from unisono.harmony.bounds import MAX_TOOLS, Budget, breaks_out, well_formed
+from unisono.harmony.bounds import MAX_TOOLS, Budget, breaks_out
 from unisono.harmony.builtins import is_builtin
 from unisono.harmony.recent import Recent
 from unisono.harmony.schema import Reading, read_parameters

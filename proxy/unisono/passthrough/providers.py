@@ -18,8 +18,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, Final
 
+from pydantic_core import to_jsonable_python
+
 from unisono.core.conversation import Json
 from unisono.core.generation import Capabilities, Form, Load
+from unisono.core.letters import all_well_formed
 from unisono.core.passing import Api, PassingJob, named
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Probe
@@ -208,7 +211,9 @@ class _Closing:
 
 def _plain(answer: Any, *, chunk: bool = False) -> dict[str, Any]:
     """What litellm made, as JSON. In chunks it fills in every field there could be."""
-    plain: dict[str, Any] = answer.model_dump(mode="json", exclude_none=chunk, warnings=False)
+    # It reads halves of surrogate pairs where a provider spells them, and some kinds of answers are no JSON then.
+    made = all_well_formed(answer.model_dump(exclude_none=chunk, warnings=False))
+    plain: dict[str, Any] = to_jsonable_python(made)
     plain.pop("provider_specific_fields", None)
     for choice in plain.get("choices") or ():
         choice.setdefault("finish_reason", None)

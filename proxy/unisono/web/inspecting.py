@@ -15,6 +15,7 @@ from unisono.api.inspection import MOST_TOOLS, InspectRequest
 from unisono.core.conversation import FunctionTool
 from unisono.core.events import Closed, Event, HostedCall, Listing, Reasoning, Repaired, Text, ToolCall
 from unisono.core.generation import START, Chunk, FinishReason, Form
+from unisono.core.letters import well_formed
 from unisono.errors import InvalidRequest
 from unisono.harmony.builtins import FUNCTIONS_OF
 from unisono.harmony.decode import decoder_for
@@ -23,7 +24,7 @@ from unisono.harmony.router import HarmonyRouter
 from unisono.harmony.tools import ToolSet, plan_tools
 from unisono.observe.recording import checked
 from unisono.web.recounting import recounted
-from unisono.web.segments import Segments, well_formed, with_repairs
+from unisono.web.segments import Segments, with_repairs
 
 OBJECT: Final = "unisono.inspection"
 LONGEST_ITEM: Final = 20_000

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from unisono.core.generation import CALL, CHANNEL, CONSTRAIN, END, FIRST_SPECIAL, MESSAGE, RETURN, START, VOCABULARY
+from unisono.core.letters import well_formed
 from unisono.core.rules import RULES
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import ASSISTANT, C, S, T, read_header
@@ -33,11 +34,6 @@ LONGEST_HEADER: Final = 512
 
 Segment = dict[str, Any]
 _FIRST = re.compile(rf"[^\s:.{S}{C}{T}]+")
-
-
-def well_formed(text: str) -> str:
-    """Without halves of surrogate pairs, which no answer can carry."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def shortened(value: object) -> str:

@@ -1,0 +1,35 @@
+"""Text that can be sent and kept: Python's may hold halves of surrogate pairs, which neither UTF-8 nor JSON can carry.
+
+They come from arguments and variables that are no UTF-8, from JSON that spells them, and from strings of somebody's
+code that were cut in the middle of a letter.
+"""
+
+from __future__ import annotations
+
+import re
+
+from unisono.core.conversation import Json
+
+_HALVES = re.compile("[\ud800-\udfff]")
+
+
+def well_formed(text: str) -> str:
+    """Text without lone surrogates: each becomes U+FFFD."""
+    return text if text.isascii() else _HALVES.sub("\ufffd", text)
+
+
+def is_well_formed(text: str) -> bool:
+    return text.isascii() or _HALVES.search(text) is None
+
+
+def all_well_formed(value: Json) -> Json:
+    """The same for every text in a value, keys included."""
+    match value:
+        case str():
+            return well_formed(value)
+        case list():
+            return [all_well_formed(each) for each in value]
+        case dict():
+            return {well_formed(key): all_well_formed(each) for key, each in value.items()}
+        case _:
+            return value
