@@ -13,10 +13,10 @@ import click
 from unisono import __version__
 from unisono.cli.keys import keys
 from unisono.cli.mcp import mcp
-from unisono.cli.options import CONFIG, CONFIG_REQUIRED
+from unisono.cli.options import CONFIG, CONFIG_REQUIRED, Group
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="unisono")
 def main() -> None:
     """One OpenAI-compatible gateway that makes every gpt-oss backend reliable."""
@@ -127,7 +127,7 @@ def usage(config_path: Path, by: str, since: datetime | None, until: datetime | 
 
 @main.command()
 @CONFIG
-@click.argument("trace", metavar="[ID|FILE.json]", required=False)
+@click.argument("trace", metavar="[ID|FILE.json]", required=False, type=click.Path())
 @click.option("--tenant", default="", help="Whose recordings; by default everybody's.")
 @click.option("--json", "as_json", is_flag=True, help="Print the recording itself.")
 @click.option("--replay", is_flag=True, help="Read its tokens with this version's parser, and compare.")

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from unisono.cli.amounts import AMOUNT, DURATION, LINE, MOMENT, MONEY, NAMES, PERIOD, Given
-from unisono.cli.options import CONFIG_REQUIRED
+from unisono.cli.options import CONFIG_REQUIRED, Group
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -44,7 +44,7 @@ def permitting(command: Command) -> Command:
     return command
 
 
-@click.group()
+@click.group(cls=Group)
 def keys() -> None:
     """Virtual keys: make, list, change and revoke them. Limits and budgets are in docs/keys.md."""
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from unisono.cli.options import Group
 from unisono.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ PYTHON_PORT = 8002
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-@click.group()
+@click.group(cls=Group)
 def mcp() -> None:
     """Tool servers, by the Model Context Protocol."""
 

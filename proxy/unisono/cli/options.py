@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""What the commands have in common: options of several, and that words are text."""
 
 from __future__ import annotations
 
@@ -6,6 +6,28 @@ from pathlib import Path
 
 import click
 
+from unisono.core.letters import is_well_formed
+
 HELP = "The configuration, YAML or JSON; config.example.yaml shows every option."
 CONFIG = click.option("--config", "config_path", type=click.Path(path_type=Path), help=HELP)
 CONFIG_REQUIRED = click.option("--config", "config_path", type=click.Path(path_type=Path), required=True, help=HELP)
+
+
+class TextCommand(click.Command):
+    """Refuses words that are no UTF-8, which nobody could keep or look for. Names of files may be any."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, args)
+        for param in self.params:
+            given = ctx.params.get(param.name or "")
+            for text in given if isinstance(given, tuple) else (given,):
+                if param.type is click.STRING and isinstance(text, str) and not is_well_formed(text):
+                    raise click.BadParameter(f"{text!r} is not UTF-8", ctx, param)
+        return rest
+
+
+class Group(click.Group):
+    """Commands of that kind, and groups of them."""
+
+    command_class = TextCommand
+    group_class = type

@@ -19,6 +19,7 @@ from unisono.config import Config
 from unisono.core.access import LOCAL_TENANT, MASTER_TENANT
 from unisono.core.events import Closed, Event, HostedCall, Repaired, ToolCall
 from unisono.core.generation import FinishReason
+from unisono.core.letters import is_well_formed
 from unisono.core.state import Store
 from unisono.core.traces import StoredTrace
 from unisono.engine.again import Again, read_again
@@ -47,7 +48,12 @@ def trace(name: str | None, config_path: Path | None, tenant: str, *, as_json: b
     if name is None:
         _list(config_path, tenant, last, as_json=as_json)
         return
-    document = _from_file(Path(name)) if _is_file(name) else _from_store(name, config_path, tenant)
+    if _is_file(name):
+        document = _from_file(Path(name))
+    elif is_well_formed(name):
+        document = _from_store(name, config_path, tenant)
+    else:
+        raise click.BadParameter(f"{name!r} is not UTF-8", param_hint="ID")
     if replay:
         _replay(document, as_json=as_json)
     elif as_json:
