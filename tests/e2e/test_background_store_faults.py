@@ -17,7 +17,7 @@ from tests.api.responses.folding import fold
 from tests.contract.servers import Server
 from tests.e2e.continuing import Model, prompts_about
 from tests.e2e.gateway import config_of, gateway
-from tests.e2e.replicas import LEASE_S, Client, Json, Told
+from tests.e2e.replicas import LEASE_S, Client, Json, Relay, Told, anything, one_command
 from tests.fakes import FakeVllm
 
 FAULT_S = 2.0
@@ -33,17 +33,26 @@ class Pair:
 
 
 @asynccontextmanager
-async def pair(folder: Path, **model: int | float | bool) -> AsyncIterator[Pair]:
-    """Two gateways on a Redis that writes down what it acknowledges."""
+async def pair(
+    folder: Path, *, passes: Callable[[bytes], bool] | None = None, **model: int | float | bool
+) -> AsyncIterator[Pair]:
+    """Two gateways on a Redis that writes down what it acknowledges. `passes` says what goes between it and the first,
+    by default everything."""
     server = Server(folder, ("appendonly yes", "appendfsync always")).start()
     said = Model(**model)  # type: ignore[arg-type]
     async with AsyncExitStack() as stack:
         stack.callback(server.end)
         fake = await stack.enter_async_context(FakeVllm(script=said.script))
-        store = {"url": server.url, "lease_s": LEASE_S}
-        config = config_of(f"vllm@{fake.url}", store=store, unisono={"current_date": "2026-11-20"})
-        first = await stack.enter_async_context(gateway(config))
-        second = await stack.enter_async_context(gateway(config))
+        urls = [server.url, server.url]
+        if passes is not None:
+            relay = Relay(server.port, cut_up=one_command, up=passes, cut_down=anything, down=passes)
+            urls[0] = f"redis://127.0.0.1:{(await stack.enter_async_context(relay)).port}/0"
+        gateways = []
+        for url in urls:
+            store = {"url": url, "lease_s": LEASE_S}
+            config = config_of(f"vllm@{fake.url}", store=store, unisono={"current_date": "2026-11-20"})
+            gateways.append(await stack.enter_async_context(gateway(config)))
+        first, second = gateways
         session = await stack.enter_async_context(aiohttp.ClientSession())
         yield Pair(server, Client(first.url, session), Client(second.url, session), fake, said)
 
@@ -178,3 +187,45 @@ async def test_a_silent_response_outlives_a_store_that_is_away_for_long(tmp_path
         here.fake.break_connections()
         kept = await here.b.over(made["id"])
         assert kept["status"] == "completed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("done", [False, True], ids=["while the other is at it", "when the other is done"])
+async def test_whoever_comes_back_to_the_store_after_its_lease_writes_nothing_more(tmp_path: Path, done: bool) -> None:
+    away = False
+    async with pair(tmp_path, passes=lambda _: not away, delay_s=0.1) as here:
+        talk = (await here.a.post("/v1/conversations"))["id"]
+        body: Json = {"model": "gpt-oss", "input": "Part.", "background": True, "conversation": talk}
+        made = await here.a.post("/v1/responses", body)
+        await generating(here.fake, "Part.", 1)
+        await asyncio.sleep(0.3)
+        away = True
+        # The first one writes on, into nothing, until another has the response.
+        await generating(here.fake, "Part.", 2)
+        kept = await here.b.over(made["id"]) if done else None
+        away = False
+        kept = kept or await here.b.over(made["id"])
+        assert kept["status"] == "completed"
+        assert kept["output"][-1]["content"][0]["text"] == here.model.text
+        told = Told()
+        await hears(here.a, told, made["id"])
+        assert fold(told.events).response == kept
+        await asyncio.sleep(2 * LEASE_S)
+        assert (await here.b.resumes(Told(), made["id"])).raw == told.raw
+        assert await got(here.a, f"/v1/responses/{made['id']}") == kept
+        items = (await got(here.a, f"/v1/conversations/{talk}/items?order=asc"))["data"]
+        assert [item["type"] for item in items] == ["message", "reasoning", "message"]
+        first, second = prompts_about(here.fake, "Part.")
+        assert second[: len(first)] == first
+        # The conversation is free, for either.
+        here.model.delay_s = 0
+        for client in (here.a, here.b):
+            again = await client.post("/v1/responses", {**body, "input": "Go on."})
+            assert (await client.over(again["id"]))["status"] == "completed"
+
+
+async def generating(fake: FakeVllm, question: str, times: int) -> None:
+    """Return when a model was asked so many times."""
+    async with asyncio.timeout(10):
+        while len(prompts_about(fake, question)) < times:
+            await asyncio.sleep(0.01)
