@@ -13,9 +13,11 @@ from typing import Any, Final
 import click
 
 from unisono.cli.terminal import harmless, on_one_line
+from unisono.core.events import Repaired
 from unisono.core.generation import CALL, CHANNEL, END, FIRST_SPECIAL, MESSAGE, RETURN, START, VOCABULARY
 from unisono.core.rules import RULES
 from unisono.engine.journal import Mark, Note, Way, parts_of
+from unisono.engine.mended import with_repairs
 from unisono.harmony.encoding import Encoding
 from unisono.observe.recording import dumped, prompts_of
 
@@ -169,10 +171,11 @@ def _line(title: str) -> str:
 
 def _steps(document: Mapping[str, Any], painter: Painter) -> Iterator[str]:
     """The output of each step, with repairs where they were decided."""
-    repairs = [one for one in document["said"] if "repaired" in one]
+    repairs = [
+        Repaired(str(one["repaired"]), one["position"], one["dropped"]) for one in document["said"] if "repaired" in one
+    ]
     pieces: list[str] = []
-    position = 0
-    for part in parts_of(document["output"]):
+    for part in with_repairs(parts_of(document["output"]), repairs):
         match part:
             case Mark.STEP_ENDED:
                 yield "".join(pieces)
@@ -181,17 +184,11 @@ def _steps(document: Mapping[str, Any], painter: Painter) -> Iterator[str]:
                 pieces.append(_aside(f"tokens made from text: {part.guessed}; stop token hidden: {part.stop_hidden}"))
             case Note():
                 pieces.append(_note(part.value, painter))
+            case Repaired():
+                pieces.append(_repair(part))
             case tokens:
                 assert not isinstance(tokens, Mark)
-                upto = position + len(tokens)
-                while repairs and repairs[0]["position"] <= upto:
-                    at = max(repairs[0]["position"], position)
-                    pieces += [painter.paint(tokens[len(tokens) - (upto - position) :][: at - position])]
-                    pieces.append(_repair(repairs.pop(0)))
-                    position = at
-                pieces.append(painter.paint(tokens[len(tokens) - (upto - position) :] if upto > position else ()))
-                position = upto
-    pieces += [_repair(repair) for repair in repairs]
+                pieces.append(painter.paint(tokens))
     yield "".join(pieces)
 
 
@@ -223,8 +220,7 @@ def _aside(text: str) -> str:
     return click.style(f"\n  [{text if len(text) <= WIDEST else text[: WIDEST - 1] + '…'}]\n", dim=True)
 
 
-def _repair(repair: Mapping[str, Any]) -> str:
-    rule = repair["repaired"]
-    dropped = f" {repair['dropped']} characters reach nobody." if repair["dropped"] else ""
-    sentence = RULES.get(rule, "This gateway does not know the rule.")
-    return click.style(f"\n  ^ {on_one_line(str(rule))}: {sentence}{dropped}\n", fg="bright_yellow", bold=True)
+def _repair(repair: Repaired) -> str:
+    dropped = f" {repair.dropped} characters reach nobody." if repair.dropped else ""
+    sentence = RULES.get(repair.rule, "This gateway does not know the rule.")
+    return click.style(f"\n  ^ {on_one_line(repair.rule)}: {sentence}{dropped}\n", fg="bright_yellow", bold=True)

@@ -7,6 +7,7 @@ an InvalidRequest that says what is wrong with it.
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Sequence
 from itertools import count
 from typing import Any, Final
@@ -16,6 +17,7 @@ from unisono.core.conversation import FunctionTool
 from unisono.core.events import Closed, Event, HostedCall, Listing, Reasoning, Repaired, Text, ToolCall
 from unisono.core.generation import START, Chunk, FinishReason, Form
 from unisono.core.letters import well_formed
+from unisono.engine.mended import mended
 from unisono.errors import InvalidRequest
 from unisono.harmony.builtins import FUNCTIONS_OF
 from unisono.harmony.decode import decoder_for
@@ -24,7 +26,7 @@ from unisono.harmony.router import HarmonyRouter
 from unisono.harmony.tools import ToolSet, plan_tools
 from unisono.observe.recording import checked
 from unisono.web.recounting import recounted
-from unisono.web.segments import Segments, with_repairs
+from unisono.web.segments import Segments
 
 OBJECT: Final = "unisono.inspection"
 LONGEST_ITEM: Final = 20_000
@@ -63,10 +65,12 @@ def _read(given: InspectRequest, encoding: Encoding) -> dict[str, Any]:
     shown = Segments(encoding)
     shown.add(prompt)
     asked = shown.taken()
-    repairs = [(one.position, one.rule, one.dropped) for one in events if isinstance(one, Repaired)]
-    position = with_repairs(shown, output, repairs, 0)
-    for at, rule, dropped in repairs:
-        shown.repair(rule, max(at, position), dropped)
+    waiting = deque(one for one in events if isinstance(one, Repaired))
+    for piece in (*mended(output, waiting), *waiting):
+        if isinstance(piece, Repaired):
+            shown.repair(piece)
+        else:
+            shown.add(piece)
     step = {
         "step": 0,
         "generations": [],

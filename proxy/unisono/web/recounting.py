@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from unisono.core.events import Repaired
 from unisono.engine.journal import Mark, Note, Way, parts_of
+from unisono.engine.mended import with_repairs
 from unisono.errors import InvalidRequest, UnisonoError
 from unisono.harmony.encoding import Encoding
-from unisono.web.segments import Segment, Segments, shortened, told_of, with_repairs
+from unisono.web.segments import Segment, Segments, shortened, told_of
 
 WORDS: Final = (
     "id", "gateway", "surface", "model", "outcome", "error", "finish", "backend", "unmet",
@@ -126,12 +128,11 @@ def _outputs(document: Mapping[str, Any], encoding: Encoding) -> Iterator[list[S
     """The output of each step, with repairs where they were decided."""
     shown = Segments(encoding)
     repairs = [
-        (_id(one["position"]), str(one["repaired"]), _id(one["dropped"]))
+        Repaired(str(one["repaired"]), _id(one["position"]), _id(one["dropped"]))
         for one in document["said"]
         if "repaired" in one
     ]
-    position = 0
-    for part in parts_of([_id(number) for number in document["output"]]):
+    for part in with_repairs(parts_of([_id(number) for number in document["output"]]), repairs):
         match part:
             case Mark.STEP_ENDED:
                 yield shown.taken()
@@ -141,9 +142,9 @@ def _outputs(document: Mapping[str, Any], encoding: Encoding) -> Iterator[list[S
                 shown.aside(told_of(part.value))
                 if isinstance(moved := part.value.get("moved"), list):
                     shown.add([_id(token) for token in moved])
+            case Repaired():
+                shown.repair(part)
             case tokens:
                 assert not isinstance(tokens, Mark)
-                position = with_repairs(shown, tokens, repairs, position)
-    for at, rule, dropped in repairs:
-        shown.repair(rule, at, dropped)
+                shown.add(tokens)
     yield shown.taken()

@@ -7,9 +7,10 @@ that is none is said, and nothing is raised.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from unisono.core.events import Repaired
 from unisono.core.generation import CALL, CHANNEL, CONSTRAIN, END, FIRST_SPECIAL, MESSAGE, RETURN, START, VOCABULARY
 from unisono.core.letters import well_formed
 from unisono.core.rules import RULES
@@ -67,7 +68,8 @@ class Segments:
     def gap(self, tokens: int) -> None:
         self._put({"kind": "gap", "tokens": tokens})
 
-    def repair(self, rule: str, position: int, dropped: int) -> None:
+    def repair(self, mended: Repaired) -> None:
+        rule, position, dropped = mended.rule, mended.position, mended.dropped
         sentence = RULES.get(rule, UNKNOWN_RULE)
         self._put(
             {"kind": "repair", "rule": shortened(rule), "why": sentence, "position": position, "dropped": dropped}
@@ -157,18 +159,3 @@ def told_of(note: Mapping[str, Any]) -> str:
             return f"{tokens} tokens of half a character are generated once more"
         case _:
             return ", ".join(note)
-
-
-def with_repairs(shown: Segments, tokens: Sequence[int], repairs: list[tuple[int, str, int]], position: int) -> int:
-    """Show tokens, and of `repairs` (position, rule, dropped) those that were decided up to their end, which go. What
-    is returned is the position behind them."""
-    end = position + len(tokens)
-    begin = position
-    while repairs and repairs[0][0] <= end:
-        at, rule, dropped = repairs.pop(0)
-        upto = max(at, position)
-        shown.add(tokens[position - begin : upto - begin])
-        shown.repair(rule, at, dropped)
-        position = upto
-    shown.add(tokens[position - begin :])
-    return end
