@@ -3,10 +3,12 @@ server may fail it on the way."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
+from tests.e2e.gateway import Gateway, gateway
 from tests.e2e.obeying import KINDS, STOPS
 from tests.fakes import LlamaCppScript, MlxScript, OllamaScript, Refusal, SglangScript, VllmScript
 from tests.fakes.faults import Fault
@@ -22,6 +24,9 @@ SCRIPTS: dict[str, Callable[..., Any]] = {
     "ollama": OllamaScript,
     "mlx_server": MlxScript,
 }
+
+Config: TypeAlias = Callable[..., dict[str, Any]]
+"""A configuration of deployments, `kind@url`, and settings under `unisono`."""
 
 
 @dataclass
@@ -84,3 +89,17 @@ class Play:
 
 def fake_of(kind: str) -> Any:
     return KINDS[kind].fake()
+
+
+@asynccontextmanager
+async def staged(
+    script: str, kinds: Sequence[str], config: Config, **unisono: Any
+) -> AsyncIterator[tuple[Play, Gateway]]:
+    """A gateway before one server of each kind, all with the same model."""
+    play = Play(script)
+    async with AsyncExitStack() as stack:
+        fakes = [(kind, await stack.enter_async_context(fake_of(kind))) for kind in kinds]
+        for kind, fake in fakes:
+            play.serve(kind, fake)
+        here = config(*(f"{kind}@{fake.url}" for kind, fake in fakes), **unisono)
+        yield play, await stack.enter_async_context(gateway(here))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from tests.e2e.gateway import Answer, Gateway, config_of, gateway
 from tests.e2e.hooked import install
 from tests.e2e.keyed import bearing, keyed
-from tests.e2e.playing import Play, fake_of
+from tests.e2e.playing import Play, staged
 from tests.e2e.wires import WIRES, Fake, Wire, asked
 from tests.fakes import FakeVllm, close_at, half_event_at, reset_at, stall_at
 from unisono.core.access import Limits
@@ -36,15 +35,8 @@ def config(*deployments: str, **unisono: Any) -> dict[str, Any]:
     return served
 
 
-@asynccontextmanager
-async def stage(*kinds: str, **unisono: Any) -> AsyncIterator[tuple[Play, Gateway]]:
-    play = Play(SCRIPT)
-    async with AsyncExitStack() as stack:
-        fakes = [(kind, await stack.enter_async_context(fake_of(kind))) for kind in kinds]
-        for kind, fake in fakes:
-            play.serve(kind, fake)
-        here = config(*(f"{kind}@{fake.url}" for kind, fake in fakes), **unisono)
-        yield play, await stack.enter_async_context(gateway(here))
+def stage(*kinds: str, **unisono: Any) -> AbstractAsyncContextManager[tuple[Play, Gateway]]:
+    return staged(SCRIPT, kinds, config, **unisono)
 
 
 async def complete(running: Gateway, *, path: str = "/v1/completions", headers: Any = None, **fields: Any) -> Answer:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from itertools import groupby
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from tests.e2e.gateway import Answer, Gateway, config_of, gateway, message_of
 from tests.e2e.messages import message_of as in_messages
 from tests.e2e.messages import of_chat
-from tests.e2e.playing import Play, fake_of
+from tests.e2e.playing import Play, fake_of, staged
 from tests.e2e.responses import streamed
 from tests.fakes import FakeVllm, Refusal, VllmScript, close_at, half_event_at, inject_at, reset_at, stall_at
 from tests.fakes.faults import Fault
@@ -61,16 +61,8 @@ def config(*deployments: str, **unisono: Any) -> dict[str, Any]:
     return config
 
 
-@asynccontextmanager
-async def stage(*kinds: str, **unisono: Any) -> AsyncIterator[tuple[Play, Gateway]]:
-    """A gateway before one server of each kind, all with the same model."""
-    play = Play(THINKS)
-    async with AsyncExitStack() as stack:
-        fakes = [(kind, await stack.enter_async_context(fake_of(kind))) for kind in kinds]
-        for kind, fake in fakes:
-            play.serve(kind, fake)
-        here = config(*(f"{kind}@{fake.url}" for kind, fake in fakes), **unisono)
-        yield play, await stack.enter_async_context(gateway(here))
+def stage(*kinds: str, **unisono: Any) -> AbstractAsyncContextManager[tuple[Play, Gateway]]:
+    return staged(THINKS, kinds, config, **unisono)
 
 
 def essence(answer: Answer) -> tuple[Any, ...]:
