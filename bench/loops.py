@@ -116,22 +116,18 @@ class LoopReader:
     """Reads the events of a response whose gateway ran tools."""
 
     def __init__(self) -> None:
-        self._rest = b""
-        self._raw = b""
+        self._events = readers.Events()
         self._end: dict[str, Any] = {}
 
     def feed(self, data: bytes) -> None:
-        if len(self._raw) < 300:
-            self._raw += data[:300]
-        *events, self._rest = (self._rest + data).split(b"\n\n")
-        for event in events:
+        for event in self._events.whole(data):
             name, _, body = event.partition(b"\n")
             if name in readers.ENDS:
                 self._end = orjson.loads(body[6:])["response"]
 
     def wrong(self, status: int, expected: str) -> str | None:
         if status != 200 or not self._end:
-            return f"HTTP {status}: {self._raw!r}"
+            return f"HTTP {status}: {self._events.raw!r}"
         calls = [item for item in self._end["output"] if item["type"] == "mcp_call"]
         failed = [call["error"] for call in calls if call["error"]]
         if failed:

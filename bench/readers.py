@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import orjson
 
 from bench.material import Answer
+
+Checks: TypeAlias = Sequence[tuple[bool, str]]
+"""What has to hold, each with what is said where it does not."""
 
 
 class Clock:
@@ -50,11 +54,90 @@ class Events:
         self.raw = b""
         """The first bytes that came, for error reports."""
 
-    def feed(self, data: bytes) -> list[bytes]:
+    def whole(self, data: bytes) -> list[bytes]:
+        """Those that end in `data`, as they came."""
         if len(self.raw) < 300:
             self.raw += data[:300]
         *events, self._rest = (self._rest + data).split(b"\n\n")
-        return [event[6:] for event in events if event.startswith(b"data: ")]
+        return events
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The data of those that have no name."""
+        return [event[6:] for event in self.whole(data) if event.startswith(b"data: ")]
+
+
+class NamedReader(ABC):
+    """Reads events that have names, and the texts in them: reasoning and content, by the `names` that its API has for
+    them."""
+
+    names: ClassVar[tuple[str, str]] = ("reasoning", "content")
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self._events = Events()
+        self._texts: dict[str, list[str]] = {"reasoning": [], "content": []}
+        self._end: dict[str, Any] = {}
+        self._error = b""
+
+    def feed(self, data: bytes) -> None:
+        kind = ""
+        for event in self._events.whole(data):
+            name, _, body = event.partition(b"\n")
+            if name == b"event: error":
+                self._error = body
+            elif shown := self._text(name, body[6:]):
+                kind, text = shown
+                self._texts[kind].append(text)
+        if kind:
+            self.clock.mark(kind)
+
+    def fault(self, status: int, expected: Answer) -> str | None:
+        reasoning, content = self.names
+        return _first_fault(
+            (status == 200, f"HTTP {status}: {self._events.raw!r}"),
+            (not self._error, f"error in the stream: {self._error[:200]!r}"),
+            *self._ended(expected),
+            ("".join(self._texts["reasoning"]) == expected.reasoning, f"{reasoning} differs"),
+            ("".join(self._texts["content"]) == expected.content, f"{content} differs"),
+        )
+
+    @abstractmethod
+    def _text(self, name: bytes, data: bytes) -> tuple[str, str] | None:
+        """The kind and the text of what an event shows, where it shows any."""
+
+    @abstractmethod
+    def _ended(self, expected: Answer) -> Checks:
+        """What has to be right about the end."""
+
+
+class WholeReader:
+    """Reads an answer that does not stream, on the completions or the chat wire."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self._body = b""
+
+    def feed(self, data: bytes) -> None:
+        self._body += data
+
+    @property
+    def said(self) -> bytes:
+        """The beginning of the answer, for error reports."""
+        return self._body[:300]
+
+    def fault(self, status: int, expected: Answer) -> str | None:
+        self.clock.mark("whole")
+        return self._judged(expected) if status == 200 else f"HTTP {status}: {self.said!r}"
+
+    def _judged(self, expected: Answer) -> str | None:
+        choice = orjson.loads(self._body)["choices"][0]
+        said = choice.get("message")
+        if said is None:
+            return None if choice["text"] == "".join(expected.texts) else "text differs"
+        return _first_fault(
+            ((said.get("reasoning_content") or said.get("reasoning")) == expected.reasoning, "reasoning differs"),
+            (said["content"] == expected.content, "content differs"),
+        )
 
 
 class VllmReader:
@@ -142,50 +225,31 @@ class ChatReader:
         )
 
 
-class ResponsesReader:
+class ResponsesReader(NamedReader):
     """Reads the events of a response."""
 
     def __init__(self) -> None:
-        self.clock = Clock()
+        super().__init__()
         self.ended_at = 0.0
         """When the last event came, in seconds of `time.monotonic`, which is one clock for all processes."""
-        self._rest = b""
-        self._raw = b""
-        self._texts: dict[str, list[str]] = {kind: [] for kind in DELTAS.values()}
-        self._end: dict[str, Any] = {}
-        self._error = b""
-
-    def feed(self, data: bytes) -> None:
-        if len(self._raw) < 300:
-            self._raw += data[:300]
-        kind = ""
-        *events, self._rest = (self._rest + data).split(b"\n\n")
-        for event in events:
-            name, _, body = event.partition(b"\n")
-            if shown := DELTAS.get(name):
-                self._texts[shown].append(orjson.loads(body[6:])["delta"])
-                kind = shown
-            elif name in ENDS:
-                self._end, self.ended_at = orjson.loads(body[6:])["response"], time.monotonic()
-            elif name == BEGIN:
-                self.began(orjson.loads(body[6:])["response"]["id"])
-            elif name == b"event: error":
-                self._error = body
-        if kind:
-            self.clock.mark(kind)
 
     def fault(self, status: int, expected: Answer) -> str | None:
-        fault = _first_fault(
-            (status == 200, f"HTTP {status}: {self._raw!r}"),
-            (not self._error, f"error in the stream: {self._error[:200]!r}"),
-            (bool(self._end), "no last event"),
-            ("".join(self._texts["reasoning"]) == expected.reasoning, "reasoning differs"),
-            ("".join(self._texts["content"]) == expected.content, "content differs"),
-        )
-        return fault or response_fault(self._end, expected)
+        return super().fault(status, expected) or response_fault(self._end, expected)
 
     def began(self, response_id: str) -> None:
         """The first event came."""
+
+    def _text(self, name: bytes, data: bytes) -> tuple[str, str] | None:
+        if kind := DELTAS.get(name):
+            return kind, orjson.loads(data)["delta"]
+        if name in ENDS:
+            self._end, self.ended_at = orjson.loads(data)["response"], time.monotonic()
+        elif name == BEGIN:
+            self.began(orjson.loads(data)["response"]["id"])
+        return None
+
+    def _ended(self, expected: Answer) -> Checks:
+        return [(bool(self._end), "no last event")]
 
 
 BEGIN = b"event: response.created"
@@ -208,104 +272,46 @@ def response_fault(response: Mapping[str, Any], expected: Answer) -> str | None:
     )
 
 
-class ResponseReader:
+class ResponseReader(WholeReader):
     """Reads a response that does not stream."""
-
-    def __init__(self) -> None:
-        self.clock = Clock()
-        self._body = b""
-
-    def feed(self, data: bytes) -> None:
-        self._body += data
-
-    @property
-    def said(self) -> bytes:
-        """The beginning of the answer, for error reports."""
-        return self._body[:300]
 
     @property
     def id(self) -> str:
         """Of whatever was answered with 200; empty where it has none."""
         return str(orjson.loads(self._body).get("id") or "")
 
-    def fault(self, status: int, expected: Answer) -> str | None:
-        self.clock.mark("whole")
-        if status != 200:
-            return f"HTTP {status}: {self.said!r}"
+    def _judged(self, expected: Answer) -> str | None:
         return response_fault(orjson.loads(self._body), expected)
 
 
-class MessagesReader:
+class MessagesReader(NamedReader):
     """Reads the events of a message."""
 
+    names = ("thinking", "text")
+
     def __init__(self) -> None:
-        self.clock = Clock()
-        self._rest = b""
-        self._raw = b""
-        self._reasoning: list[str] = []
-        self._content: list[str] = []
-        self._end: dict[str, Any] = {}
+        super().__init__()
         self._stopped = False
-        self._error = b""
 
-    def feed(self, data: bytes) -> None:
-        if len(self._raw) < 300:
-            self._raw += data[:300]
-        kind = ""
-        *events, self._rest = (self._rest + data).split(b"\n\n")
-        for event in events:
-            name, _, body = event.partition(b"\n")
-            if name == b"event: content_block_delta":
-                delta = orjson.loads(body[6:])["delta"]
-                if text := delta.get("text"):
-                    self._content.append(text)
-                    kind = "content"
-                elif text := delta.get("thinking"):
-                    self._reasoning.append(text)
-                    kind = "reasoning"
-            elif name == b"event: message_delta":
-                self._end = orjson.loads(body[6:])
-            elif name == b"event: message_stop":
-                self._stopped = True
-            elif name == b"event: error":
-                self._error = body
-        if kind:
-            self.clock.mark(kind)
+    def _text(self, name: bytes, data: bytes) -> tuple[str, str] | None:
+        if name == b"event: content_block_delta":
+            delta = orjson.loads(data)["delta"]
+            if text := delta.get("text"):
+                return "content", text
+            if text := delta.get("thinking"):
+                return "reasoning", text
+        elif name == b"event: message_delta":
+            self._end = orjson.loads(data)
+        elif name == b"event: message_stop":
+            self._stopped = True
+        return None
 
-    def fault(self, status: int, expected: Answer) -> str | None:
+    def _ended(self, expected: Answer) -> Checks:
         counted = self._end.get("usage", {}).get("output_tokens")
-        return _first_fault(
-            (status == 200, f"HTTP {status}: {self._raw!r}"),
-            (not self._error, f"error in the stream: {self._error[:200]!r}"),
+        return [
             (self._stopped, "no message_stop"),
-            ("".join(self._reasoning) == expected.reasoning, "thinking differs"),
-            ("".join(self._content) == expected.content, "text differs"),
             (counted == len(expected.tokens), f"usage says {counted} tokens"),
-        )
-
-
-class WholeReader:
-    """Reads an answer that does not stream, on the completions or the chat wire."""
-
-    def __init__(self) -> None:
-        self.clock = Clock()
-        self._body = b""
-
-    def feed(self, data: bytes) -> None:
-        self._body += data
-
-    def fault(self, status: int, expected: Answer) -> str | None:
-        self.clock.mark("whole")
-        if status != 200:
-            return f"HTTP {status}: {self._body[:300]!r}"
-        choice = orjson.loads(self._body)["choices"][0]
-        said = choice.get("message")
-        if said is None:
-            return None if choice["text"] == "".join(expected.texts) else "text differs"
-        return _first_fault(
-            ((said.get("reasoning_content") or said.get("reasoning")) == expected.reasoning, "reasoning differs"),
-            (said["content"] == expected.content, "content differs"),
-        )
+        ]
 
 
 def _first_fault(*checks: tuple[bool, str]) -> str | None:
