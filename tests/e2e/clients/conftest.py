@@ -3,23 +3,19 @@ the asynchronous clients in front of them. Every client judges what it gets by t
 
 from __future__ import annotations
 
-import json
-import subprocess
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import pytest_asyncio
 
+from tests.staging import staged
+
 if TYPE_CHECKING:
     # The project's own pytest reads this file too, and has no SDK.
     from openai import AsyncOpenAI
 
-ROOT = Path(__file__).parents[3]
-END_S = 40.0
 PATIENCE_S = 30.0
 """No request of the suites takes longer."""
 
@@ -37,31 +33,9 @@ class Stage:
 
 @pytest.fixture(scope="session")
 def stage() -> Iterator[Stage]:
-    """Both gateways. They end with this process however it ends, since the stage waits for the end of its stdin."""
-    command = [str(ROOT / ".venv/bin/python"), "-m", "tests.e2e.clients.stage"]
-    with (
-        tempfile.TemporaryFile("w+") as trouble,
-        subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=trouble, text=True
-        ) as process,
-    ):
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            if addresses := process.stdout.readline():
-                yield Stage(**json.loads(addresses))
-        finally:
-            process.stdin.close()
-            try:
-                code = process.wait(END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                raise
-        trouble.seek(0)
-        said = trouble.read()
-        if not addresses:
-            pytest.exit(f"the gateways did not start: {said}", returncode=1)
-        assert code == 0, said
+    """Both gateways."""
+    with staged("tests.e2e.clients.stage") as addresses:
+        yield Stage(**addresses)
 
 
 @pytest.fixture(scope="session")

@@ -17,8 +17,8 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +172,15 @@ async def tool_servers(stack: AsyncExitStack, folder: Path) -> dict[str, str]:
     return {**hosted, "pages": browser.result(), "runs": python.result()}
 
 
+@contextmanager
+def nobody_at() -> Iterator[str]:
+    """An address where connections are refused, and that nobody else can take meanwhile."""
+    with socket.socket() as closed:
+        # Bound and never listening.
+        closed.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{closed.getsockname()[1]}"
+
+
 async def until_told() -> None:
     """Return when stdin ends, whatever it is, or at SIGTERM."""
     loop, told = asyncio.get_running_loop(), asyncio.Event()
@@ -192,10 +201,7 @@ async def perform() -> None:
         fake = await stack.enter_async_context(FakeVllm(script=script_of()))
         free = await stack.enter_async_context(FakeVllm(script=script_of()))
         free.patient.constrains = False
-        # Bound and never listening: connections are refused, and nobody else can take the port meanwhile.
-        closed = stack.enter_context(socket.socket())
-        closed.bind(("127.0.0.1", 0))
-        nobody = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        nobody = stack.enter_context(nobody_at())
         async with asyncio.TaskGroup() as starting:
             demo = starting.create_task(stack.enter_async_context(served(folder, "demo", demo_config())))
             tools = await tool_servers(stack, folder)
@@ -209,7 +215,7 @@ async def perform() -> None:
         await until_told()
 
 
-def main() -> None:
+def run(perform: Callable[[], Coroutine[Any, Any, None]]) -> None:
     # Ctrl-C reaches the whole process group; the end of stdin is what counts here.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -219,4 +225,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(perform)

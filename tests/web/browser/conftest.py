@@ -3,21 +3,17 @@ its own, something its policy forbids, a request to anybody else, fails the chec
 
 from __future__ import annotations
 
-import json
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests.staging import staged
 
 if TYPE_CHECKING:
     # The project's own pytest reads this file too, and has no browser.
     from playwright.sync_api import Browser, ConsoleMessage, Page, Request
 
-ROOT = Path(__file__).parents[3]
-END_S = 40.0
 PATIENCE_MS = 20_000
 CHROMIUM = "/usr/bin/chromium"
 FLAGS = (
@@ -37,30 +33,8 @@ REFUSED = "Failed to load resource: the server responded with a status of"
 @pytest.fixture(scope="session")
 def stage() -> Iterator[dict[str, str]]:
     """Addresses by the names of the gateways, and the key of the one that wants it."""
-    command = [str(ROOT / ".venv/bin/python"), "-m", "tests.web.browser.stage"]
-    with (
-        tempfile.TemporaryFile("w+") as trouble,
-        subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=trouble, text=True
-        ) as process,
-    ):
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            if addresses := process.stdout.readline():
-                yield json.loads(addresses)
-        finally:
-            process.stdin.close()
-            try:
-                code = process.wait(END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                raise
-        trouble.seek(0)
-        said = trouble.read()
-        if not addresses:
-            pytest.exit(f"the gateways did not start: {said}", returncode=1)
-        assert code == 0, said
+    with staged("tests.web.browser.stage") as addresses:
+        yield addresses
 
 
 @pytest.fixture(scope="session")

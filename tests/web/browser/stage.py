@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
-import socket
-import sys
 import tempfile
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.clients.stage import MASTER_KEY, Broken, demo_config, served, until_told
+from tests.e2e.clients.stage import MASTER_KEY, demo_config, nobody_at, run, served, until_told
 from tests.fakes import FakeVllm
 from tests.web.browser.scripts import script_of
 
@@ -45,10 +42,8 @@ async def perform() -> None:
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="unisono-page-")))
         fake = await stack.enter_async_context(FakeVllm(script=script_of))
-        # Bound and never listening: there is always a deployment that is not well.
-        closed = stack.enter_context(socket.socket())
-        closed.bind(("127.0.0.1", 0))
-        nobody = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        # There is always a deployment that is not well.
+        nobody = stack.enter_context(nobody_at())
         keyed = config_of(fake.url, nobody, general_settings={"master_key": MASTER_KEY})
         async with asyncio.TaskGroup() as starting:
             configs = {"open": config_of(fake.url, nobody), "keyed": keyed, "demo": demo_config()}
@@ -60,14 +55,5 @@ async def perform() -> None:
         await until_told()
 
 
-def main() -> None:
-    # Ctrl-C reaches the whole process group; the end of stdin is what counts here.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        asyncio.run(perform())
-    except* Broken as trouble:
-        sys.exit("\n".join(map(str, trouble.exceptions)))
-
-
 if __name__ == "__main__":
-    main()
+    run(perform)
