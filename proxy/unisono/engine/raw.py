@@ -30,7 +30,6 @@ from unisono.errors import (
     CannotGoOn,
     ContextTooLong,
     InvalidRequest,
-    UnisonoError,
     UnsupportedValue,
 )
 from unisono.harmony.encoding import Encoding
@@ -224,7 +223,7 @@ class RawRun(GeneratorRun):
         stream = place.deployment.backend.complete(job)
         places.asked()
         waits = True
-        try:
+        async with told.reading(stream):
             async for chunk in stream:
                 if waits and (chunk.tokens or chunk.text):
                     waits = False
@@ -245,10 +244,3 @@ class RawRun(GeneratorRun):
                 if finish is not None or said.broken_off:
                     return
             raise BackendProtocolError("the backend ended its stream without saying why")
-        except UnisonoError as error:
-            told.failure = error.code
-            raise
-        finally:
-            told.over()
-            if isinstance(stream, AsyncGenerator):
-                await stream.aclose()

@@ -145,7 +145,7 @@ class Stretch(Places):
         waits = True
         told = Telling(self._report, self._turn, deployment.name, job, reading.steps)
         limit = Limit(self._means.encoding, job.max_tokens, guessed=place.capabilities.output is not Form.IDS)
-        try:
+        async with told.reading(stream):
             async for chunk in stream:
                 if waits and (chunk.tokens or chunk.text):
                     waits = False
@@ -171,13 +171,6 @@ class Stretch(Places):
                 yield shown if reading.moves else shown + reading.end(reason), reason
                 return
             raise BackendProtocolError("the backend ended its stream without saying why")
-        except UnisonoError as error:
-            told.failure = error.code
-            raise
-        finally:
-            told.over()
-            if isinstance(stream, AsyncGenerator):
-                await stream.aclose()
 
 
 async def _at_once(shown: list[Event], reason: FinishReason) -> Generated:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+
 from unisono.core.generation import Chunk, FinishReason, Generation
 from unisono.core.watching import Pace, StepDone
 from unisono.engine.turn import Report, Turn
+from unisono.errors import UnisonoError
 
 
 class Telling:
@@ -34,8 +38,20 @@ class Telling:
         self.finish = reason.value
         self.pace.tokens += unseen
 
-    def over(self) -> None:
-        """Nothing more comes, for whatever reason."""
+    @asynccontextmanager
+    async def reading(self, stream: AsyncIterator[Chunk]) -> AsyncGenerator[None]:
+        """While `stream` is read. Whatever ends that, it is told, and the stream closed."""
+        try:
+            yield
+        except UnisonoError as error:
+            self.failure = error.code
+            raise
+        finally:
+            self._over()
+            if isinstance(stream, AsyncGenerator):
+                await stream.aclose()
+
+    def _over(self) -> None:
         pace, report = self.pace, self._report
         prompt = self._job.prompt.tokens
         report.facts.steps.append(
