@@ -29,13 +29,15 @@ RENDERINGS: Mapping[str, list[str]] = {
 """By the name of a rendering: the release, and what else Helm is told."""
 
 
-def render(name: str) -> str:
-    """What Helm makes of the chart now. Raises FileNotFoundError where there is none."""
+def render(name: str, *more: str) -> str:
+    """What Helm makes of the chart now, told `more`. Raises FileNotFoundError where there is none, and
+    CalledProcessError with its words where it refuses."""
     helm = shutil.which("helm")
     if helm is None:
         raise FileNotFoundError("helm is not installed")
-    release, *more = RENDERINGS[name]
-    command = [helm, "template", release, str(CHART), "--namespace", "serving", "--kube-version", "1.31.0", *more]
+    release, *usual = RENDERINGS[name]
+    place = ["--namespace", "serving", "--kube-version", "1.31.0"]
+    command = [helm, "template", release, str(CHART), *place, *usual, *more]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
 

@@ -221,17 +221,37 @@ def test_what_scales_is_what_there_is() -> None:
     assert target["name"] == everything["Deployment"]["metadata"]["name"]
 
 
-def test_backends_are_scaled_by_a_metric_that_there_is(tmp_path: Path) -> None:
+def test_backends_are_scaled_by_metrics_that_there_are(tmp_path: Path) -> None:
     from tests.observe.test_files import LABELS
 
     chart = rendered("everything")
-    [trigger] = chart["ScaledObject"]["spec"]["triggers"]
-    [(name, label, model)] = re.findall(r'(unisono_\w+)\{(\w+)="([^"]+)"\}', trigger["metadata"]["query"])
-    assert label in LABELS[name]
     config = loaded(chart["ConfigMap"]["data"]["config.yaml"], tmp_path)
-    assert model in {entry.model_name for entry in config.model_list}
+    named = []
+    for trigger in chart["ScaledObject"]["spec"]["triggers"]:
+        [(name, label, model)] = re.findall(r'(unisono_\w+)\{(\w+)="([^"]+)"\}', trigger["metadata"]["query"])
+        assert label in LABELS[name]
+        assert model in {entry.model_name for entry in config.model_list}
+        named.append(name)
+    assert named == ["unisono_queue_length", "unisono_backend_requests_running"]
     [endpoint] = chart["ServiceMonitor"]["spec"]["endpoints"]
     assert endpoint["path"] in health_paths(tmp_path)
+
+
+def test_backends_are_added_where_there_can_be_a_line_and_kept_while_they_work(tmp_path: Path) -> None:
+    """Without a limit nobody ever waits; and what is scaled by its line alone is taken away once the line is gone."""
+    chart = rendered("everything")
+    scaled = chart["ScaledObject"]["spec"]
+    _, running = (int(trigger["metadata"]["threshold"]) for trigger in scaled["triggers"])
+    entries = [
+        entry.litellm_params
+        for entry in loaded(chart["ConfigMap"]["data"]["config.yaml"], tmp_path).model_list
+        if entry.model_name in scaled["triggers"][0]["metadata"]["query"]
+    ]
+    assert len(entries) == scaled["maxReplicaCount"]
+    assert all(entry.max_parallel_requests is not None and running < entry.max_parallel_requests for entry in entries)
+    assert scaled["minReplicaCount"] >= 1
+    behavior = scaled["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    assert 0 < behavior["scaleDown"]["stabilizationWindowSeconds"] <= 3600
 
 
 def test_the_chart_is_of_this_version() -> None:

@@ -54,6 +54,24 @@ def test_the_rendered_chart_is_what_helm_makes_of_it(name: str) -> None:
     assert rendered(name) == manifests(render(name)), "python -m tests.deployment.manifests"
 
 
+SECRETS = {
+    "config.general_settings.master_key": "sk-0123456789abcdef",
+    "config.unisono.salt_key": "0123456789abcdef",
+    "config.model_list[0].litellm_params.api_key": "sk-0123456789abcdef",
+    "config.store.url": "redis://:password@redis:6379/0",
+}
+
+
+@pytest.mark.skipif(shutil.which("helm") is None, reason="there is no helm on this machine")
+@pytest.mark.parametrize(("path", "secret"), SECRETS.items(), ids=SECRETS)
+def test_a_secret_in_the_configuration_is_refused_without_being_shown(path: str, secret: str) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        render("default", "--set", f"{path}={secret}")
+    assert path.replace("[0]", ".0") in refused.value.stderr
+    assert secret not in refused.value.stderr
+    render("default", "--set", f"{path}=os.environ/NAME")
+
+
 @pytest.mark.skipif(shutil.which("helm") is None, reason="there is no helm on this machine")
 def test_helm_has_nothing_against_the_chart() -> None:
     run(Path(shutil.which("helm") or ""), "lint", "--strict", str(CHART))
