@@ -67,12 +67,15 @@ def test_there_are_commands_and_configurations_to_look_at() -> None:
 def test_a_command_on_a_page_exists_with_its_options(words: list[str]) -> None:
     command: click.Command = main
     context = click.Context(main)
+    shortened = "..." in words
     words = [word for word in words if word != "..."]
     while isinstance(command, click.Group) and words and not words[0].startswith("-"):
         found = command.get_command(context, words.pop(0))
         assert found is not None
         command, context = found, click.Context(found, parent=context)
-    command.make_parser(context).parse_args(list(words))
+    given, _, _ = command.make_parser(context).parse_args(list(words))
+    missing = [parameter.name for parameter in command.params if parameter.required and not given.get(parameter.name)]
+    assert shortened or missing == []
 
 
 MAKE = sorted({words[0] for _, words in commands("make") if words})
@@ -101,6 +104,15 @@ def test_errors_on_the_page_about_the_api_have_these_codes() -> None:
     assert {(int(status), code) for status, code in told} <= {
         (kind.status, kind.code) for kind in kinds_of(UnisonoError)
     }
+
+
+def test_what_the_pages_install_of_this_is_a_wheel() -> None:
+    """No index has a package of this name: whoever asks one for it gets nothing, or something of somebody else's."""
+    installed = [word for where, words in commands("pip") for word in words if "unisono" in word]
+    assert installed
+    assert [word for word in installed if not re.match(r"dist/unisono-[\d.]+-py3-none-any\.whl(\[|$)", word)] == []
+    inline = [page.name for page in PAGES if re.search(r"`pip install '?unisono", page.read_text())]
+    assert inline == []
 
 
 def test_wheels_on_the_pages_are_of_this_version() -> None:
