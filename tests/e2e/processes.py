@@ -1,7 +1,12 @@
-"""What a running process holds, read from outside: memory, descriptors, threads."""
+"""What a running process holds, read from outside: memory, descriptors, threads.
+
+Linux tells all of it below /proc. Of other systems `ps` is asked, which knows who lives and whose child it is.
+"""
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,14 +23,30 @@ class Holdings:
     threads: int
 
 
+PROC = Path("/proc/self/stat").exists()
+
+
 def children(pid: int) -> list[int]:
     """The processes it started that are there still."""
+    if not PROC:
+        return sorted(process for process, parent, _, _ in listed() if parent == pid)
     threads = Path(f"/proc/{pid}/task").iterdir()
     return sorted(int(child) for thread in threads for child in (thread / "children").read_text().split())
 
 
+def listed() -> Iterator[tuple[int, int, str, str]]:
+    """Every process there is, with its parent, its state and its command line, as `ps` tells them."""
+    columns = ["ps", "-A", "-o", "pid=,ppid=,stat=,command="]
+    told = subprocess.run(columns, capture_output=True, text=True, check=True, timeout=30)
+    for line in told.stdout.splitlines():
+        process, parent, state, *command = line.split(None, 3)
+        yield int(process), int(parent), state, "".join(command)
+
+
 def lives(pid: int) -> bool:
     """Whether it does anything yet: one that ended and nobody asked about does not."""
+    if not PROC:
+        return any(process == pid and state[0] not in "ZX" for process, _, state, _ in listed())
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.processes import lives
 from tests.mcp.conftest import Upstream
 from unisono.core.tools import Command, ToolServer, ToolTimeouts, ToolTransport
 from unisono.errors import ToolServerNotAllowed, ToolServerTimeout, ToolServerUnavailable
@@ -25,13 +26,6 @@ HARMLESS = {"HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER"}
 
 def script(text: str) -> Command:
     return Command((sys.executable, "-c", text))
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 async def test_a_process_sees_what_it_was_given_and_little_else(
@@ -48,10 +42,10 @@ async def test_at_the_end_the_process_and_its_children_are_gone(upstream: Upstre
     host = McpHost()
     server = upstream.server("stdio")
     pids = [int(pid) for pid in (await host.call(server, "child", {})).text.split()]
-    assert all(alive(pid) for pid in pids)
+    assert all(lives(pid) for pid in pids)
     await host.aclose()
     async with asyncio.timeout(1):  # a signal takes its moment
-        while any(alive(pid) for pid in pids):
+        while any(lives(pid) for pid in pids):
             await asyncio.sleep(0.01)
 
 
@@ -72,7 +66,7 @@ signal.pause()
     with pytest.raises(ToolServerTimeout):
         await host.list_tools(server)
     await host.aclose()
-    assert not alive(int(told.read_text()))
+    assert not lives(int(told.read_text()))
 
 
 async def test_a_command_that_does_not_exist_is_an_unavailable_server(host: McpHost) -> None:
@@ -212,11 +206,11 @@ async def test_processes_do_not_outlive_a_gateway_that_is_killed(tmp_path: Path)
         while not all(path.exists() and " " in path.read_text() for path in told):
             await asyncio.sleep(0.01)
     pids = [int(pid) for path in told for pid in path.read_text().split()]
-    assert all(alive(pid) for pid in pids)
+    assert all(lives(pid) for pid in pids)
     gateway.kill()
     await gateway.wait()
     async with asyncio.timeout(5):
-        while any(alive(pid) for pid in pids):
+        while any(lives(pid) for pid in pids):
             await asyncio.sleep(0.01)
 
 
