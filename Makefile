@@ -40,7 +40,7 @@ help:
 	@echo "make test-slow      all that make test leaves out for its length"
 	@echo "make test-deep      properties with many examples, other ones every time"
 	@echo "make test-restarts  restart replicas under load; a minute"
-	@echo "make test-deploy    compose files and chart by the schemas; renders the chart where helm is installed"
+	@echo "make test-deploy    compose files and chart by the schemas, the chart rendered where helm is, the image's steps for root"
 	@echo "make test-dist      what make dist makes: what is in it, and whether it serves by itself"
 	@echo "make chaos          storms of faults for as long as one likes (ARGS='--minutes 15', '--seed 7 --talk 3')"
 	@echo "make docs           write the pages that are made of the code"
@@ -118,7 +118,7 @@ test-deep: $(SYNCED) .state-server
 test-restarts: $(SYNCED) .state-server
 	$(BIN)/pytest -m slow tests/e2e/test_rolling.py $(ARGS)
 
-# What is in docker/, by the schemas of compose and Kubernetes.
+# What is in docker/, by the schemas of compose and Kubernetes; the image's steps in a plain root, where debootstrap is.
 test-deploy: $(SYNCED)
 	$(BIN)/pytest tests/deployment $(ARGS)
 
