@@ -294,8 +294,8 @@ UNUSED: dict[str, tuple[dict[str, Any], str]] = {
         "here",
     ),
     "rate limit": (
-        {"model_list": [entry(litellm_params={"rpm": 10})]},
-        "model_list[0].litellm_params.rpm: not used by this version",
+        {"model_list": [entry(litellm_params={"itpm": 10})]},
+        "model_list[0].litellm_params.itpm: LiteLLM's; it has no effect here",
     ),
     "price": (
         {"model_list": [entry(model_info={"input_cost_per_second": 0.1})]},
@@ -332,7 +332,8 @@ def test_a_typical_litellm_file_comes_along() -> None:
     assert loaded.config.num_retries == 1
     assert loaded.config.timeouts(loaded.config.model_list[0]).total_s == 300
     assert loaded.config.router_settings.routing_strategy == "simple-shuffle"
-    assert len(loaded.warnings) == 9
+    assert loaded.config.model_list[0].litellm_params.rpm == 60
+    assert len(loaded.warnings) == 8
 
 
 def test_the_nearest_timeout_wins() -> None:

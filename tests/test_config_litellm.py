@@ -140,10 +140,11 @@ def test_no_reference_to_the_environment_is_read_or_lost() -> None:
 
 def test_kinds_get_the_names_they_have_here(tmp_path: Path) -> None:
     theirs = tmp_path / "theirs.yaml"
-    theirs.write_text(yaml.safe_dump(entry("hosted_vllm/qwen", api_base="http://h", rpm=3)))
+    theirs.write_text(yaml.safe_dump(entry("hosted_vllm/qwen", api_base="http://h", rpm=3, itpm=4)))
     tree = yaml.safe_load(text := imported(theirs))
-    assert tree["model_list"] == [{"model_name": "m", "litellm_params": {"model": "vllm/qwen", "api_base": "http://h"}}]
-    assert "#   model_list[0].litellm_params.rpm: not used by this version\n" in text
+    params = {"model": "vllm/qwen", "api_base": "http://h", "rpm": 3}
+    assert tree["model_list"] == [{"model_name": "m", "litellm_params": params}]
+    assert "#   model_list[0].litellm_params.itpm: LiteLLM's; it has no effect here\n" in text
 
 
 def test_the_command_prints_it_or_writes_a_file_for_nobody_else(tmp_path: Path) -> None:

@@ -124,16 +124,26 @@ def test_processes_share_what_limits_allow(
     share: int, requests: int | None, tokens: int | None, expected: tuple[int, int | None]
 ) -> None:
     one = config(
-        entry("a", max_parallel_requests=requests, order=2, weight=3, unisono={"max_tokens_in_flight": tokens}),
+        entry(
+            "a",
+            max_parallel_requests=requests,
+            rpm=requests,
+            tpm=tokens,
+            order=2,
+            weight=3,
+            unisono={"max_tokens_in_flight": tokens},
+        ),
         entry("b"),
         unisono={"max_queue": 10, "max_queue_per_key": 3},
     )
     pool = build_pool(one, Catalogue(one), share=share)
     terms = pool.members()["a"][0].terms
     assert (terms.max_requests, terms.max_tokens) == expected
+    assert (terms.requests_per_minute, terms.tokens_per_minute) == (requests and expected[0], tokens and expected[1])
     assert (terms.order, terms.weight) == (2, 3)
     unbounded = pool.members()["b"][0].terms
     assert (unbounded.max_requests, unbounded.max_tokens) == (None, None)
+    assert (unbounded.requests_per_minute, unbounded.tokens_per_minute) == (None, None)
     bounds = routing_rules(one, share).bounds
     assert (bounds.length, bounds.per_owner) == (max(1, 10 // share), max(1, 3 // share))
 
@@ -146,6 +156,7 @@ KEPT: dict[str, tuple[dict[str, Any], bool]] = {
     "nothing changed": (entry("a"), True),
     "its weight": (entry("a", weight=5), True),
     "its limits": (entry("a", max_parallel_requests=5), True),
+    "its rate": (entry("a", rpm=5, tpm=100), True),
     "its name": (entry("a", model_info={"id": "other"}), True),
     "its model's name": (entry("new", api_base="http://a:1"), True),
     "its address": (entry("a", api_base="http://elsewhere:1"), False),

@@ -108,6 +108,8 @@ def _terms(entry: ModelEntry, name: str, config: Config, share: int) -> Terms:
         order=params.order,
         max_requests=None if requests is None else _part(requests, share),
         max_tokens=None if tokens is None else _part(tokens, share),
+        requests_per_minute=None if params.rpm is None else _part(params.rpm, share),
+        tokens_per_minute=None if params.tpm is None else _part(params.tpm, share),
     )
 
 

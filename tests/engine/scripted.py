@@ -103,6 +103,8 @@ class Line:
     """How often a place was told that all was well."""
     began: list[str] = field(default_factory=list)
     """Of every generation with a token: where it was."""
+    took: list[int] = field(default_factory=list)
+    """Of every generation: tokens of prompt and answer."""
 
     def route(self, ask: Ask) -> Stand:
         return Stand(self, list(self.deployments))
@@ -138,6 +140,9 @@ class Held:
 
     def began(self) -> None:
         self.stand.line.began.append(self.deployment.name)
+
+    def took(self, tokens: int) -> None:
+        self.stand.line.took.append(tokens)
 
     def failed(self, error: UnisonoError) -> None:
         self.stand.tries[-1] = Try(self.deployment.name, error.code)

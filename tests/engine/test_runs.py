@@ -183,8 +183,12 @@ async def test_a_place_is_told_of_the_first_token_of_every_generation(encoding: 
     failing = Scripted(encoding, [Step(THOUGHT, cached=7, failure=BackendUnavailable("gone"))], name="two", per_chunk=1)
     other = Scripted(encoding, [Step("<|return|>"), Step("one two<|return|>")], TEXT, name="three")
     runner = Runner(encoding, silent, failing, other)
-    assert (await runner.ask()).report.failovers == 2
+    report = (await runner.ask()).report
+    assert report.failovers == 2
     assert runner.pool.began == ["two", "three", "three"]
+    # And of all that it took, whatever came of it.
+    assert runner.pool.took == [step.prompt_tokens + step.generated for step in report.facts.steps]
+    assert len(runner.pool.took) == 4
 
 
 async def test_only_the_first_prompt_is_counted_and_what_of_it_was_cached(encoding: Encoding) -> None:

@@ -21,11 +21,11 @@ AT_MOST_S = 100e-6
 """Twice what it is to take (50 microseconds), of the best of many runs: the machine does other things too."""
 
 
-def crowded(strategy: Strategy) -> tuple[Group, list[Demand]]:
+def crowded(strategy: Strategy, **terms: int) -> tuple[Group, list[Demand]]:
     """A group in which every deployment is busy and holds a prompt of its own behind a beginning that all have."""
     chance = random.Random(0)
     prefixes, clock = PrefixIndex(), Clock()
-    lives = [live_of(f"gpu-{number}", clock, weight=1 + number % 3) for number in range(DEPLOYMENTS)]
+    lives = [live_of(f"gpu-{number}", clock, weight=1 + number % 3, **terms) for number in range(DEPLOYMENTS)]
     for live in lives:
         live.candidate.bit = prefixes.join()
         live.candidate.take(Wanted(prompt_tokens=chance.randrange(50_000), tokens=3000))
@@ -36,7 +36,10 @@ def crowded(strategy: Strategy) -> tuple[Group, list[Demand]]:
         demands.append(Demand(TOKENS, blocks_of(prompt)))
         prefixes.record(demands[-1].blocks, live.candidate.bit, clock.now)
     assert len(demands[0].blocks) == TOKENS // BLOCK_TOKENS
-    return Group("m", lives, prefixes, Rules(strategy), clock), demands
+    group = Group("m", lives, prefixes, Rules(strategy), clock)
+    for live in lives:
+        group.listen(live)
+    return group, demands
 
 
 CHOICES: dict[str, tuple[Strategy, str, Callable[[list[Demand]], Demand]]] = {
@@ -52,13 +55,25 @@ CHOICES: dict[str, tuple[Strategy, str, Callable[[list[Demand]], Demand]]] = {
 }
 
 
+LIMITS: dict[str, dict[str, int]] = {
+    "no limit": {},
+    "every limit": {
+        "max_requests": 99,
+        "max_tokens": 10**9,
+        "requests_per_minute": 10**6,
+        "tokens_per_minute": 10**9,
+    },
+}
+
+
 @pytest.mark.slow
 @pytest.mark.alone
+@pytest.mark.parametrize("terms", LIMITS.values(), ids=LIMITS)
 @pytest.mark.parametrize(("strategy", "sticky", "pick"), CHOICES.values(), ids=CHOICES)
 def test_choosing_among_many_for_a_long_prompt_takes_no_time(
-    strategy: Strategy, sticky: str, pick: Callable[[list[Demand]], Demand]
+    strategy: Strategy, sticky: str, pick: Callable[[list[Demand]], Demand], terms: dict[str, int]
 ) -> None:
-    group, demands = crowded(strategy)
+    group, demands = crowded(strategy, **terms)
     demand = pick(demands)
 
     def choice() -> object:

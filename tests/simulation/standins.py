@@ -40,7 +40,10 @@ class Turns:
         """Only those that are up begin."""
         assert self._up[backend]
 
-    def left(self, wish: Wish, backend: int) -> None:
+    def frees_us(self, now_us: int) -> int | None:
+        return None
+
+    def left(self, wish: Wish, backend: int, used: int, now_us: int) -> None:
         self.requests[backend] -= 1
         self.tokens[backend] -= wish.prompt + OUTPUT
 

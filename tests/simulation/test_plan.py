@@ -27,6 +27,8 @@ TAKEN: dict[str, tuple[dict[str, Any], Plan]] = {
                     "order": 1,
                     "max_parallel_requests": 4,
                     "max_tokens_in_flight": 9000,
+                    "rpm": 60,
+                    "tpm": 90000,
                     "down": [{"at_s": 1}, {"at_s": 50, "for_s": 0.5}],
                 }
             ],
@@ -46,7 +48,7 @@ TAKEN: dict[str, tuple[dict[str, Any], Plan]] = {
         Plan(
             (
                 BackendPlan(
-                    "a", 1000.0, 50.0, 900.5, 8, 0, False, 3, 2, 1, 4, 9000, (Outage(1.0), Outage(50.0, 0.5))
+                    "a", 1000.0, 50.0, 900.5, 8, 0, False, 3, 2, 1, 4, 9000, 60, 90000, (Outage(1.0), Outage(50.0, 0.5))
                 ),
             ),
             TrafficPlan(rate=1.0, burst=Burst(10.0, 1.0, 0.0), sticky=True, keys=2, visible=1.0),

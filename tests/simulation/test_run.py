@@ -33,6 +33,7 @@ PLANS = {
     "limits": changed(SMALL, max_parallel_requests=2),
     "limits and no line": replace(changed(SMALL, max_parallel_requests=1), max_queue=0),
     "tokens in flight": changed(SMALL, max_tokens_in_flight=5000),
+    "rates": changed(SMALL, rpm=20, tpm=50_000),
     "no memory for two": changed(SMALL, cache_tokens=0),
     "no cache": changed(SMALL, prefix_cache=False),
     "bursts": replace(SMALL, traffic=replace(TALKS, burst=Burst(every_s=30, for_s=2, times=20))),

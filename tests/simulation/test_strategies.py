@@ -13,6 +13,7 @@ from unisono.simulation import BackendPlan, Outage, Plan, Result, plan, simulate
 from unisono.simulation.results import End
 from unisono.simulation.run import Wish
 from unisono.simulation.strategies import Serving, serving
+from unisono.simulation.traffic import US
 
 
 def ran(of: Plan, strategy: str = "prefix-aware") -> Result:
@@ -66,6 +67,18 @@ def test_no_backend_has_more_requests_than_it_may(most: int) -> None:
             assert held <= most
 
 
+def test_no_backend_begins_more_in_a_minute_than_it_may_and_those_who_wait_are_served() -> None:
+    of = replace(changed(SMALL, rpm=20), max_queue=10_000, queue_timeout_s=10_000.0)
+    served = ran(of).served
+    assert {each.end for each in served} == {End.DONE}
+    for backend in range(3):
+        moments = sorted(each.placed_us for each in served if each.backend == backend)
+        assert all(later - earlier > 60 * US for earlier, later in zip(moments, moments[20:], strict=False))
+    fewer = ran(changed(of, rpm=None, tpm=40_000)).served
+    assert {each.end for each in fewer} == {End.DONE}
+    assert max(each.ended_us for each in fewer) > max(each.ended_us for each in ran(SMALL).served)
+
+
 def test_a_higher_order_stands_by() -> None:
     of = replace(SMALL, backends=(FAST, replace(SLOW, order=1)))
     assert [use.requests for use in ran(of).uses] == [1000, 0]
@@ -90,7 +103,7 @@ def test_requests_that_name_their_conversation_go_where_it_was(sticky: bool, pla
             backend = chooser.choose(wish, 0)
             assert backend is not None
             where.add(backend)
-            chooser.left(wish, backend)
+            chooser.left(wish, backend, 1000, 0)
     assert {len(where) for where in seen.values()} <= places
     # Conversations are spread all the same.
     assert {backend for where in seen.values() for backend in where} == {0, 1, 2}

@@ -122,6 +122,8 @@ def _backend(config: Config, index: int, name: str, told: Mapping[str, tuple[flo
         "order": entry.litellm_params.order,
         "max_parallel_requests": entry.litellm_params.max_parallel_requests,
         "max_tokens_in_flight": entry.unisono.max_tokens_in_flight,
+        "rpm": entry.litellm_params.rpm,
+        "tpm": entry.litellm_params.tpm,
     }
 
 

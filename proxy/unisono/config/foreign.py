@@ -86,7 +86,7 @@ _MCP_SERVERS = (
 FOREIGN: dict[str, Mapping[str, str]] = {
     "": {LITELLM: _TOP},
     "model_list[]": {LITELLM: "model_group blocked tpm rpm", LATER: "fallbacks"},
-    "model_list[].litellm_params": {LITELLM: _PARAMS, LATER: "rpm tpm"},
+    "model_list[].litellm_params": {LITELLM: _PARAMS},
     "model_list[].model_info": {LITELLM: _INFO},
     "model_list[].unisono": {LATER: "failover"},
     "litellm_settings": {LITELLM: _LITELLM_SETTINGS},
@@ -116,7 +116,7 @@ UNSERVED = (
 """Values of `model_info.mode` for what is no answer of a language model."""
 
 _NOT_HANDED_ON = (
-    "provider rpm tpm itpm otpm tags tag_regex litellm_credential_name litellm_trace_id "
+    "provider itpm otpm tags tag_regex litellm_credential_name litellm_trace_id "
     "configurable_clientside_auth_params "
     "mock_* max_retries num_retries cooldown_time max_budget budget_duration model_info use_in_pass_through "
     "use_litellm_proxy max_file_size_mb default_api_key_* auto_router_* complexity_router_* adaptive_router_* "

@@ -66,6 +66,10 @@ class LitellmParams(Costs):
     """The longest silence between tokens, in seconds."""
     max_parallel_requests: Count | None = None
     """Requests this backend gets at once; further ones wait for a place."""
+    rpm: Count | None = None
+    """Requests this backend gets in any minute; further ones go to others, or wait."""
+    tpm: Count | None = None
+    """Tokens of prompts and answers this backend gets in any minute; a request that is larger has one alone."""
     weight: Count = 1
     """Share of this entry among the entries of the same model_name, and its speed beside theirs."""
     order: Annotated[int, Field(ge=0)] = 0

@@ -71,6 +71,10 @@ class Place(Protocol):
         """The generation ended in `error`; whether that speaks against the deployment is the pool's to judge."""
         ...
 
+    def took(self, tokens: int) -> None:
+        """A generation is over, in whatever way, which took so many tokens of prompt and answer."""
+        ...
+
     def succeeded(self) -> None:
         """A generation came to its end."""
         ...

@@ -223,7 +223,7 @@ class RawRun(GeneratorRun):
         stream = place.deployment.backend.complete(job)
         places.asked()
         waits = True
-        async with told.reading(stream):
+        async with told.reading(stream, place):
             async for chunk in stream:
                 if waits and (chunk.tokens or chunk.text):
                     waits = False

@@ -145,7 +145,7 @@ class Stretch(Places):
         waits = True
         told = Telling(self._report, self._turn, deployment.name, job, reading.steps)
         limit = Limit(self._means.encoding, job.max_tokens, guessed=place.capabilities.output is not Form.IDS)
-        async with told.reading(stream):
+        async with told.reading(stream, place):
             async for chunk in stream:
                 if waits and (chunk.tokens or chunk.text):
                     waits = False

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 
 from unisono.core.generation import Chunk, FinishReason, Generation
+from unisono.core.routes import Place
 from unisono.core.watching import Pace, StepDone
 from unisono.engine.turn import Report, Turn
 from unisono.errors import UnisonoError
@@ -39,8 +40,8 @@ class Telling:
         self.pace.tokens += unseen
 
     @asynccontextmanager
-    async def reading(self, stream: AsyncIterator[Chunk]) -> AsyncGenerator[None]:
-        """While `stream` is read. Whatever ends that, it is told, and the stream closed."""
+    async def reading(self, stream: AsyncIterator[Chunk], place: Place) -> AsyncGenerator[None]:
+        """While `stream` is read. Whatever ends that, it is told, to the `place` too, and the stream closed."""
         try:
             yield
         except UnisonoError as error:
@@ -48,6 +49,7 @@ class Telling:
             raise
         finally:
             self._over()
+            place.took(len(self._job.prompt.tokens) + self.pace.tokens)
             if isinstance(stream, AsyncGenerator):
                 await stream.aclose()
 

@@ -85,6 +85,7 @@ class PassingRun(GeneratorRun):
                 raise
         finally:
             telling.over()
+            place.took(relaying.usage.prompt_tokens + relaying.usage.completion_tokens)
             if isinstance(coming, AsyncGenerator):
                 await coming.aclose()
         said = Closed(Text(0, Phase.FINAL), "".join(relaying.said))

@@ -42,7 +42,7 @@ class Choosing:
             log.debug("backend chosen", extra={"model": self._model, "backend": candidate.name, "candidates": rows})
         if not self._alone:
             self._prefixes.record(demand.blocks, candidate.bit, now)
-        return candidate.take(wanted)
+        return candidate.take(wanted, now)
 
     def passed(self, wanted: Wanted) -> None:
         """A choice became a place. Whoever takes over from another takes nobody's turn."""

@@ -33,6 +33,7 @@ from unisono.routing.health import (
     rests_until,
 )
 from unisono.routing.policy import ANSWER_WORK, BIAS, Candidate, Rank, Share
+from unisono.routing.rates import rate_of
 from unisono.routing.turns import number_of
 
 FAILURE_REMEMBERED_S = 2.0
@@ -63,7 +64,7 @@ log = logging.getLogger(__name__)
 class Terms:
     """How a deployment is to be used. `name` is public: it holds no address and no path. Of the deployments of one
     model those of the lowest `order` come first, and share by `weight`; `max_requests` and `max_tokens` bound what runs
-    on it at once."""
+    on it at once, `requests_per_minute` and `tokens_per_minute` what begins in any minute."""
 
     name: str
     timeouts: Timeouts = field(default_factory=Timeouts)
@@ -71,6 +72,8 @@ class Terms:
     order: int = 0
     max_requests: int | None = None
     max_tokens: int | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +159,17 @@ class LiveDeployment:
         self.terms = terms
         one = self.candidate
         one.name, one.seed, one.weight, one.order = terms.name, number_of(terms.name), terms.weight, terms.order
-        one.max_requests, one.max_tokens = terms.max_requests, terms.max_tokens
+        rate = rate_of(terms.requests_per_minute, terms.tokens_per_minute, one.rate)
+        one.bound(terms.max_requests, terms.max_tokens, rate)
 
     def phase(self, now: float) -> Phase:
         return phase_of(self.circuits, now)
 
     def refresh(self, now: float) -> None:
-        """Have the candidate say what is true now: rests end by themselves."""
+        """Have the candidate say what is true now: rests and minutes end by themselves."""
         self.candidate.rank = self._rank(now)
+        if self.candidate.rate is not None:
+            self.candidate.rate.move(now)
 
     def _rank(self, now: float) -> Rank:
         if self.known is None and self.failure is not None:
@@ -184,7 +190,7 @@ class LiveDeployment:
         return Hold(self, share, self.asked_at)
 
     def give_back(self, hold: Hold) -> None:
-        hold.share.give_back()
+        hold.share.give_back(self.clock())
         self._changed()
 
     def claimed(self, load: Load | None) -> None:

@@ -56,6 +56,10 @@ class Group:
         self._candidates = [live.candidate for live in self.members]
         self._choosing = Choosing(model, self._candidates, prefixes, self.rules.strategy)
         self.by_bit: Mapping[int, LiveDeployment] = {live.candidate.bit: live for live in self.members}
+        self._rated: list[LiveDeployment] = []
+        """Those that may begin only so much in a minute."""
+        self._minute: asyncio.TimerHandle | None = None
+        """Serves the line when what a deployment began is a minute ago."""
         self._news: set[asyncio.Future[None]] = set()
         self._refused = 0
         self._refusal_logged_at = float("-inf")
@@ -72,12 +76,16 @@ class Group:
     def listen(self, live: LiveDeployment) -> None:
         """Hear of a member's places that become free."""
         live.listeners.append(self._changed)
+        if live.candidate.rate is not None:
+            self._rated.append(live)
 
     def close(self) -> None:
         """Hear no more of its deployments: they may belong to another group now."""
         for live in self.members:
             if self._changed in live.listeners:
                 live.listeners.remove(self._changed)
+        if self._minute is not None:
+            self._minute.cancel()
 
     def wanted(self, demand: Demand, sticky: str, excluded: int) -> Wanted:
         return self._choosing.wanted(demand, self._clock(), sticky=sticky, excluded=excluded)
@@ -87,10 +95,15 @@ class Group:
         return self._choosing.choose(wanted, barred)
 
     def serves(self, wanted: Wanted) -> bool:
-        """Whether a deployment that is well, or not known to be otherwise, can do it, be it full now."""
+        """Whether a deployment that is well, or not known to be otherwise, can do it, be it full now: not one of which
+        it is known that it may begin nothing for some time."""
         self._refresh()
         return any(
-            one.rank < Rank.HALF_OPEN and not one.bit & wanted.excluded and one.can(wanted) for one in self._candidates
+            one.rank < Rank.HALF_OPEN
+            and not one.bit & wanted.excluded
+            and one.can(wanted)
+            and (one.rate is None or one.rate.has_room(wanted.tokens))
+            for one in self._candidates
         )
 
     def _refresh(self) -> None:
@@ -98,11 +111,15 @@ class Group:
         for live in self.members:
             if live.circuits:
                 live.refresh(now)
+        for live in self._rated:
+            if (rate := live.candidate.rate) is not None:
+                rate.move(now)
 
     def attempt(self, demand: Demand, wanted: Wanted, barred: int = 0) -> Offer[Hold]:
         """Take a place now, if there is one on a deployment that is known."""
         choice = self.choice(wanted, barred)
         if choice.taken is None:
+            self._serve_in_time(wanted, choice.waits_for)
             return Offer(None, choice.waits_for)
         live = self.by_bit[choice.taken.bit]
         if live.known is None:
@@ -121,8 +138,39 @@ class Group:
                 owner, number, lambda barred: self.attempt(demand, wanted, barred), resumes=demand.resumes, until=until
             )
         except BackendOverloaded as error:
+            if frees_in := self._frees_in(wanted, ~wanted.excluded):
+                error.retry_after_s = max(error.retry_after_s or 0.0, frees_in)
             self._log_refusal(error)
             raise
+
+    def _frees_in(self, wanted: Wanted, mask: int) -> float:
+        """In how many seconds one of the deployments of a mask may begin something again; 0 where none is kept from it,
+        or another one is not."""
+        rates = [one.rate for one in self._candidates if one.bit & mask]
+        at = [rate.frees_at(wanted.tokens) for rate in rates if rate is not None]
+        return max(min(at) - self._clock(), 0.0) if at and len(at) == len(rates) else 0.0
+
+    def _serve_in_time(self, wanted: Wanted, mask: int) -> None:
+        """Have the line served when a minute is over: nobody tells of that."""
+        at = [
+            live.candidate.rate.frees_at(wanted.tokens)
+            for live in self._rated
+            if live.candidate.rate is not None and live.candidate.bit & mask
+        ]
+        now = self._clock()
+        if not (later := [one for one in at if one > now]):
+            return
+        loop = asyncio.get_running_loop()
+        when = loop.time() + min(later) - now
+        if self._minute is not None:
+            if not self._minute.cancelled() and self._minute.when() <= when:
+                return
+            self._minute.cancel()
+        self._minute = loop.call_at(when, self._minute_is_over)
+
+    def _minute_is_over(self) -> None:
+        self._minute = None
+        self._changed()
 
     async def examined(self, live: LiveDeployment) -> None:
         """Wait until it is known what a deployment can do, or until anything else changed. Raises the `BackendError`

@@ -17,6 +17,7 @@ from typing import Final
 
 from unisono.core.blocks import BLOCK_TOKENS
 from unisono.core.routes import Demand
+from unisono.routing.rates import Grain, Rate
 from unisono.routing.turns import favourite, number_of, round_robin
 
 EXPECTED_OUTPUT: Final = 1024
@@ -63,7 +64,8 @@ class Rank(IntEnum):
 class Candidate:
     """A deployment as the choice sees it. `bit` is its own in every mask; `order` groups come one after the other,
     lower first. `running` and `tokens` are the gateway's own requests there and what they may take up; `work` is what
-    they leave to be done and `foreign` the same of everybody else's, both in tokens of prompt."""
+    they leave to be done and `foreign` the same of everybody else's, both in tokens of prompt. `rate` is what it may
+    begin in a minute, None for anything."""
 
     name: str
     bit: int = 1
@@ -79,14 +81,25 @@ class Candidate:
     work: int = 0
     foreign: int = 0
     foreign_requests: int = 0
+    rate: Rate | None = None
     seed: int = field(init=False)
+    bounded: bool = field(init=False)
+    """Whether there is any limit to look at."""
 
     def __post_init__(self) -> None:
         self.seed = number_of(self.name)
+        self.bound(self.max_requests, self.max_tokens, self.rate)
 
-    def take(self, wanted: Wanted) -> Share:
-        """A place for one request."""
+    def bound(self, max_requests: int | None, max_tokens: int | None, rate: Rate | None) -> None:
+        """To be used within these limits from now on."""
+        self.max_requests, self.max_tokens, self.rate = max_requests, max_tokens, rate
+        self.bounded = not (max_requests is None and max_tokens is None and rate is None)
+
+    def take(self, wanted: Wanted, now: float = 0.0) -> Share:
+        """A place for one request. `now` is what its rate goes by."""
         share = Share(self, wanted.tokens, wanted.work(self.bit), wanted.answer)
+        if self.rate is not None:
+            share.began_in = self.rate, self.rate.take(wanted.tokens, now)
         self.running += 1
         self.tokens += share.tokens
         self.work += share.work
@@ -95,6 +108,8 @@ class Candidate:
     def has_room(self, tokens: int) -> bool:
         """Whether a request of so many tokens can run now. One that is too large for the limit runs alone."""
         if self.max_requests is not None and self.running >= self.max_requests:
+            return False
+        if self.rate is not None and not self.rate.has_room(tokens):
             return False
         return self.max_tokens is None or not self.running or self.tokens + tokens <= self.max_tokens
 
@@ -109,23 +124,33 @@ class Candidate:
 @dataclass(eq=False, slots=True)
 class Share:
     """What one request takes up of a candidate. `work` is what it leaves to be done, of which `answer` remains when the
-    prompt is read."""
+    prompt is read. `used` are the tokens that it took in the end, None while nothing was asked for."""
 
     candidate: Candidate
     tokens: int
     work: int
     answer: int
+    used: int | None = None
+    began_in: tuple[Rate, Grain] | None = None
+    """Where it counts among what began in a minute."""
 
     def began(self) -> None:
         """The prompt is read."""
         self.candidate.work -= self.work - self.answer
         self.work = self.answer
 
-    def give_back(self) -> None:
+    def took(self, tokens: int) -> None:
+        """A generation is over, which took so many."""
+        self.used = (self.used or 0) + tokens
+
+    def give_back(self, now: float = 0.0) -> None:
         one = self.candidate
         one.running -= 1
         one.tokens -= self.tokens
         one.work -= self.work
+        if self.began_in is not None:
+            rate, grain = self.began_in
+            rate.settle(grain, self.tokens, self.used, now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,11 +233,7 @@ def choose(
         return NOBODY
     tokens = wanted.tokens
     # Most have no limit to look at, and a call for each of many costs more than the rest.
-    free = [
-        c
-        for c in serving
-        if not c.bit & barred and ((c.max_requests is None and c.max_tokens is None) or c.has_room(tokens))
-    ]
+    free = [c for c in serving if not c.bit & barred and (not c.bounded or c.has_room(tokens))]
     if free:
         return Choice(_best(_least(free, wanted), wanted, turn, strategy))
     if serving[0].rank < Rank.HALF_OPEN:

@@ -56,6 +56,10 @@ class HeldPlace:
         if self._hold is not None:
             self._hold.share.began()
 
+    def took(self, tokens: int) -> None:
+        if self._hold is not None:
+            self._hold.share.took(tokens)
+
     def succeeded(self) -> None:
         self._live.succeeded(self._since)
 
@@ -199,6 +203,7 @@ class GroupRoute:
         group, live = self._at
         wanted = group.wanted(demand, self._ask.sticky, 0)
         one = live.candidate
+        live.refresh(self._now())
         if live.known is None or one.rank > Rank.HALF_OPEN or not one.can(wanted) or not one.has_room(wanted.tokens):
             return None
         return self._given(group, group.take(live, demand, wanted), live.known)

@@ -49,6 +49,8 @@ class BackendPlan:
     order: int = _number(0, 0, 1_000_000)
     max_parallel_requests: int | None = _number(None, 1, 1_000_000)
     max_tokens_in_flight: int | None = _number(None, 1)
+    rpm: int | None = _number(None, 1)
+    tpm: int | None = _number(None, 1)
     down: tuple[Outage, ...] = ()
 
     @property

@@ -41,8 +41,12 @@ class Strategy(Protocol):
         """The first token has come: the prompt is read, and in the cache."""
         ...
 
-    def left(self, wish: Wish, backend: int) -> None:
-        """The request has its place no longer."""
+    def left(self, wish: Wish, backend: int, used: int, now_us: int) -> None:
+        """The request has its place no longer, and used so many tokens there."""
+        ...
+
+    def frees_us(self, now_us: int) -> int | None:
+        """When there may be room for what was not placed last though nothing leaves until then; None for never."""
         ...
 
     def died(self, backend: int, now_us: int) -> None:
@@ -141,6 +145,8 @@ class _Simulation:
         self._heap: list[tuple[int, int, Callable[[int], None]]] = []
         self._serial = 0
         self._last_us = 0
+        self._fills_us = -1
+        """When the line is looked at next though nothing leaves."""
 
     def run(self) -> Result:
         for index, backend in enumerate(self._backends):
@@ -177,6 +183,7 @@ class _Simulation:
             if self._line.first() is None and self._place(waiting, now):
                 return
             self._line.join(waiting)
+            self._fill_in_time(now)
             self._at(now + round(self._plan.queue_timeout_s * US), self._gives_up(request, talk.key))
             if self._line.length > self._plan.max_queue:
                 self._refuse(self._line.shorten(talk.key), End.FULL, now)
@@ -212,7 +219,7 @@ class _Simulation:
         def happen(now: int) -> None:
             self._down[index] += 1
             for run in self._engines[index].die(now):
-                self._release(run.request)
+                self._release(run.request, run.prompt, now)
                 served = self._served[run.request]
                 served.moved += 1
                 fresh = replace(run, cached=0, at=0.0)
@@ -236,6 +243,15 @@ class _Simulation:
     def _fill(self, now: int) -> None:
         while (waiting := self._line.first()) is not None and self._place(waiting, now):
             self._line.take()
+        if waiting is not None:
+            self._fill_in_time(now)
+
+    def _fill_in_time(self, now: int) -> None:
+        """Look again when what began is a minute ago."""
+        frees = self._strategy.frees_us(now)
+        if frees is not None and (self._fills_us <= now or frees < self._fills_us):
+            self._fills_us = frees
+            self._at(frees, self._fill)
 
     def _place(self, waiting: _Waiting, now: int) -> bool:
         run = waiting.run
@@ -274,15 +290,15 @@ class _Simulation:
         served = self._served[run.request]
         served.ended_us, served.backend, served.end = now, index, End.DONE
         self._last_us = now
-        self._release(run.request)
+        self._release(run.request, run.tokens, now)
         talk, number = self._places.pop(run.request)
         steps = self._talks[talk].steps
         if number + 1 < len(steps):
             self._at(now + steps[number + 1].pause_us, self._asks(self._talks[talk], number + 1))
 
-    def _release(self, request: int) -> None:
+    def _release(self, request: int, used: int, now: int) -> None:
         index, wish = self._where.pop(request)
-        self._strategy.left(wish, index)
+        self._strategy.left(wish, index, used, now)
 
     def _refuse(self, request: int, end: End, now: int) -> None:
         """The client goes away, and the rest of its conversation with it."""

@@ -7,11 +7,13 @@ What a gateway learns from backends about requests of others has no part in it: 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import ceil
 
 from unisono.core.routes import Demand
 from unisono.routing.choosing import Choosing
 from unisono.routing.policy import STRATEGIES, Candidate, Rank, Share, Strategy
 from unisono.routing.prefixes import PrefixIndex
+from unisono.routing.rates import rate_of
 from unisono.simulation.plan import BackendPlan, Plan
 from unisono.simulation.run import Wish
 from unisono.simulation.traffic import US
@@ -32,19 +34,26 @@ class Serving:
                 order=backend.order,
                 max_requests=backend.max_parallel_requests,
                 max_tokens=backend.max_tokens_in_flight,
+                rate=rate_of(backend.rpm, backend.tpm),
             )
             for backend in backends
         ]
+        self._rates = [candidate.rate for candidate in self.candidates if candidate.rate is not None]
         self._choosing = Choosing("simulated", self.candidates, self._prefixes, strategy)
         self._index = {candidate.bit: index for index, candidate in enumerate(self.candidates)}
         self._shares: dict[Wish, Share] = {}
+        self._refused = 0
+        """Tokens of the request that there was no room for last."""
 
     def choose(self, wish: Wish, now_us: int) -> int | None:
         now = now_us / US
+        for rate in self._rates:
+            rate.move(now)
         demand = Demand(wish.prompt, wish.blocks)
         wanted = self._choosing.wanted(demand, now, sticky=str(wish.conversation) if self._sticky else "")
         taken = self._choosing.choose(wanted).taken
         if taken is None or taken.rank is not Rank.WELL:
+            self._refused = wanted.tokens
             return None
         self._choosing.passed(wanted)
         self._shares[wish] = self._choosing.take(taken, demand, wanted, now)
@@ -53,8 +62,14 @@ class Serving:
     def began(self, wish: Wish, backend: int) -> None:
         self._shares[wish].began()
 
-    def left(self, wish: Wish, backend: int) -> None:
-        self._shares.pop(wish).give_back()
+    def left(self, wish: Wish, backend: int, used: int, now_us: int) -> None:
+        share = self._shares.pop(wish)
+        share.took(used)
+        share.give_back(now_us / US)
+
+    def frees_us(self, now_us: int) -> int | None:
+        at = [ceil(rate.frees_at(self._refused) * US) for rate in self._rates if rate.frees_at(self._refused) > 0]
+        return min((one for one in at if one > now_us), default=None)
 
     def died(self, backend: int, now_us: int) -> None:
         self.candidates[backend].rank = Rank.RESTING
