@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from click.testing import CliRunner
 
 from tests.e2e.gateway import Answer, Gateway, gateway
 from tests.fakes import Refusal
+from tests.fakes.dialects import chunked
 from tests.fakes.openai_api import FakeOpenAi, OpenAiScript
-from tests.fakes.wire import Seen, Step, WireServer
+from tests.fakes.wire import Seen, Step, WireServer, Write
 from unisono.cli import main
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -142,6 +144,105 @@ REFUSED: dict[str, tuple[Refusal, int, str]] = {
     "busy": (Refusal(429, b"{}"), 503, "backend_overloaded"),
     "broken": (Refusal(500, b"{}"), 502, "backend_error"),
 }
+
+
+@STREAM
+async def test_what_a_provider_repeats_of_the_configuration_is_told_to_nobody(stream: bool) -> None:
+    own = {"extra_headers": {"x-auth": "Token theirs-too"}, "organization": "org-123456"}
+    async with openai(**own) as (running, fake):
+        said = f"sk-theirs Token theirs-too org-123456 {fake.url}/v1 {fake.url.partition('://')[2]}"
+        fake.script = Refusal(400, json.dumps({"error": {"message": said}}).encode())
+        answer = await running.chat(model="m", stream=stream)
+    told = answer.body["error"]["message"]
+    assert told.startswith("the provider rejected the request: ")
+    assert "theirs" not in told
+    assert "org-1" not in told
+    assert "127.0.0.1" not in told
+
+
+ODD: dict[str, dict[str, Any]] = {
+    "no list": {"messages": "Hi"},
+    "no object": {"messages": [5]},
+    "content that is none": {"messages": [{"role": "user", "content": 5}]},
+}
+
+
+@pytest.mark.parametrize("fields", ODD.values(), ids=ODD)
+async def test_no_odd_request_has_a_provider_rest_for_everybody(fields: dict[str, Any]) -> None:
+    async with openai() as (running, fake):
+        for _ in range(5):
+            odd = await running.chat(model="m", **fields)
+            assert (odd.status, odd.body["error"]["code"]) == (400, "backend_rejected_request"), odd.raw
+        ready = (await running.get("/health/readiness")).body
+        answer = await running.chat(model="m")
+    assert text_of(answer) == "Four."
+    assert ready["models"] == {"ready": 1, "total": 1}
+    assert len(fake.requests) == 1
+
+
+@STREAM
+async def test_a_provider_that_is_not_there_cannot_be_reached(stream: bool) -> None:
+    async with gateway({"model_list": [entry("openai/gpt-4o", "http://127.0.0.1:9/v1")]}) as running:
+        answer = await running.chat(model="m", stream=stream)
+    assert (answer.status, answer.body["error"]["code"]) == (503, "backend_unavailable")
+
+
+def broken_off(*events: dict[str, Any]) -> Callable[[Seen], list[Step]]:
+    """A stream that ends behind these, as if it were over."""
+    written = [Write(b"data: %b\n\n" % json.dumps(event).encode(), framed=True) for event in events]
+    return lambda _: chunked(b"text/event-stream", written)
+
+
+def said(text: str) -> dict[str, Any]:
+    choice = {"index": 0, "delta": {"role": "assistant", "content": text}, "finish_reason": None}
+    return {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "q", "choices": [choice]}
+
+
+async def test_an_answer_that_breaks_off_does_not_end_well() -> None:
+    async with (
+        WireServer(broken_off(said("Four"))) as there,
+        gateway({"model_list": [entry("openai/gpt-4o", f"{there.url}/v1")]}) as running,
+    ):
+        answer = await running.chat(model="m", stream=True)
+    assert text_of_events(answer) == "Four"
+    assert answer.events[-1]["error"]["code"] == "backend_protocol_error"
+    assert not answer.done
+
+
+async def test_a_stream_that_is_none_goes_to_the_next_provider() -> None:
+    async with WireServer(broken_off()) as there, FakeOpenAi() as fake:
+        first, second = (entry("openai/gpt-4o", f"{one.url}/v1", order=n) for n, one in enumerate((there, fake)))
+        async with gateway({"model_list": [first, second]}) as running:
+            answer = await running.chat(model="m", stream=True)
+    assert text_of_events(answer) == "Four."
+    assert answer.done
+
+
+def text_of_events(answer: Answer) -> str:
+    return "".join(c["delta"].get("content") or "" for event in answer.events for c in event.get("choices", ()))
+
+
+@STREAM
+async def test_half_a_character_breaks_nothing(stream: bool) -> None:
+    # As JSON spells it; the fake writes ASCII.
+    async with openai(OpenAiScript(words=("so \ud83d",))) as (running, _):
+        answer = await running.chat(model="m", stream=stream)
+    assert answer.status == 200
+    assert text_of(answer) == "so ?"
+
+
+def test_no_library_below_logs_what_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+
+    async def asked() -> None:
+        async with openai(extra_headers={"x-auth": "Token theirs-too"}) as (running, _):
+            await running.chat(model="m", messages=[{"role": "user", "content": "a secret of mine"}])
+            caplog.clear()
+            await running.chat(model="m", messages=[{"role": "user", "content": "a secret of mine"}])
+
+    asyncio.run(asked())
+    assert "a secret of mine" not in caplog.text
+    assert "theirs" not in caplog.text
 
 
 @STREAM

@@ -14,8 +14,9 @@ import logging
 import os
 import re
 import warnings
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
+from itertools import chain
 from typing import Any, Final
 
 from pydantic_core import to_jsonable_python
@@ -29,6 +30,7 @@ from unisono.core.probe import Probe
 from unisono.errors import (
     BackendError,
     BackendOverloaded,
+    BackendProtocolError,
     BackendRejected,
     BackendTimeout,
     BackendUnavailable,
@@ -77,7 +79,15 @@ STATUSES: Final[Mapping[int, tuple[type[BackendError], str]]] = {
 """What the status means that litellm gives to a failure; anything else is a BackendError."""
 
 TOO_LONG: Final = "ContextWindowExceededError"
-NOT_THERE: Final = "APIConnectionError"
+STUMBLED: Final = "APIConnectionError"
+"""What litellm takes everything for that it has no name for, its own failures too."""
+CONNECTION: Final = frozenset({"OSError", "TransportError", "ClientConnectionError"})
+"""Classes, of Python, httpx and aiohttp, that every failure of a connection is of."""
+
+SHORTEST_HIDDEN: Final = 8
+"""Letters of a setting that no client is told; shorter ones may be words."""
+QUIET: Final = ("openai", "anthropic", "httpx", "httpcore", "boto3", "botocore", "urllib3")
+"""Libraries below litellm that log bodies, or where they are sent."""
 
 
 class LitellmProvider:
@@ -93,7 +103,6 @@ class LitellmProvider:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._model = options.model
-        self._secret = options.api_key
         self._environment = environment or {}
         self._params: dict[str, Any] = {
             **(params or {}),
@@ -101,6 +110,9 @@ class LitellmProvider:
             **({"api_key": options.api_key} if options.api_key else {}),
             **({"drop_params": True} if drop_params else {}),
         }
+        told = {*_texts(self._params), *self._environment.values()}
+        # Longest first: one may begin another.
+        self._hidden = sorted((text for text in told if len(text) >= SHORTEST_HIDDEN), key=len, reverse=True)
 
     async def probe(self) -> Probe:
         return Probe(Capabilities(Form.TEXT, Form.TEXT, stop_visible=False))
@@ -113,9 +125,11 @@ class LitellmProvider:
         asked = self._asked(job, litellm)
         now = asyncio.get_running_loop().time
         ends_at = now() + times.total_s
+        begun = False
         try:
             async with asyncio.timeout(first_s):
                 answer = await ask(**asked)
+            begun = True
             if not job.stream:
                 yield [_plain(answer)]
                 return
@@ -125,11 +139,13 @@ class LitellmProvider:
                         one = await anext(events, None)
                     if one is None:
                         return
-                    yield [_plain(one, chunk=job.api is Api.CHAT)]
+                    yield [_chunk(one, answer) if job.api is Api.CHAT else _plain(one)]
         except TimeoutError as error:
             raise BackendTimeout("the provider took too long") from error
+        except BackendError:
+            raise
         except Exception as error:
-            raise self._failure(error) from error
+            raise self._failure(error, begun=begun) from error
 
     async def load(self) -> Load | None:
         return None
@@ -162,24 +178,60 @@ class LitellmProvider:
             "max_retries": 0,
         }
 
-    def _failure(self, error: Exception) -> BackendError | ContextTooLong:
+    def _failure(self, error: Exception, *, begun: bool) -> BackendError | ContextTooLong:
         said = self._cleaned(str(getattr(error, "message", "") or ""))
         name = type(error).__name__
         if name == TOO_LONG:
             return ContextTooLong(f"the request is longer than the model's context: {said}")
-        if name == NOT_THERE:
-            return BackendUnavailable("the provider cannot be reached")
         status = getattr(error, "status_code", None)
-        kind, message = STATUSES.get(status if isinstance(status, int) else 0, (BackendError, "the provider failed"))
         log.warning("a provider failed", extra={"kind": name, "status": status})
+        if status not in STATUSES and _of_a_connection(error):
+            return BackendUnavailable("the connection to the provider failed")
+        if name == STUMBLED and not begun:
+            # Whoever asks for something odd must not have the provider rest for everybody.
+            return BackendRejected("the request cannot be translated for the provider of this model")
+        kind, message = STATUSES.get(status if isinstance(status, int) else 0, (BackendError, "the provider failed"))
         return kind(f"{message}: {said}" if kind is BackendRejected and said else message)
 
     def _cleaned(self, text: str) -> str:
-        """On one line, printable, without the key."""
+        """On one line, printable, without anything that only the operator knows."""
         text = _PREFIX.sub("", text[: LONGEST * 8])
-        if self._secret:
-            text = text.replace(self._secret, "[key]")
+        for hidden in self._hidden:
+            text = text.replace(hidden, "[hidden]")
         return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())[:LONGEST]
+
+
+def _texts(value: object) -> Iterator[str]:
+    """All that stands somewhere in settings, and an address without its scheme and path too."""
+    match value:
+        case str():
+            yield value
+            if "://" in value:
+                yield value.partition("://")[2].partition("/")[0]
+        case Mapping():
+            yield from chain.from_iterable(map(_texts, value.values()))
+        case list():
+            yield from chain.from_iterable(map(_texts, value))
+
+
+def _of_a_connection(error: BaseException | None) -> bool:
+    """Whether it comes of a connection that could not be made, or broke."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if any(kind.__name__ in CONNECTION for kind in type(error).__mro__):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _chunk(one: Any, stream: Any) -> dict[str, Any]:
+    """Raises BackendProtocolError for an end that is litellm's own: what a provider breaks off it has end well."""
+    plain = _plain(one, chunk=True)
+    reasons = [getattr(stream, name, "") for name in ("received_finish_reason", "intermittent_finish_reason")]
+    if reasons == [None, None] and any(choice.get("finish_reason") for choice in plain.get("choices") or ()):
+        raise BackendProtocolError("the provider ended its answer without saying why")
+    return plain
 
 
 def _takes_any_field(litellm: Any, model: str, params: Mapping[str, Any]) -> bool:
@@ -255,4 +307,6 @@ def _load(environment: Mapping[str, str]) -> Any:
         logger.handlers.clear()
         logger.setLevel(logging.CRITICAL)
         logger.propagate = False
+    for name in QUIET:
+        logging.getLogger(name).setLevel(logging.WARNING)
     return package
