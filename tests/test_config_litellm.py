@@ -87,6 +87,51 @@ def test_what_is_to_be_known_of_an_entry_is_said(raw: dict[str, Any], warning: s
     assert parse(raw, {}).warnings == (warning,)
 
 
+EMPTY = """
+model_list:
+  - model_name: m
+    litellm_params: {model: openai/x, weight: , order: null, rpm: , timeout: null}
+    model_info:
+litellm_settings: {drop_params: null, num_retries: null}
+router_settings: {routing_strategy: , allowed_fails: , cooldown_time: , model_group_alias: }
+"""
+
+
+def test_a_key_with_nothing_behind_it_is_as_good_as_none() -> None:
+    assert parse(yaml.safe_load(EMPTY), {}).config == parse(entry(), {}).config
+
+
+FRAGMENTS = """
+x-there: &there {api_base: http://h, api_version: 2024-02-01}
+.more: &more {rpm: 9}
+model_list: [{model_name: m, litellm_params: {<<: [*there, *more], model: azure/x}}]
+"""
+
+
+def test_anchors_may_have_a_place_of_their_own_and_a_date_is_a_text(tmp_path: Path) -> None:
+    loaded = parse(yaml.safe_load(FRAGMENTS), {})
+    params = loaded.config.model_list[0].litellm_params
+    assert (params.api_base, params.rpm, params.provider) == ("http://h", 9, {"api_version": "2024-02-01"})
+    assert [warning.partition(":")[0] for warning in loaded.warnings] == ["x-there", ".more"]
+    theirs, ours = tmp_path / "theirs.yaml", tmp_path / "ours.yaml"
+    theirs.write_text(FRAGMENTS)
+    ours.write_text(imported(theirs))
+    assert loaded.config == load(ours, {}).config
+
+
+def test_a_file_that_holds_itself_is_refused(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs.yaml"
+    theirs.write_text("model_list: [{model_name: m, litellm_params: {model: openai/x, extra_body: &b [*b]}}]")
+    for read in (load, imported):
+        with pytest.raises(ConfigError, match="refers to itself"):
+            read(theirs)
+
+
+def test_what_is_wrong_in_what_litellm_gets_is_named_as_it_stands_in_the_file() -> None:
+    with pytest.raises(ConfigError, match=r"^model_list\[0\]\.litellm_params\.temperature"):
+        parse(entry(temperature=float("nan")), {})
+
+
 def test_an_address_goes_by_both_of_its_names() -> None:
     assert parse(entry(base_url="http://h"), {}).config.model_list[0].litellm_params.api_base == "http://h"
     with pytest.raises(ConfigError, match="another name of api_base"):

@@ -222,15 +222,6 @@ def text_of_events(answer: Answer) -> str:
     return "".join(c["delta"].get("content") or "" for event in answer.events for c in event.get("choices", ()))
 
 
-@STREAM
-async def test_half_a_character_breaks_nothing(stream: bool) -> None:
-    # As JSON spells it; the fake writes ASCII.
-    async with openai(OpenAiScript(words=("so \ud83d",))) as (running, _):
-        answer = await running.chat(model="m", stream=stream)
-    assert answer.status == 200
-    assert text_of(answer) == "so ?"
-
-
 def test_no_library_below_logs_what_is_said(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
 

@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 
 LITELLM = "LiteLLM's; it has no effect here"
 LATER = "not used by this version"
+FRAGMENT = "has no effect by itself; it is taken for a place of anchors"
 
 _COSTS = "*cost* max_budget budget_duration tiered_pricing regional_processing_uplift*"
 
@@ -84,7 +85,7 @@ _MCP_SERVERS = (
 )
 
 FOREIGN: dict[str, Mapping[str, str]] = {
-    "": {LITELLM: _TOP},
+    "": {LITELLM: _TOP, FRAGMENT: "x-* .*"},
     "model_list[]": {LITELLM: "model_group blocked tpm rpm", LATER: "fallbacks"},
     "model_list[].litellm_params": {LITELLM: _PARAMS},
     "model_list[].model_info": {LITELLM: _INFO},

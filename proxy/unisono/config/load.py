@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -24,6 +25,8 @@ from unisono.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "os.environ/"
 DATA_HOME = "XDG_DATA_HOME"
+PROVIDER = "provider"
+"""What of an entry is handed to litellm, in `LitellmParams`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ def parse(raw: object, environ: Mapping[str, str]) -> Loaded:
     if not isinstance(raw, Mapping):
         raise ConfigError(f"the configuration is {_described(raw)}, not a mapping of sections")
     reading = _Reading({**environ, **_own_environment(raw)})
-    tree = reading.section(raw, Config, "")
+    tree = reading.all_of(raw)
     _refuse_halves(tree, "")
     try:
         config = Config.model_validate(tree)
@@ -109,7 +112,7 @@ def used(raw: object) -> tuple[dict[str, Any], tuple[str, ...]]:
     """What of a parsed file has an effect, with references to the environment as they stand, and a sentence for each
     key that has none. Raises ConfigError."""
     reading = _Reading({}, resolves=False)
-    tree = reading.section(raw, Config, "")
+    tree = reading.all_of(raw)
     _refuse_halves(tree, "")
     assert isinstance(tree, dict)
     return tree, tuple(reading.warnings)
@@ -132,6 +135,13 @@ class _Reading:
     warnings: list[str] = field(default_factory=list)
     resolves: bool = True
 
+    def all_of(self, raw: object) -> object:
+        """Raises ConfigError."""
+        try:
+            return self.section(raw, Config, "")
+        except RecursionError:
+            raise ConfigError("the configuration refers to itself, by an alias inside of its own anchor") from None
+
     def section(self, raw: object, model: type[BaseModel], path: str) -> object:
         if not isinstance(raw, Mapping):
             raise ConfigError(f"{path}: {_described(raw)}, not a mapping")
@@ -151,9 +161,9 @@ class _Reading:
                 self._unused(_general(path), str(key), here, tuple(model.model_fields))
             elif (why := why_default(_general(path), str(key), value)) is not None:
                 self.warnings.append(f"{here}: {value!r} {why}")
-            elif value is not None or model is not Config:
+            elif value is not None or _may_be_empty(model, str(key)):
                 kept[str(key)] = self._value(value, model, str(key), here)
-        return {**kept, "provider": more} if more else kept
+        return {**kept, PROVIDER: more} if more else kept
 
     def _spelled(self, raw: Mapping[Any, Any], model: type[BaseModel], path: str) -> Mapping[Any, Any]:
         """Keys by the names they have here. Raises ConfigError for one that stands there by both of its names."""
@@ -199,6 +209,9 @@ class _Reading:
                 return {key: self._resolved(inner, f"{path}.{key}") for key, inner in value.items()}
             case list():
                 return [self._resolved(inner, f"{path}[{index}]") for index, inner in enumerate(value)]
+            case date():
+                # YAML takes `api_version: 2024-02-01` for one.
+                return value.isoformat()
             case _:
                 return value
 
@@ -227,6 +240,11 @@ def _refuse_halves(value: object, path: str) -> None:
                 _refuse_halves(inner, f"{path}[{index}]")
 
 
+def _may_be_empty(model: type[BaseModel], key: str) -> bool:
+    """Whether nothing behind a key means something; otherwise it is as if the key were not there."""
+    return type(None) in get_args(model.model_fields[key].annotation)
+
+
 def _general(path: str) -> str:
     """A path without indices and names: `model_list[3].unisono` is `model_list[].unisono`."""
     if path.startswith("mcp_servers."):
@@ -238,6 +256,9 @@ def _general(path: str) -> str:
 def _path(loc: Sequence[int | str]) -> str:
     text = ""
     for part in loc:
+        if part == PROVIDER:
+            # In the file all of it stands one level up.
+            continue
         text += f"[{part}]" if isinstance(part, int) else f".{part}"
     return text.lstrip(".")
 
