@@ -209,6 +209,50 @@ async def test_an_answer_that_breaks_off_does_not_end_well() -> None:
     assert not answer.done
 
 
+HEAD = {"id": "m", "type": "message", "role": "assistant", "model": "c", "content": []}
+CALL = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
+BLOCKS: list[dict[str, Any]] = [
+    {"type": "message_start", "message": {**HEAD, "usage": {"input_tokens": 1, "output_tokens": 1}}},
+    {"type": "content_block_start", "index": 0, "content_block": CALL},
+    {"type": "content_block_delta", "index": 0, "delta": {"type": "input_json_delta", "partial_json": '{"city"'}},
+]
+
+
+async def test_a_call_that_breaks_off_is_never_told_as_whole() -> None:
+    async with (
+        WireServer(broken_off(*BLOCKS)) as there,
+        gateway({"model_list": [entry("anthropic/claude-sonnet-4-5", there.url)]}) as running,
+    ):
+        response = await running.post("/v1/responses", b'{"model": "m", "input": "Hi", "stream": true}')
+        chat = await running.chat(model="m", stream=True)
+    types = [event["type"] for event in response.events]
+    assert (types[-1], response.events[-1]["code"]) == ("error", "backend_protocol_error")
+    assert not {"response.function_call_arguments.done", "response.output_item.done", "response.completed"} & {*types}
+    assert chat.events[-1]["error"]["code"] == "backend_protocol_error"
+
+
+@pytest.mark.parametrize("cost", [None, 0.5], ids=["none", "the provider's"])
+async def test_no_price_is_told_that_is_not_the_providers(cost: float | None) -> None:
+    usage = {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9, **({} if cost is None else {"cost": cost})}
+    end = {**said(""), "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    events = [said("Four"), end, {**said(""), "choices": [], "usage": usage}]
+    async with (
+        WireServer(broken_off(*events)) as there,
+        gateway({"model_list": [entry("openai/gpt-4o", f"{there.url}/v1")]}) as running,
+    ):
+        answer = await running.chat(model="m", stream=True, stream_options={"include_usage": True})
+    assert answer.done
+    assert answer.events[-1]["usage"]["total_tokens"] == 9
+    assert answer.events[-1]["usage"].get("cost") == cost
+
+
+async def test_a_response_without_an_input_is_refused_here() -> None:
+    async with openai() as (running, fake):
+        answer = await running.post("/v1/responses", b'{"model": "m"}')
+    assert (answer.status, answer.body["error"]["param"]) == (400, "input")
+    assert fake.requests == []
+
+
 async def test_a_stream_that_is_none_goes_to_the_next_provider() -> None:
     async with WireServer(broken_off()) as there, FakeOpenAi() as fake:
         first, second = (entry("openai/gpt-4o", f"{one.url}/v1", order=n) for n, one in enumerate((there, fake)))

@@ -35,6 +35,7 @@ from unisono.errors import (
     BackendTimeout,
     BackendUnavailable,
     ContextTooLong,
+    InvalidRequest,
     UnsupportedValue,
 )
 
@@ -79,6 +80,8 @@ STATUSES: Final[Mapping[int, tuple[type[BackendError], str]]] = {
 """What the status means that litellm gives to a failure; anything else is a BackendError."""
 
 TOO_LONG: Final = "ContextWindowExceededError"
+REASONS: Final = ("received_finish_reason", "intermittent_finish_reason")
+"""Where a stream of litellm's has the reason that the provider gave for its end."""
 STUMBLED: Final = "APIConnectionError"
 """What litellm takes everything for that it has no name for, its own failures too."""
 CONNECTION: Final = frozenset({"OSError", "TransportError", "ClientConnectionError"})
@@ -139,7 +142,7 @@ class LitellmProvider:
                         one = await anext(events, None)
                     if one is None:
                         return
-                    yield [_chunk(one, answer) if job.api is Api.CHAT else _plain(one)]
+                    yield [_event(one, answer, job.api)]
         except TimeoutError as error:
             raise BackendTimeout("the provider took too long") from error
         except BackendError:
@@ -154,9 +157,11 @@ class LitellmProvider:
         """Its connections are litellm's."""
 
     def _asked(self, job: PassingJob, litellm: Any) -> dict[str, Any]:
-        """Raises UnsupportedValue for a field that the provider cannot be sent."""
+        """Raises InvalidRequest for what the provider cannot be sent."""
         fields = FIELDS[job.api]
         model = named(self._model, job.asked)
+        if job.api is Api.RESPONSES and job.body.get("input") is None:
+            raise InvalidRequest("you must provide an input", param="input")
         known = {name: value for name, value in job.body.items() if name in fields and value is not None}
         rest = {name: value for name, value in job.body.items() if name not in fields | {"model", "stream"}}
         given = self._params.get("extra_body")
@@ -187,7 +192,7 @@ class LitellmProvider:
         log.warning("a provider failed", extra={"kind": name, "status": status})
         if status not in STATUSES and _of_a_connection(error):
             return BackendUnavailable("the connection to the provider failed")
-        if name == STUMBLED and not begun:
+        if not begun and (name == STUMBLED or status is None):
             # Whoever asks for something odd must not have the provider rest for everybody.
             return BackendRejected("the request cannot be translated for the provider of this model")
         kind, message = STATUSES.get(status if isinstance(status, int) else 0, (BackendError, "the provider failed"))
@@ -225,13 +230,22 @@ def _of_a_connection(error: BaseException | None) -> bool:
     return False
 
 
-def _chunk(one: Any, stream: Any) -> dict[str, Any]:
+def _event(one: Any, stream: Any, api: Api) -> dict[str, Any]:
     """Raises BackendProtocolError for an end that is litellm's own: what a provider breaks off it has end well."""
-    plain = _plain(one, chunk=True)
-    reasons = [getattr(stream, name, "") for name in ("received_finish_reason", "intermittent_finish_reason")]
-    if reasons == [None, None] and any(choice.get("finish_reason") for choice in plain.get("choices") or ()):
+    told = _plain(one, chunk=api is Api.CHAT)
+    # Events of the Responses API are made of chunks where a provider has no such API.
+    chunks = getattr(stream, "litellm_custom_stream_wrapper", stream)
+    if getattr(chunks, "sent_last_chunk", False) and all(getattr(chunks, name, "") is None for name in REASONS):
         raise BackendProtocolError("the provider ended its answer without saying why")
-    return plain
+    usage = (told if api is Api.CHAT else told.get("response") or {}).get("usage") or {}
+    if "cost" in usage and not any(_cost_of(chunk) for chunk in getattr(chunks, "chunks", ())):
+        # By a list of prices of litellm's, which nobody here has agreed to.
+        del usage["cost"]
+    return told
+
+
+def _cost_of(chunk: Any) -> Any:
+    return getattr(getattr(chunk, "usage", None), "cost", None)
 
 
 def _takes_any_field(litellm: Any, model: str, params: Mapping[str, Any]) -> bool:
