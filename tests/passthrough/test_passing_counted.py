@@ -64,6 +64,18 @@ async def test_what_a_server_does_not_count_is_guessed_and_never_free(stream: bo
     assert used.output >= 20
 
 
+async def test_a_count_beyond_belief_keeps_nobody_out(tmp_path: Path) -> None:
+    async with (
+        FakeOpenAi(OpenAiScript(prompt_tokens=2**63)) as fake,
+        keyed(priced(fake.url), tmp_path) as (running, keys),
+    ):
+        record, key = await keys.issue()
+        assert [(await asked(running, key)).status for _ in range(2)] == [200, 200]
+        used = await used_by(running, record.tenant, record.id)
+    assert used.requests == 2
+    assert 0 < used.input < 100
+
+
 async def test_a_client_that_leaves_pays_for_what_came(tmp_path: Path) -> None:
     script = OpenAiScript(words=("word ",) * 50, delay_s=0.05)
     async with FakeOpenAi(script) as fake, keyed(priced(fake.url), tmp_path) as (running, keys):

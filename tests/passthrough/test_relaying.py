@@ -44,7 +44,18 @@ USAGES: dict[str, tuple[Api, dict[str, Any], Usage]] = {
         Usage(5, 20),
     ),
     "of a call": (Api.CHAT, {"choices": [{"message": CALL, "finish_reason": "tool_calls"}]}, Usage(5, 10)),
-    "of garbage": (Api.CHAT, {"choices": 7, "usage": {"prompt_tokens": "9", "completion_tokens": -1}}, Usage()),
+    "of garbage": (Api.CHAT, {"choices": 7, "usage": {"prompt_tokens": "9", "completion_tokens": -1}}, Usage(5, 0)),
+    "beyond belief": (
+        Api.CHAT,
+        {"choices": [{"message": CALL}], "usage": {"prompt_tokens": 2**63, "completion_tokens": 10**9 + 1}},
+        Usage(5, 10),
+    ),
+    "half of it": (Api.CHAT, {"choices": [{"message": CALL}], "usage": {"prompt_tokens": 3}}, Usage(3, 10)),
+    "parts that are more than the whole": (
+        Api.CHAT,
+        {"usage": {**TOLD, "prompt_tokens": 2, "completion_tokens": 1}},
+        Usage(2, 1, 1, 2),
+    ),
     "of a response": (
         Api.RESPONSES,
         {"status": "completed", "usage": {"input_tokens": 3, "output_tokens": 2, "output_tokens_details": None}},

@@ -15,6 +15,8 @@ from unisono.core.generation import FinishReason, Usage
 from unisono.core.passing import Api, Passage
 
 LETTERS_PER_TOKEN: Final = 4
+MOST_TOKENS: Final = 10**9
+"""That anybody is believed to have taken for one answer: sums of it stay within what stores can count."""
 LENGTH: Final = frozenset({"length", "incomplete"})
 """How backends say that there was no room for more."""
 FAILED: Final = "failed"
@@ -35,7 +37,8 @@ class Relaying(ABC):
         """How often something was."""
         self.finish = ""
         """What the backend says it ended with; empty while it goes on."""
-        self._usage: Usage | None = None
+        self._told: tuple[Mapping[str, Json], str, str] | None = None
+        """The usage that the backend tells, and its names of what is sent and what is generated."""
 
     def feed(self, bodies: Sequence[Mapping[str, Json]]) -> list[Passed]:
         """What is handed on of some that came together."""
@@ -63,9 +66,8 @@ class Relaying(ABC):
     @property
     def usage(self) -> Usage:
         """As the backend counts it, else as it is guessed."""
-        if self._usage is not None:
-            return self._usage
-        return Usage(self._passage.tokens, max(self.came, self.letters // LETTERS_PER_TOKEN))
+        guessed = Usage(self._passage.tokens, max(self.came, self.letters // LETTERS_PER_TOKEN))
+        return guessed if self._told is None else usage_of(*self._told, guessed)
 
     def _generated(self, text: Json, *, shown: bool = False) -> None:
         if isinstance(text, str) and text:
@@ -95,7 +97,7 @@ class ChatRelaying(Relaying):
         passed = {**body, "model": self._passage.model}
         usage = body.get("usage")
         if isinstance(usage, Mapping):
-            self._usage = usage_of(usage, "prompt_tokens", "completion_tokens")
+            self._told = usage, "prompt_tokens", "completion_tokens"
         choices = body.get("choices")
         for choice in _objects(choices):
             self._choice(choice)
@@ -146,7 +148,7 @@ class ResponsesRelaying(Relaying):
         status, usage = response.get("status"), response.get("usage")
         self.finish = status if isinstance(status, str) and status else "completed"
         if isinstance(usage, Mapping):
-            self._usage = usage_of(usage, "input_tokens", "output_tokens")
+            self._told = usage, "input_tokens", "output_tokens"
         if not self._passage.stream:
             for item in _objects(response.get("output")):
                 self._generated(item.get("arguments"))
@@ -165,18 +167,20 @@ def relaying_of(passage: Passage) -> Relaying:
     return KINDS[passage.api](passage)
 
 
-def usage_of(told: Mapping[str, Json], sent: str, made: str) -> Usage:
-    """OpenAI's usage, of which `sent` and `made` are the names of what is sent and what is generated."""
+def usage_of(told: Mapping[str, Json], sent: str, made: str, guessed: Usage) -> Usage:
+    """OpenAI's usage, of which `sent` and `made` are the names of what is sent and what is generated. What is no count
+    is as `guessed`; no part is more than the whole."""
 
-    def count(of: object, name: str) -> int:
+    def count(of: object, name: str, otherwise: int) -> int:
         number = of.get(name) if isinstance(of, Mapping) else None
-        return number if type(number) is int and number > 0 else 0
+        return number if type(number) is int and 0 <= number <= MOST_TOKENS else otherwise
 
+    prompt, completion = count(told, sent, guessed.prompt_tokens), count(told, made, guessed.completion_tokens)
     return Usage(
-        prompt_tokens=count(told, sent),
-        completion_tokens=count(told, made),
-        reasoning_tokens=count(told.get(f"{made}_details"), "reasoning_tokens"),
-        cached_tokens=count(told.get(f"{sent}_details"), "cached_tokens"),
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        reasoning_tokens=min(count(told.get(f"{made}_details"), "reasoning_tokens", 0), completion),
+        cached_tokens=min(count(told.get(f"{sent}_details"), "cached_tokens", 0), prompt),
     )
 
 
