@@ -341,6 +341,28 @@ asyncio.run(started())
 """
 
 
+FIRST = """
+import asyncio, json, sys
+from tests.providers.test_providers import openai
+from unisono.passthrough.providers import _LOADED
+async def asked():
+    async with openai() as (running, fake):
+        await _LOADED.get({})
+        before = set(sys.modules)
+        for stream in (False, True):
+            await running.chat(model="m", stream=stream)
+        print(json.dumps([len(before), sorted(set(sys.modules) - before)]))
+asyncio.run(asked())
+"""
+
+
+def test_what_the_first_answers_need_is_loaded_beside_the_loop() -> None:
+    done = subprocess.run([sys.executable, "-c", FIRST], capture_output=True, text=True, check=True, timeout=120)
+    loaded, more = json.loads(done.stdout.splitlines()[-1])
+    assert loaded > 2000
+    assert len(more) < 20, more
+
+
 def test_nothing_is_loaded_before_the_first_request() -> None:
     config = {"model_list": [entry("openai/gpt-4o", "http://127.0.0.1:9")], "store": MEMORY}
     asked = [sys.executable, "-c", LOADED, json.dumps(config)]

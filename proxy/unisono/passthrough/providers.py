@@ -14,6 +14,7 @@ import logging
 import os
 import re
 import warnings
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from itertools import chain
@@ -323,4 +324,22 @@ def _load(environment: Mapping[str, str]) -> Any:
         logger.propagate = False
     for name in QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
+    try:
+        _warm(package)
+    except Exception as error:
+        # The first requests are slower then, and hold up others.
+        log.warning("litellm could not be warmed up", exc_info=error)
     return package
+
+
+def _warm(package: Any) -> None:
+    """Have it load now, in this thread, what its first answers would have the event loop wait for: more than half of
+    all it loads. Nobody is asked."""
+    asked = {"model": "gpt-4o", "messages": [{"role": "user", "content": "-"}], "mock_response": "-"}
+    for stream in (False, True):
+        answer = package.completion(**asked, stream=stream)
+        if stream:
+            deque(answer, maxlen=0)
+    client = importlib.import_module("openai").AsyncOpenAI(api_key="-", base_url="http://127.0.0.1:9")
+    for surface in (client.chat.completions, client.responses):
+        getattr(surface, "with_raw_response", None)
