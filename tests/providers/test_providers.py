@@ -360,7 +360,9 @@ def test_what_the_first_answers_need_is_loaded_beside_the_loop() -> None:
     done = subprocess.run([sys.executable, "-c", FIRST], capture_output=True, text=True, check=True, timeout=120)
     loaded, more = json.loads(done.stdout.splitlines()[-1])
     assert loaded > 2000
-    assert len(more) < 20, more
+    # Small ones may be left, by provider.
+    assert len(more) < 100, more
+    assert not {"openai", "tiktoken", "tiktoken_ext"} & {name.partition(".")[0] for name in more}
 
 
 def test_nothing_is_loaded_before_the_first_request() -> None:

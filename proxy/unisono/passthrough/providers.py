@@ -335,7 +335,7 @@ def _load(environment: Mapping[str, str]) -> Any:
 def _warm(package: Any) -> None:
     """Have it load now, in this thread, what its first answers would have the event loop wait for: more than half of
     all it loads. Nobody is asked."""
-    asked = {"model": "gpt-4o", "messages": [{"role": "user", "content": "-"}], "mock_response": "-"}
+    asked = {"model": "openai/-", "messages": [{"role": "user", "content": "-"}], "mock_response": "-"}
     for stream in (False, True):
         answer = package.completion(**asked, stream=stream)
         if stream:
