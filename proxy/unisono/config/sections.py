@@ -14,6 +14,7 @@ from pydantic import Field, JsonValue, SecretStr, model_validator
 from unisono.config.hooks import HookEntry
 from unisono.config.observing import OtelSettings, TraceSettings
 from unisono.config.parts import Count, Name, Seconds, Section
+from unisono.config.prices import Costs, PriceSettings
 from unisono.config.tools import AllowedHostEntry, McpServerSettings, ServerLabel
 from unisono.core.generation import Timeouts
 
@@ -22,33 +23,6 @@ KINDS = ("vllm", "sglang", "llamacpp", "ollama", "mlx_server", "mlx", "replay")
 
 KIND_ALIASES = {"hosted_vllm": "vllm", "ollama_chat": "ollama"}
 """LiteLLM's names for the same servers."""
-
-
-# No dearer than 1 USD for a token: sums in micro-USD stay within what stores can count.
-PerToken = Annotated[float, Field(ge=0, le=1)]
-PerMillion = Annotated[float, Field(ge=0, le=1e6)]
-
-
-class Costs(Section):
-    """What LiteLLM calls prices: USD for one token."""
-
-    input_cost_per_token: PerToken | None = None
-    """Of a prompt."""
-    output_cost_per_token: PerToken | None = None
-    """Of an answer."""
-    cache_read_input_token_cost: PerToken | None = None
-    """Of a prompt, where a backend had it in its cache."""
-
-
-class PriceSettings(Section):
-    """USD for a million tokens; what is not given is LiteLLM's where that says it, else nothing."""
-
-    input: PerMillion | None = None
-    """For prompts."""
-    output: PerMillion | None = None
-    """For answers, thoughts included."""
-    cached_input: PerMillion | None = None
-    """For tokens of a prompt that a backend had in its cache; by default as all others."""
 
 
 class LitellmParams(Costs):
