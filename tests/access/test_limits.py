@@ -198,6 +198,19 @@ async def test_settlements_that_come_at_once_are_written_together() -> None:
         assert accounts.asked.count("settle") == 1
 
 
+async def test_what_no_store_takes_is_lost_alone_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    async with keeping() as (accounts, books):
+        claims = [claim(Limits(max_parallel=99)) for _ in range(5)]
+        for one in claims:
+            await books.reserve(one)
+        used = [ended(one, input=2**63 if number == 2 else 1) for number, one in enumerate(claims)]
+        await asyncio.gather(*(books.settle(one, insist=True) for one in used))
+        assert await accounts.requests() == 4
+        await books.settle(ended(claim(Limits())), insist=True)
+        assert await accounts.requests() == 5
+    assert [record.message for record in caplog.records] == ["an entry of the ledger is lost: it cannot be written"]
+
+
 async def test_a_reservation_of_which_nothing_is_known_is_given_back() -> None:
     async with keeping() as (accounts, books):
         accounts.down = True

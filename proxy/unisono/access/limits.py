@@ -1,7 +1,7 @@
 """Reservations of this process, renewed while their turns run, and settlements on their way to the store.
 
 A settlement is never given up while the process lives: one that could not be written is tried until it can be. Several
-that come at once are written together.
+that come at once are written together. One that no store can take is given up alone, and said.
 """
 
 from __future__ import annotations
@@ -130,9 +130,11 @@ class Books:
                 log.debug("claims could not be renewed", extra={"code": error.code})
 
     async def _write(self) -> None:
-        pause_s = AGAIN_S
+        pause_s, alone = AGAIN_S, 0
         while self._waiting:
-            batch = [self._waiting.popleft() for _ in range(min(TOGETHER, len(self._waiting)))]
+            together = 1 if alone else TOGETHER
+            alone = max(alone - 1, 0)
+            batch = [self._waiting.popleft() for _ in range(min(together, len(self._waiting)))]
             try:
                 await self._accounts.settle(*(one.settlement for one in batch))
             except StoreError as error:
@@ -140,6 +142,15 @@ class Books:
                 self._fail(batch, error)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_AGAIN_S)
+            except Exception as error:
+                if len(batch) == 1:
+                    about = _about(batch[0].settlement)
+                    log.exception("an entry of the ledger is lost: it cannot be written", exc_info=error, extra=about)
+                    batch[0].done()
+                else:
+                    # One of them has something no store takes; which one shows when each goes by itself.
+                    self._waiting.extendleft(reversed(batch))
+                    alone = len(batch)
             except BaseException:
                 self._waiting.extendleft(reversed(batch))
                 raise
