@@ -56,7 +56,7 @@ def _teams() -> tuple[Arm, ...]:
     """Everyone under each of the loads, one load after the other."""
     return tuple(
         Arm(f"{load}, {name}", contender, work)
-        for load, work in {"paced": PACED, "full": FULL, "whole": WHOLE, "lone": LONE}.items()
+        for load, work in {"paced": PACED, "full": LONG_FULL, "whole": WHOLE, "lone": LONE}.items()
         for name, contender in TEAM.items()
     )
 
@@ -90,9 +90,11 @@ FEW_PACED = replace(PACED, streams=6)
 SHORT = Work(streams=4, tokens=256, requests=64)
 LONG = Work(streams=4, tokens=16_384)
 FULL = Work(streams=16, tokens=512, requests=8)
+LONG_FULL = replace(FULL, requests=24)
+"""For what is a few parts in a hundred."""
 ONE_BY_ONE = Work(streams=1, tokens=16, requests=200)
 WHOLE = Work(streams=8, tokens=64, requests=25, stream=False)
-LONE = Work(streams=1, tokens=64, requests=200, stream=False)
+LONE = Work(streams=1, tokens=64, requests=400, stream=False)
 FIRST_TURN = Work(streams=1, tokens=16, requests=10, history=100_000, fresh=True)
 NEXT_TURN = replace(FIRST_TURN, fresh=False)
 COLD = Cold(words=60_000, every_s=0.25, count=28)
