@@ -183,8 +183,11 @@ class MeteredRun(Around):
             raise refused(standing.refused, standing)
         self._claim = claim
         self.report.standing = standing
-        if standing.output is not None and (turn.max_tokens is None or standing.output < turn.max_tokens):
-            self._cut = standing.output < claim.most
+        if standing.output is None:
+            return
+        self._cut = standing.output < claim.most
+        # No context holds more than the most; what passes through says itself how much it may be.
+        if self._cut or turn.passage is not None:
             run = metered.turns.start(replace(turn, max_tokens=standing.output))
             # Whoever waits for this run has its report already.
             run.report = self.report
