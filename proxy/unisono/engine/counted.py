@@ -21,8 +21,8 @@ class Prepared:
 
 @dataclass(slots=True)
 class Counted:
-    """Goes with a turn, and with those that are made of it; empty before somebody counts. One that asks for
-    something else by now, as a hook may have it, finds nothing here."""
+    """Goes with a turn, and with those that are made of it; empty before somebody counts. A turn that asks for
+    something else by now, since a hook changed it, finds nothing here."""
 
     _asked: tuple[Conversation, AnswerForm | None] | None = None
     _found: tuple[Prepared, Rendered] | None = None

@@ -50,14 +50,14 @@ class Known(MetricWrapperBase):
 
 
 class KnownCounter(Known, Counter):
-    pass
+    """The library's counter, series remembered."""
 
 
 class KnownGauge(Known, Gauge):
-    pass
+    """The library's gauge, series remembered."""
 
 
-class Counted(Known, Histogram):
+class KnownHistogram(Known, Histogram):
     """A histogram that also takes what was counted elsewhere by the same bounds."""
 
     def add(self, counts: Sequence[int], total: float) -> None:
@@ -82,8 +82,8 @@ class Instruments:
             """`over` says how the values of several workers become one."""
             return KnownGauge(f"unisono_{name}", about, labels, registry=registry, multiprocess_mode=over)  # type: ignore[arg-type]
 
-        def histogram(name: str, about: str, *labels: str, bounds: Iterable[float]) -> Counted:
-            return Counted(f"unisono_{name}_seconds", about, labels, registry=registry, buckets=tuple(bounds))
+        def histogram(name: str, about: str, *labels: str, bounds: Iterable[float]) -> KnownHistogram:
+            return KnownHistogram(f"unisono_{name}_seconds", about, labels, registry=registry, buckets=tuple(bounds))
 
         self.build = gauge("build_info", "Always 1; the version is a label.", "version", over="livemax")
         # -- HTTP
