@@ -165,6 +165,25 @@ async def test_a_backend_that_is_away_ends_no_connection() -> None:
             assert (error["status"], error["error"]["type"]) == (503, "server_error")
 
 
+async def test_a_failed_continuation_evicts_the_response_it_names() -> None:
+    unknown_call = {"type": "function_call_output", "call_id": "call_unknown", "output": "18 degrees"}
+    async with (
+        FakeVllm(tokens=ENCODING.encode_marked(ANSWER)) as fake,
+        gateway(config_of(f"vllm@{fake.url}")) as running,
+    ):
+        for path in ("/v1/responses", "/open-responses/v1/responses"):
+            async with connected(running, path) as client:
+                await client.send(store=False)
+                first = await client.answer()
+                codes = []
+                for given in ([unknown_call], "Go on."):
+                    await client.send(input=given, store=False, previous_response_id=first["id"])
+                    codes.append((await client.event())["error"]["code"])
+                assert codes[0] != codes[1] == "previous_response_not_found"
+                await client.send(input="Go on.", store=False)
+                assert (await client.answer())["status"] == "completed"
+
+
 async def test_nobody_connects_without_a_key() -> None:
     async with (
         FakeVllm(tokens=ENCODING.encode_marked(ANSWER)) as fake,

@@ -11,6 +11,7 @@ from tests.api.responses.sockets import Site, site
 from tests.api.scripted import Step, call, final, finished
 from unisono.core.conversation import AssistantCall, AssistantMessage, Item, ToolResult, UserMessage
 from unisono.core.state import StoredConversation
+from unisono.errors import BackendUnavailable
 
 DIALECTS = ("/v1/responses", "/open-responses/v1/responses")
 
@@ -78,13 +79,44 @@ async def test_a_lane_remembers_its_last_response_only() -> None:
         assert len(said(there)) == 5
 
 
-async def test_a_request_that_fails_takes_nothing_away() -> None:
+BAD_RESULT = {"type": "function_call_output", "call_id": "call_unknown", "output": "1"}
+FAILED_TURNS: dict[str, tuple[list[list[Step]], dict[str, Any]]] = {
+    "a field out of range": ([], {"temperature": 9}),
+    "an unknown model": ([], {"model": "another"}),
+    "a result of an unknown call": ([], {"input": [BAD_RESULT]}),
+    "a fault before the first event": ([[RuntimeError("planted")]], {}),
+    "a fault after the first event": ([[final(0, "Tw", "o")[:2], BackendUnavailable("gone")]], {}),
+}
+
+
+@pytest.mark.parametrize("path", DIALECTS)
+@pytest.mark.parametrize("stream_id", [None, "another"])
+@pytest.mark.parametrize(("script", "fields"), FAILED_TURNS.values(), ids=FAILED_TURNS)
+async def test_a_failed_continuation_evicts_the_response_it_names(
+    path: str, stream_id: str | None, script: list[list[Step]], fields: dict[str, Any]
+) -> None:
+    lane = {} if stream_id is None else {"stream_id": stream_id}
+    async with site(*saying("Other.", "One."), *script, *saying("Again.", "Two.")) as there:
+        ann = await there.connect(path)
+        other = await ann.asked(input="Other?", store=False, stream_id="other")
+        one = await ann.asked(input="One?", store=False)
+        follow_up: dict[str, Any] = {"input": "Two?", "store": False, "previous_response_id": one["id"]}
+        ann.send(**{**follow_up, **fields, **lane})
+        end = (await ann.answer())[-1]
+        assert end["type"] in ("error", "response.failed")
+        assert unknown(await ann.refused(**follow_up))
+        # The client sends its full input instead, and other responses of the socket stay.
+        assert (await ann.asked(input="Again?", store=False))["status"] == "completed"
+        assert (await ann.asked(**{**follow_up, "previous_response_id": other["id"]}))["status"] == "completed"
+
+
+async def test_a_failed_continuation_leaves_a_stored_response() -> None:
     async with site(*saying("One."), [RuntimeError("planted")], *saying("Two.")) as there:
         ann = await there.connect()
-        one = await ann.asked(input="One?", store=False)
+        one = await ann.asked(input="One?")
         for fields in ({"temperature": 9}, {"input": "Broken?"}):
-            await ann.refused(**{"input": "Two?", "store": False, "previous_response_id": one["id"], **fields})
-        await ann.asked(input="Two?", store=False, previous_response_id=one["id"])
+            await ann.refused(**{"input": "Two?", "previous_response_id": one["id"], **fields})
+        await ann.asked(input="Two?", previous_response_id=one["id"])
         assert said(there) == ONE_TWO
 
 

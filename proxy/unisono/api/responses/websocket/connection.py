@@ -2,6 +2,7 @@
 
 - Responses of one lane come one after the other; lanes go side by side, a few at a time.
 - A request that fails is an error frame. The socket and every other request go on.
+- A continuation that fails evicts the response it names, as OpenAI does: the client sends its full input again.
 - A client that leaves, or takes nothing for too long, ends all that is made for it at once.
 - A socket has an end: after its time nothing new is begun, what runs is finished, then it is closed.
 """
@@ -42,7 +43,7 @@ from unisono.api.responses.websocket.remembered import Continuation, Remembered
 from unisono.api.sse import ClientGone
 from unisono.core.events import Finished
 from unisono.core.generation import FinishReason, Usage
-from unisono.core.state import StoredResponse
+from unisono.core.state import Status, StoredResponse
 from unisono.engine.turn import Report
 from unisono.errors import BackendOverloaded, ConnectionTooOld, TooManyStreams, UnisonoError
 
@@ -183,6 +184,7 @@ class Connection:
         except ClientGone:
             raise
         except Exception as error:
+            self._remembered.forget(create.body.get("previous_response_id"))
             await self._send([error_frame(failure_of(error), create.lane)])
 
     async def _respond(self, create: Create) -> None:
@@ -203,6 +205,8 @@ class Connection:
             asked = continuation.settled(understanding, f"{self._sender.request_id}\0{create.lane or ''}")
 
             def over(response: StoredResponse) -> None:
+                if response.status is Status.FAILED:
+                    self._remembered.forget(wanted.previous_response_id)
                 turned = continuation.turned(asked, response)
                 if turned is not None:
                     self._remembered.keep(create.lane, response.id, turned)

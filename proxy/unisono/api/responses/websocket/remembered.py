@@ -46,6 +46,12 @@ class Remembered:
         while sum(held for _, _, held in self._lanes.values()) > self._most:
             del self._lanes[next(iter(self._lanes))]
 
+    def forget(self, response_id: object) -> None:
+        """Evict the response with this id; any other value, as it may stand in a client's frame, evicts nothing."""
+        for lane, (known, _, _) in list(self._lanes.items()):
+            if known == response_id:
+                del self._lanes[lane]
+
     def find(self, response_id: str | None) -> Turned | None:
         return next((turned for known, turned, _ in self._lanes.values() if known == response_id), None)
 
