@@ -23,7 +23,7 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # Tests that wait on servers wait side by side.
 WORKERS := 4
 
-.PHONY: help serve test lint types imports unit test-sdk test-clients test-providers test-engines test-openapi test-page test-crash test-leaks test-slow test-deep test-restarts chaos fmt bench clean docs test-deploy test-dist dist
+.PHONY: help serve test lint types imports unit test-sdk test-clients test-providers test-engines test-openapi test-page test-crash test-leaks test-slow test-deep test-restarts chaos soak fmt bench clean docs test-deploy test-dist dist
 
 help:
 	@echo "make serve          serve what is on this machine, or the demo model (ARGS='--config my.yaml')"
@@ -43,6 +43,7 @@ help:
 	@echo "make test-deploy    compose files and chart by the schemas, the chart rendered where helm is, the image's steps for root"
 	@echo "make test-dist      what make dist makes: what is in it, and whether it serves by itself"
 	@echo "make chaos          storms of faults for as long as one likes (ARGS='--minutes 15', '--seed 7 --talk 3')"
+	@echo "make soak           mixed traffic for hours: flat memory, descriptors and threads (ARGS='--minutes 120 --store redis')"
 	@echo "make docs           write the pages that are made of the code"
 	@echo "make dist           wheel, source and bill of materials (CycloneDX), in dist/"
 	@echo "make bench          measure the gateway (ARGS go to the bench)"
@@ -129,6 +130,10 @@ test-dist: $(SYNCED)
 # Backends that break, stall, die and come back under talks on every surface; says which seed went wrong.
 chaos: $(SYNCED)
 	$(BIN)/python -m tests.chaos $(ARGS)
+
+# One gateway process under mixed traffic, sampled every ten seconds; ends with a verdict.
+soak: $(SYNCED) .state-server
+	$(BIN)/python -m tests.soak $(ARGS)
 
 fmt: $(SYNCED)
 	$(BIN)/ruff check --fix .

@@ -150,6 +150,7 @@ def test_every_folder_of_tests_is_about_a_package_or_says_what_else() -> None:
         "golden",
         "litellm_files",
         "providers",
+        "soak",
         "__pycache__",
     }
     folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir()}

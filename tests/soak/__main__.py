@@ -1,0 +1,104 @@
+"""Mixed traffic for as long as needed, with samples of the gateway process and a verdict.
+
+python -m tests.soak --minutes 120
+python -m tests.soak --minutes 10 --rate 80 --store redis --trace 12
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import tracemalloc
+from contextlib import suppress
+from pathlib import Path
+
+from tests.chaos.talks import talk
+from tests.soak.measure import Sample, judge, take_sample
+from tests.soak.site import Site, site
+
+INTERVAL_S = 10.0
+CALM_S = 100.0
+"""Time for idle connections and caches with a lifetime to end: the longest lifetime is a minute."""
+WARM_UP_SHARE = 0.2
+MIN_WARM_UP_S = 360.0
+"""The shortest warm-up of a run that can pass: caches with a lifetime are full after it."""
+
+
+async def idle_sample(here: Site, at_s: float, baseline: Sample | None = None) -> Sample:
+    """The process without load; wait until descriptors and tasks are back at the baseline, or for CALM_S."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + CALM_S
+    while True:
+        found = await take_sample(here.replica.pid, here.report, at_s, here.traffic.done)
+        if baseline is None or loop.time() > until:
+            return found
+        if found.descriptors <= baseline.descriptors and found.tasks <= baseline.tasks:
+            return found
+        await asyncio.sleep(1)
+
+
+async def sample_forever(here: Site, samples: list[Sample], out: Path) -> None:
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    while True:
+        await asyncio.sleep(INTERVAL_S)
+        found = await take_sample(here.replica.pid, here.report, loop.time() - began, here.traffic.done)
+        samples.append(found)
+        with out.open("a") as file:
+            file.write(found.to_json() + "\n")
+        here.forget()
+        # Unlike a storm, a soak never asks for a talk again.
+        talk.cache_clear()
+
+
+async def soak(told: argparse.Namespace, folder: Path) -> bool:
+    """Run, report, and return whether memory, descriptors, threads and answers are as they should be."""
+    loop = asyncio.get_running_loop()
+    samples: list[Sample] = []
+    told.out.parent.mkdir(parents=True, exist_ok=True)
+    told.out.unlink(missing_ok=True)
+    async with site(folder, told.store, trace=told.trace, seed=told.seed) as here:
+        await here.traffic.each_once()
+        await asyncio.sleep(min(CALM_S, told.minutes * 60) / 4)
+        baseline = await idle_sample(here, 0.0)
+        sampling = asyncio.create_task(sample_forever(here, samples, told.out))
+        began = loop.time()
+        await here.traffic.run(told.rate, began + told.minutes * 60)
+        sampling.cancel()
+        with suppress(asyncio.CancelledError):
+            await sampling
+        end = await idle_sample(here, loop.time() - began, baseline)
+        if told.trace:
+            tracemalloc.Snapshot.load(str(here.report.with_suffix(".snapshot"))).dump(str(told.out) + ".snapshot")
+        log = here.replica.log
+        lost = here.lost.read_text().splitlines() if here.lost.exists() else []
+    warm_up_s = told.warm_up * 60 if told.warm_up is not None else max(WARM_UP_SHARE * told.minutes * 60, MIN_WARM_UP_S)
+    verdict = judge([each for each in samples if each.at_s >= warm_up_s], baseline, end)
+    faults = [*verdict.faults, *here.traffic.failures, *lost[:20]]
+    faults += [line for line in log.splitlines() if '"level":"error"' in line.replace(" ", "").lower()][:20]
+    kinds = json.dumps(dict(sorted(here.traffic.kinds.items())))
+    print(f"{here.traffic.done} requests in {told.minutes:g} minutes on {told.store}: {kinds}")
+    print("\n".join(verdict.lines))
+    print("\n".join(f"FAILED: {fault}" for fault in faults) or "flat", flush=True)
+    return not faults
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make soak ARGS=...")
+    parser.add_argument("--minutes", type=float, default=120.0)
+    parser.add_argument("--rate", type=float, default=12.0, help="requests started per second")
+    parser.add_argument("--store", choices=("sqlite", "redis"), default="sqlite")
+    parser.add_argument("--warm-up", type=float, help="minutes without a verdict; default a fifth, at least six")
+    parser.add_argument("--trace", type=int, default=0, help="frames of tracemalloc; the snapshot stands next to --out")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path(".cache/soak.jsonl"), help="one line per sample")
+    told = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="unisono-soak-") as folder:
+        return 0 if asyncio.run(soak(told, Path(folder))) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""Samples of a running gateway, and the verdict on them: flat or growing, with a confidence interval."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean
+
+from tests.e2e.processes import holdings
+
+BLOCKS = 12
+T_95 = 2.228
+"""Student's t for a 95 % interval with BLOCKS - 2 degrees of freedom."""
+MAX_BYTES_PER_REQUEST = 60.0
+MAX_EXTRA_DESCRIPTORS = 2
+REPORT_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One look at the process. Sizes are in bytes; `requests` counts those that ended so far."""
+
+    at_s: float
+    requests: int
+    rss: int
+    pss: int
+    uss: int
+    anonymous: int
+    descriptors: int
+    threads: int
+    cpu_s: float
+    tasks: int
+    objects: int
+    types: Mapping[str, int] = field(repr=False)
+
+    def to_json(self) -> str:
+        return json.dumps({name: value for name, value in asdict(self).items() if name != "types"})
+
+
+async def take_sample(pid: int, report: Path, at_s: float, requests: int) -> Sample:
+    """Read /proc, and have the process count its tasks and objects."""
+    report.unlink(missing_ok=True)
+    os.kill(pid, signal.SIGUSR2)
+    async with asyncio.timeout(REPORT_TIMEOUT_S):
+        while not report.exists():
+            await asyncio.sleep(0.02)
+    inside = json.loads(report.read_text())
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    sizes = {line.partition(":")[0]: int(line.split()[1]) * 1024 for line in lines}
+    outside = holdings(pid)
+    times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return Sample(
+        at_s=round(at_s, 1),
+        requests=requests,
+        rss=sizes["Rss"],
+        pss=sizes["Pss"],
+        uss=sizes["Private_Clean"] + sizes["Private_Dirty"],
+        anonymous=outside.memory,
+        descriptors=outside.descriptors,
+        threads=outside.threads,
+        cpu_s=(int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK"),
+        tasks=inside["tasks"],
+        objects=inside["objects"],
+        types=inside["types"],
+    )
+
+
+@dataclass(frozen=True)
+class Slope:
+    """Growth per request with its 95 % confidence interval."""
+
+    each: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.each:+.1f} per request, 95 % interval {self.low:+.1f} to {self.high:+.1f}"
+
+
+def slope(samples: Sequence[Sample], name: str) -> Slope:
+    """Least squares over the means of blocks: single samples depend on each other, so their interval would be too
+    narrow."""
+    size = len(samples) / BLOCKS
+    blocks = [samples[round(at * size) : round((at + 1) * size)] for at in range(BLOCKS)]
+    x = [fmean(each.requests for each in block) for block in blocks]
+    y = [fmean(float(getattr(each, name)) for each in block) for block in blocks]
+    middle, mean = fmean(x), fmean(y)
+    spread = sum((at - middle) ** 2 for at in x)
+    each = sum((at - middle) * (value - mean) for at, value in zip(x, y, strict=True)) / spread
+    rest = sum((value - mean - each * (at - middle)) ** 2 for at, value in zip(x, y, strict=True))
+    error = T_95 * math.sqrt(rest / (BLOCKS - 2) / spread)
+    return Slope(each, each - error, each + error)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`faults` are reasons to fail; `lines` is the report."""
+
+    lines: Sequence[str]
+    faults: Sequence[str]
+
+
+def judge(samples: Sequence[Sample], baseline: Sample, end: Sample) -> Verdict:
+    """`samples` are those after warm-up; `baseline` and `end` were taken without load."""
+    lines: list[str] = []
+    faults: list[str] = []
+    if len(samples) < 2 * BLOCKS:
+        faults.append(f"only {len(samples)} samples after warm-up, {2 * BLOCKS} are needed: run for longer")
+    else:
+        slopes = {name: slope(samples, name) for name in ("uss", "anonymous", "objects", "tasks")}
+        lines += [f"{name}: {found}" for name, found in slopes.items()]
+        memory = slopes["uss"]
+        if memory.low > MAX_BYTES_PER_REQUEST:
+            faults.append(f"memory grows: {memory}")
+        elif memory.high > MAX_BYTES_PER_REQUEST:
+            faults.append(f"memory: {memory}; too few requests to call it flat, run for longer")
+        lines += [f"{name}: {change:+d}" for name, change in _grown(samples)]
+    for name, spare in (("descriptors", MAX_EXTRA_DESCRIPTORS), ("threads", 0), ("tasks", 0)):
+        before, after = getattr(baseline, name), getattr(end, name)
+        lines.append(f"{name}: {before} before, {after} after")
+        if after > before + spare:
+            faults.append(f"{name} did not return to the baseline: {before} before, {after} after")
+    return Verdict(lines, faults)
+
+
+def _grown(samples: Sequence[Sample], count: int = 12) -> list[tuple[str, int]]:
+    """The types whose number of objects grew most between the first and the last quarter."""
+    quarter = max(len(samples) // 4, 1)
+
+    def mean(part: Sequence[Sample], name: str) -> float:
+        return fmean(each.types.get(name, 0) for each in part)
+
+    names = {name for each in samples for name in each.types}
+    changes = [(name, round(mean(samples[-quarter:], name) - mean(samples[:quarter], name))) for name in names]
+    return sorted((each for each in changes if each[1] > 0), key=lambda each: -each[1])[:count]
