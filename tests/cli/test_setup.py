@@ -8,6 +8,7 @@ from unisono.app import build
 from unisono.cli.discover import Found
 from unisono.cli.setup import demo_missing, without_config
 from unisono.config import Catalogue
+from unisono.errors import UnknownModel
 
 VLLM = Found("vllm", "openai/gpt-oss-120b", "http://127.0.0.1:8000")
 MLX = Found("mlx_server", "/models/gpt-oss-20b-MXFP4-Q8", "http://127.0.0.1:8080")
@@ -51,10 +52,22 @@ def test_only_a_demo_is_recorded_unasked(found: list[Found], mode: str) -> None:
 
 @pytest.mark.parametrize("found", [[VLLM, MLX], []], ids=["found", "demo"])
 @pytest.mark.parametrize("missing", [None, MISSING], ids=["with the demo", "without it"])
-def test_every_outcome_can_be_built_and_answers_to_any_name(found: list[Found], missing: str | None) -> None:
-    config = without_config(found, missing, {}).loaded.config
-    build(config)
-    assert Catalogue(config).resolve("gpt-4o").name == config.model_list[0].model_name
+def test_every_outcome_can_be_built(found: list[Found], missing: str | None) -> None:
+    build(without_config(found, missing, {}).loaded.config)
+
+
+def test_a_backend_on_this_machine_answers_to_any_model_name() -> None:
+    catalogue = Catalogue(without_config([VLLM, MLX], None, {}).loaded.config)
+    assert catalogue.resolve("gpt-4o").name == "gpt-oss-120b"
+
+
+@pytest.mark.parametrize("missing", [None, MISSING], ids=["the demo model", "only a recording"])
+@pytest.mark.parametrize("requested", ["gpt-4o", "gpt-oss-120b", "", None])
+def test_a_demo_answers_only_to_its_own_name(missing: str | None, requested: str | None) -> None:
+    catalogue = Catalogue(without_config([], missing, {}).loaded.config)
+    assert catalogue.resolve("gpt-oss-demo").name == "gpt-oss-demo"
+    with pytest.raises(UnknownModel):
+        catalogue.resolve(requested)
 
 
 def test_a_key_in_the_environment_is_used() -> None:

@@ -21,6 +21,7 @@ import pytest
 import pytest_asyncio
 
 from tests.e2e.gateway import Answer, Gateway, Message, config_of, gateway, message_of
+from tests.example_tool import EXAMPLE_MESSAGE, EXAMPLE_TOOL
 from unisono_adapters import demo
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
@@ -28,18 +29,6 @@ pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 PINNED = {"current_date": "2026-01-02"}
 """The date stands in every prompt, and so small a model answers another way on some days."""
 
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "Gets the current weather in a city.",
-        "parameters": {
-            "type": "object",
-            "properties": {"location": {"type": "string", "description": "City name"}},
-            "required": ["location"],
-        },
-    },
-}
 SHORT = "The user wants a short reply."
 PARIS = ("get_weather", '{"location":"Paris"}')
 ENDLESS = [{"role": "user", "content": "Repeat la forever."}]
@@ -143,7 +132,7 @@ CHATS: dict[str, Said] = {
     "Tell me a joke.": Said("Why did the parser cross the road? To reach the final channel.", SHORT),
 }
 TOOL_CHATS: dict[str, Said] = {
-    "What is the weather in Paris?": Said(None, "We need the weather in Paris. Use get_weather.", (PARIS,)),
+    EXAMPLE_MESSAGE: Said(None, "We need the weather in Paris. Use get_weather.", (PARIS,)),
     "Make a plan first, then check the weather in Oslo.": Said(
         "I will check the weather in Oslo first.",
         "The user wants a plan.",
@@ -181,15 +170,24 @@ async def test_what_the_model_writes_is_answered_whole_and_streamed(site: Site, 
     content, rules = expected.content, site.rules(*expected.rules)
     if site.kind == "mlx_server":
         content, rules = ON_TEXT.get(user, (content, rules))
-    said = await site.ask_both_ways(user, **({"tools": [WEATHER]} if user in TOOL_CHATS else {}))
+    said = await site.ask_both_ways(user, **({"tools": [EXAMPLE_TOOL]} if user in TOOL_CHATS else {}))
     assert (said.content, said.reasoning, said.calls) == (content, expected.reasoning, list(expected.calls))
     assert said.finish_reason == ("tool_calls" if expected.calls else "stop")
     assert said.note["recoveries"] == rules
 
 
+async def test_the_example_of_the_page_calls_its_tool_every_time(site: Site) -> None:
+    # The playground sends no temperature, so every request samples.
+    messages = [{"role": "user", "content": EXAMPLE_MESSAGE}]
+    answers = await asyncio.gather(
+        *(site.gateway.chat(messages=messages, tools=[EXAMPLE_TOOL], seed=seed) for seed in range(8))
+    )
+    assert [message_of(answer).calls for answer in answers] == [[PARIS]] * 8
+
+
 @pytest.mark.slow
 async def test_a_call_with_broken_arguments_is_generated_again(site: Site) -> None:
-    said = message_of(await site.ask("glitch bad json", tools=[WEATHER], max_tokens=400))
+    said = message_of(await site.ask("glitch bad json", tools=[EXAMPLE_TOOL], max_tokens=400))
     assert "regenerated-call" in said.note["recoveries"]
     for name, arguments in said.calls:
         assert name == "get_weather"
@@ -217,7 +215,7 @@ async def with_tools(site: Site, user: str, results: list[str]) -> tuple[Message
     messages: list[Any] = [{"role": "user", "content": user}]
     places: list[str] = []
     for result in results:
-        body = (await site.ask(messages, tools=[WEATHER])).body
+        body = (await site.ask(messages, tools=[EXAMPLE_TOOL])).body
         [call] = body["choices"][0]["message"]["tool_calls"]
         places.append(call["function"]["arguments"].removeprefix('{"location":"').removesuffix('"}'))
         messages += [
@@ -225,7 +223,7 @@ async def with_tools(site: Site, user: str, results: list[str]) -> tuple[Message
             {"role": "tool", "tool_call_id": call["id"], "content": result},
         ]
         generated_to = body["usage"]["total_tokens"]
-    answer = message_of(await site.ask(messages, tools=[WEATHER]))
+    answer = message_of(await site.ask(messages, tools=[EXAMPLE_TOOL]))
     assert answer.usage["prompt_tokens_details"]["cached_tokens"] >= generated_to - 8
     return answer, places
 
@@ -248,7 +246,7 @@ async def test_a_stop_string_ends_an_answer(site: Site) -> None:
 async def test_four_at_once_are_all_answered(site: Site) -> None:
     users = [*CHATS, "What is the weather in Paris?"]
     answers = await asyncio.gather(
-        *(site.ask(user, **({"tools": [WEATHER]} if user in TOOL_CHATS else {})) for user in users)
+        *(site.ask(user, **({"tools": [EXAMPLE_TOOL]} if user in TOOL_CHATS else {})) for user in users)
     )
     for user, answer in zip(users, answers, strict=True):
         expected = CHATS.get(user) or TOOL_CHATS[user]

@@ -6,20 +6,13 @@ from collections.abc import Sequence
 
 import openai_harmony as harmony
 
+from tests.example_tool import EXAMPLE_TOOL
 from unisono.core.generation import Generation, Prompt, Sampling, Timeouts
 from unisono.harmony.encoding import load_encoding
 
 ENCODING = load_encoding()
 
-WEATHER = harmony.ToolDescription.new(
-    "get_weather",
-    "Gets the current weather in a city.",
-    parameters={
-        "type": "object",
-        "properties": {"location": {"type": "string", "description": "City name"}},
-        "required": ["location"],
-    },
-)
+WEATHER = harmony.ToolDescription.new(**EXAMPLE_TOOL["function"])
 
 THINK = "<|channel|>analysis<|message|>The user wants a short reply.<|end|><|start|>assistant"
 

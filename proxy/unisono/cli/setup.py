@@ -68,13 +68,13 @@ def without_config(found: list[Found], missing: str | None, environ: Mapping[str
             f"No model runs: {missing}.",
             "Until then a recorded answer is played back, whatever you ask.",
         ]
-    raw: dict[str, Any] = {
-        "model_list": models,
-        # Applications with a model's name built in get an answer too.
-        "general_settings": {"completion_model": models[0]["model_name"]},
-    }
-    if not found:
-        # A demo is there to be looked into; what somebody asks a model of their own is nobody else's affair.
+    raw: dict[str, Any] = {"model_list": models, "general_settings": {}}
+    if found:
+        # Applications with a built-in model name get an answer too.
+        raw["general_settings"]["completion_model"] = models[0]["model_name"]
+    else:
+        # The demo answers only to its own name, so that its answers never pass for those of another model. They are
+        # recorded for the inspector, which is what a demo is for; the answers of a user's own model are private.
         raw["unisono"] = {"traces": {"mode": "all", "keep": DEMOS_KEPT}}
         remarks.append("What it answers is recorded, for the inspector on the page.")
     if environ.get(MASTER_KEY_VARIABLE):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.example_tool import EXAMPLE_MESSAGE, EXAMPLE_TOOL
 from tests.web.browser.ways import Opened, asks, keyed_page
 
 if TYPE_CHECKING:
@@ -98,6 +99,18 @@ def test_a_place_nobody_knows_is_the_overview(stage: dict[str, str], opened: Ope
 
 
 # -- the playground
+
+
+def test_the_example_tool_fills_in_its_question_and_never_replaces_one(stage: dict[str, str], opened: Opened) -> None:
+    page = opened(f"{stage['open']}/#/playground")
+    page.get_by_text("Tools and form of the answer").click()
+    page.get_by_role("button", name="Example tool").click()
+    message = page.get_by_label("Text of message 1")
+    assert message.input_value() == EXAMPLE_MESSAGE
+    assert json.loads(page.get_by_label("Tools, as JSON").input_value()) == [EXAMPLE_TOOL]
+    message.fill("Hello")
+    page.get_by_role("button", name="Example tool").click()
+    assert message.input_value() == "Hello"
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])

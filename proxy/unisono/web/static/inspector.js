@@ -6,7 +6,7 @@ import { Tokens } from "/page/tokens.js";
 
 const SAMPLE =
   "<|start|>user<|message|>What is the weather in Oslo?<|end|><|start|>assistant<|channel|>analysis<|message|>" +
-  "I have to look.<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{\"place\": \"Oslo\"}<|call|>";
+  "I have to look.<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{\"location\": \"Oslo\"}<|call|>";
 const LEAD =
   "gpt-oss writes Harmony: messages on channels (analysis is its thinking, final is the answer, calls go to tools), between markers. " +
   "Here they stand token by token. Where the output broke the format, the gateway mended it: each repair stands where it was decided, with its rule and why.";

@@ -5,22 +5,9 @@ import { chatAnswer, chatEvent, responsesAnswer, responsesEvent } from "/page/an
 import { toolNames, toRequest, Unreadable } from "/page/asking.js";
 import { toCurl, toPython } from "/page/code.js";
 import { complaint, copier, el, field, say, select, shown, tell } from "/page/dom.js";
+import example from "/page/example.js";
 import { Transcript } from "/page/transcript.js";
 
-const TOOLS = `[
-  {
-    "type": "function",
-    "function": {
-      "name": "get_weather",
-      "description": "The weather at a place.",
-      "parameters": {
-        "type": "object",
-        "properties": {"place": {"type": "string"}},
-        "required": ["place"]
-      }
-    }
-  }
-]`;
 const SCHEMA = `{
   "type": "object",
   "properties": {"answer": {"type": "string"}},
@@ -88,7 +75,7 @@ class Playground {
 
   makeNode() {
     const of = this.fields;
-    const example = el("button", { type: "button", class: "small", onclick: () => { of.tools.value = TOOLS; this.accept([of.tools]); this.changed(); } }, "Example tool");
+    const tryTool = el("button", { type: "button", class: "small", onclick: () => this.fillInExample() }, "Example tool");
     this.schemaField = field("Schema", of.schema);
     this.more = el("button", { type: "button", class: "small", onclick: () => this.addMessage({ role: "user", content: "" }, true) }, "Add a message");
     const form = el(
@@ -100,7 +87,7 @@ class Playground {
         this.more),
       el("div", { class: "triple" }, field("Reasoning effort", of.effort), field("Temperature", of.temperature), field("Max tokens", of.most)),
       el("details", {}, el("summary", {}, "Tools and form of the answer"),
-        field("Tools, as JSON", of.tools), example,
+        field("Tools, as JSON", of.tools), tryTool,
         el("div", { class: "pair" }, field("Tool choice", of.choice), field("Response format", of.format)), this.schemaField),
       el("div", { class: "row send" }, this.send, this.stop, el("label", { class: "check" }, of.stream, " Stream"),
         el("span", { class: "hint" }, "Ctrl+Enter sends")),
@@ -115,6 +102,15 @@ class Playground {
     this.answers.append(this.empty);
     const right = el("section", { class: "answering", "aria-label": "Answers" }, this.answers);
     return el("div", {}, el("h1", {}, "Playground"), el("div", { class: "bench" }, form, right));
+  }
+
+  // A message that the user has written stays.
+  fillInExample() {
+    const [first] = this.messages.querySelectorAll(".message textarea");
+    if (first && !first.value) first.value = example.message;
+    this.fields.tools.value = JSON.stringify([example.tool], null, 2);
+    this.accept([this.fields.tools]);
+    this.changed();
   }
 
   codeTabs() {
