@@ -42,6 +42,7 @@ from unisono_adapters.mlx_wire import (
     from_line,
     to_line,
 )
+from unisono_adapters.snapshots import SNAPSHOT_FILES
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -57,9 +58,6 @@ _LINGER_S = 1.0
 """How long a shared engine waits for the next gateway when the last one has gone."""
 
 _log = logging.getLogger(__name__)
-
-_READ_FROM_SNAPSHOT = ["*.json", "model*.safetensors"]
-"""A snapshot is whole when it has these; mlx-lm's own downloads leave other files out."""
 
 
 class ModelUnusable(Exception):
@@ -212,7 +210,7 @@ def _find(model: str) -> Path:
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(model, local_files_only=True, allow_patterns=_READ_FROM_SNAPSHOT))
+        return Path(snapshot_download(model, local_files_only=True, allow_patterns=list(SNAPSHOT_FILES)))
     except (LocalEntryNotFoundError, HFValidationError, OSError) as error:
         raise ModelUnusable(
             f"{model} is neither a folder nor a model that was downloaded in full on this machine; "

@@ -365,5 +365,9 @@ class ShuttingDown(UnisonoError):
     status, code = 503, "shutting_down"
 
 
+class PullError(Exception):
+    """A model cannot be downloaded or used. The message is for the operator: the reason and what to do."""
+
+
 class ConfigError(Exception):
     """The configuration cannot be used; the message begins with the path of the key."""

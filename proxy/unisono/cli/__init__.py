@@ -59,6 +59,20 @@ def models(config_path: Path) -> None:
     show(config_path)
 
 
+@main.command()
+@click.argument("model")
+@click.option("--revision", help="A branch, tag or commit of the model; by default its main branch.")
+def pull(model: str, revision: str | None) -> None:
+    """Download a model for the `mlx` backend from the Hugging Face hub and check its tokenizer.
+
+    MODEL is a name such as mlx-community/gpt-oss-20b-MXFP4-Q8. An interrupted download continues where it stopped.
+    `serve` never downloads anything.
+    """
+    from unisono.cli.pull import run
+
+    run(model, revision)
+
+
 @main.command("import-litellm")
 @click.argument("source", metavar="FILE", type=click.Path(path_type=Path))
 @click.option("-o", "--output", "target", type=click.Path(path_type=Path), help="A new file; else it is printed.")

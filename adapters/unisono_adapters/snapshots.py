@@ -1,0 +1,142 @@
+"""Snapshots of models from the Hugging Face hub: download one, and check that its tokenizer is Harmony's.
+
+Everything lands in the hub's own cache, where mlx-lm looks for it too. A download that broke off continues from the
+bytes on disk.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+from pathlib import Path, PurePath
+
+from unisono.errors import PullError
+
+SNAPSHOT_FILES = ("*.json", "model*.safetensors")
+"""Patterns of the files that mlx-lm reads. A snapshot is complete when it has them."""
+
+MODEL_PREFIX = "mlx/"
+RESUME = "Run the same command again: it continues from the bytes on disk."
+
+
+def pull(model: str, revision: str | None = None) -> Path:
+    """Download a model for the `mlx` backend and return its folder, with progress bars on a terminal.
+
+    `model` is a name on the hub, with or without the prefix `mlx/`, or a local folder, of which only the tokenizer is
+    checked. Raises PullError with a message for the operator.
+    """
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        folder = _download(model.removeprefix(MODEL_PREFIX), revision)
+    check_tokenizer(folder)
+    return folder
+
+
+def check_tokenizer(folder: Path) -> None:
+    """Compare the folder's tokenizer with Harmony's: special tokens and the ids of sample texts. Raises PullError."""
+    # Imported here, since the engine process needs only the patterns of this module.
+    from tokenizers import Tokenizer
+
+    from unisono.harmony.encoding import STRUCTURAL, load_encoding
+    from unisono_adapters._examine import BODIES
+
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        raise PullError(f"{folder} has no tokenizer.json, so the `mlx` backend cannot load this model")
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare Exception for a file that it cannot parse
+        raise PullError(f"{file} cannot be read: {error}. Delete the file and pull the model again.") from error
+    for spelling, expected in STRUCTURAL.items():
+        if (found := tokenizer.token_to_id(spelling)) != expected:
+            raise PullError(
+                f"this is not a gpt-oss model: in {file}, the token {spelling} has the id {found} instead of {expected}"
+            )
+    encoding = load_encoding()
+    if any(tokenizer.encode(text, add_special_tokens=False).ids != encoding.encode_text(text) for text in BODIES):
+        raise PullError(f"{file} splits text differently from the o200k_harmony encoding, so it cannot be used")
+
+
+def _download(model: str, revision: str | None) -> Path:
+    from httpx2 import HTTPError
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    try:
+        _download_large_files(model, revision)
+        return Path(snapshot_download(model, revision=revision, allow_patterns=list(SNAPSHOT_FILES)))
+    except HFValidationError as error:
+        raise PullError(f"{model!r} is neither a folder nor a model name like `owner/name`") from error
+    except GatedRepoError as error:
+        raise PullError(f"{model} needs a licence to be accepted on the hub, and a token in HF_TOKEN") from error
+    except RepositoryNotFoundError as error:
+        raise PullError(
+            f"the hub has no model {model}, or it is private; for a private model set a token in HF_TOKEN"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise PullError(f"{model} has no revision {revision!r}") from error
+    except LocalEntryNotFoundError as error:
+        raise PullError(f"the hub cannot be reached: {_first_line(error.__cause__ or error)}. {RESUME}") from error
+    except (HTTPError, OSError) as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise PullError(f"the disk is full. Free some space. {RESUME}") from error
+        raise PullError(f"the download of {model} broke off: {_first_line(error)}. {RESUME}") from error
+
+
+# The hub's library throws a partial file away when its process ends, and a file of weights has gigabytes. So the large
+# files are downloaded here, into the place where the library looks for a finished file before it downloads one.
+def _download_large_files(model: str, revision: str | None) -> None:
+    from httpx2 import ConnectError, TimeoutException
+    from huggingface_hub import HfApi, constants, hf_hub_url
+    from huggingface_hub.errors import OfflineModeIsEnabled
+    from huggingface_hub.file_download import repo_folder_name
+    from huggingface_hub.hf_api import RepoFile
+
+    hub = HfApi()
+    try:
+        commit = hub.model_info(model, revision=revision).sha
+        files = list(hub.list_repo_tree(model, recursive=True, revision=commit))
+    except (ConnectError, TimeoutException, OfflineModeIsEnabled):
+        return  # a complete snapshot on disk is used without the hub
+    blobs = Path(constants.HF_HUB_CACHE).expanduser() / repo_folder_name(repo_id=model, repo_type="model") / "blobs"
+    for file in files:
+        if isinstance(file, RepoFile) and file.lfs is not None and any(map(PurePath(file.path).match, SNAPSHOT_FILES)):
+            blob = blobs / file.lfs.sha256
+            if not blob.exists():
+                _download_blob(hf_hub_url(model, file.path, revision=commit), blob, file.lfs.size, file.path)
+
+
+def _download_blob(url: str, blob: Path, size: int, name: str) -> None:
+    """Download a file of `size` bytes whose SHA-256 is the name of `blob`, from the bytes of an earlier attempt on."""
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # documented, not re-exported
+
+    blob.parent.mkdir(parents=True, exist_ok=True)
+    partial = blob.with_name(f"{blob.name}.unisono-partial")
+    with partial.open("a+b") as content:
+        # A second `unisono pull` of the same model waits, and then finds the finished file.
+        fcntl.flock(content, fcntl.LOCK_EX)
+        if blob.exists():
+            return
+        done = content.seek(0, os.SEEK_END)
+        headers = build_hf_headers()
+        http_get(url, content, resume_size=done, headers=headers, expected_size=size, displayed_filename=name)
+        content.flush()
+        content.seek(0)
+        if hashlib.file_digest(content, "sha256").hexdigest() != blob.name:
+            partial.unlink()
+            raise PullError(f"{name} is damaged: its checksum is not the hub's. Run the same command again.")
+        partial.rename(blob)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0].rstrip(".")

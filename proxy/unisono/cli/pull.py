@@ -1,0 +1,35 @@
+"""`unisono pull`: download a model for the `mlx` backend, so that `serve` finds it on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path, PurePath
+
+import click
+
+from unisono.errors import PullError
+
+DOWNLOADERS = "unisono.pull"
+"""Entry-point group of the functions that download a model, by backend kind: `(model, revision) -> folder`."""
+
+
+def run(model: str, revision: str | None) -> None:
+    """Download `model`, then print its folder and a configuration for it. Exit code 1: it cannot be used."""
+    points = entry_points(group=DOWNLOADERS, name="mlx")
+    if not points:
+        raise click.ClickException("this installation cannot download models: pip install 'unisono[mlx]'")
+    (point,) = points
+    download: Callable[[str, str | None], Path] = point.load()
+    try:
+        folder = download(model, revision)
+    except PullError as error:
+        raise click.ClickException(str(error)) from error
+    except ImportError as error:
+        raise click.ClickException(f"{error.name} is not installed: pip install 'unisono[mlx]'") from error
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    backend_model = model.removeprefix("mlx/")
+    click.echo(f"{folder} ({size / 1e9:.1f} GB): the tokenizer is o200k_harmony, as it must be.")
+    click.echo("To serve it, add this to model_list:")
+    click.echo(f"  - model_name: {PurePath(backend_model).name}")
+    click.echo(f"    litellm_params: {{model: mlx/{backend_model}}}")

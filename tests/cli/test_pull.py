@@ -1,0 +1,180 @@
+"""`unisono pull` as a process against a hub on a real socket: download, resumption, tokenizer check, refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.hub import COMMIT, Hub, running_hub
+from unisono_adapters import demo
+from unisono_adapters.snapshots import SNAPSHOT_FILES
+
+MODEL = "acme/gpt-oss-tiny"
+WRITTEN_AT_ONCE = 10 * 1024 * 1024
+"""Bytes that the hub's library collects before it writes them to disk."""
+WEIGHTS = os.urandom(2 * WRITTEN_AT_ONCE)
+CUT_AT = WRITTEN_AT_ONCE + 1_000_000
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> str:
+    """The demo model's tokenizer.json, which is that of gpt-oss."""
+    return (demo.expand(demo.default_folder()) / "tokenizer.json").read_text()
+
+
+@pytest.fixture
+def hub(tokenizer: str) -> Iterator[Hub]:
+    files = {
+        "config.json": b"{}",
+        "tokenizer.json": tokenizer.encode(),
+        "model.safetensors": WEIGHTS,
+        "original/model.bin": b"not for mlx-lm",
+    }
+    with running_hub(MODEL, files) as running:
+        yield running
+
+
+def start(hub_url: str, home: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+    # Without HF_XET, as on every hub that is not Hugging Face's own, downloads are plain HTTP.
+    environment = {**os.environ, "HF_ENDPOINT": hub_url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
+    return subprocess.Popen(
+        [Path(sys.executable).parent / "unisono", "pull", *arguments],
+        env={**environment, "NO_PROXY": "*", **variables},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(hub_url: str, home: Path, *arguments: str, **variables: str) -> tuple[int, str, str]:
+    process = start(hub_url, home, *arguments, **variables)
+    output, errors = process.communicate(timeout=60)
+    return process.returncode, output, errors
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_pulled_model_is_where_the_engine_looks_for_it(hub: Hub, tmp_path: Path) -> None:
+    code, output, errors = run(hub.url, tmp_path, MODEL)
+    assert code == 0, errors
+    folder = Path(output.partition(" (")[0])
+    assert folder.name == COMMIT
+    assert (folder / "model.safetensors").read_bytes() == WEIGHTS
+    assert not (folder / "original").exists()
+    assert "litellm_params: {model: mlx/acme/gpt-oss-tiny}" in output
+    # A second process finds the snapshot without the network, with the patterns that the engine process uses.
+    find = (
+        "from huggingface_hub import snapshot_download as find\n"
+        f"print(find({MODEL!r}, local_files_only=True, allow_patterns={list(SNAPSHOT_FILES)!r}))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", find], env={**os.environ, "HF_HOME": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert Path(found.stdout.strip()) == folder, found.stderr
+
+
+@pytest.mark.parametrize(
+    "interruption",
+    [pytest.param(signal.SIGKILL, id="killed"), pytest.param(signal.SIGINT, id="Ctrl-C", marks=pytest.mark.slow)],
+)
+def test_an_interrupted_download_continues_from_the_bytes_on_disk(
+    hub: Hub, tmp_path: Path, interruption: signal.Signals
+) -> None:
+    hub.cut_at = CUT_AT
+    process = start(hub.url, tmp_path, MODEL)
+    wait_for(lambda: [file.stat().st_size for file in tmp_path.rglob("*.unisono-partial")] == [WRITTEN_AT_ONCE])
+    process.send_signal(interruption)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "Traceback" not in errors
+    hub.cut_at = None
+    hub.ranges.clear()
+    code, output, errors = run(hub.url, tmp_path, MODEL)
+    assert code == 0, errors
+    assert (Path(output.partition(" (")[0]) / "model.safetensors").read_bytes() == WEIGHTS
+    [started] = [given for file, given in hub.ranges if file == "model.safetensors"]
+    assert int(started.removeprefix("bytes=").partition("-")[0]) == WRITTEN_AT_ONCE
+
+
+@pytest.mark.slow
+def test_the_progress_is_shown_on_a_terminal(hub: Hub, tmp_path: Path) -> None:
+    code, _, errors = run(hub.url, tmp_path, MODEL, TQDM_POSITION="-1")
+    assert code == 0
+    assert "100%" in errors
+
+
+@pytest.mark.slow
+def test_damaged_weights_are_refused_and_downloaded_again(hub: Hub, tmp_path: Path) -> None:
+    damaged = b"x" + WEIGHTS[1:]
+    hub.contents = {"model.safetensors": damaged}
+    code, _, errors = run(hub.url, tmp_path, MODEL)
+    assert code == 1
+    assert "model.safetensors is damaged" in errors
+    hub.contents = {}
+    code, output, _ = run(hub.url, tmp_path, MODEL)
+    assert code == 0
+    assert (Path(output.partition(" (")[0]) / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def changed(tokenizer: str, spelling: str, replacement: str) -> bytes:
+    document = json.loads(tokenizer)
+    for token in document["added_tokens"]:
+        if token["content"] == spelling:
+            token["content"] = replacement
+    return json.dumps(document).encode()
+
+
+def test_a_model_with_another_tokenizer_is_refused(hub: Hub, tokenizer: str, tmp_path: Path) -> None:
+    hub.files = {**hub.files, "tokenizer.json": changed(tokenizer, "<|call|>", "<|tool|>")}
+    code, _, errors = run(hub.url, tmp_path, MODEL)
+    assert code == 1
+    assert "this is not a gpt-oss model" in errors
+    assert "<|call|> has the id None instead of 200012" in errors
+
+
+REFUSED = {
+    "no such model": ("acme/none", (), "the hub has no model acme/none, or it is private"),
+    "no such revision": (MODEL, ("--revision", "v9"), "acme/gpt-oss-tiny has no revision 'v9'"),
+    "not a name": ("not a name", (), "'not a name' is neither a folder nor a model name like `owner/name`"),
+}
+
+
+@pytest.mark.parametrize(("model", "options", "reason"), REFUSED.values(), ids=REFUSED)
+def test_a_model_that_cannot_be_had_is_refused_with_the_reason(
+    hub: Hub, tmp_path: Path, model: str, options: tuple[str, ...], reason: str
+) -> None:
+    code, output, errors = run(hub.url, tmp_path, model, *options)
+    assert (code, output) == (1, "")
+    assert reason in errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize("content", [b"{", b"{}", None], ids=["not JSON", "no tokenizer", "no file"])
+def test_a_folder_with_a_broken_tokenizer_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_bytes(content)
+    code, _, errors = run("http://127.0.0.1:9", tmp_path, str(tmp_path))
+    assert code == 1
+    assert "Traceback" not in errors
+    assert "tokenizer.json" in errors
+
+
+def test_a_hub_that_cannot_be_reached_is_an_error_of_one_line(tmp_path: Path) -> None:
+    code, _, errors = run("http://127.0.0.1:9", tmp_path, MODEL)
+    assert code == 1
+    assert "the hub cannot be reached" in errors
+    assert len(errors.strip().splitlines()) == 1
