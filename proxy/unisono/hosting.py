@@ -75,7 +75,8 @@ def build_hosting(config: Config) -> Hosting:
             raise ConfigError(f"unisono.builtin_tools.{builtin}: there is no {label!r} in mcp_servers")
     if not config.mcp_servers and not hosts:
         return Hosting(NoTools())
-    from unisono.mcp import AllowedHost, McpHost, Reach, check_headers
+    from unisono.mcp import McpHost, check_headers
+    from unisono.net.ssrf_guard import AllowedHost, SsrfGuard
 
     servers = {label: settings.server(label) for label, settings in config.mcp_servers.items()}
     for label, server in servers.items():
@@ -83,5 +84,5 @@ def build_hosting(config: Config) -> Hosting:
             check_headers(server.headers, server.authorization)
         except InvalidRequest as error:
             raise ConfigError(f"mcp_servers.{label}: {error.message}") from None
-    reach = Reach([AllowedHost(host.host, frozenset(host.ports), host.plain_http, host.private) for host in hosts])
-    return Hosting(McpHost(reach), ServerRules(servers, builtins, reach.may_name, check_headers))
+    guard = SsrfGuard([AllowedHost(host.host, frozenset(host.ports), host.plain_http, host.private) for host in hosts])
+    return Hosting(McpHost(guard), ServerRules(servers, builtins, guard.is_listed, check_headers))

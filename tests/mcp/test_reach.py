@@ -12,7 +12,6 @@ import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
@@ -26,33 +25,11 @@ from tests.listening import listening
 from tests.mcp.conftest import Upstream
 from unisono.core.tools import ToolServer, ToolTransport
 from unisono.errors import ToolServerNotAllowed, ToolServerUnavailable
-from unisono.mcp import AllowedHost, McpHost, Reach
-from unisono.mcp.reach import REFUSAL, is_public, resolve
+from unisono.mcp import McpHost
+from unisono.mcp.admission import NOT_ALLOWED
+from unisono.net.ssrf_guard import AllowedHost, DestinationNotAllowed, SsrfGuard, resolve
 
 ANYWHERE = AllowedHost("*", frozenset(), plain_http=True)
-
-INSIDE = (
-    "127.0.0.1", "127.255.255.254", "0.0.0.0", "10.0.0.1", "172.16.0.1", "172.31.255.255", "192.168.1.1",
-    "169.254.169.254", "100.64.0.1", "100.100.100.200", "192.0.0.1", "192.0.0.192", "192.0.2.1", "192.88.99.1",
-    "198.18.0.1", "198.51.100.1", "203.0.113.1", "224.0.0.1", "239.255.255.255", "240.0.0.1", "255.255.255.255",
-    "168.63.129.16",
-    "::", "::1", "::127.0.0.1", "::ffff:127.0.0.1", "::ffff:8.8.8.8", "64:ff9b::7f00:1", "64:ff9b:1::1",
-    "2002:7f00:1::", "2002:a9fe:a9fe::1", "2001::1", "2001:0:4136:e378:8000:63bf:3fff:fdd2", "2001:db8::1",
-    "3fff::1", "fc00::1", "fd00:ec2::254", "fe80::1", "fe80::1%eth0", "fec0::1", "ff02::1", "5f00::1", "100::1",
-    "4000::1",
-)  # fmt: skip
-OUTSIDE = ("8.8.8.8", "1.1.1.1", "93.184.216.34", "172.32.0.1", "2606:4700:4700::1111", "2a00:1450:4001:81b::200e")
-
-
-@pytest.mark.parametrize("address", INSIDE)
-def test_an_address_inside_is_not_public(address: str) -> None:
-    assert not is_public(ip_address(address))
-
-
-@pytest.mark.parametrize("address", OUTSIDE)
-def test_an_address_outside_is_public(address: str) -> None:
-    assert is_public(ip_address(address))
-
 
 NAMES: dict[str, tuple[str, ...]] = {
     "inside.example": ("127.0.0.1",),
@@ -129,14 +106,14 @@ async def canaries() -> AsyncIterator[Canaries]:
 
 
 async def test_no_spelling_of_a_place_inside_is_reached() -> None:
-    host = McpHost(reach=Reach([ANYWHERE], stub))
+    host = McpHost(guard=SsrfGuard([ANYWHERE], stub))
     async with canaries() as birds:
         for spelling in SPELLINGS:
             for transport in (ToolTransport.STREAMABLE_HTTP, ToolTransport.SSE):
                 server = ToolServer("a", spelling.replace("{port}", str(birds.port)), transport=transport)
                 with pytest.raises(ToolServerNotAllowed) as refused:
                     await host.list_tools(server)
-                assert refused.value.message == REFUSAL, spelling
+                assert refused.value.message == NOT_ALLOWED, spelling
                 with pytest.raises(ToolServerNotAllowed):
                     await host.call(server, "echo", {})
         assert birds.seen == []
@@ -185,26 +162,26 @@ async def test_only_allowed_hosts_are_resolved(rule: AllowedHost, yes: list[str]
         asked.append(host)
         return await outside(host, port)
 
-    reach = Reach([rule], resolver)
+    guard = SsrfGuard([rule], resolver)
     for url in no:
-        with pytest.raises(ToolServerNotAllowed):
-            await reach.route(url)
+        with pytest.raises(DestinationNotAllowed):
+            await guard.check(url)
     assert asked == []
     for url in yes:
-        assert (await reach.route(url)).addresses == ("93.184.216.34",)
+        assert (await guard.check(url)).addresses == ("93.184.216.34",)
 
 
 async def test_without_a_list_nobody_is_allowed() -> None:
-    with pytest.raises(ToolServerNotAllowed):
-        await Reach(resolver=outside).route("https://a.example/")
+    with pytest.raises(DestinationNotAllowed):
+        await SsrfGuard(resolver=outside).check("https://a.example/")
 
 
 async def test_every_address_of_a_name_must_be_public() -> None:
     async def mixed(host: str, port: int) -> Sequence[str]:
         return ("93.184.216.34", "2606:4700:4700::1111", "10.0.0.1")
 
-    with pytest.raises(ToolServerNotAllowed):
-        await Reach([ANYWHERE], mixed).route("https://a.example/")
+    with pytest.raises(DestinationNotAllowed):
+        await SsrfGuard([ANYWHERE], mixed).check("https://a.example/")
 
 
 async def test_a_name_that_changes_its_mind_is_dialled_where_it_was_judged(upstream: Upstream) -> None:
@@ -216,7 +193,7 @@ async def test_a_name_that_changes_its_mind_is_dialled_where_it_was_judged(upstr
         return answers.pop(0)
 
     allowed = AllowedHost("rebind.example", frozenset(), plain_http=True, private=True)
-    host = McpHost(reach=Reach([allowed], fickle))
+    host = McpHost(guard=SsrfGuard([allowed], fickle))
     server = ToolServer("a", f"http://rebind.example:{port}/mcp")
     # The SDK's server judges the host it is asked for, and would refuse this one: its answer shows that the original
     # name was sent.
@@ -273,8 +250,8 @@ async def test_tls_is_verified_for_the_name_while_the_judged_address_is_dialled(
 
     name = "tools.example" if trusted else "other.example"
     async with with_tls(tmp_path, "tools.example") as (port, trusting, names, hosts):
-        reach = Reach([AllowedHost("*.example", frozenset(), private=True)], inside)
-        host = McpHost(reach=reach, tls=trusting)
+        guard = SsrfGuard([AllowedHost("*.example", frozenset(), private=True)], inside)
+        host = McpHost(guard=guard, tls=trusting)
         with pytest.raises(ToolServerUnavailable) as raised:
             await host.list_tools(ToolServer("a", f"https://{name}:{port}/mcp"))
         await host.aclose()
@@ -294,7 +271,7 @@ async def test_no_redirect_leads_anywhere_else(status: int, configured: bool) ->
 
         async with WireServer(elsewhere) as server:
             allowed = AllowedHost("127.0.0.1", frozenset(), plain_http=True, private=True)
-            host = McpHost(reach=Reach([allowed]))
+            host = McpHost(guard=SsrfGuard([allowed]))
             with pytest.raises(ToolServerUnavailable):
                 await host.list_tools(ToolServer("a", f"{server.url}/mcp", configured=configured))
             await host.aclose()
@@ -311,7 +288,7 @@ async def test_a_redirect_within_the_origin_is_for_the_operators_servers_only(co
 
     async with WireServer(slash) as server:
         allowed = AllowedHost("127.0.0.1", frozenset(), plain_http=True, private=True)
-        host = McpHost(reach=Reach([allowed]))
+        host = McpHost(guard=SsrfGuard([allowed]))
         with pytest.raises(ToolServerUnavailable):
             await host.list_tools(ToolServer("a", f"{server.url}/mcp", configured=configured))
         await host.aclose()
@@ -320,7 +297,7 @@ async def test_a_redirect_within_the_origin_is_for_the_operators_servers_only(co
 
 async def test_a_guarded_server_that_was_allowed_works(upstream: Upstream) -> None:
     allowed = AllowedHost("127.0.0.1", frozenset(), plain_http=True, private=True)
-    host = McpHost(reach=Reach([allowed]))
+    host = McpHost(guard=SsrfGuard([allowed]))
     for way in ("modern", "legacy", "sse"):
         transport = ToolTransport.SSE if way == "sse" else ToolTransport.STREAMABLE_HTTP
         server = ToolServer(way, upstream.urls[way], transport=transport)

@@ -13,7 +13,7 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from tests.fakes.wire import Seen, Step
+from tests.fakes.wire import Seen, Step, WireServer, Write
 from tests.mcp.conftest import Upstream, nobody_left
 from tests.mcp.hostile import Hostile, plain, text
 from unisono.core.tools import ClientCredentials, Command, ToolServer, ToolTimeouts, ToolTransport
@@ -184,6 +184,25 @@ async def test_credentials_are_shown_to_their_own_issuer_only(host: McpHost) -> 
         with pytest.raises(ToolServerError):
             await host.list_tools(guarded.server(oauth=oauth))
         assert guarded.given == []
+
+
+@pytest.mark.parametrize("field", ['resource_metadata="', '"token_endpoint": "'])
+async def test_oauth_metadata_does_not_lead_to_private_addresses(host: McpHost, field: str) -> None:
+    """The operator configured the server and the issuer; everything else that their answers name must be public."""
+
+    class Redirecting(Guarded):
+        def _respond(self, seen: Seen) -> Iterable[Step]:
+            for step in super()._respond(seen):
+                assert isinstance(step, Write)
+                data = step.data.replace(f"{field}{self.url}".encode(), f"{field}{inside.url}".encode())
+                yield replace(step, data=data)
+
+    async with WireServer(lambda seen: [plain(200, b"{}")]) as inside, Redirecting() as guarded:
+        oauth = ClientCredentials("gateway", guarded.url, "canary-secret")
+        with pytest.raises(ToolServerError):
+            await host.list_tools(guarded.server(oauth=oauth))
+        assert guarded.requests
+        assert inside.requests == []
 
 
 async def test_an_authorization_beside_client_credentials_is_refused(host: McpHost) -> None:

@@ -18,8 +18,9 @@ from tests.e2e.processes import lives
 from tests.mcp.conftest import Upstream
 from unisono.core.tools import Command, ToolServer, ToolTimeouts, ToolTransport
 from unisono.errors import ToolServerNotAllowed, ToolServerTimeout, ToolServerUnavailable
-from unisono.mcp import AllowedHost, Limits, McpHost, Reach
+from unisono.mcp import Limits, McpHost
 from unisono.mcp.orphans import Watch
+from unisono.net.ssrf_guard import AllowedHost, SsrfGuard
 
 HARMLESS = {"HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER"}
 
@@ -156,7 +157,7 @@ FROM_REQUESTS = {
 
 @pytest.mark.parametrize("server", FROM_REQUESTS.values(), ids=FROM_REQUESTS)
 async def test_no_request_starts_a_process(server: ToolServer) -> None:
-    host = McpHost(reach=Reach([AllowedHost("*", frozenset(), plain_http=True, private=True)]))
+    host = McpHost(guard=SsrfGuard([AllowedHost("*", frozenset(), plain_http=True, private=True)]))
     with starts_nothing():
         with pytest.raises(ToolServerNotAllowed):
             await host.list_tools(server)

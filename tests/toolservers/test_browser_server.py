@@ -28,7 +28,7 @@ from tests.toolservers.running import (
 from unisono.toolservers.browser.acting import Browser
 from unisono.toolservers.browser.searxng import SearxNG
 from unisono.toolservers.browser.server import TOOLS, browser_server
-from unisono.toolservers.browser.web import Web, is_any
+from unisono.toolservers.browser.web import Web
 
 GUIDE = """<html><head><title>The guide</title></head><body>
 <h1>Setting up</h1>
@@ -43,7 +43,7 @@ async def browsing(
 ) -> AsyncIterator[tuple[Client, str]]:
     """A client of a browser whose web is these pages, and the address of that web."""
     async with website(pages, found) as site:
-        web = Web(is_any, page_s=page_s, page_bytes=200_000)
+        web = Web(private=True, page_s=page_s, page_bytes=200_000)
         server = browser_server(Browser(SearxNG(site), [web], view_tokens))
         async with served(server, remembers=True) as url, Client(url) as client:
             yield client, site
@@ -222,7 +222,7 @@ async def test_a_cursor_means_what_was_shown_under_it_even_when_the_page_changes
 
 async def test_clients_do_not_see_each_others_pages_nor_do_conversations_of_one_client() -> None:
     async with website({"/": page("<p>mine</p>")}) as site:
-        server = browser_server(Browser(SearxNG(site), [Web(is_any)]))
+        server = browser_server(Browser(SearxNG(site), [Web(private=True)]))
         async with served(server, remembers=True) as url, Client(url) as one, Client(url) as other:
             assert one.protocol_version < "2026"
             await called(one, "open", id=f"{site}/")

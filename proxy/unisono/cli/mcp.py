@@ -73,7 +73,7 @@ def browser(
     from unisono.toolservers.browser.searxng import SearxNG
     from unisono.toolservers.browser.server import browser_server
     from unisono.toolservers.browser.sources import Reading, Searching
-    from unisono.toolservers.browser.web import Web, is_any, is_public
+    from unisono.toolservers.browser.web import Web
 
     if (searxng is None) == (folder is None):
         raise click.UsageError("one of --searxng and --folder is needed")
@@ -90,7 +90,7 @@ def browser(
         searching = SearxNG(searxng)
     opens_web = searxng is not None or web
     if opens_web:
-        readings.append(Web(is_any if allow_private else is_public))
+        readings.append(Web(private=allow_private))
     reach = "private addresses, too" if allow_private else "public addresses only"
     remark = f"Pages: {folder or searxng}{f'; the web, {reach}' if opens_web else ''}."
     _serve(browser_server(Browser(searching, readings, view_tokens)), [remark], remembers=True, **where)

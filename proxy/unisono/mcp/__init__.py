@@ -9,6 +9,5 @@ from unisono.core.tool_names import ToolNames
 from unisono.mcp.headers import check_headers
 from unisono.mcp.host import McpHost
 from unisono.mcp.limits import Limits
-from unisono.mcp.reach import AllowedHost, Reach
 
-__all__ = ["AllowedHost", "Limits", "McpHost", "Reach", "ToolNames", "check_headers"]
+__all__ = ["Limits", "McpHost", "ToolNames", "check_headers"]

@@ -35,11 +35,12 @@ from unisono.errors import (
     ToolServerTimeout,
     ToolServerUnavailable,
 )
+from unisono.mcp.admission import NOT_ALLOWED
 from unisono.mcp.headers import check_headers
 from unisono.mcp.limits import Limits
 from unisono.mcp.lines import Line, NoPlace
 from unisono.mcp.lists import digest_of, key_of, place_of
-from unisono.mcp.reach import REFUSAL, Reach
+from unisono.net.ssrf_guard import SsrfGuard
 
 if TYPE_CHECKING:
     from unisono.mcp.sessions import Sessions
@@ -56,10 +57,12 @@ class _Listed:
 
 @dataclass(slots=True)
 class McpHost(ToolHost):
-    """`reach` judges servers that requests name; without one there are none. `tls` verifies servers; by default
-    against the usual authorities. Made without touching the network; everything is opened at first use."""
+    """Tool servers of the configuration, and those that requests name as far as `guard` allows them.
 
-    reach: Reach = field(default_factory=Reach)
+    `tls` verifies servers; by default against the usual authorities. Connections are opened at first use.
+    """
+
+    guard: SsrfGuard = field(default_factory=SsrfGuard)
     limits: Limits = field(default_factory=Limits)
     tls: ssl.SSLContext | None = None
     _sessions: Sessions | None = None
@@ -122,7 +125,7 @@ class McpHost(ToolHost):
         stdio = server.transport is ToolTransport.STDIO
         if not server.configured and (stdio or server.command is not None or server.oauth is not None):
             # Only the operator names commands, and where secrets are shown.
-            raise ToolServerNotAllowed(REFUSAL)
+            raise ToolServerNotAllowed(NOT_ALLOWED)
         if stdio != (server.command is not None) or stdio == bool(server.url):
             raise InvalidRequest(f"The tool server {server.label!r} needs an address, or a command.")
         if server.oauth is not None and server.authorization is not None:
@@ -202,7 +205,7 @@ class McpHost(ToolHost):
                         await asyncio.to_thread(importlib.import_module, f"unisono.mcp.{name}")
                     from unisono.mcp.sessions import Sessions
 
-                    self._sessions = Sessions(self.reach, self.limits, self.tls, self._forget)
+                    self._sessions = Sessions(self.guard, self.limits, self.tls, self._forget)
         return self._sessions
 
     def _forget(self, key: str) -> None:

@@ -200,7 +200,7 @@ class Session:
             async with process(server.command, server.label, limits) as streams:
                 yield streams[0], streams[1]
             return
-        url = self._path.route.url if self._path.route else self._path.url
+        url = self._path.target.url if self._path.target else self._path.url
         headers = outgoing(server.headers, server.authorization)
         if server.transport is ToolTransport.SSE:
 

@@ -15,11 +15,12 @@ from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
 
 from unisono.core.tools import ToolServer, ToolTransport
 from unisono.errors import ToolServerUnavailable
+from unisono.mcp.admission import admit
 from unisono.mcp.limits import Limits
 from unisono.mcp.lists import key_of
-from unisono.mcp.reach import Reach
 from unisono.mcp.session import Session
 from unisono.mcp.wire import Path
+from unisono.net.ssrf_guard import SsrfGuard
 
 SWEEP_S: Final = 5.0
 TOKENS: Final = 256
@@ -55,7 +56,7 @@ class _Kept:
 class Sessions:
     """`changed` is called with a key when the server behind it has other tools now, or may have."""
 
-    reach: Reach
+    guard: SsrfGuard
     limits: Limits
     tls: ssl.SSLContext | None
     changed: Callable[[str], None]
@@ -96,14 +97,13 @@ class Sessions:
         await asyncio.gather(*(session.aclose() for session in sessions), *self._closing)
 
     async def _start(self, server: ToolServer, key: str) -> _Kept:
-        route = None
-        if not server.configured:
-            route = await self.reach.route(server.url)
+        target = await admit(server, self.guard)
         if self._closed:
             raise ToolServerUnavailable("The gateway is shutting down.")
         self._part(key)
         self._make_room()
-        path = Path(server.url, route, self.tls, server.timeouts.connect_s)
+        issuer = server.oauth.issuer if server.oauth is not None else None
+        path = Path(server.url, target, self.tls, server.timeouts.connect_s, issuer)
         session = Session(server, path, self._auth(server, key), self.limits, lambda: self.changed(key))
         kept = self._kept[key] = _Kept(session, server.timeouts.idle_s)
         if self._sweeper is None or self._sweeper.done():

@@ -1,4 +1,4 @@
-"""HTTP to a tool server: bytes go where they were judged to go, and only so many come back.
+"""HTTP to a tool server: only checked addresses are dialled, and every answer is bounded.
 
 Nothing raises out of here into the SDK, where one failed request would end the connection for all: a failure is
 written down in the exchange it belongs to, and the SDK sees an answer with an error status. No proxy, no cookie and no
@@ -20,7 +20,7 @@ from mcp.client.auth import OAuthFlowError
 from unisono.mcp.bodies import TOO_LARGE, Events, Refused, Whole
 from unisono.mcp.exchange import EXCHANGE, Exchange
 from unisono.mcp.limits import Limits
-from unisono.mcp.reach import Route
+from unisono.net.ssrf_guard import DestinationNotAllowed, DialTarget, public_target
 
 STAND_IN: Final = 502
 """Status of the answer the SDK sees in place of a failure."""
@@ -47,22 +47,25 @@ _PROBLEMS: Final[tuple[tuple[type[Exception], str], ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """How to get to a server: its address, and the guarded route to it when a request named it."""
+    """Address of a server, and its checked target if a request named it. `issuer` is its OAuth server's URL."""
 
     url: str
-    route: Route | None = None
+    target: DialTarget | None = None
     tls: ssl.SSLContext | None = None
     connect_s: float = 10.0
+    issuer: str | None = None
 
 
 class Wire(httpx2.AsyncBaseTransport):
-    """The connections to one server. Dials a guarded server only at the addresses that were judged, under the name
-    that was asked for; every body is bounded."""
+    """Connections to one server. A checked target is dialled only at its checked addresses, under its own name;
+    every body is bounded."""
 
     def __init__(self, path: Path, limits: Limits) -> None:
         self._path = path
         self._limits = limits
-        self._endpoint = httpx2.URL(path.route.url if path.route else path.url)
+        self._endpoint = httpx2.URL(path.target.url if path.target else path.url)
+        configured = (self._endpoint, *([httpx2.URL(path.issuer)] if path.issuer else []))
+        self._configured_origins = frozenset(map(_origin, configured))
         self._inner = httpx2.AsyncHTTPTransport(
             verify=path.tls or True,
             trust_env=False,
@@ -89,17 +92,19 @@ class Wire(httpx2.AsyncBaseTransport):
         await self._inner.aclose()
 
     async def _dial(self, request: httpx2.Request, exchange: Exchange) -> httpx2.Response:
-        route = self._path.route
-        if route is None:
-            return await self._send(request, exchange)
-        if _origin(request.url) != (route.scheme, route.host, route.port):
+        target = self._path.target
+        if target is None:
+            if _origin(request.url) in self._configured_origins:
+                return await self._send(request, exchange)
+            target = await _discovered(request.url)
+        elif _origin(request.url) != (target.scheme, target.host, target.port):
             raise Refused("the way leads elsewhere")
-        for address in route.addresses[:-1]:
+        for address in target.addresses[:-1]:
             try:
-                return await self._send(_at(request, route, address), exchange)
+                return await self._send(_at(request, target, address), exchange)
             except (httpx2.ConnectError, httpx2.ConnectTimeout):
                 continue
-        return await self._send(_at(request, route, route.addresses[-1]), exchange)
+        return await self._send(_at(request, target, target.addresses[-1]), exchange)
 
     async def _send(self, request: httpx2.Request, exchange: Exchange) -> httpx2.Response:
         exchange.sent, exchange.ended = True, False
@@ -178,7 +183,7 @@ class Outgoing(httpx2.AsyncClient):
             transport=Wire(path, limits),
             trust_env=False,
             follow_redirects=False,
-            max_redirects=0 if path.route else MOST_REDIRECTS,
+            max_redirects=0 if path.target else MOST_REDIRECTS,
             timeout=httpx2.Timeout(None, connect=path.connect_s),
         )
         self.broke = anyio.Event()
@@ -232,14 +237,22 @@ def problem_of(error: BaseException) -> str:
     return next((words for kind, words in _PROBLEMS if isinstance(error, kind)), "the exchange failed")
 
 
-def _at(request: httpx2.Request, route: Route, address: str) -> httpx2.Request:
-    """The same request, dialled at `address`: host header and certificate stay those of the name."""
+async def _discovered(url: httpx2.URL) -> DialTarget:
+    """Check a URL that a configured server named in its OAuth metadata: it must lead to a public address."""
+    try:
+        return await public_target(str(url))
+    except (DestinationNotAllowed, UnicodeError):
+        raise Refused("the server names an address that may not be reached") from None
+
+
+def _at(request: httpx2.Request, target: DialTarget, address: str) -> httpx2.Request:
+    """Copy the request for `address`; host header and certificate stay those of the name."""
     return httpx2.Request(
         request.method,
         request.url.copy_with(host=address),
         headers=request.headers,
         stream=request.stream,
-        extensions={**request.extensions, "sni_hostname": route.host},
+        extensions={**request.extensions, "sni_hostname": target.host},
     )
 
 

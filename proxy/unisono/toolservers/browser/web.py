@@ -1,8 +1,7 @@
-"""Pages of the web, within bounds: only http and https, only text, so many bytes, so much time, so many redirects, and
-only addresses that may be dialled.
+"""Web pages, with limits on scheme, content type, size, time, redirects and addresses.
 
-An address is judged where its socket is made: after the name was resolved, for the very address that is dialled next,
-in redirects as in the first request. What a name resolves to later changes nothing any more.
+Names are resolved through the SSRF guard, once per hop. Every socket checks its address again, because the HTTP client
+does not resolve hosts that are written as addresses.
 """
 
 from __future__ import annotations
@@ -11,13 +10,13 @@ import asyncio
 import codecs
 import re
 import socket
-from collections.abc import Callable
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from typing import Any, Final
 from urllib.parse import urljoin, urlsplit
 
 import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
 
+from unisono.net.ssrf_guard import DestinationNotAllowed, checked_addresses, is_permitted, parse_address
 from unisono.toolservers.browser.pages import BrowsingError
 from unisono.toolservers.browser.sources import Document
 
@@ -43,42 +42,47 @@ CHARSETS: Final = frozenset(_CHARSETS_NAMES.split())
 """Encodings of pages, by the names Python gives them. The others it knows are none, or take too long."""
 _META_CHARSET = re.compile(rb"<meta[^>]{0,200}charset\s*=\s*[\"']?([A-Za-z0-9_:.-]{1,40})", re.IGNORECASE)
 
-_GLOBAL_V6 = IPv6Network("2000::/3")
-_DISGUISED = (IPv6Network("2001::/23"), IPv6Network("2002::/16"))
-"""Teredo and its neighbours, 6to4: IPv4 addresses in another form, translated by whoever is near."""
-_PLATFORM = IPv4Address("168.63.129.16")
-"""Looks public, and is a cloud's own service to the machines inside."""
+NOT_PUBLIC: Final = "it is not on the public Internet"
 
 
 class NotDialled(OSError):
-    """An address that may not be dialled."""
+    """The SSRF guard refused a host or an address."""
 
 
-def is_public(address: IPv4Address | IPv6Address) -> bool:
-    """Whether it is out on the Internet, however it is written."""
-    if isinstance(address, IPv4Address):
-        return address.is_global and not address.is_multicast and address != _PLATFORM
-    if address not in _GLOBAL_V6 or any(address in network for network in _DISGUISED):
-        return False
-    return address.is_global and address.scope_id is None
+class _GuardedResolver(AbstractResolver):
+    """Resolver of the HTTP client: returns addresses that the SSRF guard checked."""
 
+    def __init__(self, private: bool) -> None:
+        self._private = private
 
-def is_any(_: IPv4Address | IPv6Address) -> bool:
-    """For a browser on an intranet."""
-    return True
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        try:
+            found = await checked_addresses(host.lower().removesuffix("."), port, private=self._private)
+        except (DestinationNotAllowed, UnicodeError):
+            raise NotDialled(NOT_PUBLIC) from None
+        return [
+            ResolveResult(
+                hostname=host,
+                host=address,
+                port=port,
+                family=socket.AF_INET6 if ":" in address else socket.AF_INET,
+                proto=socket.IPPROTO_TCP,
+                flags=socket.AI_NUMERICHOST,
+            )
+            for address in found
+        ]
+
+    async def close(self) -> None:
+        """Nothing is open."""
 
 
 class Web:
-    """Reads http and https addresses, of hosts at addresses that `may_dial`. Limits in bytes and seconds."""
+    """Reader of http and https pages. `private` admits private networks as well, but no cloud metadata services."""
 
-    def __init__(
-        self,
-        may_dial: Callable[[IPv4Address | IPv6Address], bool] = is_public,
-        *,
-        page_bytes: int = PAGE_BYTES,
-        page_s: float = PAGE_S,
-    ) -> None:
-        self._may_dial = may_dial
+    def __init__(self, *, private: bool = False, page_bytes: int = PAGE_BYTES, page_s: float = PAGE_S) -> None:
+        self._private = private
         self._page_bytes = page_bytes
         self._page_s = page_s
         self._session: aiohttp.ClientSession | None = None
@@ -127,6 +131,7 @@ class Web:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
                     limit=AT_ONCE,
+                    resolver=_GuardedResolver(self._private),
                     use_dns_cache=False,
                     force_close=True,
                     socket_factory=self._socket,
@@ -140,8 +145,9 @@ class Web:
 
     def _socket(self, info: tuple[Any, Any, int, str, tuple[Any, ...]]) -> socket.socket:
         family, kind, protocol, _, where = info
-        if family not in (socket.AF_INET, socket.AF_INET6) or not self._may_dial(ip_address(where[0])):
-            raise NotDialled("it is not on the public Internet")
+        address = parse_address(where[0])
+        if address is None or not is_permitted(address, private=self._private):
+            raise NotDialled(NOT_PUBLIC)
         return socket.socket(family, kind, protocol)
 
     async def _document(self, url: str, answer: aiohttp.ClientResponse) -> Document:

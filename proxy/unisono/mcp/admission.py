@@ -1,0 +1,24 @@
+"""Admission of tool servers that requests name: one refusal text for every reason."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from unisono.core.tools import ToolServer
+from unisono.errors import ToolServerNotAllowed
+from unisono.net.ssrf_guard import DestinationNotAllowed, DialTarget, SsrfGuard
+
+NOT_ALLOWED: Final = "This tool server may not be reached from here; its host has to be allowed by the operator."
+
+
+async def admit(server: ToolServer, guard: SsrfGuard) -> DialTarget | None:
+    """Return the checked target of a server that a request named, None for the operator's own.
+
+    Raises `ToolServerNotAllowed`. The text is always the same, so that a client cannot explore the network with it.
+    """
+    if server.configured:
+        return None
+    try:
+        return await guard.check(server.url)
+    except DestinationNotAllowed:
+        raise ToolServerNotAllowed(NOT_ALLOWED) from None

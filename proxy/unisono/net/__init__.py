@@ -1,0 +1,1 @@
+"""Rules for outgoing connections. Standard library only; every package may import them."""

@@ -1,0 +1,201 @@
+"""Guard against server-side request forgery: decides which addresses an outgoing connection may use.
+
+Addresses that the operator configured are not checked. Every address that a client, a model, a tool server or a web
+page names is checked here, and the caller dials only the addresses that were checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Final, TypeAlias
+
+from unisono.net.special_addresses import (
+    CLOUD_METADATA,
+    GLOBAL_UNICAST_IPV6,
+    SPECIAL_IPV4,
+    SPECIAL_IPV6,
+    embedded_ipv4,
+)
+
+MAX_ADDRESSES: Final = 16
+MAX_URL_LENGTH: Final = 2048
+MAX_HOST_LENGTH: Final = 253
+
+Address: TypeAlias = IPv4Address | IPv6Address
+
+Resolver: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
+"""Looks up the addresses of a host name for a port; raises OSError if there are none."""
+
+# Scheme, host, port, path with query. ASCII only, no user, no fragment, no escapes in the host.
+_URL = re.compile(r"(https?)://(\[[0-9a-fA-F:.]+\]|[^/?#\[\]:@\\%]+)(?::([0-9]{1,5}))?([/?][!-\"$-~]*)?")
+_LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
+_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+
+
+class DestinationNotAllowed(Exception):
+    """The guard refused a URL, a host or one of its addresses."""
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedHost:
+    """A host that requests may name: `mcp.example.com`, `*.example.com` (any subdomain) or `*` (any).
+
+    Only https on the listed ports, unless `plain_http`; an empty set means all ports. Only public addresses, unless
+    `private`.
+    """
+
+    host: str
+    ports: frozenset[int] = frozenset({443})
+    plain_http: bool = False
+    private: bool = False
+
+    def covers(self, scheme: str, host: str, port: int) -> bool:
+        """Check whether the rule matches, before any name is resolved."""
+        if self.host != "*" and host != self.host and not (self.host[:2] == "*." and host.endswith(self.host[1:])):
+            return False
+        return (not self.ports or port in self.ports) and (scheme == "https" or self.plain_http)
+
+
+@dataclass(frozen=True, slots=True)
+class DialTarget:
+    """A checked URL in canonical form, and the only addresses that may be dialled for its host."""
+
+    url: str
+    scheme: str
+    host: str
+    port: int
+    addresses: tuple[str, ...]
+
+
+def is_public(address: Address) -> bool:
+    """Check that `address` is an ordinary host of the public Internet.
+
+    IPv6 addresses that embed an IPv4 address are not public: a translator inside the network may unwrap them.
+    """
+    if address in CLOUD_METADATA:
+        return False
+    if isinstance(address, IPv4Address):
+        return address.is_global and not any(address in network for network in SPECIAL_IPV4)
+    if address.scope_id is not None or address not in GLOBAL_UNICAST_IPV6 or embedded_ipv4(address):
+        return False
+    return address.is_global and not any(address in network for network in SPECIAL_IPV6)
+
+
+def is_permitted(address: Address, *, private: bool = False) -> bool:
+    """Check that `address` may be dialled. `private` admits everything except cloud metadata services."""
+    if not private:
+        return is_public(address)
+    forms: tuple[Address, ...] = (address,)
+    if isinstance(address, IPv6Address):
+        forms = (IPv6Address(int(address)), *embedded_ipv4(address))
+    return not any(form in CLOUD_METADATA for form in forms)
+
+
+async def resolve(host: str, port: int) -> Sequence[str]:
+    """Look up the addresses of a host with the system's resolver, in its order."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+    return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+async def checked_addresses(
+    host: str, port: int, *, private: bool = False, resolver: Resolver = resolve
+) -> tuple[str, ...]:
+    """Resolve `host` once and return its addresses, if every one of them is permitted.
+
+    Raises `DestinationNotAllowed`, or the resolver's OSError or UnicodeError.
+    """
+    if not is_plain_host(host):
+        raise DestinationNotAllowed("the host is not written as a plain name or address")
+    literal = parse_address(host)
+    answers = [host] if literal is not None else list(await resolver(host, port))[:MAX_ADDRESSES]
+    addresses = [parse_address(answer) for answer in answers]
+    # One forbidden answer refuses the name: which of its addresses is dialled is not the caller's choice.
+    if not addresses or not all(entry is not None and is_permitted(entry, private=private) for entry in addresses):
+        raise DestinationNotAllowed("it is not on the public Internet")
+    return tuple(map(str, addresses))
+
+
+async def public_target(url: str, resolver: Resolver = resolve) -> DialTarget:
+    """Check any http or https URL. Raises `DestinationNotAllowed`, or the resolver's OSError or UnicodeError."""
+    parts = parse_url(url)
+    if parts is None:
+        raise DestinationNotAllowed("it is not a plain http or https URL")
+    return await _target(parts, private=False, resolver=resolver)
+
+
+class SsrfGuard:
+    """Checks URLs of requests against the operator's list of allowed hosts."""
+
+    def __init__(self, allowed: Sequence[AllowedHost] = (), resolver: Resolver = resolve) -> None:
+        self._allowed = tuple(allowed)
+        self._resolver = resolver
+
+    async def check(self, url: str) -> DialTarget:
+        """Return where `url` may be dialled. Raises `DestinationNotAllowed`, also for names that do not exist."""
+        parts = parse_url(url)
+        rules = self._matching(*parts[:3]) if parts is not None else []
+        if parts is None or not rules:
+            raise DestinationNotAllowed("no rule allows this URL")
+        try:
+            return await _target(parts, private=any(rule.private for rule in rules), resolver=self._resolver)
+        except (OSError, UnicodeError):
+            # The client must not learn which names exist inside.
+            raise DestinationNotAllowed("the name has no address") from None
+
+    def is_listed(self, url: str) -> bool:
+        """Check whether the host of `url` is on the list; its addresses are checked when it is dialled."""
+        parts = parse_url(url)
+        return parts is not None and bool(self._matching(*parts[:3]))
+
+    def _matching(self, scheme: str, host: str, port: int) -> list[AllowedHost]:
+        return [rule for rule in self._allowed if rule.covers(scheme, host, port)]
+
+
+async def _target(parts: tuple[str, str, int, str], *, private: bool, resolver: Resolver) -> DialTarget:
+    scheme, host, port, rest = parts
+    addresses = await checked_addresses(host, port, private=private, resolver=resolver)
+    authority = f"[{host}]" if ":" in host else host
+    return DialTarget(f"{scheme}://{authority}:{port}{rest}", scheme, host, port, addresses)
+
+
+def parse_url(url: str) -> tuple[str, str, int, str] | None:
+    """Split a URL into scheme, host (lower case, no brackets), port and path; None unless it is written plainly."""
+    found = _URL.fullmatch(url) if len(url) <= MAX_URL_LENGTH else None
+    if found is None:
+        return None
+    scheme, host, digits, rest = found[1], found[2].lower(), found[3], found[4] or "/"
+    port = int(digits) if digits else _DEFAULT_PORTS[scheme]
+    if not 0 < port < 65536:
+        return None
+    if host[0] == "[":
+        address = parse_address(host[1:-1])
+        host = str(address) if isinstance(address, IPv6Address) else ""
+    if not is_plain_host(host):
+        return None
+    return scheme, host, port, rest if rest[0] == "/" else f"/{rest}"
+
+
+def is_plain_host(host: str) -> bool:
+    """Check that every reader understands `host` in the same way: a canonical address or a DNS name in lower case."""
+    if isinstance(parse_address(host), IPv6Address):
+        return True
+    labels = host.split(".")
+    if len(host) > MAX_HOST_LENGTH or not all(_LABEL.fullmatch(label) for label in labels):
+        return False
+    # Resolvers read a host that ends in a number as an IPv4 address, in any of a dozen spellings.
+    return not _NUMBER.fullmatch(labels[-1]) or isinstance(parse_address(host), IPv4Address)
+
+
+def parse_address(text: str) -> Address | None:
+    """Parse a canonical address; None for names and for other spellings of numbers."""
+    try:
+        return ip_address(text)
+    except ValueError:
+        return None
