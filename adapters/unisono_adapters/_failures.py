@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import aiohttp
 
+from unisono.core.context_window import read_counts
 from unisono.errors import (
     BackendError,
     BackendOverloaded,
@@ -106,7 +107,10 @@ class Failures:
         detail = f": {said}" if said else ""
         failure: BackendError | ContextTooLong
         if status in (400, 413, 422) and (param in _LENGTHS or _TOO_LONG.search(said)):
-            failure = ContextTooLong(f"the request is longer than the model's context{detail}")
+            tokens, limit = read_counts(said)
+            failure = ContextTooLong(
+                f"the request is longer than the model's context{detail}", tokens=tokens, limit=limit
+            )
         else:
             kind, message = self._statuses.get(status) or _unlisted(status)
             if kind is BackendRejected:

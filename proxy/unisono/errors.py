@@ -157,7 +157,14 @@ class UnsupportedMediaType(InvalidRequest):
 
 
 class ContextTooLong(InvalidRequest):
+    """The prompt does not fit into the context window. `tokens` and `limit` are 0 where they are not known."""
+
     code = "context_length_exceeded"
+
+    def __init__(self, message: str, *, param: str | None = None, tokens: int = 0, limit: int = 0) -> None:
+        super().__init__(message, param=param)
+        self.tokens = tokens
+        self.limit = limit
 
 
 class InvalidStreamId(InvalidRequest):

@@ -13,6 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from tests.api.asgi import Exchange
 from unisono.api.failures import Failures, failure_of, register, to_body, to_response
+from unisono.cli.heads import refusal
 from unisono.errors import BackendOverloaded, BodyTooLarge, InternalError, InvalidRequest, UnisonoError
 
 
@@ -47,6 +48,14 @@ def test_every_failure_on_the_tree_has_a_status_and_a_body(kind: type[UnisonoErr
 def test_who_is_busy_says_when_to_come_back(kind: type[UnisonoError]) -> None:
     assert to_response(kind("busy")).headers["retry-after"] == "1"
     assert to_response(kind("busy", retry_after_s=2.2)).headers["retry-after"] == "3"
+
+
+@pytest.mark.parametrize("kind", TREE, ids=lambda kind: kind.__name__)
+def test_final_failures_forbid_retries_and_others_do_not(kind: type[UnisonoError]) -> None:
+    is_final = kind.status in (400, 401, 403, 404, 405, 409, 413, 415, 422)
+    assert to_response(kind("no")).headers.get("x-should-retry") == ("false" if is_final else None)
+    over_the_listener = b"\r\nx-should-retry: false\r\n" in refusal(kind("no"), b"/v1/messages", {})
+    assert over_the_listener == is_final
 
 
 def test_an_unread_body_closes_the_connection() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -12,10 +13,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.e2e.gateway import Answer, Gateway, gateway, message_of
+from tests.e2e.gateway import Answer, Gateway, config_of, gateway, message_of
 from tests.e2e.playing import Play
 from tests.e2e.wires import WIRES, Fake, Script, Wire, asked, deployment
 from tests.fakes import (
+    FakeVllm,
     Refusal,
     close_at,
     done_twice,
@@ -29,6 +31,7 @@ from tests.fakes import (
     vllm_context_error,
     without_done,
 )
+from unisono.core.context_window import ANTHROPIC_PROMPT_TOO_LONG, OPENAI_PROMPT_TOO_LONG, MatchedText
 
 ANSWER = (
     "<|channel|>analysis<|message|>Easy, I know.<|end|>"
@@ -328,6 +331,50 @@ async def test_what_is_too_long_for_one_backend_goes_to_another_and_else_is_told
     assert [(await site.ask("two", stream=stream)).status for _ in range(2)] == [200, 200]
     assert (len(asked(site.bad)), len(asked(site.good))) == (1, 2)
     check_error(await site.ask("one", stream=stream), 400, "context_length_exceeded", kind="invalid_request_error")
+
+
+CLAUDE_CODE = re.compile(ANTHROPIC_PROMPT_TOO_LONG.clients["Claude Code"], re.IGNORECASE)
+
+
+@both_ways
+@pytest.mark.parametrize("case", TOO_LONG)
+async def test_messages_reports_a_full_window_of_the_backend_in_anthropics_words(
+    site: Site, case: str, stream: bool
+) -> None:
+    site.behave(lambda wire: TOO_LONG[case])
+    answer = await site.gateway.messages(model="gpt-oss-one", stream=stream)
+    assert (answer.status, answer.headers["x-should-retry"]) == (400, "false")
+    assert answer.body["error"]["type"] == "invalid_request_error"
+    found = CLAUDE_CODE.fullmatch(answer.body["error"]["message"].removesuffix(" maximum"))
+    assert found is not None
+    assert int(found[1]) > int(found[2]) == {"as 400": 4096, "as 413": 10}[case]
+
+
+# The text that each API's clients match, by path.
+FULL: dict[str, tuple[dict[str, Any], MatchedText]] = {
+    "/v1/chat/completions": ({"messages": [{"role": "user", "content": "Hi"}]}, OPENAI_PROMPT_TOO_LONG),
+    "/v1/responses": ({"input": "Hi"}, OPENAI_PROMPT_TOO_LONG),
+    "/v1/completions": ({"prompt": "Hi. " * 40}, OPENAI_PROMPT_TOO_LONG),
+    "/v1/messages": (
+        {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9},
+        ANTHROPIC_PROMPT_TOO_LONG,
+    ),
+}
+
+
+@both_ways
+async def test_a_full_window_is_reported_in_the_words_of_the_callers_api(stream: bool) -> None:
+    async with FakeVllm(context=20) as fake:
+        config = {**config_of(f"vllm@{fake.url}"), "unisono": {"raw_completions": True}}
+        async with gateway(config) as running:
+            for path, (fields, text) in FULL.items():
+                body = json.dumps({"model": "gpt-oss", "stream": stream, **fields}).encode()
+                answer = await running.post(path, body)
+                assert answer.status == 400 or (path, stream) == ("/v1/responses", True), (path, answer.raw)
+                if answer.status == 400:
+                    assert answer.headers["x-should-retry"] == "false"
+                for client, pattern in text.clients.items():
+                    assert re.search(pattern, answer.raw.decode(), re.IGNORECASE), (path, client)
 
 
 REFUSED: dict[str, tuple[Refusal, str]] = {

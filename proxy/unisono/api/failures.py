@@ -62,6 +62,10 @@ BUSY = frozenset({429, 503})
 """Statuses that always say when to come back."""
 DEFAULT_RETRY_AFTER_S = 1.0
 
+# The same request fails again with these statuses. The vendors' SDKs repeat some of them unless a header forbids it.
+FINAL_STATUSES: Final = frozenset({400, 401, 403, 404, 405, 409, 413, 415, 422})
+NO_RETRY_HEADER: Final = ("x-should-retry", "false")
+
 REFUSED_OVER_HTTP = "websocket.http.response"
 """The ASGI extension of servers that can answer a handshake with any HTTP response."""
 POLICY_VIOLATION, INTERNAL_ERROR = 1008, 1011
@@ -120,6 +124,8 @@ def to_response(error: UnisonoError, scope: Scope | None = None) -> Response:
         retry_after_s = DEFAULT_RETRY_AFTER_S
     if retry_after_s is not None:
         headers["retry-after"] = str(max(0, math.ceil(retry_after_s)))
+    if error.status in FINAL_STATUSES:
+        headers.update((NO_RETRY_HEADER,))
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     if isinstance(error, BodyTooLarge | BodyTimeout):

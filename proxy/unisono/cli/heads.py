@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import orjson
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from unisono.api.failures import Formats, format_at
+from unisono.api.failures import FINAL_STATUSES, NO_RETRY_HEADER, Formats, format_at
 from unisono.errors import HeadersTooLarge, MalformedRequest, UnisonoError
 
 MAX_HEADERS: Final = 256
@@ -64,11 +64,13 @@ def refusal(error: UnisonoError, target: bytes, formats: Formats) -> bytes:
     assert path is not None
     spoken = format_at(unquote(path[1], "latin-1"), formats)
     body = orjson.dumps(spoken.body(error, ""))
-    busy = b"retry-after: 1\r\n" if error.status == HTTPStatus.SERVICE_UNAVAILABLE else b""
+    retry = b"retry-after: 1\r\n" if error.status == HTTPStatus.SERVICE_UNAVAILABLE else b""
+    if error.status in FINAL_STATUSES:
+        retry = "{}: {}\r\n".format(*NO_RETRY_HEADER).encode()
     return (
         b"HTTP/1.1 %d %s\r\n" % (error.status, HTTPStatus(error.status).phrase.encode())
         + b"content-type: application/json\r\nconnection: close\r\n"
-        + busy
+        + retry
         + b"content-length: %d\r\n\r\n" % len(body)
         + body
     )

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from unisono.core.blocks import blocks_of
+from unisono.core.context_window import OPENAI_PROMPT_TOO_LONG
 from unisono.core.conversation import Conversation
 from unisono.core.generation import Capabilities, Chunk, Form, Prompt, Usage
 from unisono.core.routes import Demand
@@ -97,11 +98,11 @@ class Asking:
 
     def too_long(self, prompt: Prompt, capabilities: Capabilities) -> ContextTooLong:
         context = capabilities.context or DEFAULT_CONTEXT
-        return ContextTooLong(
-            f"This model's maximum context length is {context} tokens, but the messages (and tools) resulted in "
-            f"{len(prompt.tokens)} tokens. Please reduce their length.",
-            param=self._turn.history_at,
+        tokens = len(prompt.tokens)
+        message = OPENAI_PROMPT_TOO_LONG.template.format(
+            limit=context, subject="the messages (and tools)", tokens=tokens, length="their length"
         )
+        return ContextTooLong(message, param=self._turn.history_at, tokens=tokens, limit=context)
 
     def count(self, chunk: Chunk) -> None:
         """What a backend says of the first step's prompt: it is what the client sent, later ones only repeat it."""

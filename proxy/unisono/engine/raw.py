@@ -12,6 +12,7 @@ from contextlib import aclosing
 from time import monotonic
 
 from unisono.core.blocks import blocks_of
+from unisono.core.context_window import OPENAI_PROMPT_TOO_LONG
 from unisono.core.events import Event
 from unisono.core.generation import Capabilities, FinishReason, Form, Generation, Prompt, Usage
 from unisono.core.routes import Demand, Place
@@ -162,11 +163,11 @@ class RawRun(GeneratorRun):
             raise UnsupportedValue("'logit_bias': the backend of this model cannot bias tokens.", param="logit_bias")
         room = (able.context or DEFAULT_CONTEXT) - len(behind)
         if room < 1:
-            raise ContextTooLong(
-                f"This model's maximum context length is {able.context or DEFAULT_CONTEXT} tokens, but the prompt "
-                f"resulted in {len(behind)} tokens. Please reduce its length.",
-                param=turn.history_at,
+            limit = able.context or DEFAULT_CONTEXT
+            message = OPENAI_PROMPT_TOO_LONG.template.format(
+                limit=limit, subject="the prompt", tokens=len(behind), length="its length"
             )
+            raise ContextTooLong(message, param=turn.history_at, tokens=len(behind), limit=limit)
         self.report.unmet = STRIPPED if able.output is Form.MARKERLESS and not self._raw.hides_special else ""
         prompt = await self._prompt_for(able, behind, tokens)
         job = Generation(

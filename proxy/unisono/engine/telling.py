@@ -9,7 +9,7 @@ from unisono.core.generation import Chunk, FinishReason, Generation
 from unisono.core.routes import Place
 from unisono.core.watching import Pace, StepDone
 from unisono.engine.turn import Report, Turn
-from unisono.errors import UnisonoError
+from unisono.errors import ContextTooLong, UnisonoError
 
 
 class Telling:
@@ -46,12 +46,24 @@ class Telling:
             yield
         except UnisonoError as error:
             self.failure = error.code
+            if isinstance(error, ContextTooLong):
+                self._add_counts(error, place.capabilities.context or 0)
             raise
         finally:
             self._over()
             place.took(len(self._job.prompt.tokens) + self.pace.tokens)
             if isinstance(stream, AsyncGenerator):
                 await stream.aclose()
+
+    def _add_counts(self, error: ContextTooLong, limit: int) -> None:
+        """Add the gateway's own counts to a backend's report. The limit that the backend reports takes precedence."""
+        prompt_tokens = len(self._job.prompt.tokens)
+        error.limit = error.limit or limit
+        if prompt_tokens >= error.limit:
+            error.tokens = prompt_tokens
+        elif not error.tokens:
+            # A prompt that fits is refused when it leaves too little room for the output.
+            error.tokens = prompt_tokens + self._job.max_tokens
 
     def _over(self) -> None:
         pace, report = self.pace, self._report

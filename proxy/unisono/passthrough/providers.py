@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from pydantic_core import to_jsonable_python
 
+from unisono.core.context_window import read_counts
 from unisono.core.conversation import Json
 from unisono.core.generation import Capabilities, Form, Load
 from unisono.core.letters import all_well_formed
@@ -188,7 +189,8 @@ class LitellmProvider:
         said = self._cleaned(str(getattr(error, "message", "") or ""))
         name = type(error).__name__
         if name == TOO_LONG:
-            return ContextTooLong(f"the request is longer than the model's context: {said}")
+            tokens, limit = read_counts(said)
+            return ContextTooLong(f"the request is longer than the model's context: {said}", tokens=tokens, limit=limit)
         status = getattr(error, "status_code", None)
         log.warning("a provider failed", extra={"kind": name, "status": status})
         if status not in STATUSES and _of_a_connection(error):

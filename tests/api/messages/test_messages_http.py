@@ -119,6 +119,25 @@ async def test_a_failure_before_the_answer_is_an_http_error(
     }
 
 
+WINDOW: dict[str, tuple[ContextTooLong, str]] = {
+    "above the limit": (ContextTooLong("x", param="messages", tokens=5000, limit=4096), "5000 tokens > 4096 maximum"),
+    "at the limit": (ContextTooLong("x", tokens=4096, limit=4096), "4096 tokens > 4095 maximum"),
+}
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["early", "late"])
+@pytest.mark.parametrize(("error", "counts"), WINDOW.values(), ids=WINDOW)
+async def test_a_full_window_has_anthropics_words(error: ContextTooLong, counts: str, begun: bool) -> None:
+    batches = [[*final(0, "Hel")[:2]], error] if begun else [error]
+    answer = await request(ScriptedTurns(batches), stream=True).run()
+    body = named_events(answer.body)[-1] if begun else answer.json()
+    assert answer.headers.get("x-should-retry") == (None if begun else "false")
+    assert (body["error"]["type"], body["error"]["message"]) == (
+        "invalid_request_error",
+        f"prompt is too long: {counts}",
+    )
+
+
 async def test_a_failure_within_the_answer_ends_the_stream_and_closes_nothing() -> None:
     turns = ScriptedTurns([[*final(0, "Hel", "lo")[:2]], BackendUnavailable("gone")])
     answer = await request(turns, stream=True).run()

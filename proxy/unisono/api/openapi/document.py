@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 from unisono import __version__
+from unisono.api.failures import FINAL_STATUSES, NO_RETRY_HEADER
 from unisono.api.openapi.answers import ANSWERS
 from unisono.api.openapi.models import Schema, ref, schemas_of, to_parameters
 from unisono.api.openapi.operations import OPERATIONS, Operation
@@ -30,13 +31,19 @@ HEADERS: dict[str, Schema] = {
     "x-unisono-recoveries": {"description": "What was mended; not of streams.", "schema": {"type": "string"}},
     "retry-after": {"description": "Seconds.", "schema": {"type": "integer"}},
     "www-authenticate": {"schema": {"type": "string"}},
+    NO_RETRY_HEADER[0]: {"description": "`false`: the same request fails again.", "schema": {"type": "string"}},
 }
 FAILURES = {"Failure": "Error", "MessagesFailure": "MessagesError"}
 """Schemas of failures, by how they look."""
 NAMED = re.compile(r"{(\w+)}")
 """The parameters of a path."""
 TOLD = ("x-unisono-backend", "x-unisono-failovers", "x-unisono-recoveries")
-WITH_FAILURE = {401: ("www-authenticate",), 429: ("retry-after",), 503: ("retry-after",)}
+WITH_FAILURE = {
+    **dict.fromkeys(FINAL_STATUSES, (NO_RETRY_HEADER[0],)),
+    401: ("www-authenticate", NO_RETRY_HEADER[0]),
+    429: ("retry-after",),
+    503: ("retry-after",),
+}
 """Headers that failures with a status always have."""
 
 

@@ -44,7 +44,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[anthropic.APIStatusError], str, st
         {"model": "small", "messages": [{"role": "user", "content": "word " * 400}]},
         anthropic.BadRequestError,
         "invalid_request_error",
-        "context",
+        "prompt is too long: ",
     ),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -121,6 +122,15 @@ def test_the_sdk_tries_again_and_a_second_try_is_answered(stage: Stage, connect:
     raw = client.responses.with_raw_response.create(**to_play(f"fails once, respond {openai.__version__}"))
     assert raw.retries_taken == 1
     assert raw.parse().output_text == "Here is the answer."
+
+
+def test_the_sdk_does_not_repeat_a_conflict(stage: Stage, connect: Callable[..., OpenAI]) -> None:
+    client = connect(f"{stage.scripted}/v1", api_key=stage.key, max_retries=2)
+    key = {"Idempotency-Key": str(uuid.uuid4())}
+    client.responses.create(**to_play("an answer", extra_headers=key))
+    with pytest.raises(openai.ConflictError) as raised:
+        client.responses.create(**to_play("two ends", extra_headers=key))
+    assert raised.value.response.request.headers["x-stainless-retry-count"] == "0"
 
 
 SOON_S = 3.0

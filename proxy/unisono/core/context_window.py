@@ -1,0 +1,45 @@
+"""Token counts in a backend's report of a full context window, and the report's wording for each API."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class MatchedText:
+    """An error text that clients recognise by its words. `clients` has the pattern by the client's name."""
+
+    template: str
+    clients: dict[str, str]
+
+
+# Rewording one of these breaks the named clients: they compact the conversation when they recognise it, and end the
+# session otherwise. Every other error text may change freely.
+OPENAI_PROMPT_TOO_LONG: Final = MatchedText(
+    "This model's maximum context length is {limit} tokens, but {subject} resulted in {tokens} tokens. "
+    "Please reduce {length}.",
+    {"opencode": "maximum context length", "LiteLLM": "maximum context length is"},
+)
+ANTHROPIC_PROMPT_TOO_LONG: Final = MatchedText(
+    "prompt is too long: {tokens} tokens > {limit} maximum",
+    {"Claude Code": r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)"},
+)
+
+# Backends differ in wording, not in order: the limit follows a word for it, except in Anthropic's own message.
+_LIMIT: Final = re.compile(
+    r"(?:context (?:length|window|size)|maximum|limit)[^\d]{0,40}(\d{1,9})|> (\d{1,9}) maximum", re.IGNORECASE
+)
+_NUMBER: Final = re.compile(r"\d{1,9}")
+
+
+def read_counts(text: str) -> tuple[int, int]:
+    """(requested tokens, limit) in a backend's report; 0 for what it does not state."""
+    found = _LIMIT.search(text)
+    if found is None:
+        return 0, 0
+    limit = int(found[1] or found[2])
+    # Of prompt, output and their sum, the smallest number above the limit is the one that did not fit.
+    above = [number for number in map(int, _NUMBER.findall(text)) if number > limit]
+    return min(above, default=0), limit
