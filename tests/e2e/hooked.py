@@ -155,6 +155,20 @@ class Garbling(Hook):
         return self.changes  # type: ignore[return-value]
 
 
+class Waiting(Hook):
+    """Holds every request back until a file exists, and marks in a second file that it was called."""
+
+    def __init__(self, options: Mapping[str, object]) -> None:
+        self.file = Path(str(options["file"]))
+
+    async def before(self, request: Request) -> Changes | None:
+        CALLS.append(("before", request, None))
+        self.file.with_suffix(".reached").touch()
+        while not self.file.exists():
+            await asyncio.sleep(0.01)
+        return None
+
+
 class Unmakeable(Hook):
     """Has no use for any options."""
 

@@ -36,14 +36,23 @@ async def held(means: Means, tenant: str, anchor: str, owner: str) -> AsyncItera
     if lease is None:
         yield None
         return
+    try:
+        async with renewed(means, lease):
+            yield lease
+    finally:
+        await release(means, lease)
+
+
+@asynccontextmanager
+async def renewed(means: Means, lease: Lease) -> AsyncIterator[None]:
+    """Renew a lease until the end of the block. A lost lease is found by the next write under it."""
     renewing = asyncio.create_task(_renew(means, lease))
     try:
-        yield lease
+        yield
     finally:
         renewing.cancel()
         with suppress(asyncio.CancelledError):
             await renewing
-        await _give_back(means, lease)
 
 
 async def _renew(means: Means, lease: Lease) -> None:
@@ -56,7 +65,7 @@ async def _renew(means: Means, lease: Lease) -> None:
             log.warning("lease not renewed", extra={"code": error.code})
 
 
-async def _give_back(means: Means, lease: Lease) -> None:
+async def release(means: Means, lease: Lease) -> None:
     """Whether it worked does not matter: what is not given back ends by itself."""
     try:
         await asyncio.shield(means.store.release(lease))

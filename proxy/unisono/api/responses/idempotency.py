@@ -2,6 +2,10 @@
 
 A key is tied to a body and to the response made for it. Whoever comes second, on any replica, gets that response: from
 its log while it goes on, as it is kept when it is over.
+
+From the claim of the key until the response is stored, the response's lease says that its owner is alive. A later
+request waits for the response as long as that lease is renewed. When the lease expires, the later request acquires it,
+which fences the earlier owner, and frees the key.
 """
 
 from __future__ import annotations
@@ -13,18 +17,24 @@ from hashlib import blake2b
 
 from starlette.requests import Request
 
+from unisono.api.responses.background.runner import anchor_of
+from unisono.api.responses.holding import RENEWALS, release
 from unisono.api.responses.means import Means
+from unisono.api.responses.schema import ResponsesRequest
 from unisono.core.state import Status, StoredResponse
-from unisono.errors import InvalidRequest, StoreConflict, StoreError
+from unisono.errors import InvalidRequest, StoreError
 
 HEADER = "idempotency-key"
 LONGEST_KEY = 255
 NO_EFFECT = "Idempotency-Key: no effect with store false"
-BEGINS_WITHIN_S = 5.0
-"""How long a response may take from the claim of its key until it is there, in seconds."""
 LOOK_EVERY_S = 0.05
+MAX_LOOK_S = 0.5
 
 log = logging.getLogger("unisono.responses")
+
+
+class ClaimLost(Exception):
+    """The key belongs to another response by now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,21 +72,39 @@ async def give_back(means: Means, claim: Claim, response_id: str) -> None:
         log.warning("idempotency key not given back", extra={"code": error.code})
 
 
-async def begun(means: Means, claim: Claim, response_id: str) -> StoredResponse | None:
-    """The response an earlier request claimed the key for; None when it was never made, or failed, and the key is free
-    again."""
-    until = asyncio.get_running_loop().time() + BEGINS_WITHIN_S
+async def started(
+    means: Means, claim: Claim, owner: str, response_id: str, request: ResponsesRequest
+) -> StoredResponse | None:
+    """Wait for the response `owner`, which has the key; None when the key has to be claimed again for `response_id`."""
+    now = asyncio.get_running_loop().time
+    # The owner acquires its lease right after the claim; until then a free lease means nothing.
+    patient_until = now() + means.lease_s / RENEWALS
+    pause_s = LOOK_EVERY_S
     while True:
-        [response] = await means.store.responses(claim.tenant, [response_id])
+        [response] = await means.store.responses(claim.tenant, [owner])
         if response is not None and response.status is Status.FAILED:
-            await means.store.unclaim(claim.tenant, claim.key, response_id)
+            await means.store.unclaim(claim.tenant, claim.key, owner)
             return None
         if response is not None:
             return response
-        if await owner_of(means, claim, response_id) != response_id:
-            raise StoreConflict("Another request with this Idempotency-Key is being made; try again.")
-        if asyncio.get_running_loop().time() >= until:
-            # Its maker died between the claim and the response, or the response was deleted.
-            await means.store.unclaim(claim.tenant, claim.key, response_id)
+        if now() >= patient_until and await _freed(means, claim, owner, anchor_of(request, owner), response_id):
             return None
-        await asyncio.sleep(LOOK_EVERY_S)
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, MAX_LOOK_S)
+        if await owner_of(means, claim, response_id) != owner:
+            return None
+
+
+async def _freed(means: Means, claim: Claim, owner: str, anchor: str, response_id: str) -> bool:
+    """Free the key of a response whose owner died before the response was stored; False while the owner lives."""
+    lease = await means.store.acquire(claim.tenant, anchor, response_id, means.lease_s)
+    if lease is None:
+        return False
+    try:
+        # The new fence refuses a response that its owner stores from now on.
+        [response] = await means.store.responses(claim.tenant, [owner])
+        if response is None:
+            await means.store.unclaim(claim.tenant, claim.key, owner)
+    finally:
+        await release(means, lease)
+    return True

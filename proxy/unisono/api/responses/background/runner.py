@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
@@ -19,9 +19,9 @@ from unisono.api.responses.asked import Sender, assembled, busy
 from unisono.api.responses.background.life import Ending, Life
 from unisono.api.responses.background.record import recorded
 from unisono.api.responses.background.taking import Taking
-from unisono.api.responses.holding import RENEWALS, soon_free
+from unisono.api.responses.holding import RENEWALS, renewed, soon_free
 from unisono.api.responses.keeping import PAUSES_S, insisting
-from unisono.api.responses.means import Means
+from unisono.api.responses.means import Means, ResponsesModel
 from unisono.api.responses.outbound.dialects import OPENAI
 from unisono.api.responses.past import recall
 from unisono.api.responses.schema import ResponsesRequest
@@ -76,45 +76,70 @@ class Runner:
             await asyncio.gather(*(life.over(LEAVING_S) for life in lives))
 
     async def begin(
-        self, sender: Sender, request: ResponsesRequest, body: Mapping[str, Json], *, response_id: str, size: int = 0
+        self,
+        sender: Sender,
+        request: ResponsesRequest,
+        body: Mapping[str, Json],
+        *,
+        response_id: str,
+        size: int = 0,
+        confirm: Callable[[], Awaitable[None]] | None = None,
     ) -> StoredResponse:
         """Make the response durable and let it run. Raises what the request is refused with, and the StoreError
-        family; then nothing of it is left, unless the store could not even be told so."""
+        family; then nothing of it is left, unless the store could not even be told so. `confirm` runs under the lease
+        and before anything else: what it raises refuses the request."""
         if len(self._lives) >= MOST_AT_ONCE:
             raise BackendOverloaded("Too many responses run in the background; try again later.", retry_after_s=5)
         model = self._means.resolve(request.model, sender.caller)
-        anchor = request.conversation.id if request.conversation else response_id
+        anchor = anchor_of(request, response_id)
         lease = await soon_free(lambda: self._lease(sender.tenant, anchor, response_id, pauses_s=PAUSES_S))
         if lease is None:
             raise busy(anchor)
-        run = Run(sender.tenant, response_id)
         try:
-            past = await recall(self._means.store, sender.tenant, request)
-            asked = await assembled(
-                self._means,
-                # Logs are in one dialect, whoever reads them in which.
-                replace(sender, dialect=OPENAI),
-                request,
-                past,
-                model,
-                response_id=response_id,
-                created_at=int(self._means.clock()),
-                lease=lease,
-                size=size,
-            )
-            await asked.approvals.claim()
-            try:
-                response = await recorded(self._means, asked, body, size)
-                life = Life(self._means, run, asked, lease, running=self._running)
-                await self._let_in(life, response, lease)
-            except BaseException:
-                await asyncio.shield(asked.approvals.give_back())
-                raise
+            # Hooks and limits may take longer than a lease lasts.
+            async with renewed(self._means, lease):
+                if confirm is not None:
+                    await confirm()
+                life, response = await self._made(sender, request, body, model, response_id, size, lease)
+                self._drive(life)
         except BaseException:
             await asyncio.shield(self._let_go(lease))
             raise
-        self._drive(life)
         return response
+
+    async def _made(
+        self,
+        sender: Sender,
+        request: ResponsesRequest,
+        body: Mapping[str, Json],
+        model: ResponsesModel,
+        response_id: str,
+        size: int,
+        lease: Lease,
+    ) -> tuple[Life, StoredResponse]:
+        """The response as the store has it now, and the life that generates it. Errors as for `begin`."""
+        past = await recall(self._means.store, sender.tenant, request)
+        asked = await assembled(
+            self._means,
+            # Logs are in one dialect, whoever reads them in which.
+            replace(sender, dialect=OPENAI),
+            request,
+            past,
+            model,
+            response_id=response_id,
+            created_at=int(self._means.clock()),
+            lease=lease,
+            size=size,
+        )
+        await asked.approvals.claim()
+        try:
+            response = await recorded(self._means, asked, body, size)
+            life = Life(self._means, Run(sender.tenant, response_id), asked, lease, running=self._running)
+            await self._let_in(life, response, lease)
+        except BaseException:
+            await asyncio.shield(asked.approvals.give_back())
+            raise
+        return life, response
 
     async def cancel(self, tenant: str, response_id: str) -> StoredResponse:
         """Call a response off, wherever it runs, and return it as it is then. One that is over stays as it is. Raises
@@ -227,6 +252,11 @@ class Runner:
             await self._means.store.release(lease)
         except StoreError as error:
             log.debug("lease not given back", extra={"code": error.code})
+
+
+def anchor_of(request: ResponsesRequest, response_id: str) -> str:
+    """The anchor of the response that a request makes: its conversation, or itself."""
+    return request.conversation.id if request.conversation else response_id
 
 
 def missing(response_id: str) -> NotFound:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive
 
 from unisono.api.about import backend_header, recoveries_header
 from unisono.api.body import read_json
@@ -24,10 +25,11 @@ from unisono.api.responses.idempotency import (
     LOOK_EVERY_S,
     NO_EFFECT,
     Claim,
-    begun,
+    ClaimLost,
     claim_of,
     give_back,
     owner_of,
+    started,
 )
 from unisono.api.responses.keeping import insisting
 from unisono.api.responses.means import Means
@@ -42,7 +44,7 @@ from unisono.api.whole import to_whole
 from unisono.core.passing import Api, Way
 from unisono.core.state import Status, StoredResponse
 from unisono.engine.turn import Report
-from unisono.errors import StoreError, UnisonoError
+from unisono.errors import StoreConflict, StoreError, UnisonoError
 
 
 def create_routes(
@@ -67,7 +69,7 @@ def create_routes(
         posted = Posted(means, runner, sender, wanted, body, size)
         try:
             if claim is not None or wanted.background:
-                response_id = await posted.let_run(claim)
+                response_id = await posted.let_run(claim, request.receive)
                 if wanted.stream:
                     return EventStream(told(posted.logged(claim, response_id)), keep_alive_s=keep_alive_s)
                 if wanted.background:
@@ -157,22 +159,51 @@ class Posted:
             # A key outlives the log of its response.
             yield events_again(await self.found(response_id), dialect)
 
-    async def let_run(self, claim: Claim | None) -> str:
-        """Begin the response, or find the one an earlier request with the same key began; its id."""
+    async def let_run(self, claim: Claim | None, receive: Receive) -> str:
+        """Begin the response, or find the one an earlier request with the same key began; its id. Raises ClientGone
+        when the client leaves while it waits for that one."""
         response_id = self._means.new_id("resp_")
-        while claim is not None:
+        if claim is None:
+            await self._begin(response_id)
+            return response_id
+        while True:
             owner = await owner_of(self._means, claim, response_id)
-            if owner == response_id:
-                break
-            if await begun(self._means, claim, owner) is not None:
-                return owner
+            if owner == response_id and await self._begun(claim, response_id):
+                return response_id
+            if owner != response_id:
+                starting = started(self._means, claim, owner, response_id, self._wanted)
+                if await until_disconnect(receive, starting) is not None:
+                    return owner
+
+    async def _begun(self, claim: Claim, response_id: str) -> bool:
+        """Begin the response that has the key; False when the key was lost meanwhile."""
+
+        async def confirm() -> None:
+            if await owner_of(self._means, claim, response_id) != response_id:
+                raise ClaimLost
+
         try:
-            await self._runner.begin(self._sender, self._wanted, self._body, response_id=response_id, size=self._size)
-        except BaseException:
-            if claim is not None and await self._is_not_there(response_id):
+            await self._begin(response_id, confirm)
+        except ClaimLost:
+            return False
+        except BaseException as error:
+            if await self._is_not_there(response_id):
+                if isinstance(error, StoreConflict) and await self._is_lost(claim, response_id):
+                    return False
                 await give_back(self._means, claim, response_id)
             raise
-        return response_id
+        return True
+
+    async def _begin(self, response_id: str, confirm: Callable[[], Awaitable[None]] | None = None) -> None:
+        await self._runner.begin(
+            self._sender, self._wanted, self._body, response_id=response_id, size=self._size, confirm=confirm
+        )
+
+    async def _is_lost(self, claim: Claim, response_id: str) -> bool:
+        try:
+            return await owner_of(self._means, claim, response_id) != response_id
+        except StoreError:
+            return False
 
     async def _is_not_there(self, response_id: str) -> bool:
         """Whether nothing came of a response for certain: one that could not be taken back goes on under its key."""
