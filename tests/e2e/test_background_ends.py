@@ -4,8 +4,9 @@ nobody wished for."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ import aiohttp
 import pytest
 
 from tests.api.responses.folding import fold
+from tests.contract.servers import Server
 from tests.e2e.continuing import Model, prompts_about
 from tests.e2e.gateway import config_of, gateway
 from tests.e2e.replicas import Client, Json, Told
@@ -31,10 +33,13 @@ class Place:
     folder: Path
     fake: FakeVllm
     model: Model
+    redis: str = ""
+    """The URL of a store in place of the file."""
 
     @asynccontextmanager
     async def gateway(self, name: str = "gpt-oss") -> AsyncIterator[Client]:
-        store = {"url": f"sqlite:///{str(self.file).removeprefix('/')}", "lease_s": LEASE_S}
+        url = self.redis or f"sqlite:///{str(self.file).removeprefix('/')}"
+        store = {"url": url, "lease_s": LEASE_S}
         config = config_of(f"vllm@{self.fake.url}", name=name, store=store, unisono={"current_date": "2026-11-20"})
         async with gateway(config) as here, aiohttp.ClientSession() as session:
             yield Client(here.url, session)
@@ -56,6 +61,12 @@ class Place:
         async with asyncio.timeout(10):
             while len(prompts_about(self.fake, QUESTION)) < count:
                 await asyncio.sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def store_numbers() -> Iterator[int]:
+    """Numbers of Redis databases that no test has used."""
+    return itertools.count()
 
 
 @pytest.fixture
@@ -105,13 +116,37 @@ async def test_what_kills_every_owner_is_given_up(place: Place) -> None:
     place.model.waits = True
     async with place.gateway() as client:
         made = await client.post("/v1/responses", BODY)
-        for owner in range(1, 5):
+        await place.said()
+    # A graceful handover neither counts nor clears the count.
+    async with place.gateway() as client:
+        for owner in range(2, 6):
             await place.said(owner)
             deaths()
         kept = await ended(client, made["id"])
         assert kept["status"] == "failed"
         assert "given up" in kept["error"]["message"]
-        assert len(prompts_about(place.fake, QUESTION)) == 4
+        assert len(prompts_about(place.fake, QUESTION)) == 5
+
+
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("redis", marks=pytest.mark.slow)])
+async def test_graceful_handovers_are_no_crashes(
+    place: Place, kind: str, request: pytest.FixtureRequest, store_numbers: Iterator[int]
+) -> None:
+    if kind == "redis":
+        server: Server = request.getfixturevalue("redis_server")
+        place.redis = f"redis://127.0.0.1:{server.port}/{next(store_numbers)}"
+    place.model.waits = True
+    async with place.gateway() as client:
+        made = await client.post("/v1/responses", BODY)
+        await place.said()
+    for owner in range(2, 6):
+        async with place.gateway():
+            await place.said(owner)
+    place.model.waits = False
+    async with place.gateway() as client:
+        kept = await ended(client, made["id"])
+        assert kept["status"] == "completed"
+        assert kept["output"][-1]["content"][0]["text"] == place.model.text
 
 
 @pytest.mark.slow

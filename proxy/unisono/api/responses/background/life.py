@@ -19,6 +19,7 @@ from unisono.api.failures import failure_of
 from unisono.api.responses.asked import Asked
 from unisono.api.responses.background.broken import fallen
 from unisono.api.responses.background.log import PATIENCE_S, GrowingLog
+from unisono.api.responses.background.record import handed_over
 from unisono.api.responses.holding import RENEWALS
 from unisono.api.responses.keeping import as_kept, insisting, revision_for
 from unisono.api.responses.means import Means
@@ -54,8 +55,8 @@ async def _called_off(*tasks: asyncio.Task[Any]) -> None:
 
 
 class Life:
-    """One response being made. `journal` and `logged` are the tokens and the number of events in the store; `running`
-    tells how many lives this process has."""
+    """One response being made. `record`, `journal` and `logged` are the response, its tokens and the number of its
+    events in the store; `running` tells how many lives this process has."""
 
     def __init__(
         self,
@@ -65,6 +66,7 @@ class Life:
         lease: Lease,
         *,
         running: Callable[[], int],
+        record: StoredResponse | None = None,
         journal: Tokens = (),
         logged: int = 0,
     ) -> None:
@@ -85,7 +87,7 @@ class Life:
             pause_s=lambda: PAUSE_S + PAUSE_EACH_S * running(),
         )
         self._last_batch: tuple[list[WireEvent], list[int]] = ([], [])
-        self._record: StoredResponse | None = None
+        self._record = record
         self._finishing = False
         self._ending: Ending | None = None
         self._ended = asyncio.Event()
@@ -168,6 +170,7 @@ class Life:
             await self._finish(failure)
         elif self._ending is Ending.LEFT:
             await self._log.flush()
+            await self._hand_over()
             return True
         elif self._ending is None:
             await self._finish(failure_of(RuntimeError("a run ended without its end")))
@@ -229,10 +232,17 @@ class Life:
 
     async def _started(self) -> None:
         """A new response says that it waits no longer."""
-        record = self._record
-        if record is not None:
-            begun = replace(record, status=Status.IN_PROGRESS)
-            await insisting(lambda: self._means.store.update(self.run.tenant, begun, lease=self._lease), PATIENCE_S)
+        if self._record is not None and self._record.status is Status.QUEUED:
+            await self._update(replace(self._record, status=Status.IN_PROGRESS))
+
+    async def _hand_over(self) -> None:
+        """Note that the next owner takes over from no crash."""
+        if self._record is not None:
+            await self._update(handed_over(self._record))
+
+    async def _update(self, record: StoredResponse) -> None:
+        await insisting(lambda: self._means.store.update(self.run.tenant, record, lease=self._lease), PATIENCE_S)
+        self._record = record
 
     async def _show_life(self) -> None:
         """Raises StoreConflict when the lease is lost, NotFound when the response was deleted."""

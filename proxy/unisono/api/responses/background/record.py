@@ -23,8 +23,11 @@ from unisono.errors import StoreConflict
 ASKED = "asked"
 """The note that holds the request without its input; it is gone when the response is over."""
 TRIES = "tries"
-"""The note that counts how often the response was taken over since a token of it was last logged, and says how many
-there were then."""
+"""The note that counts how often the response was taken over after a crash since a token of it was last logged, and
+says how many there were then."""
+HANDED_OVER = "handed_over"
+"""The note that an owner leaves that hands the response over: its `TRIES`. A next owner that does not know this note
+changes `TRIES`, so that a crash of that owner counts."""
 
 
 async def recorded(means: Means, asked: Asked, body: Mapping[str, Json], size: int = 0) -> StoredResponse:
@@ -44,12 +47,20 @@ async def recorded(means: Means, asked: Asked, body: Mapping[str, Json], size: i
 
 
 def tried(response: StoredResponse, tokens: int) -> tuple[StoredResponse, int]:
-    """The response as it is kept while it is made another time, behind so many tokens, and how many times that is in
-    vain. Owners that come and go are no harm as long as each gets on with it."""
+    """The response as the next owner stores it, with so many tokens logged, and how many crashes in a row added none.
+    A graceful handover is no crash."""
     before: Any = response.notes.get(TRIES) or [0, 0]
-    tries = before[0] + 1 if tokens <= before[1] else 1
-    noted = replace(response, status=Status.IN_PROGRESS, notes={**response.notes, TRIES: [tries, tokens]})
-    return noted, tries
+    crashes = before[0] if tokens <= before[1] else 0
+    if response.notes.get(HANDED_OVER) != before:
+        crashes += 1
+    notes = {key: value for key, value in response.notes.items() if key != HANDED_OVER}
+    noted = replace(response, status=Status.IN_PROGRESS, notes={**notes, TRIES: [crashes, tokens]})
+    return noted, crashes
+
+
+def handed_over(response: StoredResponse) -> StoredResponse:
+    """The response as an owner stores it that hands it over."""
+    return replace(response, notes={**response.notes, HANDED_OVER: response.notes.get(TRIES) or [0, 0]})
 
 
 async def rebuilt(means: Means, tenant: str, response: StoredResponse, lease: Lease) -> Asked:

@@ -145,7 +145,8 @@ class Taking:
             await fallen(self._means, run, response, lease, failure_of(error))
             await store.unwatch(run)
             return None
-        return Life(self._means, run, asked, lease, running=self._running, journal=tokens, logged=events)
+        record = noted if counted else response
+        return Life(self._means, run, asked, lease, running=self._running, record=record, journal=tokens, logged=events)
 
     async def _asked(self, run: Run, response: StoredResponse, lease: Lease, tries: int) -> Asked:
         if tries > MOST_TAKEOVERS:
