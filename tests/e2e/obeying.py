@@ -93,6 +93,8 @@ class Model:
     bodies: Sequence[str] = ()
     name: str = ""
     asked: list[Asked] = field(default_factory=list)
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    """The same as the server got them."""
     _begun: int = 0
     _written: int = 0
 
@@ -128,6 +130,7 @@ class Desk:
         self.model = model = Model(first, bodies, name)
 
         def said(asked: dict[str, Any]) -> Any:
+            model.requests.append(asked)
             prompt = asked["prompt"]
             marked = prompt if isinstance(prompt, str) else ENCODING.decode(prompt)
             return self.kind.script(model.says(marked, self.kind.held(asked)), **script)

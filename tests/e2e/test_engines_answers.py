@@ -12,7 +12,8 @@ from jsonschema import Draft202012Validator
 
 from tests.e2e.gateway import config_of, gateway
 from tests.e2e.obeying import KINDS, SURFACES, Desk
-from tests.e2e.test_engines import PINNED, WEATHER, mlx_lm_server
+from tests.e2e.test_engines import PINNED, mlx_lm_server
+from tests.example_tool import EXAMPLE_TOOL
 from tests.schemas.suite import closed
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
@@ -61,7 +62,7 @@ def asked(surface: Any, text: str, most: int = 400) -> dict[str, Any]:
 @on_both
 @pytest.mark.parametrize("choice", [NAMED, "required"], ids=["named", "required"])
 async def test_a_tool_is_called_that_the_model_would_not_call(here: Desk, ask: Any, stream: bool, choice: Any) -> None:
-    outcome = await ask(here, stream=stream, tools=[WEATHER], tool_choice=choice, **asked(ask, "Hello!"))
+    outcome = await ask(here, stream=stream, tools=[EXAMPLE_TOOL], tool_choice=choice, **asked(ask, "Hello!"))
     [(name, arguments)] = outcome.calls
     assert name == "get_weather"
     assert isinstance(json.loads(arguments)["location"], str)
@@ -71,13 +72,13 @@ async def test_a_tool_is_called_that_the_model_would_not_call(here: Desk, ask: A
 @pytest.mark.slow
 @on_both
 async def test_some_tool_is_called_where_one_is_required(here: Desk, ask: Any) -> None:
-    outcome = await ask(here, stream=True, tools=[TIME, WEATHER], tool_choice="required", **asked(ask, "Hello!"))
+    outcome = await ask(here, stream=True, tools=[TIME, EXAMPLE_TOOL], tool_choice="required", **asked(ask, "Hello!"))
     if not outcome.calls:
         assert not here.kind.guided
         assert outcome.unmet
         return
     [(name, arguments)] = outcome.calls
-    wanted = {"get_weather": WEATHER, "get_time": TIME}[name]["function"]
+    wanted = {"get_weather": EXAMPLE_TOOL, "get_time": TIME}[name]["function"]
     Draft202012Validator(wanted["parameters"]).validate(json.loads(arguments))  # type: ignore[index]
 
 

@@ -294,7 +294,7 @@ FORMED: dict[str, Case] = {
     "an answer that is never JSON": Case(
         turn(form=CITY_FORM),
         [T + S + FINAL + "It rains.<|return|>", *["It snows.<|return|>"] * 2],
-        (HM, F("It snows.")),
+        (HM, F("It rains.")),
         [T + S + FINAL] * 2,
         rules=("regenerated-answer",),
         unmet=UNMET_FORM,

@@ -30,7 +30,7 @@ from tests.harmony.fold import check_lifecycle, items_of
 from tests.harmony.recoveries import C, F, R
 from unisono.core.conversation import AnswerForm
 from unisono.core.events import Closed, Delta, Event, Opened, Text
-from unisono.core.generation import Chunk, FinishReason, Generation, JsonSchema, Sampling
+from unisono.core.generation import Capabilities, Chunk, FinishReason, Generation, JsonSchema, Sampling
 from unisono.engine.engine import Engine
 from unisono.engine.memory import TurnMemory
 from unisono.engine.plan import UNMET_FORM
@@ -155,12 +155,25 @@ async def test_without_room_for_the_call_the_answer_ends() -> None:
     assert asked.report.unmet
 
 
-async def test_what_is_generated_again_is_drawn_differently() -> None:
-    sampling = Sampling(temperature=0.0, seed=7)
+@pytest.mark.parametrize("seed", [None, 7])
+@pytest.mark.parametrize("told", [IDS, GUIDED, TEXT], ids=["ids", "guided", "text"])
+async def test_a_retry_is_drawn_differently_and_the_same_way_each_time(told: Capabilities, seed: int | None) -> None:
+    sampling = Sampling(temperature=0.0, seed=seed)
     outputs = [RAIN, '{"town":1}<|call|>', '{"town":2}<|call|>', PARIS + "<|call|>"]
-    asked = await ask(outputs, turn(NAMED, sampling=sampling))
-    assert [job.sampling.seed for job in asked.jobs] == [7, 7, 8, 9]
-    assert [job.sampling.temperature > 0 for job in asked.jobs] == [False, False, True, True]
+    asked = [await ask(outputs, turn(NAMED, sampling=sampling), told, per_chunk=size) for size in (1, 3)]
+    first, second = ([job.sampling for job in each.jobs] for each in asked)
+    assert first == second
+    assert first[:2] == [sampling, sampling]
+    assert [each.temperature > 0 and each.seed is not None for each in first] == [False, False, True, True]
+    assert len({each.seed for each in first}) == 3
+
+
+async def test_the_first_retry_under_a_constraint_keeps_the_sampling_of_the_client() -> None:
+    sampling = Sampling(temperature=0.0, seed=7)
+    outputs = [WEATHER + '{"city":<|call|>', '{"city":<|call|>', PARIS + "<|call|>"]
+    asked = await ask(outputs, turn(sampling=sampling), GUIDED)
+    assert [job.constraint is not None for job in asked.jobs] == [False, True, True]
+    assert [job.sampling == sampling for job in asked.jobs] == [True, True, False]
 
 
 @dataclass

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from tests.e2e.gateway import Answer, Gateway, Message, message_of
-from tests.e2e.test_engines import CHATS, ON_TEXT, TOOL_CHATS, WEATHER, without_cache
+from tests.e2e.test_engines import CHATS, ON_TEXT, TOOL_CHATS, without_cache
 from tests.engines_all.conversations import FILLER
 from tests.engines_all.engines import AT_ONCE, CONTEXT, Running, idle_soon
+from tests.example_tool import EXAMPLE_TOOL
 
 pytestmark = [
     pytest.mark.slow,
@@ -48,7 +49,7 @@ async def test_what_the_model_writes_is_answered_whole_and_streamed(engine: Runn
         # A hidden stop is put back, which is a repair of its own.
         content, rules = ON_TEXT.get(user, (content, [*rules, "restored-stop"]))
 
-    said = await both_ways(site, user, **({"tools": [WEATHER]} if user in TOOL_CHATS else {}))
+    said = await both_ways(site, user, **({"tools": [EXAMPLE_TOOL]} if user in TOOL_CHATS else {}))
 
     assert (said.content, said.reasoning, said.calls) == (content, expected.reasoning, list(expected.calls))
     assert said.finish_reason == ("tool_calls" if expected.calls else "stop")
@@ -84,7 +85,7 @@ async def test_a_tool_round_trip_ends_in_an_answer(
 ) -> None:
     messages: list[Any] = [{"role": "user", "content": user}]
     for number, result in enumerate(results):
-        said = message_of(await ask(site, messages, tools=[WEATHER], stream=stream))
+        said = message_of(await ask(site, messages, tools=[EXAMPLE_TOOL], stream=stream))
         assert (said.calls, said.finish_reason) == ([("get_weather", asked[number])], "tool_calls")
         function = {"name": "get_weather", "arguments": asked[number]}
         call = {"id": f"call_{number}", "type": "function", "function": function}
@@ -92,7 +93,7 @@ async def test_a_tool_round_trip_ends_in_an_answer(
             {"role": "assistant", "content": said.content, "reasoning": said.reasoning, "tool_calls": [call]},
             {"role": "tool", "tool_call_id": f"call_{number}", "content": result},
         ]
-    said = message_of(await ask(site, messages, tools=[WEATHER], stream=stream))
+    said = message_of(await ask(site, messages, tools=[EXAMPLE_TOOL], stream=stream))
 
     assert (said.content, said.calls, said.finish_reason) == (answer, [], "stop")
 
@@ -115,7 +116,7 @@ async def test_eight_at_once_are_all_answered(site: Gateway) -> None:
     users = [*CHATS, *TOOL_CHATS][:AT_ONCE]
     answers = await asyncio.gather(
         *(
-            ask(site, user, stream=bool(number % 2), **({"tools": [WEATHER]} if user in TOOL_CHATS else {}))
+            ask(site, user, stream=bool(number % 2), **({"tools": [EXAMPLE_TOOL]} if user in TOOL_CHATS else {}))
             for number, user in enumerate(users)
         )
     )

@@ -97,7 +97,9 @@ class Course:
     @property
     def ended(self) -> bool:
         """Whether the step's last token is one that no backend generates anything behind."""
-        return self._begun_at < len(self.journal) and self.journal[-1] in STOPS
+        generated = self._begun_at < len(self.journal)
+        last = self.journal[-1:] if generated else self._kept[-1:]
+        return bool(last) and last[0] in STOPS
 
     def begin(self, opening: Tokens, *, first: bool) -> None:
         """A step begins; `opening` are the tokens of the message that its prompt leaves open."""
@@ -269,10 +271,11 @@ class Course:
         added: Sequence[int] = () if opened else (*(start if begin else ()), *move.header)
         now = [*kept, *added]
         position = self.router.usage.completion_tokens
-        self._note_move(move, kept, added)
-        self._kept = now
+        self._note_move(move, kept, (*added, *move.body))
+        self._kept = [*now, *move.body]
         events += self.router.reread(() if move.naming else move.header, begin, len(now))
         self.plan.made(move, begin, len(now))
+        events += self.router.supply(move.body)
         if move.rule:
             events.append(Repaired(move.rule, position))
         return events

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from unisono.core.conversation import Tokens
 from unisono.core.generation import Constraint
+from unisono.engine.regeneration import NONE_REJECTED, Attempts
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,8 @@ class Move:
     closes: bool = False
     constraint: Constraint | None = None
     naming: bool = False
-    again: int = 0
-    """How often the same was generated before."""
+    attempts: Attempts = NONE_REJECTED
+    """Rejected attempts at the message that comes."""
+    body: Tokens = ()
+    """Whole body of the message, with its terminator; empty where the model writes it."""
     rule: str = ""

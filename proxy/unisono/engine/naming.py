@@ -42,6 +42,11 @@ class Naming:
         """What may be generated behind it."""
         return OneOf(tuple(self._tails))
 
+    @property
+    def text(self) -> str:
+        """Text of the name so far."""
+        return self._encoding.decode(self._said)
+
     def begin(self) -> None:
         self._said = []
 
@@ -53,7 +58,7 @@ class Naming:
 
     def found(self, *, over: bool) -> tuple[str | None, bool]:
         """The same of what was read so far. `over`: nothing more of the name comes."""
-        said = self._encoding.decode(self._said)
+        said = self.text
         name = (_NAME.match(said) or [""])[0]
         begun = [recipient for tail, recipient in self._tails.items() if tail.startswith(name)]
         only = begun[0] if len(begun) == 1 and name.strip(".") else None

@@ -12,15 +12,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from unisono.core.conversation import Tokens
-from unisono.core.generation import CALL, END, AnyJson, Constraint, FinishReason
+from unisono.core.generation import AnyJson, Constraint, FinishReason
 from unisono.engine.move import Move
 from unisono.engine.naming import Naming
 from unisono.engine.policy import CLOSING, MOST_AGAIN, MOST_MOVES, OPENING, Act, Fault, Message, Owed, fault_of
 from unisono.engine.policy import End as Ending
+from unisono.engine.regeneration import NONE_REJECTED
+from unisono.engine.spelling import Spelling
 from unisono.engine.wishes import Schema, Violation, Wishes, constraint_of, header_for, recipient_of
 from unisono.harmony.encoding import Encoding
-from unisono.harmony.header import ANALYSIS, COMMENTARY, FINAL, Header
+from unisono.harmony.header import ANALYSIS, COMMENTARY, Header
 from unisono.harmony.legal import Open
 from unisono.harmony.recipients import Kind
 from unisono.harmony.router import Stopped
@@ -47,12 +48,13 @@ class Plan:
     """For one answer. It is a router's gate, and what it decided on is its `move`."""
 
     def __init__(self, encoding: Encoding, wishes: Wishes, violation: Violation | None) -> None:
-        self._encoding = encoding
+        self._spelling = Spelling(encoding)
         self._wishes = wishes
         self._violation = violation
         self._call_owed = bool(wishes.forced)
         self._form_owed = wishes.form is not None
-        self._moves = self._moves_before = self._again = self._ends = 0
+        self._moves = self._moves_before = self._ends = 0
+        self._attempts = NONE_REJECTED
         self._skipped = False
         self._refused = False
         self._answering = False
@@ -91,7 +93,8 @@ class Plan:
     def begin(self) -> None:
         """Another step of the answer begins."""
         self._moves_before = self._moves
-        self._moves = self._again = self._ends = 0
+        self._moves = self._ends = 0
+        self._attempts = NONE_REJECTED
         self._skipped = self._answering = self._handed = False
         # A call was made, or nothing of it is to be had any more: the rest is the model's choice.
         self._call_owed = False
@@ -102,7 +105,7 @@ class Plan:
         self._moves = self._moves_before
         self._answering, self.opened_to = True, 0
         if self._form_owed:
-            self.current = Move(header=self._answer_header, constraint=self._form_constraint)
+            self.current = Move(header=self._spelling.answer, constraint=self._form_constraint)
 
     @property
     def spent(self) -> bool:
@@ -142,12 +145,12 @@ class Plan:
         message = self._message(header)
         fault, says = self._judged(message, header, text)
         end = CLOSING[message, fault]
-        if held and not self.spent and self._is_wrong(end, message):
+        if held and not self.spent and self._is_rejected(end, message, header, text):
             return None
         self._said(message, fault)
         return says
 
-    def _is_wrong(self, end: Ending, message: Message) -> bool:
+    def _is_rejected(self, end: Ending, message: Message, header: Header, text: str) -> bool:
         match end:
             case Ending.SAID:
                 return False
@@ -155,11 +158,13 @@ class Plan:
                 return True
             case Ending.AGAIN:
                 rule = REGENERATED_ANSWER if message is Message.ANSWER else REGENERATED_CALL
-                return self._again < MOST_AGAIN and rule not in self._wishes.unmended
+                if rule in self._wishes.unmended or self.current.body:
+                    return False
+                return self._attempts.count < MOST_AGAIN or not self._attempts.is_first(header, text)
 
     def _said(self, message: Message, fault: Fault) -> None:
         if message is not Message.PREAMBLE:
-            self._again = 0
+            self._attempts = NONE_REJECTED
         wrong = CLOSING[message, fault] is Ending.AGAIN
         if message in (Message.WANTED, Message.STRICT, Message.CALL):
             self._handed = True
@@ -305,53 +310,62 @@ class Plan:
         elif act is Act.GUIDE and message is Message.ANSWER:
             self._open_answer(at.begin)
         elif act is Act.GUIDE:
-            self.move = Move(at.begin, self._header_of(at), constraint=self._constraint_for(at.header))
+            self.move = Move(at.begin, self._spelling.written(at), constraint=self._constraint_for(at.header))
         elif self._skipped or not self._wishes.tools:
             self._open_answer(at.begin, rule=BUDGET)
         else:
             self._skipped = True
-            between = (*self._start, *self._header_of(at), END)
-            self.move = Move(at.begin, between=between, rule=BUDGET)
+            self.move = Move(at.begin, between=self._spelling.empty(at), rule=BUDGET)
 
     def _force(self, place: int, *, rule: str = "", closes: bool = False) -> None:
         """Open the call that is owed, or the beginning of one when there are several to choose from."""
         forced = self._wishes.forced or ()
         if len(forced) == 1:
             header = header_for(forced[0])
-            tokens = self._spelled(header)
+            tokens = self._spelling.header(header)
             constraint = self._constraint_for(header)
             self.move = Move(place, tokens, closes=closes, constraint=constraint, rule=rule)
             return
         naming = self.names
         move = Move(place, naming.header, closes=closes, constraint=naming.choices, naming=True, rule=rule)
-        self.move = replace(move, again=self._again)
+        self.move = replace(move, attempts=self._attempts)
 
     def _named(self, recipient: str | None) -> None:
         """The tool is known that is to be called; or none is called that, and the model is asked again, and at last
         left alone."""
         if recipient is not None:
             header = header_for(recipient)
-            self._again = 0
-            self.move = Move(self._named_at, self._spelled(header), constraint=self._constraint_for(header))
-        elif self._again < MOST_AGAIN:
-            self._again += 1
+            self._attempts = NONE_REJECTED
+            self.move = Move(self._named_at, self._spelling.header(header), constraint=self._constraint_for(header))
+        elif self._attempts.count < MOST_AGAIN:
+            self._attempts = self._attempts.reject(self.names.text, constrained=self.constraint is not None)
             self._force(self._named_at)
         else:
-            self._call_owed, self.unmet, self._again = False, UNMET_CALL, 0
+            self._call_owed, self.unmet, self._attempts = False, UNMET_CALL, NONE_REJECTED
             self.move = Move(self._named_at)
 
     def _open_answer(self, place: int, *, rule: str = "", closes: bool = False) -> None:
         self._answering = True
         constraint = self._form_constraint if self.owed is Owed.FORM else None
-        self.move = Move(place, self._answer_header, closes=closes, constraint=constraint, rule=rule)
+        self.move = Move(place, self._spelling.answer, closes=closes, constraint=constraint, rule=rule)
 
     def _once_more(self, at: Stopped, message: Message) -> None:
-        self._again += 1
+        if self._attempts.count == MOST_AGAIN:
+            self._restore_first(at.begin)
+            return
+        constrained = self.constraint is not None and at.header_end == self.opened_to
+        self._attempts = self._attempts.reject(at.text or "", constrained=constrained, at=at)
         rule = REGENERATED_ANSWER if message is Message.ANSWER else REGENERATED_CALL
         constraint = self._constraint_for(at.header)
         free = message is Message.CALL and not self._can_guide(at.header)
-        header = () if free else self._header_of(at)
-        self.move = Move(at.begin, header, constraint=constraint, again=self._again, rule=rule)
+        header = () if free else self._spelling.written(at)
+        self.move = Move(at.begin, header, constraint=constraint, attempts=self._attempts, rule=rule)
+
+    def _restore_first(self, place: int) -> None:
+        """Put the first attempt at `place`: no retry is better, and it has the client's own sampling."""
+        first = self._attempts.first
+        assert first is not None
+        self.move = Move(place, self._spelling.written(first), body=self._spelling.body(first))
 
     def _refuse(self, at: Stopped) -> None:
         """The call stands where the model can read it, with an answer that says why nothing came of it."""
@@ -359,34 +373,9 @@ class Plan:
             self._open_answer(at.begin, rule=NOT_ALLOWED)
             return
         self._refused = True
-        encode = self._encoding.encode_marked
-        recipient = recipient_of(at.header)
-        body = self._encoding.encode_generated(at.text or "")
-        result = (
-            *encode(f"<|start|>{recipient} to=assistant<|channel|>{at.header.channel}<|message|>"),
-            *self._encoding.encode_text("This tool is not available now. Use another one, or answer without."),
-            END,
-        )
-        between = (*self._start, *self._header_of(at), *body, CALL, *result)
-        self.move = Move(at.begin, between=between, rule=NOT_ALLOWED)
+        self.move = Move(at.begin, between=self._spelling.refused(at), rule=NOT_ALLOWED)
 
     @property
     def _form_constraint(self) -> Constraint:
         form = self._wishes.form
         return AnyJson() if form is None else constraint_of(form.schema)
-
-    @property
-    def _answer_header(self) -> Tokens:
-        return self._spelled(Header(FINAL))
-
-    @property
-    def _start(self) -> Tokens:
-        return tuple(self._encoding.encode_marked("<|start|>assistant"))
-
-    def _spelled(self, header: Header) -> Tokens:
-        return tuple(self._encoding.encode_marked(header.spelled()))
-
-    def _header_of(self, at: Stopped) -> Tokens:
-        """The header behind `<|start|>assistant`, as the model wrote it where that is legal."""
-        # What came as text came cut by the network; legal headers spell no markers in ordinary tokens.
-        return tuple(self._encoding.encode_marked(self._encoding.decode(at.tokens)))[len(self._start) :]

@@ -7,11 +7,8 @@ follows from what the answer still owes.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from enum import Enum, auto
 from typing import Final
-
-from unisono.core.generation import Sampling
 
 
 class Owed(Enum):
@@ -130,13 +127,3 @@ MOST_AGAIN: Final = 2
 """So often a message is generated again."""
 MOST_MOVES: Final = 16
 """So often a generation is stopped within one step; then the model is left alone."""
-AGAIN_TEMPERATURE: Final = 0.6
-"""At least, for what is generated once more."""
-
-
-def drawn_again(sampling: Sampling, again: int) -> Sampling:
-    """The sampling for what is generated once more: drawn as before it would come out as before."""
-    if not again:
-        return sampling
-    seed = None if sampling.seed is None else sampling.seed + again
-    return replace(sampling, seed=seed, temperature=max(sampling.temperature, AGAIN_TEMPERATURE))

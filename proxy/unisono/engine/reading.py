@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from unisono.core.conversation import Conversation, Item, Tokens, ToolResult
 from unisono.core.events import Closed, Event, Finished, Reasoning, Repaired, ToolCall
-from unisono.core.generation import Capabilities, Constraint, FinishReason
+from unisono.core.generation import Capabilities, Constraint, FinishReason, Sampling
 from unisono.engine.course import course_of
 from unisono.engine.hosted import LISTED
 from unisono.engine.journal import Mark, Note, Way, parts_of
@@ -114,10 +114,9 @@ class Reading:
         """Whether a backend that can is kept to something."""
         return self._plan.current.constraint is not None
 
-    @property
-    def again(self) -> int:
-        """How often the message that comes was generated before."""
-        return self._plan.current.again
+    def sampling(self, wanted: Sampling) -> Sampling:
+        """Sampling of the generation that comes, where the client wants `wanted`."""
+        return self._plan.current.attempts.sampling(wanted, constrained=self.constraint is not None)
 
     @property
     def unmet(self) -> str:

@@ -18,7 +18,6 @@ from unisono.engine.asking import Asking
 from unisono.engine.limit import Limit
 from unisono.engine.means import Means
 from unisono.engine.places import Places
-from unisono.engine.policy import drawn_again
 from unisono.engine.prompts import Continued, go_on
 from unisono.engine.reading import Reading
 from unisono.engine.telling import Telling
@@ -129,7 +128,7 @@ class Stretch(Places):
             prompt=behind.prompt,
             max_tokens=room,
             constraint=reading.constraint,
-            sampling=drawn_again(self._turn.sampling, reading.again),
+            sampling=reading.sampling(self._turn.sampling),
             timeouts=self.timeouts(place),
             request_id=self._turn.request_id,
             cache_salt=self._turn.cache_salt,
