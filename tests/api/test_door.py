@@ -196,23 +196,29 @@ async def test_without_keys_only_this_machine_is_answered(host: str, local: bool
     assert is_loopback(f"//{host}") == local
 
 
-ORIGINS = {
-    "http://localhost:3000": 200,
-    "http://127.0.0.1": 200,
-    "http://[::1]:8080": 200,
-    "https://app.example.com": 200,
-    "https://evil.example.com": 403,
-    "http://localhost.evil.com": 403,
-    "null": 403,
-    "": 403,
-    "file://": 403,
-}
+ORIGINS: list[tuple[str, str, int]] = [
+    ("localhost:4000", "http://localhost:4000", 200),
+    ("LOCALHOST:4000", "http://localhost:4000", 200),
+    ("127.0.0.1:4000", "http://127.0.0.1:4000", 200),
+    ("[::1]:4000", "http://[::1]:4000", 200),
+    ("localhost", "http://localhost", 200),
+    ("localhost:4000", "https://app.example.com", 200),
+    ("localhost:4000", "http://localhost:3000", 403),
+    ("localhost:4000", "http://localhost", 403),
+    ("localhost:4000", "http://127.0.0.1:4000", 403),
+    ("localhost", "http://[::1]:8080", 403),
+    ("localhost:4000", "https://evil.example.com", 403),
+    ("localhost:4000", "http://localhost:4000.evil.com", 403),
+    ("localhost:4000", "null", 403),
+    ("localhost:4000", "", 403),
+    ("localhost:4000", "file://", 403),
+]
 
 
-@pytest.mark.parametrize(("origin", "status"), ORIGINS.items())
-async def test_without_keys_no_foreign_page_can_drive_it(origin: str, status: int) -> None:
+@pytest.mark.parametrize(("host", "origin", "status"), ORIGINS)
+async def test_without_keys_only_its_own_and_listed_origins_are_answered(host: str, origin: str, status: int) -> None:
     app = gateway(origins=["https://app.example.com"])
-    assert (await post(app, ("origin", origin))).status == status
+    assert (await post(app, ("host", host), ("origin", origin))).status == status
 
 
 async def test_two_hosts_are_none() -> None:

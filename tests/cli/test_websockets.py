@@ -136,7 +136,8 @@ async def test_a_path_without_one_is_not_found() -> None:
 
 PAGES: dict[str, tuple[str | None, bool]] = {
     "no page": (None, True),
-    "a page of this machine": ("http://localhost:3000", True),
+    "the gateway's own page": ("http://localhost:{port}", True),
+    "a page at another port of this machine": ("http://localhost:3000", False),
     "a listed page": ("https://listed.example", True),
     "a foreign page": ("https://evil.example", False),
     "a file": ("null", False),
@@ -147,6 +148,7 @@ PAGES: dict[str, tuple[str | None, bool]] = {
 @pytest.mark.parametrize(("origin", "allowed"), PAGES.values(), ids=PAGES)
 async def test_without_keys_no_foreign_page_opens_one(origin: str | None, allowed: bool) -> None:
     async with listening(echoing(None)) as port:
+        origin = origin and origin.format(port=port)
         if allowed:
             async with opened(port, origin=origin) as client:
                 assert json.loads(await client.recv())["id"]

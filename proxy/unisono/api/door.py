@@ -169,8 +169,7 @@ class Cors:
 
 
 class LocalOnly:
-    """For a gateway without keys: only requests that name this machine, so that no web page can drive it, neither
-    through a foreign Origin nor through a DNS name that was made to point here."""
+    """Restriction of a gateway without keys to this machine: loopback hosts, and its own or a listed origin."""
 
     def __init__(self, app: ASGIApp, *, origins: Collection[str] = ()) -> None:
         self._app = app
@@ -181,9 +180,14 @@ class LocalOnly:
             hosts = header_values(scope, b"host")
             if len(hosts) != 1 or not is_loopback(f"//{hosts[0]}"):
                 raise NotAllowed("Without an API key this gateway answers only to localhost.")
+            # Another port of this machine is another origin: any local program may serve a page there.
+            own = {f"{scheme}://{hosts[0].lower()}" for scheme in ("http", "https")}
             for origin in header_values(scope, b"origin"):
-                if origin not in self._origins and not is_loopback(origin):
-                    raise NotAllowed("Without an API key this gateway refuses requests from other origins.")
+                if origin not in self._origins and origin not in own:
+                    raise NotAllowed(
+                        "Without an API key this gateway refuses requests from other origins: "
+                        "set a master key, or list the origin in 'unisono.cors_origins'."
+                    )
         await self._app(scope, receive, send)
 
 
