@@ -9,9 +9,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import shutil
 import sys
 import tempfile
-import tracemalloc
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +20,8 @@ from tests.soak.measure import Sample, judge, take_sample
 from tests.soak.site import Site, site
 
 INTERVAL_S = 10.0
+SNAPSHOT_INTERVAL_S = 90.0
+"""With tracemalloc: a snapshot stops the gateway for seconds."""
 CALM_S = 100.0
 """Time for idle connections and caches with a lifetime to end: the longest lifetime is a minute."""
 WARM_UP_SHARE = 0.2
@@ -40,15 +42,17 @@ async def idle_sample(here: Site, at_s: float, baseline: Sample | None = None) -
         await asyncio.sleep(1)
 
 
-async def sample_forever(here: Site, samples: list[Sample], out: Path) -> None:
+async def sample_forever(here: Site, samples: list[Sample], out: Path, interval_s: float) -> None:
     loop = asyncio.get_running_loop()
     began = loop.time()
     while True:
-        await asyncio.sleep(INTERVAL_S)
+        await asyncio.sleep(interval_s)
         found = await take_sample(here.replica.pid, here.report, loop.time() - began, here.traffic.done)
         samples.append(found)
         with out.open("a") as file:
             file.write(found.to_json() + "\n")
+        if (snapshot := here.report.with_suffix(".snapshot")).exists():
+            shutil.move(snapshot, out.with_suffix(f".{len(samples)}.snapshot"))
         here.forget()
         # Unlike a storm, a soak never asks for a talk again.
         talk.cache_clear()
@@ -58,21 +62,20 @@ async def soak(told: argparse.Namespace, folder: Path) -> bool:
     """Run, report, and return whether memory, descriptors, threads and answers are as they should be."""
     loop = asyncio.get_running_loop()
     samples: list[Sample] = []
+    interval_s = SNAPSHOT_INTERVAL_S if told.trace else INTERVAL_S
     told.out.parent.mkdir(parents=True, exist_ok=True)
     told.out.unlink(missing_ok=True)
     async with site(folder, told.store, trace=told.trace, seed=told.seed) as here:
         await here.traffic.each_once()
         await asyncio.sleep(min(CALM_S, told.minutes * 60) / 4)
         baseline = await idle_sample(here, 0.0)
-        sampling = asyncio.create_task(sample_forever(here, samples, told.out))
+        sampling = asyncio.create_task(sample_forever(here, samples, told.out, interval_s))
         began = loop.time()
         await here.traffic.run(told.rate, began + told.minutes * 60)
         sampling.cancel()
         with suppress(asyncio.CancelledError):
             await sampling
         end = await idle_sample(here, loop.time() - began, baseline)
-        if told.trace:
-            tracemalloc.Snapshot.load(str(here.report.with_suffix(".snapshot"))).dump(str(told.out) + ".snapshot")
         log = here.replica.log
         lost = here.lost.read_text().splitlines() if here.lost.exists() else []
     warm_up_s = told.warm_up * 60 if told.warm_up is not None else max(WARM_UP_SHARE * told.minutes * 60, MIN_WARM_UP_S)
@@ -92,7 +95,7 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=12.0, help="requests started per second")
     parser.add_argument("--store", choices=("sqlite", "redis"), default="sqlite")
     parser.add_argument("--warm-up", type=float, help="minutes without a verdict; default a fifth, at least six")
-    parser.add_argument("--trace", type=int, default=0, help="frames of tracemalloc; the snapshot stands next to --out")
+    parser.add_argument("--trace", type=int, default=0, help="frames of tracemalloc; snapshots stand next to --out")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path(".cache/soak.jsonl"), help="one line per sample")
     told = parser.parse_args()
