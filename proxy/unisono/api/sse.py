@@ -26,6 +26,9 @@ DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 KEEP_ALIVE_S = 10.0
 
+PROBE = "probe_client"
+"""Key in the request's state of a function that writes a keep-alive now, which shows whether the client is gone."""
+
 CLIENT_CLOSED_REQUEST = 499
 """The status nobody reads: the client was gone before there was an answer."""
 
@@ -120,11 +123,19 @@ class EventStream(Response):
         pump = asyncio.create_task(self._pump(send))
         gone = asyncio.create_task(disconnected(receive))
         pulse = asyncio.create_task(self._pulse(send))
+        probes: list[asyncio.Task[None]] = []
+
+        def probe() -> None:
+            # A write in progress shows the same.
+            if self._begun and not self._lock.locked():
+                probes.append(asyncio.create_task(self._write(send, self._keep_alive())))
+
+        scope.setdefault("state", {})[PROBE] = probe
         try:
             await asyncio.wait({pump, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not pump.done():
                 return
-            await _end(pulse)
+            await _end(pulse, *probes)
             failure = pump.result()
             if failure is None:
                 await self._write(send, b"", last=True)
@@ -133,7 +144,8 @@ class EventStream(Response):
             else:
                 await to_response(failure, scope)(scope, receive, send)
         finally:
-            await _end(pump, gone, pulse)
+            scope["state"].pop(PROBE)
+            await _end(pump, gone, pulse, *probes)
             await self._source.aclose()
 
     async def _pump(self, send: Send) -> UnisonoError | None:

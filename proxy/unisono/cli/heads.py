@@ -90,5 +90,20 @@ def until_close(cycle: RequestResponseCycle) -> None:
     cycle.send = plain  # type: ignore[method-assign]
 
 
+def close_unless_continued(cycle: RequestResponseCycle) -> None:
+    """Close the connection after a response that `100 Continue` did not precede.
+
+    The client may leave the body out then, and the next request would be read as that body.
+    """
+    send = cycle.send
+
+    async def closing(message: object) -> None:
+        if cycle.waiting_for_100_continue:
+            cycle.keep_alive = False
+        await send(message)  # type: ignore[arg-type]
+
+    cycle.send = closing  # type: ignore[method-assign]
+
+
 def _values(headers: Headers, wanted: bytes) -> list[bytes]:
     return [value for name, value in headers if name == wanted]

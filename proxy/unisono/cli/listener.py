@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import struct
 from asyncio import TimerHandle, Transport
 from collections.abc import Collection
-from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from unisono.api.door import HEALTH_PATHS
 from unisono.api.failures import Formats
-from unisono.cli.heads import check_head, refusal, until_close, without_upgrade
+from unisono.cli.closing import HalfClosed, LingeringTransport, reset
+from unisono.cli.heads import check_head, close_unless_continued, refusal, until_close, without_upgrade
 from unisono.errors import HeadersTimeout, HeadersTooLarge, MalformedRequest, TooManyConnections, UnisonoError
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ have generated for somebody who may not read on."""
 WAITING_BYTES = 32 * 1024
 """What waits for the system to take it before writers have to wait, too."""
 SWITCHED = 101
+HEALTH_TARGETS = frozenset(path.encode() for path in HEALTH_PATHS)
 LOOKS = 4
 """How often in its time a client that takes nothing is looked at."""
 
@@ -78,17 +79,9 @@ class Delivery:
         if left < self._left:
             self._seen(left)
         elif self._loop.time() >= self._due:
-            drop(self._transport)
+            reset(self._transport)
         else:
             self._timer = self._loop.call_later(self._timeout_s / LOOKS, self._look)
-
-
-def drop(transport: Transport) -> None:
-    """Close with RST: nobody takes what is left, and the system would keep it for a quarter of an hour."""
-    with suppress(OSError, ValueError):
-        # uvloop raises ValueError for a socket that is gone, asyncio OSError.
-        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    transport.abort()
 
 
 def hold_little(transport: Transport) -> None:
@@ -118,12 +111,14 @@ def connections(
     max_header_bytes: int = MAX_HEADER_BYTES,
     *,
     write_timeout_s: float = WRITE_TIMEOUT_S,
+    max_connections: int | None = None,
     formats: Formats = MappingProxyType({}),
 ) -> type[HttpToolsProtocol]:
     """A protocol class for uvicorn's `http`. A connection has `header_timeout_s` seconds, and `max_header_bytes`, from
     being opened or from the first byte of a further request until the headers are complete, and again for what comes of
     a body behind its answer; and it has to take something of what it is sent, if only a little, every `write_timeout_s`
-    seconds. `formats` are those of refusals where another API than OpenAI's is spoken."""
+    seconds. From `max_connections` on, requests are refused, except for health checks: an orchestrator would restart a
+    busy gateway. `formats` are those of refusals where another API than OpenAI's is spoken."""
 
     class Connection(Delivering, HttpToolsProtocol):
         _deadline: TimerHandle | None = None
@@ -134,10 +129,14 @@ def connections(
         _is_read = False
         """Whether a request has begun that has not come whole."""
         _set_aside = False
+        _is_refused = False
+        _half_closed: HalfClosed | None = None
         _sockets: ClassVar[type[WebSocketsSansIOProtocol] | None] = None
 
         def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
+            self._raw_transport = transport
+            self._lingering = LingeringTransport(transport, self._has_unread_input)
+            super().connection_made(self._lingering)
             hold_little(transport)
             self._delivery = Delivery(transport, write_timeout_s)
             self._start_deadline()
@@ -145,10 +144,24 @@ def connections(
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_deadline()
             self._delivery.rest()
+            self._lingering.stop()
+            if self._half_closed is not None:
+                self._half_closed.stop()
             super().connection_lost(exc)
+
+        def eof_received(self) -> bool:  # type: ignore[override]
+            """Whether the connection stays open: a whole request was read and is not answered yet."""
+            # A proxy with HTTP/1.0 closes its connection when its own client leaves, and accepts no interim response.
+            waits = self.cycle is not None and not self.cycle.response_complete and not self._is_read
+            if not waits or self._lingering.is_closing() or self.scope["http_version"] != "1.1":
+                return False
+            self._half_closed = HalfClosed(self._raw_transport, self.cycle, not self.pipeline)
+            return True
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
+            if self._half_closed is not None and self.cycle.response_complete:
+                self.transport.close()
             if self.transport.is_closing():
                 self._delivery.watch()
             elif self.cycle.response_complete and not self._in_headers and self._deadline is None:
@@ -160,6 +173,9 @@ def connections(
             self._delivery.watch()
 
         def data_received(self, data: bytes) -> None:
+            if self._lingering.is_lingering:
+                self._lingering.discard(len(data))
+                return
             if self._in_headers:
                 if self._deadline is None:
                     self._start_deadline()
@@ -198,13 +214,20 @@ def connections(
             self._set_aside = self.parser.should_upgrade() and not self._should_upgrade()
             if self._set_aside:
                 return
-            if not self.parser.should_upgrade() and self._crowded(self.tasks):
+            is_crowded = not self.parser.should_upgrade() and self._crowded(self.tasks)
+            if is_crowded and self.url.partition(b"?")[0] not in HEALTH_TARGETS:
                 raise TooManyConnections("The gateway has as many connections as it takes; try again.")
             self._in_headers = False
             self._header_bytes = self._between_bytes = 0
             self._stop_deadline()
             super().on_headers_complete()
-            if version == "1.0" and not self.parser.should_upgrade():
+            if self.parser.should_upgrade():
+                return
+            if is_crowded:
+                self.cycle.keep_alive = False
+            if self.expect_100_continue:
+                close_unless_continued(self.cycle)
+            if version == "1.0":
                 until_close(self.cycle)
 
         def on_body(self, body: bytes) -> None:
@@ -229,7 +252,7 @@ def connections(
             self.data_received(without_upgrade(method, self.url, version, self.headers) + rest)
 
         def _crowded(self, *others: Collection[object]) -> bool:
-            limit = self.limit_concurrency
+            limit = max_connections
             return limit is not None and any(len(each) >= limit for each in (self.connections, *others))
 
         def handle_websocket_upgrade(self) -> None:
@@ -247,6 +270,7 @@ def connections(
                     own = cast("type[WebSocketsSansIOProtocol]", self.ws_protocol_class)
                     Connection._sockets = _watched(own, write_timeout_s, formats)
                 self.ws_protocol_class = Connection._sockets
+                self.transport = self._raw_transport
                 super().handle_websocket_upgrade()
                 taken_over_by = cast("WebSocketsSansIOProtocol", self.transport.get_protocol())
                 if not taken_over_by.handshake_initiated:
@@ -264,9 +288,15 @@ def connections(
         def _overdue(self) -> None:
             self._deadline = None
             if not self.transport.is_closing():
+                # A client that was too slow once gets no more time: what it sent was read.
                 self._refuse(HeadersTimeout(f"The headers did not arrive within {header_timeout_s:g} s."))
+                self._raw_transport.close()
+
+        def _has_unread_input(self) -> bool:
+            return self._is_read or self._is_refused or (self._in_headers and bool(self._header_bytes))
 
         def _refuse(self, error: UnisonoError) -> None:
+            self._is_refused = True
             if self._nothing_is_said():
                 self.transport.write(refusal(error, self.url if self._is_read else b"", formats))
             if self.cycle is not None and not self.cycle.response_complete:

@@ -50,7 +50,12 @@ def server_config(app: object, config: Config, share: int = 1) -> uvicorn.Config
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
         loop="uvloop",
-        http=connections(settings.header_timeout_s, write_timeout_s=settings.write_timeout_s, formats=FORMATS),
+        http=connections(
+            settings.header_timeout_s,
+            write_timeout_s=settings.write_timeout_s,
+            max_connections=-(-settings.max_connections // share),
+            formats=FORMATS,
+        ),
         ws="websockets-sansio",
         ws_max_size=settings.max_body_bytes,
         ws_ping_interval=PING_EVERY_S,
@@ -62,7 +67,6 @@ def server_config(app: object, config: Config, share: int = 1) -> uvicorn.Config
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=-(-settings.max_connections // share),
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=settings.shutdown_grace_s,

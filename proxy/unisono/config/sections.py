@@ -284,7 +284,7 @@ class GatewaySettings(Section):
     write_timeout_s: Seconds = 60.0
     """How long a client may take nothing of an answer, in seconds; then it loses its connection."""
     max_connections: Count = 2048
-    """Connections at once; further ones get 503."""
+    """Connections at once; further ones get 503, except for health checks."""
     max_queue: Annotated[int, Field(ge=0)] = 256
     """Requests that may wait for a place at the backends of one model."""
     max_queue_per_key: Annotated[int, Field(ge=0)] | None = None

@@ -1,0 +1,138 @@
+"""Ends of connections: lingering close, clients that have closed one direction, and a hard reset.
+
+uvicorn closes a connection as soon as its response is written. Where the client still sends its request, the system
+answers the unread bytes with RST, and the client loses the response. uvicorn also treats the end of a client's input
+as its departure, although it may only have finished its request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from asyncio import TimerHandle, Transport
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from unisono.api.sse import PROBE
+
+if TYPE_CHECKING:
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+LINGER_TIMEOUT_S = 10.0
+LINGER_IDLE_S = 2.0
+MAX_LINGER_BYTES = 64 * 1024 * 1024
+"""Larger than any body that a client sends by mistake; reading and dropping it costs milliseconds."""
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+FIRST_CHECK_S = 0.01
+MAX_CHECK_INTERVAL_S = 0.5
+
+
+def reset(transport: Transport) -> None:
+    """Close with RST: the system would store unsent bytes for a client that reads none for a quarter of an hour."""
+    with suppress(OSError, ValueError):
+        # uvloop raises ValueError for a socket that is gone, asyncio OSError.
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    transport.abort()
+
+
+class LingeringTransport(Transport):
+    """A transport whose `close` lets the client read the response first, where `has_unread_input` is true.
+
+    The response is followed by FIN, input is discarded, and the connection closes when the client closes it, is idle,
+    or exceeds the limits of time or bytes.
+    """
+
+    def __init__(self, transport: Transport, has_unread_input: Callable[[], bool]) -> None:
+        super().__init__()
+        self._transport = transport
+        self._has_unread_input = has_unread_input
+        self._loop = asyncio.get_running_loop()
+        self._deadline = 0.0
+        self._discarded = 0
+        self._timer: TimerHandle | None = None
+        self.is_lingering = False
+        # Methods used for every token are the transport's own, without a call in between.
+        self.write = transport.write  # type: ignore[method-assign]
+        self.get_write_buffer_size = transport.get_write_buffer_size  # type: ignore[method-assign]
+        self.get_extra_info = transport.get_extra_info  # type: ignore[method-assign]
+        self.set_write_buffer_limits = transport.set_write_buffer_limits  # type: ignore[method-assign]
+        self.pause_reading = transport.pause_reading  # type: ignore[method-assign]
+        self.resume_reading = transport.resume_reading  # type: ignore[method-assign]
+        self.set_protocol = transport.set_protocol  # type: ignore[method-assign]
+        self.get_protocol = transport.get_protocol  # type: ignore[method-assign]
+        self.abort = transport.abort  # type: ignore[method-assign]
+
+    def is_closing(self) -> bool:
+        return self.is_lingering or self._transport.is_closing()
+
+    def close(self) -> None:
+        if self.is_closing():
+            return
+        if not self._has_unread_input():
+            self._transport.close()
+            return
+        self.is_lingering = True
+        self._deadline = self._loop.time() + LINGER_TIMEOUT_S
+        self._transport.write_eof()
+        self._transport.resume_reading()
+        # The application may not have noticed yet that its response is over.
+        self.write = _write_nothing  # type: ignore[method-assign]
+        self._wait()
+
+    def discard(self, size: int) -> None:
+        """Count `size` bytes of input that arrived while the connection lingers."""
+        self._discarded += size
+        if self._discarded > MAX_LINGER_BYTES:
+            self._transport.close()
+        else:
+            self._wait()
+
+    def stop(self) -> None:
+        """Cancel the timer of a connection that is closed."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _wait(self) -> None:
+        self.stop()
+        due = min(self._loop.time() + LINGER_IDLE_S, self._deadline)
+        self._timer = self._loop.call_at(due, self._transport.close)
+
+
+def _write_nothing(data: object) -> None:
+    """Drop `data`: the response is over."""
+
+
+class HalfClosed:
+    """A client that has closed its sending direction after a whole request.
+
+    FIN does not say whether the client still reads. Sending does: a socket that is gone answers with RST, which shows
+    as an error of our socket. Until the response starts, an interim response is sent for that purpose, which every
+    client of HTTP/1.1 skips. A stream that has started writes a keep-alive comment.
+    """
+
+    def __init__(self, transport: Transport, cycle: RequestResponseCycle, is_first: bool) -> None:
+        self._transport = transport
+        self._socket: socket.socket = transport.get_extra_info("socket")
+        self._loop = asyncio.get_running_loop()
+        self._interval_s = FIRST_CHECK_S
+        probe = cycle.scope["state"].get(PROBE)
+        if cycle.response_started and probe is not None:
+            probe()
+        elif is_first and not cycle.response_started:
+            transport.write(CONTINUE)
+        self._timer = self._loop.call_later(self._interval_s, self._check)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def _check(self) -> None:
+        # uvloop reads no more from a socket after FIN, so nothing else reports RST before the next write.
+        if self._transport.is_closing() or self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self._transport.abort()
+            return
+        self._interval_s = min(2 * self._interval_s, MAX_CHECK_INTERVAL_S)
+        self._timer = self._loop.call_later(self._interval_s, self._check)
