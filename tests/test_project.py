@@ -149,6 +149,7 @@ def test_every_folder_of_tests_is_about_a_package_or_says_what_else() -> None:
         "fakes",
         "golden",
         "litellm_files",
+        "patterns",
         "providers",
         "soak",
         "__pycache__",

@@ -20,6 +20,8 @@ from unisono_adapters._metrics import LARGEST
 LOAD_S = 1.0
 """For all pages together."""
 LONGEST_PAGE = 1024 * 1024
+OFF_LOOP_BYTES = 4 * 1024
+"""Larger pages are read in a thread: they take more than a millisecond."""
 SILENT_S = 60.0
 """How long a server that has none of its pages is not asked again."""
 
@@ -44,12 +46,16 @@ class LoadPages:
             return None
         for path, page in list(self._pages.items()):
             body = await self._wire.get_page(path, begun + LOAD_S - loop.time(), LONGEST_PAGE)
-            told = page(body) if body is not None else None
+            told = await _loaded(page, body) if body is not None else None
             if told is not None:
                 self._pages = {path: page, **self._pages}
                 return told
         self._silent_until = loop.time() + SILENT_S
         return None
+
+
+async def _loaded(page: Page, body: bytes) -> Load | None:
+    return await asyncio.to_thread(page, body) if len(body) > OFF_LOOP_BYTES else page(body)
 
 
 def document(page: bytes) -> Any:

@@ -7,12 +7,12 @@ ends for anything a model may write: every kind of move is bounded. No I/O.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 from unisono.core.generation import AnyJson, Constraint, FinishReason
+from unisono.engine.code_fence import without_code_fence
 from unisono.engine.move import Move
 from unisono.engine.naming import Naming
 from unisono.engine.policy import CLOSING, MOST_AGAIN, MOST_MOVES, OPENING, Act, Fault, Message, Owed, fault_of
@@ -35,8 +35,6 @@ NOT_ALLOWED: Final = "tool-not-allowed"
 
 SWITCHABLE: Final = frozenset({REGENERATED_CALL, REGENERATED_ANSWER, CODE_FENCE, REPETITION})
 """Rules that a turn may switch off."""
-
-_FENCE = re.compile(r"\s*```[A-Za-z0-9_-]*[ \t]*\r?\n(.*?)\r?\n?[ \t]*```\s*\Z", re.DOTALL)
 
 UNMET_CALL: Final = "The model did not call a tool that it had to call."
 UNMET_NONE: Final = "None of the tools that had to be called is available."
@@ -278,10 +276,11 @@ class Plan:
             if form is None or self.owed is not Owed.FORM:
                 return Fault.NONE, text
             fault = self._fault(text, form.schema, objects=form.schema is None)
-            if fault is not Fault.NONE and CODE_FENCE not in self._wishes.unmended and (fenced := _FENCE.match(text)):
-                inside = self._fault(fenced[1], form.schema, objects=form.schema is None)
-                if inside is Fault.NONE:
-                    return inside, fenced[1]
+            if fault is Fault.NONE or CODE_FENCE in self._wishes.unmended:
+                return fault, text
+            content = without_code_fence(text)
+            if content is not None and self._fault(content, form.schema, objects=form.schema is None) is Fault.NONE:
+                return Fault.NONE, content
             return fault, text
         recipient = recipient_of(header)
         schema = self._wishes.schemas.get(recipient)

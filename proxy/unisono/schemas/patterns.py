@@ -26,12 +26,14 @@ _COSTLY: Final = 5_000
 """From this much work on an expression has megabytes, and few such are kept."""
 _KEPT, _COSTLY_KEPT = 64, 8
 
+# A bracket that is never closed is read to the end of the expression, which the engine then rejects: to look for its
+# end again from each of many such brackets would take time quadratic in their number.
 _TOKEN = re.compile(
-    r"""(?P<letters>\\(?:[wW]|[pP](?:\{[^}]*\}|.)))
+    r"""(?P<letters>\\(?:[wW]|[pP](?:\{[^}]*+(?:\}|\Z)|.)))
       | (?P<digits>\\[dD])
       | (?P<some>\\[sS])
-      | (?P<one>\\(?:[xuU]\{[^}]*\}|.))
-      | (?P<group>\((?:\?P?<[^>]*>|\?(?P<within>[A-Za-z-]*):)?)
+      | (?P<one>\\(?:[xuU]\{[^}]*+(?:\}|\Z)|.))
+      | (?P<group>\((?:\?P?<[^>]*+(?:>|\Z)|\?(?P<within>[A-Za-z-]*):)?)
       | (?P<end>\))
       | (?P<repeat>\{(?P<least>\d*)(?P<range>,(?P<most>\d*))?\})
       | (?P<any>\.)
@@ -42,9 +44,9 @@ _TOKEN = re.compile(
 )
 _FLAGS = re.compile(r"\(\?([A-Za-z-]+)\)")
 _IN_CLASS = re.compile(
-    r"""(?P<letters>\\(?:[wW]|[pP](?:\{[^}]*\}|.)))
+    r"""(?P<letters>\\(?:[wW]|[pP](?:\{[^}]*+(?:\}|\Z)|.)))
       | (?P<digits>\\[dD])
-      | (?P<one>\\(?:[xuU]\{[^}]*\}|.))
+      | (?P<one>\\(?:[xuU]\{[^}]*+(?:\}|\Z)|.))
       | (?P<open>\[\^?\]?)
       | (?P<close>\])
       | (?P<other>.)""",

@@ -23,7 +23,8 @@ _UNSEEN: Final = re.compile(
     "\ud800-\udfff\U000e0000-\U000e0fff]"  # halves of pairs; tags, which spell text that nobody sees
 )
 _BRACKETS: Final = str.maketrans({"【": "〖", "】": "〗"})
-_LINK: Final = re.compile(r"【\d+†([^†】]*)((?:†[^】]*)?)】")
+# A link holds no other: `cleaned` replaces the brackets of its text.
+_LINK: Final = re.compile(r"【\d+†([^†【】]*)((?:†[^【】]*)?)】")
 _SPACE: Final = re.compile(r"\s+")
 
 

@@ -17,7 +17,7 @@ from unisono.core.conversation import Json
 _HEADER = re.compile(r"\A\[(\d{1,9})\] (.*?)(?: \((\S+)\))?\n\*\*viewing lines")
 _LINK_LINE = re.compile(r"^L(\d{1,9}):.*?【(\d{1,9})†", re.MULTILINE)
 _CITED = re.compile(r"【(\d{1,9})†(?:L(\d{1,9})(?:-L?(\d{1,9}))?)?[^【】]{0,200}】")
-_FOUND = re.compile(r"\AFind results for text: `.*` in `(.*)`\Z")
+_FOUND: Final = "Find results for text: `"
 _PLACE = re.compile(r"/find\?pattern=[^/]*\Z")
 """How the places of a page are headed, which are that page for a citation."""
 _LONGEST: Final = 256
@@ -42,6 +42,14 @@ class Page:
         return self.results.get(self.lines[max(above)]) if above else None
 
 
+def _searched_title(title: str) -> str | None:
+    """The title of the page whose text was searched; None for the title of any other view."""
+    if not (title.startswith(_FOUND) and title.endswith("`") and "\n" not in title):
+        return None
+    _, separator, page = title.removeprefix(_FOUND).removesuffix("`").rpartition("` in `")
+    return page if separator else None
+
+
 class Pages:
     """The views of a conversation. `said` are the browser's earlier answers, oldest first."""
 
@@ -60,8 +68,8 @@ class Pages:
             return
         url = _text(told.get("url")) or (header[3] if header is not None else "") or ""
         title = _text(told.get("title")) or (header[2] if header is not None else "")
-        if (whole := _FOUND.match(title)) is not None:
-            title, url = whole[1], _PLACE.sub("", url)
+        if (searched := _searched_title(title)) is not None:
+            title, url = searched, _PLACE.sub("", url)
         results = told.get("results")
         found = {
             result["id"]: (_text(result.get("url")), _text(result.get("title")))
