@@ -23,38 +23,35 @@ from tests.listening import listening
 from unisono.errors import ConfigError
 from unisono.toolservers.python import running
 from unisono.toolservers.python.running import MIB, Busy, Limits, Outcome, Output, Runner
-from unisono.toolservers.python.ways import NOBODIES, Seclusion, Way, candidates, find_way, works
+from unisono.toolservers.python.ways import NOBODIES, SYSTEM_PATH, Way, find_way, made, works
 
 SHORT = Limits(seconds=2.0, cpu_s=10, memory=256 * MIB, file=MIB, files=32, processes=16)
 
 
 @pytest.fixture(scope="session")
 def way() -> Way:
-    return find_way()
+    return find_way(unsafe=True)
 
 
-@pytest.fixture(params=range(3), ids=["most secluded", "no network", "no namespaces"])
+@pytest.fixture(params=[True, False], ids=["isolated", "no namespaces"])
 def any_way(request: pytest.FixtureRequest, way: Way) -> Way:
     """Every way this system permits."""
-    possible = candidates(os.geteuid() == 0)
-    if request.param >= len(possible):
-        pytest.skip("no namespaces on this system")
-    tried = Way(way.interpreter, way.drops, possible[request.param])
-    if not works(tried):
-        pytest.skip("not permitted on this system")
-    return tried
+    for interpreter in (way.interpreter, shutil.which("python3", path=SYSTEM_PATH) or sys.executable):
+        tried = made(interpreter, drops=way.drops, is_isolated=request.param)
+        if works(tried):
+            return tried
+    pytest.skip("not permitted on this system")
 
 
 @pytest.fixture(autouse=True)
-def _nothing_stays() -> Iterator[None]:
-    """No folder of any run is left."""
-    before = folders()
-    yield
-    assert folders() - before == set()
-
-
-def folders() -> set[str]:
-    return {path.name for path in Path("/tmp").glob("unisono-python-*")}
+def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Folder for the runs of one test. No folder of any run is left in it."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = Path(folder)
+        found.chmod(0o711)
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield found
+        assert list(found.iterdir()) == []
 
 
 def processes(mark: str) -> int:
@@ -201,33 +198,33 @@ async def test_the_disk_is_bounded_whatever_it_is_filled_with(any_way: Way, code
     assert shutil.disk_usage(tempfile.gettempdir()).used - before < 1024 * MIB
 
 
-async def test_what_everybody_may_write_to_is_counted_and_swept(way: Way) -> None:
-    if not way.drops:
+async def test_what_everybody_may_write_to_is_counted_and_swept(any_way: Way) -> None:
+    if not any_way.drops:
         pytest.skip("takes root, so that a run has a user of its own")
     mark = f"unisono-left-{time.monotonic_ns()}"
     there = [Path(place) / mark for place in ("/tmp", "/dev/shm")]
     code = f"import os\nfor p in {list(map(str, there))}: os.mkdir(p); open(p + '/f', 'wb').write(b'x' * 10**6)"
-    assert (await run(code, way)).exit_code == 0
+    assert (await run(code, any_way)).exit_code == 0
     assert [path for path in there if path.exists()] == []
     filling = f"import os\nos.mkdir('{there[0]}')\nn = 0\nwhile True:\n  n += 1\n  "
     filling += f"open(f'{there[0]}/{{n}}', 'wb').write(b'x' * 10**6)"
-    assert (await run(filling, way, Limits(seconds=20.0, disk=16 * MIB))).disk_full
+    assert (await run(filling, any_way, Limits(seconds=20.0, disk=16 * MIB))).disk_full
     assert not there[0].exists()
 
 
-async def test_a_fork_bomb_stays_small_and_is_gone_afterwards(any_way: Way) -> None:
+async def test_a_fork_bomb_stays_small_and_is_gone_afterwards(any_way: Way, base: Path) -> None:
     code = "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass"
     began = time.monotonic()
     bombing = asyncio.create_task(run(code, any_way, Limits(seconds=1.0, processes=16)))
     await asyncio.sleep(0.7)
     count = int(
-        subprocess.run(["pgrep", "-fc", "unisono-python-.*/script.py"], capture_output=True, check=False).stdout
+        subprocess.run(["pgrep", "-fc", f"{base}/unisono-python-.*/script.py"], capture_output=True, check=False).stdout
     )
     outcome = await bombing
     assert 1 < count < 40
     assert outcome.timed_out
     assert time.monotonic() - began < 8
-    await gone("unisono-python-")
+    await gone(f"{base}/unisono-python-")
 
 
 LEFT_BEHIND = {
@@ -273,9 +270,9 @@ async def test_roots_code_is_nobodys(way: Way) -> None:
     outcome = await run("import os; print(os.getuid(), os.getgid(), os.getgroups())", way)
     user, group, others = outcome.logs.split()
     assert (int(user) in NOBODIES, group, others) == (True, user, "[]")
-    assert "PermissionError" in (await run("open('/etc/shadow').read()", way)).logs
-    assert "PermissionError" in (await run("import os; os.listdir('/root')", way)).logs
-    assert "PermissionError" in (await run("import os; os.setuid(0)", way)).logs
+    for code in ("open('/etc/shadow').read()", "import os; os.setuid(0)"):
+        logs = (await run(code, way)).logs
+        assert "PermissionError" in logs or "FileNotFoundError" in logs
 
 
 NETWORKS = {
@@ -288,8 +285,8 @@ NETWORKS = {
 
 @pytest.mark.parametrize("code", NETWORKS.values(), ids=NETWORKS)
 async def test_there_is_no_network_where_namespaces_are_permitted(way: Way, code: str) -> None:
-    if not way.seclusion.network:
-        pytest.skip("no namespaces on this system")
+    if way.has_network:
+        pytest.skip("neither namespaces nor filters on this system")
 
     async def reached(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """The connection is enough."""
@@ -303,7 +300,7 @@ async def test_there_is_no_network_where_namespaces_are_permitted(way: Way, code
 
 
 async def test_no_other_process_is_seen_where_namespaces_are_permitted(way: Way) -> None:
-    if not way.seclusion.processes:
+    if not way.is_isolated:
         pytest.skip("no namespaces on this system")
     outcome = await run("import os; print(sorted(int(n) for n in os.listdir('/proc') if n.isdigit()))", way)
     assert outcome.logs == "[1, 2]\n"
@@ -325,9 +322,10 @@ async def test_a_call_that_is_cancelled_ends_its_run(any_way: Way) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="without root all runs are one user")
-async def test_runs_at_the_same_time_cannot_touch_each_other(way: Way) -> None:
+async def test_runs_at_the_same_time_cannot_touch_each_other(way: Way, base: Path) -> None:
     runner = Runner(way, Limits(seconds=5.0))
-    code = "import glob, time\ntime.sleep(0.3)\nprint([p for p in glob.glob('/tmp/unisono-python-*/script.py')])"
+    code = "import glob, time\ntime.sleep(0.3)\n"
+    code += f"print(glob.glob('{base}/unisono-python-*/script.py'))"
     first, second = await asyncio.gather(runner.run(code), runner.run(code))
     assert [len(outcome.logs.split(",")) for outcome in (first, second)] == [1, 1]
     assert first.logs != second.logs
@@ -360,36 +358,8 @@ def test_an_interpreter_that_is_none_is_a_mistake(tmp_path: Path) -> None:
 
 
 def test_what_is_open_is_said() -> None:
-    assert "NETWORK OPEN" in Way(sys.executable, False, Seclusion()).described
-    assert "no network, own process space" in Way(sys.executable, False, Seclusion((), True, True)).described
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
-def test_without_root_a_user_namespace_does_the_same(way: Way) -> None:
-    root = Path(__file__).parents[2] / "proxy"
-    program = (
-        f"import asyncio, sys; sys.path.insert(0, {str(root)!r})\n"
-        "from unisono.toolservers.python.running import Runner\n"
-        "from unisono.toolservers.python.ways import find_way\n"
-        "code = 'import os, socket; print(os.getuid()); socket.create_connection((\"127.0.0.1\", 9))'\n"
-        "way = find_way()\nprint(way.described)\nprint(asyncio.run(Runner(way).run(code)).logs)"
-    )
-    said = subprocess.run(
-        [way.interpreter, "-c", program],
-        user=NOBODIES[0],
-        group=NOBODIES[0],
-        extra_groups=[],
-        capture_output=True,
-        text=True,
-        cwd="/",
-        check=False,
-    )
-    if "ModuleNotFoundError" in said.stderr or "Permission denied" in said.stderr:
-        pytest.skip("nobody cannot reach the checkout")
-    if "no network" not in said.stdout:
-        pytest.skip("no user namespaces on this system")
-    assert f"\n{NOBODIES[0]}\n" in said.stdout
-    assert "Network is unreachable" in said.stdout
+    assert "NETWORK OPEN, SHARED process" in Way(sys.executable, False, False).described
+    assert "no network, own process and file space" in Way(sys.executable, False, True).described
 
 
 def test_output_keeps_its_ends() -> None:

@@ -34,7 +34,7 @@ async def test_code_goes_in_and_what_it_printed_comes_out(way: Way) -> None:
         assert (tool.name, tool.input_schema["required"]) == ("python", ["code"])
         assert tool.description is not None
         assert "You have to use print statements to access the output." in tool.description
-        assert ("disabled" in tool.description) is way.seclusion.network
+        assert ("disabled" in tool.description) is not way.has_network
         result = await called(client, "python", code="print(6 * 7)")
         assert (text_of(result), result.is_error) == ("42\n", False)
         facts = {"logs": "42\n", "exit_code": 0, "timed_out": False, "left_out_bytes": 0}

@@ -100,10 +100,11 @@ def browser(
 @click.option("--python", "interpreter", metavar="PATH", help="The interpreter that runs the code.")
 @click.option("--seconds", default=30.0, show_default=True, type=click.FloatRange(0.1, 3600), help="For a whole run.")
 @click.option("--cpu-seconds", default=30, show_default=True, type=click.IntRange(1, 3600), help="Of CPU, per process.")
-@click.option("--memory-mib", default=1024, show_default=True, type=click.IntRange(32), help="Per process.")
+@click.option("--memory-mib", default=1024, show_default=True, type=click.IntRange(32), help="All processes together.")
 @click.option("--processes", default=32, show_default=True, type=click.IntRange(2, 4096), help="Threads included.")
 @click.option("--at-once", default=4, show_default=True, type=click.IntRange(1, 256), help="Runs at the same time.")
 @click.option("--as-root", is_flag=True, help="As root, keep being root for the code. Only where all may be lost.")
+@click.option("--unsafe", is_flag=True, help="Start even where the code can attack this server.")
 @listening(PYTHON_PORT)
 def python(
     interpreter: str | None,
@@ -113,18 +114,21 @@ def python(
     processes: int,
     at_once: int,
     as_root: bool,
+    unsafe: bool,
     **where: Any,
 ) -> None:
     """Run Python code in processes of their own. No boundary against whoever means harm: use a container for that."""
     from unisono.toolservers.python.running import MIB, Limits, Runner
     from unisono.toolservers.python.server import python_server
-    from unisono.toolservers.python.ways import find_way
+    from unisono.toolservers.python.ways import close_to_inspection, find_way
 
-    way = _checked(partial(find_way, interpreter, as_root=as_root))
+    close_to_inspection()
+    way = _checked(partial(find_way, interpreter, as_root=as_root, unsafe=unsafe))
     limits = Limits(seconds=seconds, cpu_s=cpu_seconds, memory=memory_mib * MIB, processes=processes)
     remarks = [
-        f"Code runs with {way.described}; {seconds:g} s, {memory_mib} MiB per process, {processes} processes.",
-        "It can read what that user can read. This is no security boundary: run it in a container or virtual machine.",
+        f"Code runs with {way.described}; {seconds:g} s, {memory_mib} MiB, {processes} processes.",
+        "This is no security boundary: run it in a container or virtual machine.",
+        *(f"UNSAFE: {problem}." for problem in way.missing),
     ]
     _serve(python_server(Runner(way, limits, at_once)), remarks, remembers=False, **where)
 

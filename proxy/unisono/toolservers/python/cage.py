@@ -1,13 +1,15 @@
-"""The first process of a run: starts the code within its limits, waits for it, and ends everything it left behind.
+"""First process of a run: sets up the sandbox, starts the code within its limits, and ends every process of the run.
 
-Runs as a script with the standard library alone: `cage.py STATUS SETTINGS`, where STATUS is the number of an open file
-and SETTINGS is JSON with `argv`, `directory`, `environment`, `limits` (resource name to number), `user` (a number, or
-null to stay), `seconds` and `disk` (bytes). At the end one line of JSON goes to STATUS: `exit` or `signal`, and whether
-it was ended because its time was up, or because there was too much on the disk.
+Runs as a script with the standard library alone: `cage.py STATUS SETTINGS`. STATUS is the number of an open file.
+SETTINGS is JSON with `argv`, `directory`, `environment`, `limits` (resource name to number), `user` (a number, or null
+for no change), `seconds`, `disk` and `memory` (bytes for the whole run), `filter` (a seccomp program in base64, or
+empty), and `root`: null, or the directory that becomes the root of a new file system with only `paths` in it. At the
+end one line of JSON is written to STATUS: `exit` or `signal`, and which limit of the run ended it.
 """
 
 from __future__ import annotations
 
+import base64
 import ctypes
 import json
 import os
@@ -17,13 +19,33 @@ import signal
 import stat
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
 SET_PARENT_DEATH_SIGNAL = 1
+SET_DUMPABLE = 4
+SET_SECCOMP = 22
+DROP_FROM_BOUNDING_SET = 24
 SET_CHILD_SUBREAPER = 36
 SET_NO_NEW_PRIVILEGES = 38
+AMBIENT_CAPABILITIES = 47
+
+SECCOMP_MODE_FILTER = 2
+CLEAR_ALL = 4
+MAX_CAPABILITIES = 64
+
+# mount(2), umount2(2) and mount_setattr(2); the last has one number on all architectures and no wrapper in glibc 2.35.
+MOUNT_SETATTR = 442
+AT_RECURSIVE = 0x8000
+MNT_DETACH = 2
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC = 2, 4, 8, 4096, 16384
+ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV = 1, 2, 4
+
+DEVICES = ("null", "zero", "full", "random", "urandom")
+DEVICE_LINKS = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
+MAX_LINKS = 40
 PAUSE_S = 0.005
 ENDING_S = 2.0
 CANNOT_START = 127
@@ -35,10 +57,111 @@ SHARED = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108
 """Where everybody may write. What a user of a run's own has there is the run's."""
 
 
-def prctl(option: int, value: int) -> None:
-    """Tell the Linux kernel something about this process; elsewhere nothing happens."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def prctl(option: int, *values: int) -> bool:
+    """Set an attribute of this process. Does nothing on other systems than Linux."""
+    padded = [ctypes.c_ulong(value) for value in (*values, 0, 0, 0, 0)[:4]]
+    return sys.platform == "linux" and bool(LIBC.prctl(option, *padded) == 0)
+
+
+def call(name: str, *arguments: object) -> None:
+    """Call a function of the C library that returns 0 for success. Raises OSError."""
+    if getattr(LIBC, name)(*arguments):
+        raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
+
+
+def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+    texts = [text.encode() for text in (source, target, kind)]
+    call("mount", *texts, ctypes.c_ulong(flags), options.encode() or None)
+
+
+def bind(path: str, target: str, attributes: int) -> None:
+    """Show `path` at `target`, with everything mounted below it, under stricter mount attributes."""
+    mount(path, target, "", MS_BIND | MS_REC)
+    settings = (ctypes.c_uint64 * 4)(attributes, 0, 0, 0)
+    call("syscall", MOUNT_SETATTR, -100, target.encode(), AT_RECURSIVE, ctypes.byref(settings), ctypes.c_size_t(32))
+
+
+def expose(root: str, path: str) -> None:
+    """Show `path` below `root`, read-only, at the same place and through the same symbolic links."""
+    done, parts, links = "/", deque(path.split("/")), 0
+    while parts:
+        part = parts.popleft()
+        here = os.path.normpath(f"{done}/{part}")
+        if not os.path.islink(here):  # noqa: PTH114
+            done = here
+            continue
+        links += 1
+        target = os.readlink(here)  # noqa: PTH115
+        if not os.path.lexists(root + here):
+            os.makedirs(os.path.dirname(root + here), exist_ok=True)  # noqa: PTH103, PTH120
+            os.symlink(target, root + here)  # noqa: PTH211
+        done = "/" if target.startswith("/") else done
+        parts.extendleft(reversed(target.split("/")))
+        if links > MAX_LINKS:
+            return
+    if not os.path.exists(done):  # noqa: PTH110
+        return
+    target = root + done
+    # Another device than that of the root: visible already, below a path that was bound before.
+    if os.path.exists(target) and os.stat(target).st_dev != os.stat(root).st_dev:  # noqa: PTH110, PTH116
+        return
+    if os.path.isdir(done):  # noqa: PTH112
+        os.makedirs(target, exist_ok=True)  # noqa: PTH103
+    else:
+        os.makedirs(os.path.dirname(target), exist_ok=True)  # noqa: PTH103, PTH120
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
+    bind(done, target, ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV)
+
+
+def enter_new_root(settings: dict[str, Any]) -> None:
+    """Replace the file system by an empty one in memory, bounded by `disk`, that shows the exposed paths read-only."""
+    root: str = settings["root"]
+    size = settings["disk"]
+    mount("tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, f"size={size},nr_inodes={size // SMALLEST},mode=755")
+    for path in settings["paths"]:
+        expose(root, path)
+    os.makedirs(f"{root}/dev")  # noqa: PTH103
+    for name in DEVICES:
+        os.close(os.open(f"{root}/dev/{name}", os.O_CREAT | os.O_WRONLY, 0o644))
+        bind(f"/dev/{name}", f"{root}/dev/{name}", ATTR_RDONLY | ATTR_NOSUID)
+    for name, target in DEVICE_LINKS.items():
+        os.symlink(target, f"{root}/dev/{name}")  # noqa: PTH211
+    for place in SHARED:
+        os.makedirs(root + place, exist_ok=True)  # noqa: PTH103
+        os.chmod(root + place, 0o1777)  # noqa: PTH101, S103
+    os.makedirs(f"{root}/proc")  # noqa: PTH103
+    # Containers may refuse another /proc; it stays empty there.
+    with suppress(OSError):
+        mount("proc", f"{root}/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    os.makedirs(root + settings["directory"])  # noqa: PTH103
+    if settings["user"] is not None:
+        os.chown(root + settings["directory"], settings["user"], settings["user"])
+    os.chdir(root)
+    call("pivot_root", b".", b".")
+    call("umount2", b".", MNT_DETACH)
+    os.chdir("/")
+
+
+def drop_capabilities() -> None:
+    """Give up what the user namespace granted, and what a program of root could regain."""
+    prctl(AMBIENT_CAPABILITIES, CLEAR_ALL)
+    for capability in range(MAX_CAPABILITIES):
+        prctl(DROP_FROM_BOUNDING_SET, capability)
+
+
+def load_filter(program: str) -> None:
+    """Load a compiled seccomp filter into this process. Raises OSError."""
+
+    class Program(ctypes.Structure):
+        _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
+
+    code = base64.b64decode(program)
+    loaded = Program(len(code) // 8, code)
+    if not prctl(SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(loaded)):
+        raise OSError(ctypes.get_errno(), "the system call filter cannot be loaded")
 
 
 def become(user: int | None) -> None:
@@ -69,23 +192,68 @@ def start(settings: dict[str, Any]) -> int:
         os.umask(0o077)
         # Counted for the user the code runs as, so set first: whoever is over it cannot start anything.
         limit(settings["limits"])
+        drop_capabilities()
         become(settings["user"])
         os.chdir(settings["directory"])
         prctl(SET_NO_NEW_PRIVILEGES, 1)
         prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
+        if settings["filter"]:
+            load_filter(settings["filter"])
         os.execve(settings["argv"][0], settings["argv"], settings["environment"])  # noqa: S606
     except OSError as error:
         os.write(2, f"the code cannot be started: {error}\n".encode())
     os._exit(CANNOT_START)
 
 
-def children(process: int) -> list[int]:
-    """Its children, those of its children that lost their own parents included."""
-    with suppress(OSError), open(f"/proc/{process}/task/{process}/children") as file:  # noqa: PTH123
-        return [int(number) for number in file.read().split()]
+def read(proc: int, path: str) -> str:
+    """Read a file of a /proc that is open as `proc`; empty if it is gone."""
+    with suppress(OSError), open(os.open(path, os.O_RDONLY, dir_fd=proc)) as file:  # noqa: PTH123
+        return file.read()
+    return ""
+
+
+def descendants(proc: int) -> Iterator[str]:
+    """Processes of this run, with the numbers of that /proc. Orphans become children of this process."""
+    waiting = [os.readlink("self", dir_fd=proc)]
+    while waiting:
+        for thread in threads(proc, waiting.pop()):
+            found = read(proc, f"{thread}/children").split()
+            waiting += found
+            yield from found
+
+
+def threads(proc: int, process: str) -> list[str]:
+    """Paths of the threads of a process, below that /proc."""
+    with suppress(OSError):
+        folder = os.open(f"{process}/task", os.O_RDONLY, dir_fd=proc)
+        try:
+            return [f"{process}/task/{thread}" for thread in os.listdir(folder)]  # noqa: PTH208
+        finally:
+            os.close(folder)
     return []
+
+
+def resident(proc: int, process: str) -> int:
+    """Bytes of a process in memory, shared pages included."""
+    return int((read(proc, f"{process}/statm").split() or (0, 0))[1]) * resource.getpagesize()
+
+
+def proportional(proc: int, process: str) -> int:
+    """Bytes of a process in memory, its part of shared pages only; where that cannot be read, all of them."""
+    for line in read(proc, f"{process}/smaps_rollup").splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    return resident(proc, process)
+
+
+def exceeds_memory(proc: int, most: int) -> bool:
+    """Check the memory of all processes of the run together. The exact figure is costly, so the cheap one is first."""
+    processes = list(descendants(proc))
+    if sum(resident(proc, process) for process in processes) <= most:
+        return False
+    return sum(proportional(proc, process) for process in processes) > most
 
 
 def files(directory: str) -> Iterator[os.stat_result]:
@@ -112,7 +280,10 @@ def left_in_shared(user: int | None) -> Iterator[str]:
 
 
 def is_full(settings: dict[str, Any]) -> bool:
-    """Whether there is more on the disk than a run may have there."""
+    """Check the files of the run against `disk`."""
+    if settings["root"] is not None:
+        space = os.statvfs(settings["directory"])
+        return space.f_bavail == 0 or space.f_favail == 0
     room = settings["disk"]
     places = [settings["directory"]]
     for path in left_in_shared(settings["user"]):
@@ -137,32 +308,36 @@ def sweep(user: int | None) -> None:
                 os.unlink(path)  # noqa: PTH108
 
 
-def wait(child: int, settings: dict[str, Any]) -> dict[str, Any]:
-    """How the child ended; it is ended when its time is up, or its room on the disk. Reaps whatever else ends
-    meanwhile."""
+def exceeded(proc: int | None, settings: dict[str, Any]) -> str:
+    """Name the limit of the whole run that is exceeded; empty if there is none."""
+    if proc is not None and exceeds_memory(proc, settings["memory"]):
+        return "memory"
+    return "disk" if is_full(settings) else ""
+
+
+def wait(child: int, proc: int | None, settings: dict[str, Any]) -> dict[str, Any]:
+    """Wait for the child and report its end. Ends it at a limit of the run. Reaps orphans meanwhile."""
     deadline = time.monotonic() + settings["seconds"]
-    timed_out = full = False
-    look_at = 0.0
+    ended_by, look_at = "", 0.0
     while True:
         try:
             ended, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return {"exit": CANNOT_START, "timed_out": timed_out, "full": full}
+            return {"exit": CANNOT_START, "limit": ended_by}
         if ended == child:
             code = os.waitstatus_to_exitcode(status)
-            how = {"signal": -code} if code < 0 else {"exit": code}
-            return {**how, "timed_out": timed_out, "full": full}
+            if code and not ended_by:
+                # A file system in memory refuses the write before the next look at it.
+                ended_by = exceeded(None, settings)
+            return {**({"signal": -code} if code < 0 else {"exit": code}), "limit": ended_by}
         if ended:
             continue
-        if not timed_out and time.monotonic() >= deadline:
-            timed_out = True
-            os.kill(child, signal.SIGKILL)
-        if not (timed_out or full) and time.monotonic() >= look_at:
+        if not ended_by and time.monotonic() >= look_at:
             begun = time.monotonic()
-            if is_full(settings):
-                full = True
+            ended_by = "time" if begun >= deadline else exceeded(proc, settings)
+            if ended_by:
                 os.kill(child, signal.SIGKILL)
-            look_at = time.monotonic() + max(LOOK_S, 4 * (time.monotonic() - begun))
+            look_at = min(deadline, time.monotonic() + max(LOOK_S, 4 * (time.monotonic() - begun)))
         time.sleep(PAUSE_S)
 
 
@@ -178,20 +353,19 @@ def end_all_of(user: int) -> None:
         os.waitpid(child, 0)
 
 
-def clear(user: int | None) -> None:
+def clear(user: int | None, proc: int | None) -> None:
     """End what is left, wherever it went. Bounded in time: what starts others faster than they are found is left to
     the limits, and to whoever ends the process group."""
     until = time.monotonic() + ENDING_S
     while time.monotonic() < until:
         if user is not None:
             end_all_of(user)
-        left = children(os.getpid())
+        left = list(descendants(proc)) if proc is not None else []
         if not left:
             return
         for process in left:
-            left += children(process)
             with suppress(OSError):
-                os.kill(process, signal.SIGKILL)
+                os.kill(int(process), signal.SIGKILL)
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 continue
@@ -203,13 +377,22 @@ def main() -> None:
     os.set_inheritable(status, False)
     prctl(SET_CHILD_SUBREAPER, 1)
     prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-    outcome = wait(start(settings), settings)
+    # The code may run as the same user: it must not read this process or its open files.
+    prctl(SET_DUMPABLE, 0)
+    proc = None
+    with suppress(OSError):
+        # Opened before the root changes, because there may be no other /proc.
+        proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+    if settings["root"] is not None:
+        enter_new_root(settings)
+    outcome = wait(start(settings), proc, settings)
     os.write(status, json.dumps(outcome).encode())
-    # Whoever is left could write still.
-    clear(settings["user"])
+    if os.getpid() == 1:
+        # The kernel ends the whole process namespace with its first process.
+        return
+    clear(settings["user"], proc)
     sweep(settings["user"])
-    # The first process of a process space takes all others with it when it ends.
-    if os.getpid() != 1 and os.getpgrp() == os.getpid():
+    if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
 
 

@@ -37,8 +37,11 @@ class Busy(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one run: in seconds, bytes and numbers. `output` is what is kept of it; memory counts for each process, `disk`
-    for all files together, `file` for each."""
+    """Limits of one run, in seconds, bytes and numbers.
+
+    `memory` bounds the address space of each process and the memory of all processes together, `disk` all files
+    together, `file` each file, `output` the output that is returned.
+    """
 
     seconds: float = 30.0
     cpu_s: int = 30
@@ -72,12 +75,15 @@ class Outcome:
     left_out: int = 0
     """Bytes of output that are not in `logs`."""
     disk_full: bool = False
+    memory_full: bool = False
 
     @property
     def remark(self) -> str:
         """What the output itself does not tell, empty when there is nothing to add."""
         if self.disk_full:
             return "[The program wrote more files than it may; it was ended.]"
+        if self.memory_full:
+            return "[The processes of the program used more memory than they may; it was ended.]"
         if self.timed_out:
             return "[The time limit was reached; the program was ended.]"
         if self.exit_code is None:
@@ -171,7 +177,7 @@ class Runner:
         overdue = False
         with Pipe() as printed, Pipe() as status:
             process = await asyncio.create_subprocess_exec(
-                *command(self.way, status.write, place, limits.resources, limits.seconds, limits.disk),
+                *command(self.way, status.write, place, limits.resources, limits.seconds, limits.disk, limits.memory),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=printed.write,
                 stderr=printed.write,
@@ -269,7 +275,8 @@ def _outcome(said: dict[str, object], output: Output, overdue: bool) -> Outcome:
     logs, left_out = output.text()
     code, number = said.get("exit"), said.get("signal")
     exit_code = code if isinstance(code, int) else -number if isinstance(number, int) else None
-    return Outcome(logs, exit_code, overdue or said.get("timed_out") is True, left_out, said.get("full") is True)
+    limit = said.get("limit")
+    return Outcome(logs, exit_code, overdue or limit == "time", left_out, limit == "disk", limit == "memory")
 
 
 def _delete(folder: Path) -> None:

@@ -56,7 +56,7 @@ def code_of(arguments: dict[str, Any]) -> str | None:
 def python_server(runner: Runner) -> ToolServer:
     """An MCP server around `runner`."""
     description = DESCRIPTION.format(
-        seconds=runner.limits.seconds, network="disabled" if runner.way.seclusion.network else "UNKNOWN"
+        seconds=runner.limits.seconds, network="UNKNOWN" if runner.way.has_network else "disabled"
     )
     tool = Tool(
         name="python",

@@ -1,74 +1,73 @@
-"""What this machine allows a run: which namespaces, as whom, with which interpreter. Found out by trying, once."""
+"""Ways to run code on this machine: namespaces, user and interpreter, found by trying them once at the start."""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from unisono.errors import ConfigError
+from unisono.toolservers.python.syscall_filter import FilterUnavailable, compile_filter
 
 CAGE: Final = Path(__file__).with_name("cage.py")
 NOBODIES: Final = range(60706, 61184)
-"""User numbers that systems leave to nobody. Each run of root's is another one, so that runs at the same time cannot
-touch each other, nor use up each other's processes."""
+"""User ids that systems leave unused. Each run of a server of root has its own, so that concurrent runs cannot touch
+each other, nor use up each other's processes."""
 TRIAL_S: Final = 10.0
 TRIAL_DISK: Final = 1 << 20
+TRIAL_MEMORY: Final = 1 << 30
 SYSTEM_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
+PR_SET_DUMPABLE: Final = 4
 
-_APART = ("--pid", "--fork", "--kill-child", "--mount-proc", "--ipc", "--uts")
-
-
-@dataclass(frozen=True, slots=True)
-class Seclusion:
-    """A way to start the cage: `prefix` stands before it. `processes` says that a run sees only its own processes and
-    none can outlive it, `network` that it has none."""
-
-    prefix: tuple[str, ...] = ()
-    network: bool = False
-    processes: bool = False
+# All that an isolated run sees of the machine, beside its interpreter: programs, libraries, and what they look up.
+SYSTEM_FILES: Final = (
+    *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store"),
+    *("/etc/alternatives", "/etc/group", "/etc/ld.so.cache", "/etc/localtime", "/etc/mime.types"),
+    *("/etc/nsswitch.conf", "/etc/passwd", "/etc/ssl/certs", "/etc/timezone"),
+)
+_UNSHARE: Final = ("--net", "--mount", "--pid", "--fork", "--kill-child", "--ipc", "--uts", "--")
+_PATHS: Final = "import sys; print(*{sys.executable, sys.prefix, sys.base_prefix, sys.exec_prefix}, sep=chr(10))"
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How code is run here. `drops` says that it becomes nobody; otherwise it stays whoever runs the server."""
+    """A way to run code.
+
+    `drops`: the code has an unused user id instead of the server's. `is_isolated`: it has namespaces of its own and a
+    file system with `paths` only. `program` filters its system calls. `missing` lists what a safe run lacks.
+    """
 
     interpreter: str
     drops: bool
-    seclusion: Seclusion
+    is_isolated: bool
+    program: str = ""
+    paths: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+    @property
+    def has_network(self) -> bool:
+        return not (self.is_isolated or self.program)
 
     @property
     def described(self) -> str:
-        """For the line that is shown at the start."""
-        network = "no network" if self.seclusion.network else "NETWORK OPEN (namespaces are not permitted here)"
-        processes = "own process space" if self.seclusion.processes else "shared process space"
+        """Summary for the line printed at the start."""
+        network = "NETWORK OPEN" if self.has_network else "no network"
+        processes = "own process and file space" if self.is_isolated else "SHARED process and file space"
+        calls = "filtered system calls" if self.program else "ALL system calls"
         user = "nobody" if self.drops else f"user {os.geteuid()}" + ("" if os.geteuid() else " (ROOT)")
-        return f"{network}, {processes}, as {user}, {self.interpreter}"
-
-
-def candidates(root: bool) -> tuple[Seclusion, ...]:
-    """From the most to the least secluded. Root needs no user namespace to make the others."""
-    unshare = shutil.which("unshare", path=f"{SYSTEM_PATH}:/usr/sbin:/sbin")
-    if sys.platform != "linux" or unshare is None:
-        return (Seclusion(),)
-    users = () if root else ("--user", "--map-current-user")
-    return (
-        Seclusion((unshare, *users, "--net", *_APART, "--"), network=True, processes=True),
-        # Containers often refuse another /proc but not the rest.
-        Seclusion((unshare, *users, "--net", "--"), network=True),
-        Seclusion(),
-    )
+        return f"{network}, {processes}, {calls}, as {user}, {self.interpreter}"
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a run takes place: its `script`, its working `directory`, and whose both are; None for the server's own."""
+    """Directory of a run: its `script`, its working `directory`, and their owner; None for the server's user."""
 
     script: Path
     directory: Path
@@ -76,10 +75,11 @@ class Place:
 
 
 def prepare(folder: Path, code: bytes, user: int | None) -> Place:
-    """Put `code` into `folder`, and give that to `user`."""
+    """Write `code` into `folder`, and give the folder to `user`."""
     place = Place(folder / "script.py", folder / "work", user)
     place.script.write_bytes(code)
     place.directory.mkdir()
+    (folder / "root").mkdir()
     if user is not None:
         for path in (folder, place.script, place.directory):
             os.chown(path, user, user)
@@ -87,9 +87,15 @@ def prepare(folder: Path, code: bytes, user: int | None) -> Place:
 
 
 def command(
-    way: Way, status: int, place: Place, limits: dict[str, int], seconds: float, disk: int = TRIAL_DISK
+    way: Way,
+    status: int,
+    place: Place,
+    limits: dict[str, int],
+    seconds: float,
+    disk: int = TRIAL_DISK,
+    memory: int = TRIAL_MEMORY,
 ) -> list[str]:
-    """The whole command line of a run; `status` is the open file its outcome is written to, `disk` is in bytes."""
+    """Build the command line of a run. `status` is the open file for its outcome; `disk` and `memory` are in bytes."""
     settings = {
         "argv": [way.interpreter, "-I", "-u", "-B", "-X", "utf8", str(place.script)],
         "directory": str(place.directory),
@@ -98,17 +104,31 @@ def command(
         "user": place.user,
         "seconds": seconds,
         "disk": disk,
+        "memory": memory,
+        "filter": way.program,
+        "root": str(place.directory.with_name("root")) if way.is_isolated else None,
+        "paths": [*way.paths, str(place.script)],
     }
-    return [*way.seclusion.prefix, sys.executable, "-I", "-S", str(CAGE), str(status), json.dumps(settings)]
+    prefix = unshare() if way.is_isolated else ()
+    return [*prefix, sys.executable, "-I", "-S", str(CAGE), str(status), json.dumps(settings)]
+
+
+def unshare() -> tuple[str, ...]:
+    """Program that starts another one in new namespaces, empty where there is none. Root needs no user namespace."""
+    found = shutil.which("unshare", path=f"{SYSTEM_PATH}:/usr/sbin:/sbin") if sys.platform == "linux" else None
+    user = () if os.geteuid() == 0 else ("--user", "--map-current-user", "--keep-caps")
+    return (found, *user, *_UNSHARE) if found is not None else ()
 
 
 def environment(directory: Path) -> dict[str, str]:
-    """All the code sees of an environment."""
+    """Return the whole environment of the code."""
     return {"PATH": SYSTEM_PATH, "HOME": str(directory), "TMPDIR": str(directory), "LANG": "C.UTF-8"}
 
 
 def works(way: Way) -> bool:
-    """Whether a program runs like this and its output arrives."""
+    """Try whether a program runs like this and its output arrives."""
+    if way.is_isolated and not unshare():
+        return False
     with tempfile.TemporaryDirectory(prefix="unisono-python-") as folder:
         place = prepare(Path(folder), b"print('it works')", NOBODIES[-1] if way.drops else None)
         end, status = os.pipe()
@@ -131,18 +151,59 @@ def works(way: Way) -> bool:
     return tried.stdout.strip() == b"it works"
 
 
-def find_way(interpreter: str | None = None, *, as_root: bool = False) -> Way:
-    """The most secluded way that works. Root's code runs as nobody unless `as_root`. Without an interpreter, the one
-    of this process, or the system's where that one cannot be reached by whom the code runs as. Raises `ConfigError`
-    where nothing works."""
-    root = os.geteuid() == 0
-    drops = root and not as_root
+def close_to_inspection() -> None:
+    """Close /proc/PID/environ, /proc/PID/mem and ptrace of this process to other processes of its user."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def find_way(interpreter: str | None = None, *, as_root: bool = False, unsafe: bool = False) -> Way:
+    """Find the most isolated way that works.
+
+    Code of a server of root runs with another user id, unless `as_root`. Without `interpreter`, this process's own is
+    tried, then the system's. Raises `ConfigError` where nothing works, and for a way that cannot protect the server,
+    unless `unsafe`.
+    """
+    drops = os.geteuid() == 0 and not as_root
     system = shutil.which("python3", path=SYSTEM_PATH)
     interpreters = [interpreter] if interpreter else [sys.executable, *([system] if system else [])]
-    for tried in interpreters:
-        for seclusion in candidates(root):
-            way = Way(tried, drops, seclusion)
+    for is_isolated in (True, False):
+        for tried in interpreters:
+            way = made(tried, drops=drops, is_isolated=is_isolated)
             if works(way):
+                if way.missing and not unsafe:
+                    raise ConfigError(f"code could attack this server here: {'; '.join(way.missing)}. {ADVICE}")
                 return way
-    whom = "as nobody (--as-root keeps root, which is dangerous)" if drops else "here"
-    raise ConfigError(f"{' and '.join(interpreters)}: cannot be run {whom}; --python names another interpreter")
+    user = "as nobody (--as-root keeps root, which is dangerous)" if drops else "here"
+    raise ConfigError(f"{' and '.join(interpreters)}: cannot be run {user}; --python names another interpreter")
+
+
+ADVICE: Final = "Run the server in a container or virtual machine of its own; there --unsafe starts it without this"
+
+
+def made(interpreter: str, *, drops: bool, is_isolated: bool) -> Way:
+    """Describe one way, with everything that it lacks."""
+    way = Way(interpreter, drops, is_isolated, paths=(*SYSTEM_FILES, *interpreter_paths(interpreter)))
+    missing = []
+    try:
+        way = replace(way, program=compile_filter(has_network_namespace=is_isolated))
+    except FilterUnavailable as error:
+        missing.append(f"no filter of system calls: {error}")
+    if not (is_isolated or drops):
+        why = "namespaces are not permitted (see user.max_user_namespaces)" if unshare() else "there are no namespaces"
+        missing.append(f"{why}, and the server does not run as root to give the code another user id")
+    return replace(way, missing=tuple(missing))
+
+
+def interpreter_paths(interpreter: str) -> tuple[str, ...]:
+    """Files and directories that an interpreter needs. Never a directory that contains the home directory."""
+    try:
+        asked = subprocess.run(  # noqa: S603
+            [interpreter, "-I", "-c", _PATHS], capture_output=True, text=True, timeout=TRIAL_S, check=False, env={}
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    home = os.path.expanduser("~")  # noqa: PTH111 - Path.home() raises for a user without one
+    homes = (Path(home), Path(os.path.realpath(home)))
+    paths = sorted({interpreter, *asked.stdout.splitlines()})
+    return tuple(path for path in paths if not any(home.is_relative_to(path) for home in homes))

@@ -1,0 +1,95 @@
+"""Seccomp filter for executed code, compiled by libseccomp in the server and loaded by the cage.
+
+Two bindings have the same interface: `seccomp` of the distributions (Debian: python3-seccomp), which is not on PyPI,
+and `pyseccomp`, pure Python over libseccomp.so.2. Only the server needs one; the cage gets the compiled program.
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import importlib
+import os
+import sys
+from typing import Any, Final
+
+# Inspection of other processes, keys, mounts, kernel interfaces with a history of faults, and memory that no process
+# limit counts. New system calls have one number on all architectures; older versions of libseccomp do not know them.
+DENIED: Final = """
+    ptrace process_vm_readv process_vm_writev process_madvise kcmp pidfd_getfd
+    keyctl add_key request_key
+    mount umount umount2 pivot_root chroot move_mount open_tree fsopen fsconfig fsmount fspick mount_setattr=442
+    open_tree_attr=467 swapon swapoff quotactl quotactl_fd=443 name_to_handle_at open_by_handle_at fanotify_init
+    bpf perf_event_open userfaultfd io_uring_setup io_uring_enter io_uring_register
+    kexec_load kexec_file_load init_module finit_module delete_module reboot syslog acct
+    unshare setns personality modify_ldt iopl ioperm
+    settimeofday clock_settime clock_adjtime adjtimex sethostname setdomainname vhangup
+    memfd_create memfd_secret=447 shmget shmat shmctl msgget semget mq_open
+"""
+# CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET.
+_NAMESPACE_FLAGS: Final = (0x0002_0000, 0x0200_0000, 0x0400_0000, 0x0800_0000, 0x1000_0000, 0x2000_0000, 0x4000_0000)
+# UNIX, INET, INET6 and NETLINK belong to the network namespace. Others, such as VSOCK and ALG, do not.
+_NAMESPACED_FAMILIES: Final = frozenset({1, 2, 10, 16})
+_MAX_LISTED_FAMILY: Final = 16
+
+
+class FilterUnavailable(Exception):
+    """No seccomp filter can be made here; the text says what to install."""
+
+
+def compile_filter(*, has_network_namespace: bool) -> str:
+    """Return the BPF program in base64. Without a network namespace it denies every socket, except pairs.
+
+    Raises `FilterUnavailable`.
+    """
+    seccomp = _binding()
+    refused, unknown = seccomp.ERRNO(errno.EPERM), seccomp.ERRNO(errno.ENOSYS)
+    rules = seccomp.SyscallFilter(seccomp.ALLOW)
+    for entry in DENIED.split():
+        rules.add_rule(refused, _number(seccomp, entry))
+    for flag in _NAMESPACE_FLAGS:
+        rules.add_rule(refused, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, flag, flag))
+    # Its flags are in memory, where no filter sees them; the C library falls back to clone().
+    rules.add_rule(unknown, _number(seccomp, "clone3=435"))
+    if has_network_namespace:
+        for family in sorted(set(range(_MAX_LISTED_FAMILY)) - _NAMESPACED_FAMILIES):
+            rules.add_rule(refused, "socket", seccomp.Arg(0, seccomp.EQ, family))
+        rules.add_rule(refused, "socket", seccomp.Arg(0, seccomp.GT, _MAX_LISTED_FAMILY))
+    else:
+        rules.add_rule(refused, "socket")
+    return _exported(rules)
+
+
+def _binding() -> Any:
+    if sys.platform != "linux":
+        raise FilterUnavailable("seccomp exists on Linux only")
+    for name in ("seccomp", "pyseccomp"):
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            continue
+        except (RuntimeError, OSError):
+            raise FilterUnavailable("libseccomp.so.2 is missing (Debian: apt-get install libseccomp2)") from None
+    raise FilterUnavailable("the seccomp binding is missing (pip install 'unisono[sandbox]')")
+
+
+def _number(seccomp: Any, entry: str) -> int:
+    """Resolve `name` or `name=number`."""
+    name, _, number = entry.partition("=")
+    try:
+        found = int(seccomp.resolve_syscall(seccomp.Arch.NATIVE, name))
+    except ValueError:
+        found = -1
+    # libseccomp has negative numbers for calls that this architecture lacks; -1 means that it knows none.
+    if found != -1:
+        return found
+    if not number:
+        raise FilterUnavailable(f"libseccomp does not know {name}; a newer version is needed")
+    return int(number)
+
+
+def _exported(rules: Any) -> str:
+    with os.fdopen(os.memfd_create("filter"), "w+b") as file:
+        rules.export_bpf(file)
+        file.seek(0)
+        return base64.b64encode(file.read()).decode()

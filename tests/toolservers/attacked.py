@@ -1,0 +1,63 @@
+"""A server process under attack: runs programs from standard input in the python tool and prints what came of them.
+
+Needs the standard library only, so that the system's interpreter can run it as any user.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from unisono.toolservers.python.running import MIB, Limits, Outcome, Runner
+from unisono.toolservers.python.ways import close_to_inspection, find_way, made
+
+# Found in the memory of this process, and nowhere in a file.
+CANARY = "-".join(["memory", "canary", "0000"])
+LIMITS = Limits(seconds=20.0, memory=256 * MIB, disk=64 * MIB)
+
+
+async def _sandboxed(programs: dict[str, str], is_isolated: bool, drops: bool) -> dict[str, Any]:
+    way = made(sys.executable, drops=drops, is_isolated=is_isolated)
+    runner = Runner(way, LIMITS, at_once=2)
+    found: dict[str, Any] = {}
+
+    async def run(name: str, code: str) -> None:
+        outcome: Outcome = await runner.run(code)
+        found[name] = asdict(outcome)
+
+    for name, code in programs.items():
+        await run(name, code)
+    return found
+
+
+def _bare(programs: dict[str, str]) -> dict[str, Any]:
+    """The control: the same programs as ordinary child processes."""
+    found = {}
+    for name, code in programs.items():
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+        found[name] = {"logs": done.stdout + done.stderr}
+    return found
+
+
+def main() -> None:
+    mode = sys.argv[1]
+    if mode == "find":
+        print(find_way().described)
+        return
+    if mode == "bare":
+        print("ready", flush=True)
+        found = _bare(json.loads(sys.stdin.readline()))
+    else:
+        close_to_inspection()
+        print("ready", flush=True)
+        programs = json.loads(sys.stdin.readline())
+        found = asyncio.run(_sandboxed(programs, mode == "isolated", sys.argv[2] == "drops"))
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
