@@ -17,6 +17,7 @@ from unisono.api.runnable import RunnableTools
 from unisono.config import Catalogue, ServedModel
 from unisono.core.access import Caller
 from unisono.core.passing import Served, Way
+from unisono.engine.turn import ForbiddenTools
 from unisono.errors import ModelNotAllowed, UnknownModel, UnsupportedValue
 from unisono.hosting import Hosting
 from unisono.routing.pool import RoutingPool
@@ -49,7 +50,9 @@ def ways(catalogue: Catalogue) -> FindWay | None:
 
 
 def model_rules(model: ServedModel) -> ModelRules:
-    return ModelRules(model.settings.reasoning_budget, model.settings.unmended, model.settings.failover)
+    settings = model.settings
+    forbidden_tools = ForbiddenTools(settings.forbidden_tools)
+    return ModelRules(settings.reasoning_budget, settings.unmended, settings.failover, forbidden_tools)
 
 
 def chat_model(catalogue: Catalogue, name: str, hosting: Hosting, caller: Caller) -> ChatModel:

@@ -109,12 +109,57 @@ async def test_one_of_the_allowed_tools_is_called_where_that_is_required(here: D
     assert (outcome.calls, outcome.unmet) == ([("add", NUMBERS)], "")
 
 
+CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": NUMBERS}}
+USE = {"type": "tool_use", "id": "call_1", "name": "add", "input": {"a": 1, "b": 2}}
+# A conversation with a call and its result, in the words of each surface.
+HISTORY: dict[str, dict[str, Any]] = {
+    "chat": {
+        "messages": [
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": None, "tool_calls": [CALL]},
+            {"role": "tool", "tool_call_id": "call_1", "content": "3"},
+        ]
+    },
+    "responses": {
+        "input": [
+            {"type": "message", "role": "user", "content": "Hi"},
+            {"type": "function_call", "call_id": "call_1", "name": "add", "arguments": NUMBERS},
+            {"type": "function_call_output", "call_id": "call_1", "output": "3"},
+        ]
+    },
+    "messages": {
+        "messages": [
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": [USE]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "call_1", "content": "3"}]},
+        ]
+    },
+}
+
+
 @both_forms
 @on_each
 async def test_nothing_is_called_where_nothing_may_be(here: Desk, ask: Any, stream: bool) -> None:
-    here.think(calls("add", NUMBERS), bodies=["Three."])
+    model = here.think(calls("add", NUMBERS), bodies=["Three."])
     outcome = await ask(here, stream=stream, tools=TOOLS, tool_choice="none")
     assert (outcome.calls, outcome.text) == ([], "Three.")
+    assert not [asked.prompt for asked in model.asked if "namespace functions" in asked.prompt]
+    assert not [asked.prompt for asked in model.asked if "get_weather" in asked.prompt]
+
+
+@both_forms
+@pytest.mark.parametrize("surface", SURFACES)
+async def test_calls_of_the_history_stay_where_nothing_may_be_called(here: Desk, surface: str, stream: bool) -> None:
+    model = here.think(answers("Three."))
+    outcome = await SURFACES[surface](here, stream=stream, tools=TOOLS, tool_choice="none", **HISTORY[surface])
+    assert (outcome.calls, outcome.text) == ([], "Three.")
+    [asked] = model.asked
+    assert "namespace functions" not in asked.prompt
+    assert (
+        f"<|start|>assistant to=functions.add<|channel|>commentary <|constrain|>json<|message|>{NUMBERS}"
+        in asked.prompt
+    )
+    assert "<|start|>functions.add to=assistant<|channel|>commentary<|message|>3<|end|>" in asked.prompt
 
 
 @both_forms

@@ -14,6 +14,7 @@ from tests.e2e.obeying import KINDS, SURFACES, answers, desk
 from tests.e2e.responses import ANSWER, text_of
 from tests.fakes import VllmScript
 from tests.mcp.conftest import Upstream, start_upstream
+from unisono.engine.means import NO_CALLS
 from unisono.harmony.encoding import load_encoding
 
 ENCODING = load_encoding()
@@ -36,6 +37,23 @@ async def test_a_rule_that_is_off_mends_nothing(kind: str, ask: Any, stream: boo
         outcome = await ask(here, stream=stream, response_format=SCHEMA)
         assert (outcome.text, outcome.refusal) == ("", "No.")
         assert len(model.asked) == 1
+
+
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.mark.parametrize("kind", ["vllm", "mlx_server"])
+@both_forms
+async def test_forbidden_tools_stay_in_the_prompt_with_a_note(kind: str, stream: bool) -> None:
+    async with desk(KINDS[kind], forbidden_tools="note") as here:
+        for ask in SURFACES.values():
+            model = here.think(answers("Fine."))
+            allowed = await ask(here, stream=stream, tools=[TOOL])
+            forbidden = await ask(here, stream=stream, tools=[TOOL], tool_choice="none")
+            assert (allowed.text, forbidden.text) == ("Fine.", "Fine.")
+            first, second = (asked.prompt for asked in model.asked)
+            note = second.removeprefix(first.removesuffix("<|start|>assistant"))
+            assert note == f"<|start|>developer<|message|># Instructions\n\n{NO_CALLS}<|end|><|start|>assistant"
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -13,7 +13,7 @@ from unisono.errors import ConfigError, UnknownModel
 
 SHOWN = (
     *("reasoning_field", "stream_tool_arguments", "mcp_servers", "run_tools"),
-    *("reasoning_budget", "recoveries"),
+    *("reasoning_budget", "recoveries", "forbidden_tools"),
 )
 """Settings that clients see: equal for all entries of one name."""
 

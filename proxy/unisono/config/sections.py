@@ -82,6 +82,9 @@ class ModelSettings(Section):
     """True runs those of them that need no approval in Chat Completions too, unless a request says otherwise."""
     reasoning_budget: Annotated[int, Field(ge=0)] | None = None
     """The most tokens of thoughts in one answer; requests may ask for fewer."""
+    forbidden_tools: Literal["remove", "note"] = "remove"
+    """Tools in the prompt where `tool_choice` is `none`: `remove` them, or keep them and `note` that none may be
+    called."""
     failover: bool = True
     """False ends an answer that a client has begun to read where its backend failed, instead of going on elsewhere."""
     price: PriceSettings = Field(default_factory=PriceSettings)

@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
+from unisono.core.conversation import DeveloperMessage
 from unisono.core.routes import Pool
 from unisono.core.tools import ToolHost
 from unisono.engine.counted import Prepared
 from unisono.engine.hosted import HostedTools, Offer
 from unisono.engine.loop import ToolLoop
 from unisono.engine.memory import TurnMemory
-from unisono.engine.turn import Hosting, Report, Turn
+from unisono.engine.turn import ForbiddenTools, Hosting, Report, Turn
 from unisono.engine.wishes import Violation
 from unisono.errors import UnsupportedValue
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.render import Renderer
 from unisono.harmony.tools import plan_tools
+
+NO_CALLS: Final = "Do not call any tool now. Answer the last message directly."
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,12 @@ class Means:
         if turn.form is not None:
             conversation = replace(conversation, preamble=replace(conversation.preamble, form=turn.form))
         client, at = turn.conversation.preamble.tools, (turn.tools_at, turn.schema_field)
+        if client and not turn.calls_allowed:
+            # A model that reads about tools plans a call, which then shows up in its reasoning instead of an answer.
+            if turn.forbidden_tools is ForbiddenTools.REMOVE:
+                client = ()
+            elif turn.forbidden_tools is ForbiddenTools.NOTE:
+                conversation = replace(conversation, items=(*conversation.items, DeveloperMessage(NO_CALLS)))
         # A schema may take half a second to read; other streams go on meanwhile.
         if hosted is not None:
             tools, whole = await asyncio.to_thread(hosted.plan, client, *at)

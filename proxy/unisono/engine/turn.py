@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from time import monotonic
 from typing import Protocol, TypeAlias
 
@@ -81,6 +82,16 @@ class Allowed:
 Choice: TypeAlias = Forced | Allowed
 
 
+class ForbiddenTools(StrEnum):
+    """Treatment of the tools' declarations in the prompt of a turn that allows no call."""
+
+    REMOVE = "remove"
+    NOTE = "note"
+    """They stay, for prompt caches, and a developer message at the end forbids calls."""
+    KEEP = "keep"
+    """They stay without a note."""
+
+
 @dataclass(frozen=True, slots=True)
 class RawPrompt:
     """A prompt that is not rendered here, and how what comes behind it is told; nothing is read into either. It is
@@ -107,6 +118,7 @@ class Turn:
     stop: tuple[str, ...] = ()
     calls_allowed: bool = True
     """False for `tool_choice: none`: no call reaches the client."""
+    forbidden_tools: ForbiddenTools = ForbiddenTools.REMOVE
     parallel_calls: bool = True
     """False keeps one call of the answer and drops the later ones."""
     hold_calls: bool = True

@@ -103,10 +103,9 @@ def to_turn(
         choice=to_choice(asked, OnOffer(toolbox, hosts=hosting is not None), asked_at),
         form=form,
         reasoning_budget=smallest((*_budgets(request), rules.reasoning_budget)),
-        unmended=rules.unmended,
-        failover=rules.failover,
         sticky=_sticky(request, caller),
     )
+    turn = rules.applied_to(turn)
     notes = [*_notes_on(request, turn, asked_at), *toolbox.notes, *notes]
     return ChatTurn(
         turn=turn,

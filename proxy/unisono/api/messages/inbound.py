@@ -130,11 +130,10 @@ def to_turn(
         choice=_choice(request, asked, toolbox, servers),
         form=form,
         reasoning_budget=smallest((_budget(request), model.rules.reasoning_budget)),
-        unmended=model.rules.unmended,
-        failover=model.rules.failover,
         tools_at="tools.{index}",
         schema_field="input_schema",
     )
+    turn = model.rules.applied_to(turn)
     every = [*_notes_on(request, turn, hosted, form_at), *toolbox.notes, *notes]
     return MessagesTurn(turn, bool(request.stream), _thinking(request, model), hosted, talk, tuple(every[:MAX_NOTES]))
 

@@ -32,7 +32,7 @@ from unisono.core.conversation import (
 )
 from unisono.core.events import Text
 from unisono.engine.collect import Result, collect_run
-from unisono.engine.turn import Report, Turn
+from unisono.engine.turn import ForbiddenTools, Report, Turn
 from unisono.errors import StoreTooLarge
 
 TAKEN = frozenset(
@@ -113,6 +113,7 @@ def to_turn(asked: Asked) -> Turn:
         conversation=replace(turn.conversation, items=items),
         max_tokens=MOST_TOKENS,
         calls_allowed=False,
+        forbidden_tools=ForbiddenTools.KEEP,
         truncate=True,
         # Their tools stand in the prompt that a backend has cached; none of them is run.
         hosting=None if turn.hosting is None else replace(turn.hosting, decisions=(), max_calls=0),

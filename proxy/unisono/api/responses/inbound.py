@@ -132,6 +132,7 @@ def with_wishes(turn: Turn, request: ResponsesRequest, offer: OnOffer, rules: Mo
     """The turn with what is asked of calls, answers and thoughts. Raises InvalidRequest for what cannot be kept."""
     form = request.form.asked("text.format") if request.form else None
     callable_ = bool(offer.toolbox.tools) or turn.hosting is not None
+    turn = rules.applied_to(turn)
     return replace(
         turn,
         # A made-up call would stand where somebody waits for JSON.
@@ -141,8 +142,6 @@ def with_wishes(turn: Turn, request: ResponsesRequest, offer: OnOffer, rules: Mo
         reasoning_budget=smallest(
             (request.reasoning.max_tokens if request.reasoning else None, rules.reasoning_budget)
         ),
-        unmended=rules.unmended,
-        failover=rules.failover,
     )
 
 
