@@ -25,6 +25,7 @@ from unisono.core.generation import (
     Generation,
     JsonSchema,
 )
+from unisono.core.tagged_unions import for_grammar
 from unisono.errors import (
     BackendError,
     BackendOverloaded,
@@ -64,7 +65,7 @@ def schema_of(constraint: JsonSchema | AnyJson) -> Mapping[str, object]:
     """The schema as orjson takes it."""
     match constraint:
         case JsonSchema(schema):
-            return dict(schema)
+            return for_grammar(schema)
         case AnyJson():
             return ANY_OBJECT
 

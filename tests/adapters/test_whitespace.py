@@ -8,14 +8,26 @@ from typing import Any
 import pytest
 
 from tests.schemas.suite import SUITE
+from unisono.core.generation import JsonSchema
+from unisono_adapters._constraints import schema_of
 from unisono_adapters._whitespace import as_tag
 
-TAGGED = {"flat", "nested", "enum and const", "anyOf", "recursive", "a list by reference", "arrays", "unicode"}
+TAGGED = {
+    "flat",
+    "nested",
+    "enum and const",
+    "anyOf",
+    "recursive",
+    "a list by reference",
+    "arrays",
+    "unicode",
+    "tagged",
+}
 
 
 @pytest.mark.parametrize("name", SUITE)
 def test_a_schema_is_tagged_where_all_of_it_is_kept(name: str) -> None:
-    schema = SUITE[name].schema
+    schema = schema_of(JsonSchema(SUITE[name].schema))
     tag = as_tag(schema)
     assert (tag is not None) is (name in TAGGED)
     if tag is not None:

@@ -34,6 +34,7 @@ LINKED = {
     **closed(head={"$ref": "#/$defs/node"}),
     "$defs": {"node": closed(value=WHOLE, next={"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]})},
 }
+DOG = closed(kind={"enum": ["dog", "puppy"]}, name=TEXT)
 
 SUITE: dict[str, Case] = {
     "flat": Case(
@@ -141,6 +142,18 @@ SUITE: dict[str, Case] = {
             '{"abcde":1}': "whose name must have at most 4",
         },
         strict=False,
+    ),
+    "tagged": Case(
+        {
+            **closed(pet={"discriminator": {"propertyName": "kind"}, "oneOf": [{"$ref": "#/$defs/cat"}, DOG]}),
+            "$defs": {"cat": closed(kind={"const": "cat"}, lives=WHOLE)},
+        },
+        ('{"pet":{"kind":"cat","lives":9}}', '{"pet":{"kind":"dog","name":"Rex"}}'),
+        {
+            '{"pet":{"kind":"dog","lives":9}}': "nor does another alternative",
+            '{"pet":{"kind":"cat"}}': "nor does another alternative",
+            '{"pet":{"kind":"cow","lives":9}}': "$.pet",
+        },
     ),
     "combined": Case(
         {

@@ -78,9 +78,19 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
     "a deep value": ({"const": [[[[[[[[[[[[[[[[[1]]]]]]]]]]]]]]]]]}, ".const", "too deep"),
 }  # fmt: skip
 
+BY_B = {"propertyName": "b"}
 REFUSED_AS_STRICT: dict[str, tuple[Any, str, str]] = {
     "no object at the root": ({"type": "array", "items": TEXT}, ".type", "has to be 'object'"),
-    "alternatives at the root": ({**closed(), "anyOf": [closed()]}, ".type", "without anyOf"),
+    "alternatives at the root": ({**closed(), "anyOf": [closed()]}, ".type", "without a union"),
+    "branches that overlap": (
+        closed(a={"discriminator": BY_B, "oneOf": [closed(b={"const": 1}), closed(b={"enum": [1, 2]})]}),
+        ".properties.a.oneOf", "does not tell apart",
+    ),
+    "a branch of any tag": (
+        closed(a={"discriminator": BY_B, "oneOf": [closed(b={"const": 1}), closed(b=TEXT)]}),
+        ".properties.a.oneOf", "does not tell apart",
+    ),
+    "oneOf without a tag": (closed(a={"oneOf": [TEXT]}), ".properties.a.oneOf", "not supported in a strict schema"),
     "open": ({"type": "object", "properties": {}}, ".additionalProperties", "has to be false"),
     "open within": (
         closed(a={"type": ["object", "null"], "properties": {}}), ".properties.a.additionalProperties", "false",

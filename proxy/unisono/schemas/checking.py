@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from unisono.core.tagged_unions import is_tagged_union
 from unisono.errors import InvalidRequest
 from unisono.schemas.formats import FORMATS
 from unisono.schemas.keywords import KEYWORDS, REFUSED, SHAPES, Holds, Keyword, schemas_in
@@ -38,8 +39,8 @@ def check(schema: object, path: str, *, strict: bool = False) -> None:
     survey = _Survey(path, strict)
     survey.visit(schema)
     survey.check_references()
-    if strict and (schema.get("type") != "object" or "anyOf" in schema):
-        raise _refused(f"{path}.type", "has to be 'object': a strict schema is one at its root, without anyOf")
+    if strict and (schema.get("type") != "object" or "anyOf" in schema or "oneOf" in schema):
+        raise _refused(f"{path}.type", "has to be 'object': a strict schema is one at its root, without a union")
 
 
 def _refused(param: str, why: str) -> InvalidRequest:
@@ -92,13 +93,23 @@ class _Survey:
         found = KEYWORDS.get(name)
         if found is None:
             return None
-        if self.strict and not found.strict:
+        if self.strict and not found.strict and not self.is_tagged_union(place, name):
             raise _refused(param, "is not supported in a strict schema")
         fits, what = SHAPES.get(found.holds, (found.fits, found.what))
         if not fits(value):
             raise _refused(param, f"has to be {what}")
         self.count(param, name, value)
         return found
+
+    def is_tagged_union(self, place: tuple[str, ...], name: str) -> bool:
+        """Whether a keyword is the `oneOf` of a tagged union. Raises InvalidRequest where its branches overlap."""
+        schema = self.places[place]
+        if name != "oneOf" or "discriminator" not in schema:
+            return False
+        if not is_tagged_union(schema, self.places[()]):
+            why = "has branches that the discriminator's property does not tell apart; give each its own constant there"
+            raise _refused(self.param((*place, name)), why)
+        return True
 
     def count(self, param: str, name: str, value: object) -> None:
         """What costs something, against the bounds."""

@@ -1,0 +1,82 @@
+"""Tagged unions in JSON schemas: `oneOf` with a `discriminator`, as Pydantic writes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+MAX_REFERENCES: Final = 64
+"""References from one to the next."""
+
+_NAMED: Final = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+_DATA: Final = frozenset({"const", "enum", "default", "examples"})
+
+
+def is_tagged_union(schema: Mapping[str, object], root: Mapping[str, object]) -> bool:
+    """Whether the branches of `oneOf` exclude each other by the value of the discriminator's property."""
+    branches, discriminator = schema.get("oneOf"), schema.get("discriminator")
+    if not isinstance(branches, list | tuple) or not isinstance(discriminator, Mapping):
+        return False
+    tag = discriminator.get("propertyName")
+    if not isinstance(tag, str):
+        return False
+    seen: set[str] = set()
+    for branch in branches:
+        values = _tags(branch, tag, root)
+        if not values or not seen.isdisjoint(values):
+            return False
+        seen |= values
+    return True
+
+
+def for_grammar(schema: Mapping[str, object]) -> Mapping[str, object]:
+    """The schema with `anyOf` for tagged unions, which means the same and which more grammars support."""
+    return _rewritten(schema, schema)
+
+
+def _tags(branch: object, tag: str, root: Mapping[str, object], depth: int = 0) -> frozenset[str]:
+    """Values, as JSON, that an object of this branch may have in its property `tag`; empty if it may have others."""
+    if not isinstance(branch, Mapping) or depth > MAX_REFERENCES:
+        return frozenset()
+    if isinstance(reference := branch.get("$ref"), str):
+        return _tags(_target(reference, root), tag, root, depth + 1)
+    inner = branch.get("oneOf", branch.get("anyOf"))
+    if isinstance(inner, list | tuple):
+        found = [_tags(each, tag, root, depth + 1) for each in inner]
+        return frozenset().union(*found) if all(found) else frozenset()
+    properties, required = branch.get("properties"), branch.get("required")
+    if branch.get("type") != "object" or not isinstance(properties, Mapping) or not isinstance(required, list | tuple):
+        return frozenset()
+    declared = properties.get(tag)
+    if tag not in required or not isinstance(declared, Mapping):
+        return frozenset()
+    values = [declared["const"]] if "const" in declared else declared.get("enum", ())
+    return frozenset(map(json.dumps, values)) if isinstance(values, Sequence) else frozenset()
+
+
+def _target(reference: str, root: Mapping[str, object]) -> object:
+    found: object = root
+    for name in reference.removeprefix("#").split("/")[1:]:
+        found = found.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+    return found
+
+
+def _rewritten(schema: Mapping[str, object], root: Mapping[str, object]) -> Mapping[str, object]:
+    result = {name: _value(name, value, root) for name, value in schema.items()}
+    if "anyOf" not in schema and is_tagged_union(schema, root):
+        result["anyOf"] = result.pop("oneOf")
+        del result["discriminator"]
+    return result
+
+
+def _value(name: str, value: object, root: Mapping[str, object]) -> object:
+    if name in _DATA:
+        return value
+    if name in _NAMED and isinstance(value, Mapping):
+        return {key: _rewritten(each, root) if isinstance(each, Mapping) else each for key, each in value.items()}
+    if isinstance(value, Mapping):
+        return _rewritten(value, root)
+    if isinstance(value, list | tuple):
+        return [_rewritten(each, root) if isinstance(each, Mapping) else each for each in value]
+    return value
