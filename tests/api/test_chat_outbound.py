@@ -58,10 +58,28 @@ CASES: dict[str, tuple[list[Event], list[Any], str]] = {
     ),
     "nothing at all": ([finished()], [START, {}], "stop"),
     "empty deltas say nothing": ([*final(0, "", "a", ""), finished()], [START, {"content": "a"}, {}], "stop"),
-    "a preamble is content, and nothing is put between": (
-        [*commentary(0, "Look."), *final(1, "Done"), finished()],
-        [START, {"content": "Look."}, {"content": "Done"}, {}],
+    "a blank line separates two messages": (
+        [*commentary(0, "Look."), *final(1, "Do", "ne"), *final(2, "."), finished()],
+        [START, {"content": "Look."}, {"content": "\n\nDone"}, {"content": "\n\n."}, {}],
         "stop",
+    ),
+    "an empty message needs no separator": (
+        [*commentary(0, ""), *final(1, "Do", "ne"), *final(2, ""), finished()],
+        [START, {"content": "Done"}, {}],
+        "stop",
+    ),
+    "a blank line separates two messages around reasoning and a call": (
+        [*commentary(0, "Look."), *reasoning(1, "hm"), *call(2, 0, "f", "{}"), *final(3, "Done"), finished()],
+        [
+            START,
+            {"content": "Look."},
+            {"reasoning": "hm", "reasoning_content": "hm"},
+            function(0, "f", "call_0"),
+            arguments(0, "{}"),
+            {"content": "\n\nDone"},
+            {},
+        ],
+        "tool_calls",
     ),
     "an answer of no form is a refusal": (
         [*reasoning(0, "hm"), *unfit(1, "No", "."), finished()],
@@ -208,7 +226,7 @@ def test_deltas_of_one_batch_are_one_chunk_per_item() -> None:
     first, second = Text(0, Phase.COMMENTARY), Text(1, Phase.FINAL)
     batch: list[Event] = [Opened(first), Delta(first, "a"), Delta(first, "b"), Closed(first, "ab")]
     batch += [Opened(second), Delta(second, "c"), Delta(second, "d")]
-    assert deltas(streamed([batch], frame())) == [START, {"content": "ab"}, {"content": "cd"}]
+    assert deltas(streamed([batch], frame())) == [START, {"content": "ab"}, {"content": "\n\ncd"}]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from tests.e2e.messages import message_of as in_messages
 from tests.fakes import FakeMlxServer, FakeVllm, MlxScript, VllmScript
 from tests.harmony.recoveries import CASES, TOOLS, C, Case, F, P, R
 from unisono.api.messages.arguments import to_input, to_json
+from unisono.core.conversation import join_messages
 from unisono.harmony.encoding import load_encoding
 
 ENCODING = load_encoding()
@@ -76,7 +77,8 @@ def check(answer: Answer, surface: str, case: Case, rules: tuple[str, ...], *, s
     assert answer.status == 200
     said = in_messages(answer) if surface == "messages" else message_of(answer)
     assert answer.done is (stream and surface == "chat")
-    visible = "".join(item.text for item in case.items if isinstance(item, P | F))
+    texts = [item.text for item in case.items if isinstance(item, P | F)]
+    visible = "".join(texts) if surface == "messages" else join_messages(texts)
     thoughts = "".join(item.text for item in case.items if isinstance(item, R))
     calls = [(item.name, item.arguments) for item in case.items if isinstance(item, C)]
     if surface == "messages":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -51,6 +52,42 @@ async def test_a_tool_turn_goes_on_from_its_own_tokens(stream: bool, keeps_reaso
         # The turn is over, so its thoughts are gone; the answer stands as it was generated.
         final = [*ANSWER[len(FINAL) - 3 : -1], *ENCODING.encode_marked("<|end|><|start|>user")]
         assert contains(third, final)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_several_messages_are_separated_and_sent_back_as_their_own_tokens(stream: bool) -> None:
+    def said(channel: str, text: str) -> list[int]:
+        body = [ENCODING.encode_text(letter)[0] for letter in text]
+        return [*ENCODING.encode_marked(f"<|channel|>{channel}<|message|>"), *body]
+
+    tokens = [
+        *said("commentary", "Adding first."),
+        *ENCODING.encode_marked("<|end|><|start|>assistant"),
+        *said("final", "Total: 18."),
+    ]
+    script = VllmScript(tokens=[*tokens, *ENCODING.encode_marked("<|return|>")])
+    async with FakeVllm(script=lambda asked: script) as fake, gateway(config_of(f"vllm@{fake.url}")) as running:
+        ask = {"role": "user", "content": "Add them."}
+        first = await running.chat(messages=[ask], tools=TOOLS, stream=stream, n=2, stop=["first.T", "\n\n"])
+        contents = (
+            [message_of(replace(first, events=of_choice(first.events, index))).content for index in range(2)]
+            if stream
+            else [choice["message"]["content"] for choice in first.body["choices"]]
+        )
+        assert contents == ["Adding first.\n\nTotal: 18."] * 2
+        reply = {"role": "assistant", "content": contents[0]}
+        await running.chat(messages=[ask, reply, {"role": "user", "content": "Thanks"}], tools=TOOLS)
+        prompts = [request.json["prompt"] for request in fake.requests if request.method == "POST"]
+        assert contains(prompts[-1], [*tokens, *ENCODING.encode_marked("<|end|><|start|>user")])
+
+
+def of_choice(events: list[Any], index: int) -> list[Any]:
+    return [
+        {**event, "choices": [{**choice, "index": 0}]}
+        for event in events
+        for choice in event["choices"]
+        if choice["index"] == index
+    ]
 
 
 async def test_an_answer_that_never_came_is_opened_from_the_thoughts_own_tokens() -> None:

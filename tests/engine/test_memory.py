@@ -86,6 +86,38 @@ def test_an_answer_is_recognised_by_its_text() -> None:
     assert memory.recall("team", other) == other
 
 
+MESSAGES = [PREAMBLE, THOUGHT, Closed(Text(2, Phase.FINAL), "Sunny.", (7, 8)), Closed(Text(3, Phase.FINAL), "!", (9,))]
+JOINED: dict[str, tuple[str, tuple[Item, ...]]] = {
+    "all messages": (
+        "I look.\n\nSunny.\n\n!",
+        (
+            AssistantMessage("I look.", Phase.COMMENTARY, (3,)),
+            AssistantMessage("Sunny.", Phase.FINAL, (7, 8)),
+            AssistantMessage("!", Phase.FINAL, (9,)),
+        ),
+    ),
+    "one message": ("Sunny.", (AssistantMessage("Sunny.", Phase.FINAL, (7, 8)),)),
+    "another separator": ("I look.Sunny.!", (AssistantMessage("I look.Sunny.!"),)),
+}
+
+
+@pytest.mark.parametrize(("sent", "found"), JOINED.values(), ids=JOINED)
+def test_messages_sent_back_as_one_text_are_recognised(sent: str, found: tuple[Item, ...]) -> None:
+    memory = TurnMemory()
+    memory.record("team", MESSAGES)
+    recalled = memory.recall("team", conversation(ASK, AssistantMessage(sent), UserMessage("Thanks")))
+    assert recalled.items == (ASK, *found, UserMessage("Thanks"))
+
+
+def test_a_call_is_recognised_by_several_messages_sent_back_as_one_text() -> None:
+    memory = TurnMemory()
+    second = Closed(Text(2, Phase.COMMENTARY), "In Paris.", (6,))
+    memory.record("team", [PREAMBLE, second, CALL])
+    sent = AssistantMessage("I look.\n\nIn Paris.", Phase.COMMENTARY)
+    recalled = memory.recall("team", conversation(ASK, sent, SENT_CALL, RESULT))
+    assert recalled.items[1:4] == (EXACT[1], AssistantMessage("In Paris.", Phase.COMMENTARY, (6,)), EXACT[2])
+
+
 def test_several_calls_of_one_turn_are_found_one_by_one() -> None:
     memory = TurnMemory()
     second = Closed(ToolCall(3, 1, "call_2", "get_weather"), "{}", (6,))

@@ -7,10 +7,10 @@ continued conversation extends the very tokens a backend has cached.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
@@ -30,6 +30,15 @@ class Phase(StrEnum):
 
     COMMENTARY = "commentary"
     FINAL = "final"
+
+
+# APIs with one text per answer put a blank line between visible messages.
+MESSAGE_SEPARATOR: Final = "\n\n"
+
+
+def join_messages(texts: Iterable[str]) -> str:
+    """The visible messages of an answer as one text; empty ones leave no trace."""
+    return MESSAGE_SEPARATOR.join(text for text in texts if text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from unisono.core.conversation import (
     Phase,
     ToolResult,
     UserMessage,
+    join_messages,
 )
 from unisono.core.events import Closed, HostedCall, Reasoning, Text, ToolCall
 
@@ -87,8 +88,8 @@ class TurnMemory:
         `shown` are labels of servers whose calls the client sends back, with their results; it never sees the others,
         and the model did."""
         said: list[Kept] = []
-        before = 0
-        """Where in it begins what was said behind the last call that was shown."""
+        visible: list[AssistantMessage] = []
+        before = 0  # index in `said` of the first item after the last call that was shown
         handed: tuple[bytes, tuple[Kept, ...]] | None = None
         for event in closed:
             if isinstance(event.item, HostedCall) and event.item.approval:
@@ -103,14 +104,15 @@ class TurnMemory:
                 case Text(phase=phase):
                     message = AssistantMessage(begun + event.text, phase, event.tokens)
                     said.append(message)
+                    visible.append(message)
                     if phase is Phase.FINAL:
-                        self._keep(_key(tenant, "answer", message.text), (message,))
+                        self._keep_answer(tenant, visible)
                         said, before = [], 0
                 case ToolCall(call_id=call_id, name=name):
                     said.append(AssistantCall(call_id, name, event.text, event.tokens))
                     handed = (_key(tenant, "call", call_id), tuple(said))
                     self._keep(*handed)
-                    said, before = [], 0
+                    said, visible, before = [], [], 0
                 case HostedCall(call_id=call_id, name=name, server=server):
                     said.append(AssistantCall(call_id, name, event.text, event.tokens))
                     if server in shown:
@@ -123,6 +125,12 @@ class TurnMemory:
             key, items = handed
             self._keep(key, (*items, *said))
 
+    def _keep_answer(self, tenant: str, messages: Sequence[AssistantMessage]) -> None:
+        self._keep(_key(tenant, "answer", messages[-1].text), messages[-1:])
+        if len(messages) > 1:
+            # Chat clients send all messages of an answer back as one text.
+            self._keep(_key(tenant, "answer", join_messages(each.text for each in messages)), messages)
+
     def _recall_call(
         self, tenant: str, said: Sequence[Generated], call: AssistantCall, told: Collection[str]
     ) -> Sequence[Item]:
@@ -131,13 +139,16 @@ class TurnMemory:
         return kept if _same_turn(kept, said, call) else (*said, call)
 
     def _recall_answer(self, tenant: str, said: Sequence[Generated]) -> Sequence[Item]:
-        return [self._answer(tenant, item) if isinstance(item, AssistantMessage) else item for item in said]
+        items: list[Item] = []
+        for item in said:
+            items += self._answer(tenant, item) if isinstance(item, AssistantMessage) else (item,)
+        return items
 
-    def _answer(self, tenant: str, message: AssistantMessage) -> Item:
+    def _answer(self, tenant: str, message: AssistantMessage) -> Sequence[Item]:
         if message.phase is not Phase.FINAL or message.tokens:
-            return message
+            return (message,)
         entry = self._find(_key(tenant, "answer", message.text))
-        return message if entry is None else entry.items[0]
+        return (message,) if entry is None else entry.items
 
     def _date(self, tenant: str, conversation: Conversation) -> str:
         """The first day of this conversation as far as it is known, so that midnight breaks no prefix cache."""
@@ -158,14 +169,14 @@ class TurnMemory:
             self._entries.move_to_end(key)
         return entry
 
-    def _keep(self, key: bytes, items: tuple[Kept, ...]) -> None:
+    def _keep(self, key: bytes, items: Sequence[Kept]) -> None:
         # Text is kept beside the ids; about four characters make a token.
         cost = 16 + sum(len(item.output) // 4 if isinstance(item, ToolResult) else len(item.tokens) for item in items)
         if cost > self._limit // 8:
             return
         replaced = self._entries.pop(key, None)
         self._cost += cost - (replaced.cost if replaced else 0)
-        self._entries[key] = _Entry(items, cost)
+        self._entries[key] = _Entry(tuple(items), cost)
         while self._cost > self._limit:
             self._cost -= self._entries.popitem(last=False)[1].cost
 
@@ -196,9 +207,9 @@ def _same_turn(kept: Sequence[Kept], said: Sequence[Generated], call: AssistantC
         or not _same_arguments(own.arguments, call.arguments)
     ):
         return False
-    for kind in (AssistantReasoning, AssistantMessage):
-        given = "".join(item.text for item in said if isinstance(item, kind))
-        if given and given != "".join(item.text for item in kept if isinstance(item, kind)):
+    for kind, join in ((AssistantReasoning, "".join), (AssistantMessage, join_messages)):
+        given = join([item.text for item in said if isinstance(item, kind)])
+        if given and given != join([item.text for item in kept if isinstance(item, kind)]):
             return False
     return True
 

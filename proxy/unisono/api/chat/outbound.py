@@ -1,7 +1,7 @@
 """Events to Chat Completions, streamed and whole: pure, and one meaning for both.
 
 Rules that hold in both forms:
-- visible text, preambles included, is `content` in the order it was written, with nothing put between two messages;
+- visible text, preambles included, is `content` in the order it was written, with a blank line between two messages;
 - an answer that had to be of a form and is not is a `refusal`: whoever reads `content` as JSON would stumble over it;
 - reasoning never stands beside a finish reason, and a call is shown only when it is complete, with one id and an index
   that counts shown calls;
@@ -22,6 +22,7 @@ from unisono.api.about import to_about
 from unisono.api.reasoning import ReasoningField
 from unisono.api.sse import DONE, error_event, event
 from unisono.api.tools import CallForm, Toolbox, unwrap_input
+from unisono.core.conversation import MESSAGE_SEPARATOR, join_messages
 from unisono.core.events import (
     Closed,
     Delta,
@@ -144,7 +145,7 @@ def to_choice(index: int, result: Result, frame: Frame) -> dict[str, Any]:
                 pass  # the gateway's own affair
             case _:
                 assert_never(closed.item)
-    text, thoughts, refused = "".join(content), "".join(reasoning), "".join(refusal)
+    text, thoughts, refused = join_messages(content), "".join(reasoning), join_messages(refusal)
     message: dict[str, Any] = {"role": "assistant", "content": text if text or not (calls or refused) else None}
     message["refusal"] = refused or None
     message["annotations"] = []
@@ -186,6 +187,7 @@ class ChoiceChunks:
         self._refusal = self._before + b'{"refusal":'
         names = frame.reasoning.names
         self._reasoning = [b'%s"%s":' % (b"," if place else b"", name.encode()) for place, name in enumerate(names)]
+        self._last_text: dict[bool, int] = {}
         self._shown: list[CallForm] = []
         self._early: tuple[ToolCall, int] | None = None
         self._cut_in_sight = False
@@ -235,6 +237,9 @@ class ChoiceChunks:
             return b""
         match item:
             case Text():
+                if self._last_text.setdefault(item.unfit, item.index) != item.index:
+                    self._last_text[item.unfit] = item.index
+                    text = MESSAGE_SEPARATOR + text
                 return (self._refusal if item.unfit else self._content) + orjson.dumps(text) + b"}" + self._after
             case Reasoning():
                 if not self._reasoning:
