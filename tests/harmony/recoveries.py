@@ -399,6 +399,89 @@ HEADERS: dict[str, Case] = {
     ),
 }
 
+LOOSE = ("recipient-spelling",)
+# Spellings of a declared tool that count only with a JSON object for a body.
+SPELLINGS = (
+    " to:functions.f",
+    " TO=functions.f",
+    " to=function.f",
+    " to=Functions.f",
+    " to=functions::f",
+    " TO:Function/F",
+    "to=functions.f",
+    "to:f",
+    " to:f",
+)
+RECIPIENTS: dict[str, Case] = {
+    **{
+        f"a call{spelling}": Case(
+            f'<|channel|>commentary{spelling} <|constrain|>json<|message|>{{"a":1}}<|call|>',
+            (C("f", '{"a":1}'),),
+            LOOSE,
+        )
+        for spelling in SPELLINGS
+    },
+    "another case of a declared name": Case(
+        "<|channel|>commentary to=functions.Get_Weather<|message|>{}<|call|>", (C("get_weather"),), LOOSE
+    ),
+    "a loose recipient in the role section": Case(
+        " TO=functions.f<|channel|>commentary<|message|>{}<|call|>", (C("f"),), LOOSE
+    ),
+    "a loose recipient in a header without its message": Case(
+        '<|channel|>commentary TO=functions.f {"a":1}<|call|>',
+        (C("f", '{"a":1}'),),
+        ("header-without-message", "recipient-spelling"),
+    ),
+    "a loose recipient without its start": Case(
+        THINK + " TO=functions.f<|message|>{}<|call|>", (HM, C("f")), ("missing-start", "missing-channel", *LOOSE)
+    ),
+    "a loose recipient behind a start": Case(
+        THINK + "<|start|>assistant<|channel|>commentaryto:functions.f<|message|>{}<|end|>", (HM, C("f")), LOOSE
+    ),
+    # Without a JSON object it is text.
+    "a loose recipient of text": Case(
+        "<|channel|>commentary TO=functions.f<|message|>I call f.<|end|>", (P("I call f."),), ("stray-header-words",)
+    ),
+    "a loose recipient of a list": Case(
+        "<|channel|>final to:functions.f<|message|>[1]<|return|>", (F("[1]"),), ("stray-header-words",)
+    ),
+    "a loose recipient of JSON and text": Case(
+        "<|channel|>final to:functions.f<|message|>{} is empty<|return|>", (F("{} is empty"),), ("stray-header-words",)
+    ),
+    "a loose recipient of an undeclared tool": Case(
+        "<|channel|>final to:functions.nope<|message|>{}<|return|>", (F("{}"),), ("stray-header-words",)
+    ),
+    "a loose recipient within a word": Case(
+        "<|channel|>final photo=f<|message|>{}<|return|>", (F("{}"),), ("stray-header-words",)
+    ),
+    "a loose recipient in an answer": Case(
+        '<|channel|>final<|message|>to:functions.f {"a":1}<|return|>', (F('to:functions.f {"a":1}'),)
+    ),
+    "a loose recipient in prose without markup": Case(
+        'Write to: f {"a":1}<|return|>', (F('Write to: f {"a":1}'),), ("no-markup",)
+    ),
+    "a loose recipient in prose in a header": Case(
+        "<|channel|>final Send it to: f soon.<|return|>", (F("Send it to: f soon."),), ("header-without-message",)
+    ),
+    # A call is complete only with its terminator.
+    "a loose call cut by the limit": Case(
+        '<|channel|>commentary TO=functions.f<|message|>{"a"',
+        (),
+        ("recipient-spelling", "unfinished-call"),
+        finish="length",
+        cut=True,
+    ),
+    "a loose call cut by a start": Case(
+        "<|channel|>commentary TO=functions.f<|message|>{}" + OK,
+        (F("ok"),),
+        ("recipient-spelling", "unfinished-call", "missing-end"),
+        cut=True,
+    ),
+    "text to a loose recipient, cut": Case(
+        "<|channel|>final TO=functions.f<|message|>Hel", (F("Hel"),), ("stray-header-words",), finish="length"
+    ),
+}
+
 BODIES: dict[str, Case] = {
     # mlx-openai-server#178
     "a channel in a body": Case(
@@ -456,4 +539,4 @@ BODIES: dict[str, Case] = {
     ),
 }
 
-CASES: dict[str, Case] = WELL_FORMED | BOUNDARIES | HEADERS | BODIES
+CASES: dict[str, Case] = WELL_FORMED | BOUNDARIES | HEADERS | RECIPIENTS | BODIES

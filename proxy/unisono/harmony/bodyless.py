@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 
+from unisono.harmony.candidates import is_json_object
 from unisono.harmony.header import (
     ANALYSIS,
     ASSISTANT,
@@ -21,10 +22,11 @@ from unisono.harmony.header import (
     Words,
     cut_at_marker,
     is_invented,
+    respelled_call,
     spell_channel,
     split_role,
 )
-from unisono.harmony.recipients import NOBODY, Kind, read_recipient
+from unisono.harmony.recipients import NOBODY, Kind, read_recipient, respell
 
 _KNOWN = re.compile(rf"\s*({'|'.join(CHANNELS)})(?![a-z_])")
 _TO = re.compile(rf"\s*to=([^\s{{{C}{T}]*)")
@@ -37,6 +39,18 @@ _WORD_BEFORE_TO = re.compile(r"\s*\S+(?=\s+to=)")
 def read_bodyless(text: str, declared: frozenset[str] | None, *, role_given: bool, first: bool) -> Header:
     """The meaning of a header that ended without `<|message|>`: the longest run of header words is the header, the
     rest is the body. An empty body of a message that is no call means that nothing was said."""
+    header = _read_bodyless(text, declared, role_given, first)
+    if header.recipient is not NOBODY or header.dropped:
+        return header
+    words, brace, arguments = text.partition("{")
+    respelled = respell(words, declared)
+    if respelled == words or not is_json_object(brace + arguments):
+        return header
+    called = _read_bodyless(respelled + brace + arguments, declared, role_given, first)
+    return respelled_call(called) if called.is_call else header
+
+
+def _read_bodyless(text: str, declared: frozenset[str] | None, role_given: bool, first: bool) -> Header:
     *earlier, segment = text.split(S)
     words = Words()
     role = ""
@@ -110,7 +124,7 @@ def _without_markers(text: str) -> str:
 
 def may_be_header(text: str, declared: frozenset[str] | None) -> bool:
     """Whether text between messages begins as a header does: the role, a known channel, a recipient."""
-    word = _spaced(text).strip()
+    word = _spaced(respell(text, declared)).strip()
     return word.startswith(("assistant", "to=", ANALYSIS, COMMENTARY, FINAL)) or (
         bool(word) and word.split()[0] in (declared or ())
     )

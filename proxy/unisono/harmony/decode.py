@@ -38,7 +38,8 @@ _LOOKAHEAD = 512
 """Characters behind an undecided marker after which it counts as text."""
 
 _CHANNEL = "|".join(CHANNELS)
-_HEADER_START = re.compile(rf"\s*(?:assistant|{_CHANNEL}|to=)")
+_TO = re.compile(r"to ?[=:]", re.IGNORECASE)
+_HEADER_START = re.compile(rf"\s*(?:assistant|{_CHANNEL}|(?i:to ?[=:]))")
 _TO_PYTHON = re.compile(r"to=python(?![\w-])")
 _LONGEST_HEADER = 256
 """Characters; of a longer header the end counts."""
@@ -136,7 +137,7 @@ class _Text:
     def _track(self, text: str) -> None:
         if not self._in_body:
             header = self._header + text
-            self._recipient = self._recipient or "to=" in header
+            self._recipient = self._recipient or _TO.search(header) is not None
             self._header = header[-_LONGEST_HEADER:]
         elif self._json:
             self._track_json(text)

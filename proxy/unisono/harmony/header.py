@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field, replace
 
 from unisono.harmony.builtins import is_builtin
-from unisono.harmony.recipients import CALLS, FUNCTIONS, NOBODY, Kind, Recipient, offered, read_recipient
+from unisono.harmony.recipients import CALLS, FUNCTIONS, NOBODY, Kind, Recipient, offered, read_recipient, respell
 
 S, C, T = "\ud800", "\ud801", "\ud802"
 """Stand-ins for the ids of `<|start|>`, `<|channel|>` and `<|constrain|>`."""
@@ -45,6 +45,8 @@ class Header:
     """A message of an invented role: nobody gets it."""
     if_called: Recipient = NOBODY
     """The call this message is when `<|call|>` ends it (a tool's name stood in the role's place)."""
+    if_json: Header | None = None
+    """The call this message is when its body is a JSON object (the recipient was spelled loosely)."""
     lost: int = 0
     """Characters of header words that mean nothing."""
     body: str = ""
@@ -90,6 +92,21 @@ class Words:
 def read_header(text: str, declared: frozenset[str] | None, *, role_given: bool, supplied: bool = False) -> Header:
     """The meaning of a header that reached `<|message|>`. `role_given`: `text` begins with the role, since the output
     itself held the `<|start|>`. `supplied`: the start was supplied by repair, so a bare channel word is expected."""
+    header = _read_header(text, declared, role_given, supplied)
+    if header.recipient is not NOBODY or header.dropped or header.if_called is not NOBODY:
+        return header
+    # A word may look like a recipient by chance. The body decides: only a call has a JSON object for one.
+    respelled = respell(text, declared)
+    called = header if respelled == text else _read_header(respelled, declared, role_given, supplied)
+    return replace(header, if_json=respelled_call(called), verbatim=False) if called.is_call else header
+
+
+def respelled_call(header: Header) -> Header:
+    """The header of a call whose recipient had to be respelled."""
+    return replace(header, rules=tuple(dict.fromkeys((*header.rules, "recipient-spelling"))), verbatim=False)
+
+
+def _read_header(text: str, declared: frozenset[str] | None, role_given: bool, supplied: bool) -> Header:
     *earlier, segment = text.split(S)
     words = Words()
     carried = _read_earlier(earlier, words, role_given)

@@ -17,6 +17,13 @@ from unisono.harmony.builtins import FUNCTIONS_OF, namespace
 FUNCTIONS = "functions."
 _ILLEGAL = re.compile("[^A-Za-z0-9_-]")
 _GLUED_TYPES = ("json", "code")
+_PREFIX = re.compile(r"\A(?:functions?[.:/]+)+", re.IGNORECASE)
+# Any case, `:` for `=`, and no space behind the word in front. A name ends at a space, an argument or a marker.
+_LOOSE = re.compile(
+    r"(?<![\w-])(?P<glued>assistant|analysis|commentary|final)?to {0,2}[=:]{1,2} {0,2}"
+    r"(?P<name>[^\s{\ud800-\udfff]{1,256})",
+    re.IGNORECASE,
+)
 
 
 class Kind(Enum):
@@ -56,8 +63,8 @@ def read_recipient(word: str, declared: frozenset[str] | None) -> Recipient:
         name = word[len(FUNCTIONS) :]
         if not name:
             return NOBODY
-        mended = _mend(name, declared)
-        return Recipient(Kind.FUNCTION, mended or name, mended is not None)
+        mended = _mend(name, declared) or resolve(name, declared)
+        return Recipient(Kind.FUNCTION, mended or name, mended not in (None, name))
     if word == "assistant":
         return NOBODY
     if namespace(word) in FUNCTIONS_OF:
@@ -102,6 +109,29 @@ def _mend(name: str, declared: frozenset[str] | None) -> str | None:
         # A tool of a server is declared behind the server's label, and models like to leave that out.
         fits = {one for one in declared if (bare := one.partition(SEPARATOR)[2]) and bare in spellings}
     return fits.pop() if len(fits) == 1 else None
+
+
+def resolve(word: str, declared: frozenset[str] | None) -> str | None:
+    """The one declared tool that `word` names, whatever its case, prefix and separators; None for none or several."""
+    if not declared or not word or len(word) > LONGEST_RECIPIENT:
+        return None
+    bare = _PREFIX.sub("", word)
+    spellings = _spellings(bare)
+    if exact := declared & spellings:
+        return next(iter(exact)) if len(exact) == 1 else None
+    folded = {spelling.casefold() for spelling in spellings} | _spellings(bare.casefold())
+    fits = [name for name in declared if name.casefold() in folded]
+    return fits[0] if len(fits) == 1 else None
+
+
+def respell(header: str, declared: frozenset[str] | None) -> str:
+    """`header` with each loosely spelled recipient of a declared tool in the canonical spelling."""
+
+    def canonical(found: re.Match[str]) -> str:
+        name = resolve(found["name"], declared)
+        return found[0] if name is None else f"{found['glued'] or ''} to={FUNCTIONS}{name}"
+
+    return _LOOSE.sub(canonical, header) if declared else header
 
 
 def _spellings(name: str) -> set[str]:

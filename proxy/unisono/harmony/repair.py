@@ -14,11 +14,12 @@ from dataclasses import replace
 from unisono.core.events import Repaired
 from unisono.core.generation import CALL, CHANNEL, END, FIRST_SPECIAL, MESSAGE, RETURN, START, FinishReason
 from unisono.harmony.bodyless import holds_message, may_be_header, read_bodyless
+from unisono.harmony.candidates import decide
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.grammar import STEPS, State, Step, mark_of
 from unisono.harmony.header import ANALYSIS, COMMENTARY, FINAL, Header, as_offered, read_header
 from unisono.harmony.legal import Body, Legal, Open, Shut
-from unisono.harmony.recipients import NOBODY, Kind
+from unisono.harmony.recipients import NOBODY, Kind, respell
 from unisono.harmony.sentinels import header_text
 
 _TERMINATORS = frozenset({END, RETURN, CALL})
@@ -70,21 +71,9 @@ class Repair:
         self.thought: tuple[Header, int, int] | None = None
         self.cut_call = False
         """Whether a call was begun and never completed."""
+        # Each step has the method of its name.
         self._acts: dict[Step, Callable[[int, str | None], None]] = {
-            Step.HOLD: self._hold,
-            Step.OPEN: self._open,
-            Step.RESOLVE: self._resolve,
-            Step.CLOSE: self._close,
-            Step.CLOSE_TEXT: self._close_text,
-            Step.CUT: self._cut,
-            Step.BODYLESS: self._bodyless,
-            Step.CHANNEL: self._channel,
-            Step.RESTART: self._restart,
-            Step.SUPPLY_START: self._supply_start,
-            Step.LEAVE_GAP: self._leave_gap,
-            Step.DROP_GAP: self._drop_gap,
-            Step.DROP: self._drop,
-            Step.PASS: self._pass,
+            step: getattr(self, f"_{step.name.lower()}") for step in Step
         }
 
     def feed(self, tokens: Sequence[int]) -> list[Legal]:
@@ -164,13 +153,14 @@ class Repair:
             calls = header.recipient.kind is not Kind.NOBODY
             self._note("embedded-call" if calls else "missing-end")
             self._cut_preamble = False
-        self._note_all(header)
+        if header.if_json is None:
+            self._note_all(header)
         self._state, self._first = State.BODY, False
         self._header = header
         self._dropping = header.dropped and header.if_called is NOBODY
         if not self._dropping:
             self._settle_thought(more=True)
-        self._undecided = header.if_called is not NOBODY
+        self._undecided = header.if_called is not NOBODY or header.if_json is not None
         self._bodies = []
         self._pending = None if self._dropping or self._undecided else self._opened(header)
         self._held = [] if self._pending is not None else self._held
@@ -203,7 +193,7 @@ class Repair:
 
     def _channel(self, token: int, rule: str | None) -> None:
         first = self._first and not self._role_given
-        if self._is_short() and holds_message(self._held_text(), first=first):
+        if self._is_short() and holds_message(respell(self._held_text(), self._declared), first=first):
             self._bodyless(START, None)
             self._supply_start(token, "missing-start")
         else:
@@ -279,20 +269,20 @@ class Repair:
             self._pending = None
 
     def _close(self, token: int, rule: str | None) -> None:
-        self._shut(token, complete=True)
+        self._shut(token, complete=True, terminated=True)
 
     def _close_text(self, token: int, rule: str | None) -> None:
         assert rule is not None
         self._note(rule)
         self._shut(END, complete=not self._header.is_call)
 
-    def _shut(self, token: int, *, complete: bool, next_begun: bool = False) -> None:
+    def _shut(self, token: int, *, complete: bool, terminated: bool = False, next_begun: bool = False) -> None:
         self._state = State.BETWEEN
         end = self._place - next_begun
         if self._dropping:
             self._note("foreign-role", dropped=len(self._encoding.decode(self._bodies)))
         elif self._undecided:
-            self._decide(token, end, complete=complete)
+            self._decide(token, end, complete=complete, terminated=terminated)
         else:
             self._release()
             if self._header.is_call and not complete:
@@ -302,18 +292,20 @@ class Repair:
         self._bodies = []
         self.closed_to = end if complete or not self._header.is_call else self.closed_to
 
-    def _decide(self, token: int, end: int, *, complete: bool) -> None:
-        """The message's role was a tool's name: its terminator tells whether it is that tool's call."""
-        header = self._header
-        if token == CALL and complete:
-            header = replace(header, channel=COMMENTARY, recipient=header.if_called)
+    def _decide(self, token: int, end: int, *, complete: bool, terminated: bool) -> None:
+        text = self._encoding.decode(self._bodies)
+        header = decide(self._header, text, token, terminated=terminated)
+        if self._header.if_json is not None:
+            self._note_all(header)
+        if header.is_call and not terminated:
+            self._cut_a_call()
         elif header.dropped:
-            self._note("foreign-role", dropped=len(self._encoding.decode(self._bodies)))
-            return
-        self._out.append(Open(header, self._spelled(header), self.closed_to, end))
-        if self._bodies:
-            self._out.append(Body(self._bodies))
-        self._out.append(Shut(token, complete or not header.is_call, end))
+            self._note("foreign-role", dropped=len(text))
+        else:
+            self._out.append(Open(header, self._spelled(header), self.closed_to, end))
+            if self._bodies:
+                self._out.append(Body(self._bodies))
+            self._out.append(Shut(token, complete, end))
 
     def _cut(self, token: int, rule: str | None) -> None:
         """`<|start|>` or `<|channel|>` in a body. Whether it is a missing end or a call inside a preamble is known
@@ -397,4 +389,4 @@ class Repair:
             self._whole(header, END, self.closed_to, self._place, complete=complete)
 
     def _end_in_body(self, reason: FinishReason) -> None:
-        self._shut(END, complete=reason is FinishReason.STOP and not self._header.is_call and not self._undecided)
+        self._shut(END, complete=reason is FinishReason.STOP and not self._header.is_call)

@@ -1,0 +1,28 @@
+"""Messages that may be calls: the terminator or the body decides."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from unisono.core.generation import CALL
+from unisono.harmony.header import COMMENTARY, Header
+
+
+def decide(header: Header, text: str, token: int, *, terminated: bool) -> Header:
+    """The header of the closed message `text`. A call that is not `terminated` was cut."""
+    if header.if_json is not None:
+        is_call = is_json_object(text) if terminated else text.lstrip().startswith("{")
+        return header.if_json if is_call else header
+    if token == CALL and terminated:
+        return replace(header, channel=COMMENTARY, recipient=header.if_called, dropped=False)
+    return header
+
+
+def is_json_object(text: str) -> bool:
+    """Whether `text` is one JSON object, of any size."""
+    try:
+        # Numbers stay text: Python refuses to convert very long ones.
+        return isinstance(json.loads(text, parse_int=str, parse_float=str), dict)
+    except (ValueError, RecursionError):
+        return False
