@@ -73,7 +73,7 @@ def test_the_example_states_the_defaults() -> None:
     loaded = load(EXAMPLE, EXAMPLE_ENVIRON).config
     unsaid = {"salt_key": None, "metrics_listen": None, "otel": None}
     assert loaded.unisono.model_copy(update=unsaid) == Config().unisono
-    assert loaded.store.model_copy(update={"url": None}) == Config().store
+    assert loaded.store.model_copy(update={"url": None, "spool_dir": None}) == Config().store
     assert loaded.store.url is not None
     assert loaded.store.url.get_secret_value() == f"sqlite:///{data_folder({})}/state.db"
     assert loaded.timeouts(loaded.model_list[0]) == Timeouts()

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -22,6 +23,7 @@ from unisono import __version__, schemas
 from unisono.access.keys import Keys, MasterKey, NoKeys
 from unisono.access.limits import Books
 from unisono.access.prices import prices_of
+from unisono.access.usage_spool import UsageSpool
 from unisono.access.virtual import VirtualKeys
 from unisono.api.chat.routes import chat_router
 from unisono.api.completions.routes import completions_router
@@ -68,7 +70,7 @@ from unisono.passthrough.turns import PassingTurns
 from unisono.routing.pool import RoutingPool
 from unisono.running import EndingTurns
 from unisono.salting import Salt, cache_salts
-from unisono.store import open_store
+from unisono.store import open_store, sqlite_path
 from unisono.store.upkeep import Upkeep
 from unisono.web.files import PATHS, files_router
 from unisono.web.routes import web_router
@@ -139,7 +141,7 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
         known_while_down=config.unisono.when_store_is_down == "known_keys",
     )
     gateway = Gateway(config, catalogue, pool, store, upkeep, parts, virtual_keys, salt)
-    books = Books(store, held_s=config.store.lease_s)
+    books = Books(store, held_s=config.store.lease_s, spool=build_spool(config.store), on_failure=upkeep.look_now)
     hooks = build_hooks(config.unisono.hooks, parts.observing.hook_failed)
     salts = cache_salts(shared=config.unisono.share_prompt_caches)
     engine = MeteredTurns(
@@ -168,10 +170,13 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
                 opened.enter_async_context(parts.store),
                 opened.enter_async_context(parts.hosting),
             )
-            await opened.enter_async_context(observing.watching(config, catalogue, pool, upkeep))
+            await opened.enter_async_context(
+                observing.watching(config, catalogue, pool, upkeep, lambda: books.unaccounted)
+            )
             if recorder is not None:
                 opened.push_async_callback(recorder.aclose)
             opened.push_async_callback(books.aclose)
+            books.start()
             opened.push_async_callback(runner.aclose)
             runner.start()
             yield
@@ -200,7 +205,7 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
         ),
     )
     register(app)
-    app.include_router(health_routes(lambda: readiness(pool, upkeep)))
+    app.include_router(health_routes(lambda: readiness(pool, upkeep, unaccounted=books.unaccounted)))
     app.include_router(metrics_router(observing.shown, names_keys=config.unisono.metrics_per_key))
     app.include_router(models_router(cards=lambda caller: cards(catalogue, pool, caller), created=int(time.time())))
     app.include_router(
@@ -310,6 +315,23 @@ def build_store(settings: StoreSettings, share: int = 1) -> Store:
         replicas=settings.replicas,
         or_memory=settings.url is None and share == 1,
     )
+
+
+def build_spool(settings: StoreSettings) -> UsageSpool:
+    """The local spool of usage records; none for a store in memory, which ends with the process itself."""
+    address = store_address(settings)
+    if settings.spool_dir is not None:
+        folder = Path(settings.spool_dir)
+    elif address.startswith("memory:"):
+        return UsageSpool()
+    elif (path := sqlite_path(address)) is not None:
+        folder = path.parent / "spool"
+    else:
+        folder = Path(data_folder()) / "spool"
+    with suppress(RuntimeError):
+        # Without a home the folder cannot be made, which is logged when it is needed.
+        folder = folder.expanduser()
+    return UsageSpool(folder, address, settings.spool_max_bytes)
 
 
 def store_address(settings: StoreSettings) -> str:

@@ -150,7 +150,6 @@ class MeteredRun(Around):
 
     async def _each(self) -> AsyncGenerator[list[Event]]:
         books = self._metered.books
-        caller = self._turn.caller
         await self._hold()
         self._begun = True
         settled, failed = False, False
@@ -160,8 +159,7 @@ class MeteredRun(Around):
                     if batch and isinstance(last := batch[-1], Finished):
                         self._note(last)
                         settled = True
-                        insist = not self._metered.lenient and caller is not None and bool(caller.key)
-                        await books.settle(self._settlement(last.usage, self._turn.seed), insist=insist)
+                        await books.settle(self._settlement(last.usage, self._turn.seed))
                     yield batch
         except Exception:
             failed = True

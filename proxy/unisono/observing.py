@@ -90,7 +90,7 @@ class Observing:
 
     @asynccontextmanager
     async def watching(
-        self, config: Config, catalogue: Catalogue, pool: RoutingPool, upkeep: Upkeep
+        self, config: Config, catalogue: Catalogue, pool: RoutingPool, upkeep: Upkeep, unaccounted: Callable[[], int]
     ) -> AsyncIterator[None]:
         """From here on it is these that are looked at."""
         async with AsyncExitStack() as opened:
@@ -105,7 +105,7 @@ class Observing:
                     servers=config.mcp_servers,
                 )
                 metrics.per_key = config.unisono.metrics_per_key
-                looking = metrics.look(pool.status, lambda: not upkeep.reason)
+                looking = metrics.look(pool.status, lambda: not upkeep.reason, unaccounted)
                 opened.callback(looking.cancel)
             if self.listener is not None:
                 await opened.enter_async_context(self.listener)

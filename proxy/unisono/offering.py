@@ -128,11 +128,13 @@ def cards(catalogue: Catalogue, pool: RoutingPool, caller: Caller) -> list[Card]
     ]
 
 
-def readiness(pool: RoutingPool, upkeep: Upkeep) -> Readiness:
+def readiness(pool: RoutingPool, upkeep: Upkeep, *, unaccounted: int = 0) -> Readiness:
     """Which models have a deployment that works. A store that does not is a reason and no more: what needs no state is
     answered all the same."""
     models: dict[str, bool] = {}
     reasons = [upkeep.reason] if upkeep.reason else []
+    if unaccounted:
+        reasons.append("usage_unaccounted")
     for status in pool.status():
         models[status.model] = models.get(status.model, False) or status.state == "ready"
         if status.reason:

@@ -180,7 +180,7 @@ async def test_what_could_not_be_written_is_written_as_soon_as_it_can_be() -> No
             await books.reserve(one)
         accounts.down = True
         for one in claims:
-            await books.settle(ended(one), insist=False)
+            await books.settle(ended(one))
         assert await accounts.requests() == 0
         accounts.down = False
         async with asyncio.timeout(10):
@@ -193,7 +193,7 @@ async def test_settlements_that_come_at_once_are_written_together() -> None:
         claims = [claim(Limits(max_parallel=99)) for _ in range(50)]
         for one in claims:
             await books.reserve(one)
-        await asyncio.gather(*(books.settle(ended(one), insist=True) for one in claims))
+        await asyncio.gather(*(books.settle(ended(one)) for one in claims))
         assert await accounts.requests() == 50
         assert accounts.asked.count("settle") == 1
 
@@ -204,9 +204,9 @@ async def test_what_no_store_takes_is_lost_alone_and_said(caplog: pytest.LogCapt
         for one in claims:
             await books.reserve(one)
         used = [ended(one, input=2**63 if number == 2 else 1) for number, one in enumerate(claims)]
-        await asyncio.gather(*(books.settle(one, insist=True) for one in used))
+        await asyncio.gather(*(books.settle(one) for one in used))
         assert await accounts.requests() == 4
-        await books.settle(ended(claim(Limits())), insist=True)
+        await books.settle(ended(claim(Limits())))
         assert await accounts.requests() == 5
     assert [record.message for record in caplog.records] == ["an entry of the ledger is lost: it cannot be written"]
 
@@ -243,7 +243,7 @@ async def test_claims_are_renewed_as_long_as_they_are_open_and_no_longer() -> No
         async with asyncio.timeout(5):
             while accounts.asked.count("extend") < 2:
                 await asyncio.sleep(0.001)
-        await books.settle(ended(one), insist=True)
+        await books.settle(ended(one))
         await asyncio.sleep(0.03)
         seen = accounts.asked.count("extend")
         await asyncio.sleep(0.05)

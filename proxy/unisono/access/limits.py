@@ -1,7 +1,7 @@
 """Reservations of this process, renewed while their turns run, and settlements on their way to the store.
 
-A settlement is never given up while the process lives: one that could not be written is tried until it can be. Several
-that come at once are written together. One that no store can take is given up alone, and said.
+An answer waits for its settlement until that is durable: in the ledger, or in the local spool if the store is slow or
+fails. A settlement that could not be written is retried; one that the store rejects is dropped alone and logged.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
+from unisono.access.usage_spool import SCAN_INTERVAL_S, UsageSpool
 from unisono.core.accounts import Account, Accounts, Claim, Entry, Settlement, Standing, Used
 from unisono.errors import StoreError, StoreUnavailable
 
@@ -25,37 +26,72 @@ TOGETHER: Final = 128
 """Settlements of one write."""
 MOST_WAITING: Final = 100_000
 """Settlements that wait for a store that is down; the oldest are given up behind so many."""
-PATIENCE_S: Final = 3.0
-"""How long an answer waits for its settlement, in seconds."""
+CLOSING_TIMEOUT_S: Final = 3.0
+"""For the last write when the process ends."""
+LEDGER_WAIT_S: Final = 0.05
+"""How long an answer waits for the store before its settlement is spooled instead."""
 AGAIN_S: Final = 0.1
 LONGEST_AGAIN_S: Final = 2.0
 """Between two tries of a write that failed, the first time and at most, in seconds."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Waiting:
-    """A settlement that is not written yet, and whether somebody waits until it is."""
+    """A settlement that is not written yet. `durable` is done once it is in the ledger or in the spool."""
 
     settlement: Settlement
-    written: asyncio.Future[None]
-    insist: bool
+    durable: asyncio.Future[None]
+    is_written: bool = False
+    is_spooled: bool = False
 
-    def done(self) -> None:
-        if not self.written.done():
-            self.written.set_result(None)
+    @property
+    def has_usage(self) -> bool:
+        return self.settlement.entry.used != Used()
+
+    def finish(self) -> None:
+        if not self.durable.done():
+            self.durable.set_result(None)
+
+
+def _ignore() -> None:
+    """Default of `on_failure`."""
 
 
 class Books:
-    """Reserves and settles for the turns of this process. Claims are held for `held_s` seconds at a time."""
+    """Reserves and settles for the turns of this process. Claims are held for `held_s` seconds at a time. `on_failure`
+    is called when the store rejects a write that it should accept."""
 
-    def __init__(self, accounts: Accounts, *, held_s: float) -> None:
+    def __init__(
+        self,
+        accounts: Accounts,
+        *,
+        held_s: float,
+        spool: UsageSpool | None = None,
+        on_failure: Callable[[], None] = _ignore,
+    ) -> None:
         self.held_s = held_s
         self._accounts = accounts
+        self._spool = spool or UsageSpool()
+        self._on_failure = on_failure
         self._open: dict[str, Claim] = {}
         self._renewing: asyncio.Task[None] | None = None
         self._waiting: deque[_Waiting] = deque()
         self._writing: asyncio.Task[None] | None = None
+        self._replaying: asyncio.Task[None] | None = None
         self._down = False
+        self._is_slow = False
+        """The last answer waited in vain, and no write since was fast: further ones are spooled at once."""
+
+    def start(self) -> None:
+        """Begin to replay what other processes, or earlier ones, left in the spool."""
+        if self._spool.folder is not None:
+            self._replaying = asyncio.create_task(self._replay(), name="replaying the usage spool")
+
+    @property
+    def unaccounted(self) -> int:
+        """Usage records that the ledger should have and does not have yet."""
+        unspooled = sum(1 for one in self._waiting if one.has_usage and not one.is_spooled) if self._down else 0
+        return self._spool.pending + unspooled
 
     async def reserve(self, claim: Claim, *, insist: bool = False) -> Standing:
         """With `insist` a store that does not answer is asked once more: the same claim is held once. Raises
@@ -83,41 +119,71 @@ class Books:
         """Give back what was held: nothing came of it."""
         self.enter(Settlement(f"given back {claim.once}", Entry(claim.account, "", "", Used()), claim))
 
-    def enter(self, settlement: Settlement, *, insist: bool = False) -> asyncio.Future[None]:
-        """Have it written; the future is done when it is, or, unless it is insisted on, when that was tried."""
+    def enter(self, settlement: Settlement) -> None:
+        """Have it written, without waiting."""
+        self._entered(settlement)
+
+    def _entered(self, settlement: Settlement) -> _Waiting:
         if settlement.claim is not None:
             self._open.pop(settlement.claim.once, None)
-        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting(settlement, written, insist))
+        waiting = _Waiting(settlement, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
         if len(self._waiting) > MOST_WAITING:
-            lost = self._waiting.popleft().settlement
-            log.error("an entry of the ledger is lost: the store has been down for too long", extra=_about(lost))
+            oldest = self._waiting.popleft()
+            # A spooled one is replayed from its file.
+            if not oldest.is_spooled:
+                about = _about(oldest.settlement)
+                log.error("an entry of the ledger is lost: the store has been down for too long", extra=about)
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write(), name="writing the ledger")
-        return written
+        return waiting
 
-    async def settle(self, settlement: Settlement, *, insist: bool) -> None:
-        """Return when it is written, or, unless it is insisted on, when the store is down. Raises `StoreUnavailable`
-        where that is insisted on; it is still written as soon as it can be."""
-        was_down = self._down
-        written = self.enter(settlement, insist=insist)
-        if was_down and not insist:
-            return
-        await asyncio.wait({written}, timeout=PATIENCE_S)
-        if insist and not written.done():
-            raise StoreUnavailable("what this answer used could not be accounted for")
+    async def settle(self, settlement: Settlement) -> None:
+        """Return when it is durable, or when neither the store nor the spool takes it. An answer is never held back
+        longer: it was generated, and the settlement is retried."""
+        waiting = self._entered(settlement)
+        if not self._is_slow:
+            await asyncio.wait({waiting.durable}, timeout=LEDGER_WAIT_S)
+        if not waiting.durable.done():
+            self._is_slow = True
+            await self._spooled([waiting])
+
+    async def _spooled(self, batch: Sequence[_Waiting]) -> None:
+        new = [one for one in batch if one.has_usage and not one.is_spooled and not one.is_written]
+        if new and await self._spool.append([one.settlement for one in new]):
+            for one in new:
+                one.is_spooled = True
+        # The store may have answered while the disk was busy.
+        self._spool.settled([one.settlement for one in new if one.is_written])
+        for one in batch:
+            one.finish()
 
     async def aclose(self) -> None:
-        """Write what waits, for a while, and renew no more."""
-        if self._renewing is not None:
-            self._renewing.cancel()
-            await asyncio.gather(self._renewing, return_exceptions=True)
+        """Write what waits, for a while, and renew no more. What remains stays in the spool."""
+        for task in (self._renewing, self._replaying):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         if self._writing is not None:
-            await asyncio.wait({self._writing}, timeout=PATIENCE_S)
+            await asyncio.wait({self._writing}, timeout=CLOSING_TIMEOUT_S)
             self._writing.cancel()
             await asyncio.gather(self._writing, return_exceptions=True)
-        for one in self._waiting:
-            log.error("an entry of the ledger is lost: the store is down", extra=_about(one.settlement))
+        left = [one for one in self._waiting if one.has_usage]
+        await self._spooled(left)
+        await self._spool.release()
+        for one in left:
+            if not one.is_spooled:
+                log.error("an entry of the ledger is lost: the store is down", extra=_about(one.settlement))
+
+    async def _replay(self) -> None:
+        while True:
+            try:
+                await self._spool.replay(self._accounts)
+            except StoreError as error:
+                log.debug("the usage spool cannot be replayed yet", extra={"code": error.code})
+            except OSError as error:
+                log.warning("the usage spool cannot be read", extra={"cause": str(error)})
+            await asyncio.sleep(SCAN_INTERVAL_S)
 
     async def _renew(self) -> None:
         while self._open:
@@ -131,22 +197,24 @@ class Books:
 
     async def _write(self) -> None:
         pause_s, alone = AGAIN_S, 0
+        loop = asyncio.get_running_loop()
         while self._waiting:
             together = 1 if alone else TOGETHER
             alone = max(alone - 1, 0)
             batch = [self._waiting.popleft() for _ in range(min(together, len(self._waiting)))]
+            began = loop.time()
             try:
                 await self._accounts.settle(*(one.settlement for one in batch))
             except StoreError as error:
                 self._waiting.extendleft(reversed(batch))
-                self._fail(batch, error)
+                await self._fail(batch, error)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_AGAIN_S)
             except Exception as error:
                 if len(batch) == 1:
                     about = _about(batch[0].settlement)
                     log.exception("an entry of the ledger is lost: it cannot be written", exc_info=error, extra=about)
-                    batch[0].done()
+                    await self._wrote(batch)
                 else:
                     # One of them has something no store takes; which one shows when each goes by itself.
                     self._waiting.extendleft(reversed(batch))
@@ -156,16 +224,25 @@ class Books:
                 raise
             else:
                 self._down, pause_s = False, AGAIN_S
-                for one in batch:
-                    one.done()
+                if loop.time() - began <= LEDGER_WAIT_S:
+                    self._is_slow = False
+                await self._wrote(batch)
+        # Spooled records that memory had no room for.
+        await self._spool.seal()
 
-    def _fail(self, batch: Sequence[_Waiting], error: StoreError) -> None:
+    async def _wrote(self, batch: Sequence[_Waiting]) -> None:
+        for one in batch:
+            one.is_written = True
+            one.finish()
+        self._spool.settled([one.settlement for one in batch if one.has_usage])
+        await self._spool.shrink()
+
+    async def _fail(self, batch: Sequence[_Waiting], error: StoreError) -> None:
         if not self._down:
             log.warning("the ledger cannot be written for now", extra={"code": error.code})
-        self._down = True
-        for one in batch:
-            if not one.insist:
-                one.done()
+            self._on_failure()
+        self._down = self._is_slow = True
+        await self._spooled(batch)
 
 
 def _about(settlement: Settlement) -> dict[str, object]:

@@ -22,6 +22,10 @@ from unisono.errors import StoreUnavailable
 
 FRESH_S: Final = 0.5
 """How long an answer of the store is good, in seconds."""
+STALLED_FRESH_S: Final = 5.0
+"""How long it is good while the store is being asked again and has not answered yet, in seconds."""
+LOOKUP_WAIT_S: Final = 0.05
+"""How long a request waits for that second answer, in seconds."""
 MOST_REMEMBERED: Final = 4096
 
 Salt = Callable[[], Awaitable[bytes]]
@@ -111,6 +115,9 @@ class VirtualKeys:
         if seen is not None and self._known_while_down and now < self._down_until:
             return seen.record
         try:
+            may_stall = now >= self._down_until
+            if may_stall and seen is not None and seen.record is not None and now - seen.at < STALLED_FRESH_S:
+                return await self._asked_again(digest, seen.record)
             return await self._asked(digest)
         except StoreUnavailable:
             self._down_until = self._monotonic() + FRESH_S
@@ -121,12 +128,24 @@ class VirtualKeys:
     async def _asked(self, digest: str) -> KeyRecord | None:
         """What the store knows, asked once for everyone who waits; one of them who leaves takes nothing from the
         others."""
+        return await asyncio.shield(self._lookup(digest))
+
+    async def _asked_again(self, digest: str, known: KeyRecord) -> KeyRecord | None:
+        """What the store knows, or `known` if it stalls: a request does not wait for a key that was good just now."""
+        # Only the first request waits at all; those that find an overdue lookup go on at once.
+        is_overdue = digest in self._looking
+        looking = self._lookup(digest)
+        if not is_overdue:
+            await asyncio.wait({looking}, timeout=LOOKUP_WAIT_S)
+        return looking.result() if looking.done() else known
+
+    def _lookup(self, digest: str) -> asyncio.Task[KeyRecord | None]:
         looking = self._looking.get(digest)
         if looking is None:
             looking = asyncio.create_task(self._look(digest), name="looking for a key")
             self._looking[digest] = looking
             looking.add_done_callback(lambda task: self._looked(digest, task))
-        return await asyncio.shield(looking)
+        return looking
 
     async def _look(self, digest: str) -> KeyRecord | None:
         # From before the question on: what changes while it is on its way is seen by the next one.

@@ -259,6 +259,11 @@ class StoreSettings(Section):
     """How many Redis replicas must have a write before it counts."""
     lease_s: Seconds = 10.0
     """After how long without a sign another process takes over a background response, in seconds."""
+    spool_dir: Name | None = None
+    """Folder for usage records that the store does not accept yet; by default `spool` beside the SQLite file, or in the
+    user's data folder. `memory://` needs none."""
+    spool_max_bytes: Count = 64 * 1024 * 1024
+    """How large the spool of one process may be, in bytes."""
 
     @model_validator(mode="after")
     def _url_is_given(self) -> StoreSettings:

@@ -138,6 +138,7 @@ class Instruments:
         self.store_s = histogram("store_operation_duration", "An operation of the store.", "operation", bounds=SHORT_S)
         self.store_errors = counter("store_errors", "Operations of the store that failed.", "operation", "error")
         self.store_up = gauge("store_up", "Whether the store can be used.", over="livemin")
+        self.unaccounted = gauge("usage_unaccounted_records", "Usage records that wait for the store.")
         self.lag = histogram("event_loop_lag", "How late the event loop comes to what is due.", bounds=SHORT_S)
         self.cpu = counter("process_cpu_seconds", "CPU time, user and system.")
         self.memory = gauge("process_resident_memory_bytes", "Resident memory.")

@@ -170,11 +170,16 @@ class Metrics(Observer):
 
     # -- what is looked at
 
-    def look(self, backends: Callable[[], Iterable[Backend]], store_works: Callable[[], bool]) -> asyncio.Task[None]:
+    def look(
+        self,
+        backends: Callable[[], Iterable[Backend]],
+        store_works: Callable[[], bool],
+        unaccounted: Callable[[], int] = lambda: 0,
+    ) -> asyncio.Task[None]:
         """Look at these from now on, and no longer at what was looked at before, until the task is cancelled."""
         if self._looking is not None:
             self._looking.cancel()
-        self._look_now = lambda: self.look_once(backends(), store_works=store_works())
+        self._look_now = lambda: self.look_once(backends(), store_works=store_works(), unaccounted=unaccounted())
         self._looking = asyncio.create_task(self._look(), name="metrics")
         return self._looking
 
@@ -186,9 +191,10 @@ class Metrics(Observer):
                 await asyncio.sleep(BEAT_S)
                 self._all.lag.observe(max(monotonic() - now - BEAT_S, 0.0))
 
-    def look_once(self, backends: Iterable[Backend], *, store_works: bool) -> None:
+    def look_once(self, backends: Iterable[Backend], *, store_works: bool, unaccounted: int = 0) -> None:
         every = self._all
         every.store_up.set(int(store_works))
+        every.unaccounted.set(unaccounted)
         open_now: set[tuple[str, str, str]] = set()
         for one in backends:
             of = (one.model, one.name)

@@ -22,6 +22,9 @@ AGAIN_S = 2.0
 LOOK_S = 10.0
 """Between two looks at a store that works."""
 
+REASONS = {"the store is full": "store_full", "the store takes no writes at the moment": "store_read_only"}
+"""Reasons of their own, by the words that every kind of store has for them: an operator does something else then."""
+
 
 class Upkeep:
     """Starts `store` and closes it. `reason` says why it cannot be used, as a code; empty while it can."""
@@ -33,6 +36,7 @@ class Upkeep:
         self._task: asyncio.Task[None] | None = None
         self._tried = asyncio.Event()
         self._said = ""
+        self._is_doubted = asyncio.Event()
         self.reason = StoreUnavailable.code
 
     async def start(self) -> None:
@@ -41,6 +45,10 @@ class Upkeep:
         with suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_S):
                 await self._tried.wait()
+
+    def look_now(self) -> None:
+        """Check the store at once: a write has failed."""
+        self._is_doubted.set()
 
     async def aclose(self) -> None:
         if self._task is not None:
@@ -51,6 +59,7 @@ class Upkeep:
     async def _keep(self) -> None:
         up = False
         while True:
+            self._is_doubted.clear()
             try:
                 if up:
                     await self._store.check()
@@ -62,7 +71,9 @@ class Upkeep:
             else:
                 self._works()
             self._tried.set()
-            await asyncio.sleep(self._again_s if self.reason else self._look_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._again_s if self.reason else self._look_s):
+                    await self._is_doubted.wait()
 
     @staticmethod
     def _warn(warnings: tuple[str, ...]) -> None:
@@ -76,8 +87,8 @@ class Upkeep:
 
     def _fails(self, error: Exception) -> None:
         known = isinstance(error, UnisonoError)
-        self.reason = error.code if isinstance(error, UnisonoError) else StoreError.code
         words = str(error)
+        self.reason = REASONS.get(words) or (error.code if isinstance(error, UnisonoError) else StoreError.code)
         if words == self._said:
             return
         self._said = words

@@ -123,6 +123,9 @@ local rpm, tpm, parallel = tonumber(arg()), tonumber(arg()), tonumber(arg())
 local token_budget, money_budget = tonumber(arg()), tonumber(arg())
 local now = clock()
 local second = math.floor(now / 1000)
+-- A full server denies a script its first write only if that write may need memory; afterwards it denies nothing. A
+-- reservation must not be made where its settlement would be denied.
+redis.call('HINCRBY', minute, 'requests', 0)
 drop_lapsed(open, held, now)
 local sums = read_minute(minute, second)
 local tokens = input + least

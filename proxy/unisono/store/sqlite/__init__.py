@@ -99,14 +99,24 @@ class SqliteStore:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._worker, lambda: self._transact(work, *args, **named))
 
+    async def _read(self, work: Callable[Concatenate[Act, P], T], *args: P.args, **named: P.kwargs) -> T:
+        """As `_do`, for work that writes nothing."""
+        if self._db is None:
+            raise StoreUnavailable("the store is not open")
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._worker, lambda: self._work(False, work, *args, **named))
+
     def _transact(self, work: Callable[Concatenate[Act, P], T], *args: P.args, **named: P.kwargs) -> T:
         """On the worker's thread."""
+        return self._work(True, work, *args, **named)
+
+    def _work(self, writes: bool, work: Callable[Concatenate[Act, P], T], *args: P.args, **named: P.kwargs) -> T:
         if self._db is None:
             raise StoreUnavailable("the store is not open")
         try:
-            with transaction(self._db):
+            with transaction(self._db, writes=writes):
                 act = Act(self._db, self._clock(), self._retention, self._bounds)
-                if abs(act.now - self._swept) >= SWEEP_EVERY_S:
+                if writes and abs(act.now - self._swept) >= SWEEP_EVERY_S:
                     sweep(act)
                     self._swept = act.now
                 return work(act, *args, **named)
@@ -159,7 +169,7 @@ class SqliteStore:
         await self._save(tenant, response, False, lease, log, revision)
 
     async def responses(self, tenant: str, ids: Sequence[str]) -> tuple[StoredResponse | None, ...]:
-        return await self._do(responses.read, tenant, ids)
+        return await self._read(responses.read, tenant, ids)
 
     async def delete_response(self, tenant: str, response: str) -> bool:
         try:
@@ -168,7 +178,7 @@ class SqliteStore:
             self._waiting.wake(_key(tenant, response))
 
     async def item(self, tenant: str, item: str) -> StoredItem | None:
-        return await self._do(responses.item, tenant, item)
+        return await self._read(responses.item, tenant, item)
 
     async def log(self, lease: Lease, response: str, write: LogWrite) -> None:
         try:
@@ -180,10 +190,10 @@ class SqliteStore:
         self, tenant: str, response: str, first: int, *, limit: int = 512, wait_s: float = 0.0
     ) -> EventPage | None:
         with self._waiting.on(_key(tenant, response)) as woken:
-            return await until_some(lambda: self._do(responses.events, tenant, response, first, limit), woken, wait_s)
+            return await until_some(lambda: self._read(responses.events, tenant, response, first, limit), woken, wait_s)
 
     async def tokens(self, tenant: str, response: str) -> Tokens:
-        return await self._do(responses.tokens, tenant, response)
+        return await self._read(responses.tokens, tenant, response)
 
     async def create_conversation(
         self, tenant: str, conversation: StoredConversation, items: Sequence[StoredItem] = ()
@@ -191,7 +201,7 @@ class SqliteStore:
         await self._do(conversations.create, tenant, conversation, items)
 
     async def conversation(self, tenant: str, conversation: str) -> StoredConversation | None:
-        return await self._do(conversations.head, tenant, conversation)
+        return await self._read(conversations.head, tenant, conversation)
 
     async def conversation_items(
         self,
@@ -202,10 +212,10 @@ class SqliteStore:
         limit: int | None = None,
         newest_first: bool = False,
     ) -> tuple[StoredItem, ...] | None:
-        return await self._do(conversations.items, tenant, conversation, after, limit, newest_first)
+        return await self._read(conversations.items, tenant, conversation, after, limit, newest_first)
 
     async def conversation_item(self, tenant: str, conversation: str, item: str) -> StoredItem | None:
-        return await self._do(conversations.item, tenant, conversation, item)
+        return await self._read(conversations.item, tenant, conversation, item)
 
     async def append(
         self,
@@ -263,13 +273,13 @@ class SqliteStore:
         return await self._do(access.put, record)
 
     async def key(self, key: str) -> KeyRecord | None:
-        return await self._do(access.get, key)
+        return await self._read(access.get, key)
 
     async def key_of(self, digest: str) -> KeyRecord | None:
-        return await self._do(access.find, digest)
+        return await self._read(access.find, digest)
 
     async def keys(self) -> tuple[KeyRecord, ...]:
-        return await self._do(access.every)
+        return await self._read(access.every)
 
     async def reserve(self, claim: Claim) -> Standing:
         return await self._do(accounts.reserve, claim)
@@ -281,16 +291,16 @@ class SqliteStore:
         await self._do(accounts.settle, settlements)
 
     async def ledger(self, since: str, until: str, account: Account | None = None) -> tuple[Entry, ...]:
-        return await self._do(accounts.ledger, since, until, account)
+        return await self._read(accounts.ledger, since, until, account)
 
     async def keep_traces(self, *kept: StoredTrace, for_s: float, most: int) -> None:
         await self._do(traces.keep, kept, for_s, most)
 
     async def trace(self, tenant: str, id: str) -> StoredTrace | None:
-        return await self._do(traces.get, tenant, id)
+        return await self._read(traces.get, tenant, id)
 
     async def traces(self, tenant: str, limit: int = 20) -> tuple[StoredTrace, ...]:
-        return await self._do(traces.latest, tenant, limit)
+        return await self._read(traces.latest, tenant, limit)
 
 
 def _key(tenant: str, response: str) -> str:

@@ -165,9 +165,9 @@ def _make(db: sqlite3.Connection) -> None:
 
 
 @contextmanager
-def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """All or nothing."""
-    db.execute("BEGIN IMMEDIATE")
+def transaction(db: sqlite3.Connection, *, writes: bool = True) -> Iterator[None]:
+    """All or nothing. A read takes no lock, so that a writer of another process does not delay it."""
+    db.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
     try:
         yield
         db.execute("COMMIT")

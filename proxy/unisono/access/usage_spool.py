@@ -1,0 +1,307 @@
+"""Usage spool: usage records on local disk that the store has not accepted yet.
+
+A segment is an append-only file with one JSON record per line, synced before an answer is delivered. Its owner holds a
+file lock, so a process replays only segments without a living owner. Replay is idempotent by the record's `once`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, Final
+
+from unisono.core.access import NO_LIMITS
+from unisono.core.accounts import USED, Account, Accounts, Claim, Entry, Settlement, Used
+from unisono.errors import StoreError
+
+log = logging.getLogger("unisono.access")
+
+RECORD_VERSION: Final = 1
+SUFFIX: Final = ".jsonl"
+COMPACTION_BYTES: Final = 1024 * 1024
+REPLAY_BATCH: Final = 128
+SCAN_INTERVAL_S: Final = 2.0
+
+
+def to_record(settlement: Settlement) -> bytes:
+    """One line of a segment."""
+    entry, claim = settlement.entry, settlement.claim
+    record: dict[str, Any] = {
+        "v": RECORD_VERSION,
+        "once": settlement.once,
+        "tenant": entry.account.tenant,
+        "key": entry.account.key,
+        "model": entry.model,
+        "day": entry.day,
+        "used": {name: amount for name in USED if (amount := getattr(entry.used, name))},
+    }
+    if claim is not None:
+        record["claim"] = {"once": claim.once, "period": claim.period, "period_ends": claim.period_ends}
+    # Escapes everything outside of ASCII, so that lone surrogates in a tenant's name survive.
+    return json.dumps(record, separators=(",", ":")).encode() + b"\n"
+
+
+def from_record(line: bytes) -> Settlement:
+    """Raises ValueError, KeyError or TypeError for a damaged line."""
+    record = json.loads(line)
+    if record["v"] != RECORD_VERSION:
+        raise ValueError(f"unknown record version {record['v']!r}")
+    account = Account(str(record["tenant"]), str(record["key"]))
+    used = Used(**{name: int(amount) for name, amount in record["used"].items()})
+    claim = None
+    if (held := record.get("claim")) is not None:
+        # A settlement reads nothing else of its claim.
+        claim = Claim(
+            account, held["once"], NO_LIMITS, 0, 0, 0, 0.0, period=held["period"], period_ends=held["period_ends"]
+        )
+    entry = Entry(account, str(record["model"]), str(record["day"]), used)
+    return Settlement(str(record["once"]), entry, claim)
+
+
+@dataclass(slots=True)
+class _Segment:
+    """A locked file of records. Closing it releases the lock."""
+
+    path: Path
+    descriptor: int
+    size: int = 0
+    records: int = 0
+
+    def write(self, data: bytes, max_bytes: int) -> None:
+        """Append and sync. Raises OSError; a part that was written is cut off again."""
+        if self.size + len(data) > max_bytes:
+            raise OSError("the usage spool has reached `store.spool_max_bytes`")
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(self.descriptor, view) :]
+            os.fsync(self.descriptor)
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(self.descriptor, self.size)
+            raise
+        self.size += len(data)
+
+    def clear(self) -> None:
+        os.ftruncate(self.descriptor, 0)
+        self.size = 0
+
+    def read(self) -> Iterator[Settlement]:
+        with self.path.open("rb") as lines:
+            for line in lines:
+                try:
+                    yield from_record(line)
+                except (ValueError, KeyError, TypeError, AttributeError):
+                    # A process that dies while it writes leaves a truncated last line.
+                    log.warning("a damaged line of the usage spool is skipped", extra={"file": self.path.name})
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
+@dataclass(slots=True)
+class UsageSpool:
+    """The segments of one store in `folder`; without a folder nothing is spooled. `store` is the store's address."""
+
+    folder: Path | None = None
+    store: str = ""
+    max_bytes: int = 64 * COMPACTION_BYTES
+    _own: _Segment | None = None
+    _adopted: list[_Segment] = field(default_factory=list)
+    _outstanding: dict[Settlement, int] = field(default_factory=dict)
+    _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _queue: list[Settlement] = field(default_factory=list)
+    _is_failing: bool = False
+
+    @property
+    def pending(self) -> int:
+        """Records in the spool that the ledger does not have yet, as far as this process is responsible for them."""
+        return len(self._outstanding) + sum(segment.records for segment in self._adopted)
+
+    async def append(self, settlements: Sequence[Settlement]) -> bool:
+        """Return whether the records are on disk. Records of concurrent calls share one sync."""
+        if self.folder is None:
+            return False
+        self._queue += settlements
+        async with self._writing:
+            if batch := self._queue:
+                self._queue = []
+                await self._run(partial(self._append, batch))
+        return all(one in self._outstanding for one in settlements)
+
+    def settled(self, settlements: Sequence[Settlement]) -> None:
+        """Note that the ledger has these."""
+        for one in settlements:
+            self._outstanding.pop(one, None)
+
+    async def shrink(self) -> None:
+        """Give space back after `settled`."""
+        if self._own is not None and self._own.size:
+            async with self._writing:
+                await self._run(self._shrink)
+
+    async def seal(self) -> None:
+        """Unlock the segment of this process if it holds records, so that they are replayed from the file."""
+        if self._outstanding:
+            async with self._writing:
+                await self._run(self._seal)
+
+    async def release(self) -> None:
+        """Unlock all segments, so that another process, or a later replay of this one, can adopt them."""
+        async with self._writing:
+            await self._run(self._release)
+
+    async def replay(self, accounts: Accounts) -> None:
+        """Adopt segments without an owner, enter their records in the ledger and delete them. Raises `StoreError`."""
+        async with self._writing:
+            await self._run(self._adopt)
+        for segment in list(self._adopted):
+            records = await asyncio.to_thread(_read, segment)
+            for start in range(0, len(records), REPLAY_BATCH):
+                await _settled(accounts, records[start : start + REPLAY_BATCH])
+            if segment in self._adopted:
+                self._adopted.remove(segment)
+                await asyncio.to_thread(_delete, segment)
+                log.warning("usage records of the spool are in the ledger now", extra={"count": len(records)})
+
+    async def _run(self, work: Callable[[], None]) -> None:
+        # A cancelled caller must not leave a thread that changes a segment without the lock.
+        running = asyncio.ensure_future(asyncio.to_thread(work))
+        try:
+            await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait({running})
+            raise
+
+    # -- in a thread, under the lock
+
+    def _append(self, batch: Sequence[Settlement]) -> None:
+        lines = {one: to_record(one) for one in batch if one not in self._outstanding}
+        data = b"".join(lines.values())
+        try:
+            segment = self._own = self._own or self._create()
+            segment.write(data, self.max_bytes)
+        except OSError as error:
+            if not self._is_failing:
+                log.warning("usage records cannot be spooled", extra={"cause": str(error)})
+            self._is_failing = True
+        else:
+            self._is_failing = False
+            self._outstanding.update({one: len(line) for one, line in lines.items()})
+
+    def _shrink(self) -> None:
+        segment, live = self._own, sum(self._outstanding.values())
+        if segment is None:
+            return
+        with suppress(OSError):
+            if not self._outstanding:
+                segment.clear()
+            elif segment.size > COMPACTION_BYTES and live < segment.size // 2:
+                # The new segment is complete before the old one is deleted: a crash leaves both, and replay is
+                # idempotent.
+                new = self._create()
+                new.write(b"".join(map(to_record, self._outstanding)), self.max_bytes)
+                self._own = new
+                _delete(segment)
+
+    def _seal(self) -> None:
+        own, self._own = self._own, None
+        if own is not None:
+            if self._outstanding:
+                own.close()
+            else:
+                _delete(own)
+            self._outstanding.clear()
+
+    def _release(self) -> None:
+        self._seal()
+        for segment in self._adopted:
+            segment.close()
+        self._adopted.clear()
+
+    def _create(self) -> _Segment:
+        assert self.folder is not None
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = self.folder / f"{self._prefix}-{os.getpid()}-{token_hex(4)}{SUFFIX}"
+        new = path.with_suffix(".new")
+        descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        try:
+            # Locked before it has the name that others look for.
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            new.rename(path)
+            _sync_folder(self.folder)
+        except OSError:
+            os.close(descriptor)
+            raise
+        return _Segment(path, descriptor)
+
+    def _adopt(self) -> None:
+        if self.folder is None or not self.folder.is_dir():
+            return
+        for path in sorted(self.folder.glob(f"{self._prefix}-*{SUFFIX}")):
+            if any(path == mine.path for mine in (*self._adopted, *([self._own] if self._own else ()))):
+                continue
+            with suppress(OSError):
+                descriptor = os.open(path, os.O_RDWR)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    # Its owner may have deleted it between the two calls.
+                    if not os.fstat(descriptor).st_nlink:
+                        raise FileNotFoundError(path)
+                    segment = _Segment(path, descriptor)
+                    segment.records = sum(1 for _ in segment.read())
+                except OSError:
+                    os.close(descriptor)
+                    raise
+                self._adopted.append(segment)
+
+    @property
+    def _prefix(self) -> str:
+        """A digest of the store's address, without credentials: records must not reach another store."""
+        scheme, separator, rest = self.store.partition("://")
+        host, slash, path = rest.partition("/")
+        address = scheme.replace("valkey", "redis") + separator + host.rpartition("@")[2] + slash + path
+        return f"usage-{blake2b(address.encode('utf-8', 'surrogatepass'), digest_size=6).hexdigest()}"
+
+
+async def _settled(accounts: Accounts, records: Sequence[Settlement]) -> None:
+    try:
+        await accounts.settle(*records)
+    except StoreError:
+        raise
+    except Exception:
+        if len(records) == 1:
+            log.exception("a usage record is lost: the store rejects it", extra={"model": records[0].entry.model})
+            return
+        # The store rejects one of them; writing them one by one finds it.
+        for one in records:
+            await _settled(accounts, [one])
+
+
+def _read(segment: _Segment) -> list[Settlement]:
+    return list(segment.read())
+
+
+def _delete(segment: _Segment) -> None:
+    with suppress(OSError):
+        segment.path.unlink()
+    segment.close()
+
+
+def _sync_folder(folder: Path) -> None:
+    """A new file's name is durable only after its folder was synced."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,155 @@
+"""The usage spool: records survive their process, are replayed once, and stay within their bounds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unisono.access.usage_spool import UsageSpool, from_record, to_record
+from unisono.core.access import NO_LIMITS
+from unisono.core.accounts import Account, Claim, Entry, Settlement, Used
+from unisono.errors import StoreUnavailable
+from unisono.store.sqlite import SqliteStore
+
+STORE = "redis://user:secret@host:6379/0"
+ONE = Settlement(
+    "resp_1", Entry(Account("team", "key_1"), "gpt-oss", "2026-11-22", Used(requests=1, input=7, output=3))
+)
+CLAIM = Claim(ONE.entry.account, "claim", NO_LIMITS, 0, 0, 0, 0.0, period="day:0", period_ends=9e9)
+CASES = {
+    "without a claim": ONE,
+    "with a claim": replace(ONE, claim=CLAIM),
+    "a budget without end": replace(ONE, claim=replace(CLAIM, period="none:0", period_ends=None)),
+    "text that is not UTF-8": replace(ONE, entry=replace(ONE.entry, account=Account("t\udc80\n"), model="m\u2028")),
+}
+
+
+@pytest.mark.parametrize("settlement", CASES.values(), ids=CASES)
+def test_a_record_is_one_line_and_is_read_as_it_was_written(settlement: Settlement) -> None:
+    line = to_record(settlement)
+    assert line.count(b"\n") == 1
+    assert from_record(line) == settlement
+
+
+class Accounts(SqliteStore):
+    """A store that can be out of reach."""
+
+    down = False
+
+    async def settle(self, *settlements: Settlement) -> None:
+        if self.down:
+            raise StoreUnavailable("down")
+        await super().settle(*settlements)
+
+
+async def opened() -> Accounts:
+    accounts = Accounts(None)
+    await accounts.start()
+    return accounts
+
+
+async def total(accounts: Accounts) -> int:
+    return sum(entry.used.requests for entry in await accounts.ledger("0000", "9999"))
+
+
+def numbered(count: int) -> list[Settlement]:
+    return [replace(ONE, once=f"resp_{number}") for number in range(count)]
+
+
+async def test_what_a_process_left_is_replayed_once_and_deleted(tmp_path: Path) -> None:
+    accounts, spool = await opened(), UsageSpool(tmp_path, STORE)
+    assert await spool.append(numbered(300))
+    await spool.release()
+    # One of them reached the ledger before the process died.
+    await accounts.settle(numbered(1)[0])
+    for _ in range(2):
+        await UsageSpool(tmp_path, STORE).replay(accounts)
+        assert await total(accounts) == 300
+    assert not list(tmp_path.iterdir())
+    await accounts.aclose()
+
+
+DAMAGE = {"cut off": to_record(ONE)[:-9], "garbage": b"\x00\xff{", "another version": b'{"v": 2}\n', "empty": b"\n"}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+async def test_a_damaged_line_costs_only_itself(tmp_path: Path, damage: bytes) -> None:
+    accounts, spool = await opened(), UsageSpool(tmp_path, STORE)
+    await spool.append(numbered(3))
+    await spool.release()
+    [path] = tmp_path.iterdir()
+    with path.open("ab") as file:
+        file.write(damage)
+    await UsageSpool(tmp_path, STORE).replay(accounts)
+    assert await total(accounts) == 3
+    await accounts.aclose()
+
+
+async def test_a_file_of_a_living_process_or_of_another_store_is_left_alone(tmp_path: Path) -> None:
+    accounts, living = await opened(), UsageSpool(tmp_path, STORE)
+    await living.append(numbered(2))
+    await UsageSpool(tmp_path, STORE).replay(accounts)
+    await living.release()
+    await UsageSpool(tmp_path, STORE.replace("host", "other")).replay(accounts)
+    assert await total(accounts) == 0
+    # The same store under another password.
+    await UsageSpool(tmp_path, STORE.replace("secret", "changed")).replay(accounts)
+    assert await total(accounts) == 2
+    await accounts.aclose()
+
+
+async def test_a_file_waits_for_its_store_with_one_process(tmp_path: Path) -> None:
+    accounts = await opened()
+    left = UsageSpool(tmp_path, STORE)
+    await left.append(numbered(2))
+    await left.release()
+    accounts.down = True
+    first, second = UsageSpool(tmp_path, STORE), UsageSpool(tmp_path, STORE)
+    with pytest.raises(StoreUnavailable):
+        await first.replay(accounts)
+    await second.replay(accounts)
+    assert (first.pending, second.pending) == (2, 0)
+    accounts.down = False
+    await first.replay(accounts)
+    assert (first.pending, await total(accounts)) == (0, 2)
+    await accounts.aclose()
+
+
+async def test_a_spool_is_bounded_and_gives_its_space_back(tmp_path: Path) -> None:
+    spool = UsageSpool(tmp_path, STORE, max_bytes=3 * len(to_record(ONE)))
+    records: Sequence[Settlement] = numbered(4)
+    assert await spool.append(records[:3])
+    assert not await spool.append(records[3:])
+    spool.settled(records[:3])
+    await spool.shrink()
+    assert await spool.append(records[3:])
+    assert spool.pending == 1
+
+
+WRITER = """
+import asyncio, os, sys
+from pathlib import Path
+from tests.access.test_usage_spool import STORE, numbered
+from unisono.access.usage_spool import UsageSpool
+
+async def main():
+    await UsageSpool(Path(sys.argv[1]), STORE).append(numbered(5))
+    os.kill(os.getpid(), 9)
+
+asyncio.run(main())
+"""
+
+
+async def test_records_survive_a_killed_process(tmp_path: Path) -> None:
+    root: Any = Path(__file__).parents[2]
+    assert subprocess.run([sys.executable, "-c", WRITER, str(tmp_path)], cwd=root, check=False).returncode == -9
+    accounts = await opened()
+    await UsageSpool(tmp_path, STORE).replay(accounts)
+    assert await total(accounts) == 5
+    await accounts.aclose()
