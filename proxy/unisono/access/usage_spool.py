@@ -279,9 +279,10 @@ async def _settled(accounts: Accounts, records: Sequence[Settlement]) -> None:
         await accounts.settle(*records)
     except StoreError:
         raise
-    except Exception:
+    except Exception as error:
         if len(records) == 1:
-            log.exception("a usage record is lost: the store rejects it", extra={"model": records[0].entry.model})
+            about = {"model": records[0].entry.model}
+            log.exception("a usage record is lost: the store rejects it", exc_info=error, extra=about)
             return
         # The store rejects one of them; writing them one by one finds it.
         for one in records:
