@@ -95,6 +95,8 @@ ATTACKS: dict[str, str] = {
     "clones into a user namespace": CALL
     + f"pid = call({NUMBER['clone']}, 0x10000000 | 17, 0, 0, 0, 0)\nif pid == 0: os._exit(0)\nif pid > 0: print('HIT')",
     "mounts": CALL + "if libc.mount(b'x', b'/mnt', b'tmpfs', 0, None) == 0: libc.umount(b'/mnt'); print('HIT')",
+    "changes a kernel setting": "import os\nfile = os.open('/proc/sys/kernel/core_pattern', os.O_RDWR)\n"
+    "os.write(file, os.read(file, 999)); print('HIT')",
     "loads a program into the kernel": CALL
     + "attributes = (ctypes.c_uint32 * 32)(2, 4, 8, 1)\n"
     + f"if call({NUMBER['bpf']}, 0, ctypes.byref(attributes), 128) >= 0: print('HIT')",
@@ -120,7 +122,13 @@ ATTACKS: dict[str, str] = {
     "for n in range(6): os.wait()\nprint('HIT')",
 }
 # Needs rights that an ordinary user lacks: the control runs as root.
-CONTROLS_AS_ROOT = {"mounts", "loads a program into the kernel", "watches the processor", "handles page faults"}
+CONTROLS_AS_ROOT = {
+    "mounts",
+    "changes a kernel setting",
+    "loads a program into the kernel",
+    "watches the processor",
+    "handles page faults",
+}
 # Hidden by namespaces only.
 NEED_NAMESPACES = {"sees the server's command line"}
 # Protected by namespaces or another user id.
@@ -131,10 +139,11 @@ UNSAFE = NEED_NAMESPACES | {
     "fills shared memory",
 }
 MODES = {
-    "root, isolated": (0, "isolated", set[str]()),
-    "root, no namespaces": (0, "shared", NEED_NAMESPACES),
-    "a user, isolated": (USER, "isolated", set[str]()),
-    "a user, no namespaces, --unsafe": (USER, "shared", UNSAFE),
+    "root, isolated": (0, "isolated", "drops", set[str]()),
+    "root with --as-root, isolated": (0, "isolated", "stays", set[str]()),
+    "root, no namespaces": (0, "shared", "drops", NEED_NAMESPACES),
+    "a user, isolated": (USER, "isolated", "stays", set[str]()),
+    "a user, no namespaces, --unsafe": (USER, "shared", "stays", UNSAFE),
 }
 
 
@@ -204,12 +213,12 @@ def test_every_attack_works_in_a_bare_process(machine: Machine) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("user", "mode", "opened"), MODES.values(), ids=MODES)
-def test_attacks_fail_in_the_tool(machine: Machine, user: int, mode: str, opened: set[str]) -> None:
+@pytest.mark.parametrize(("user", "mode", "identity", "opened"), MODES.values(), ids=MODES)
+def test_attacks_fail_in_the_tool(machine: Machine, user: int, mode: str, identity: str, opened: set[str]) -> None:
     way = made_way(SYSTEM_PYTHON, drops=True, is_isolated=True)
     if mode == "isolated" and not works(way):
         pytest.skip("namespaces are not permitted on this system")
-    found = machine.attacked(user, mode, "stays" if user else "drops", attacks=ATTACKS)
+    found = machine.attacked(user, mode, identity, attacks=ATTACKS)
     assert hits(found) == opened
     assert found["shares memory between processes"]["memory_full"]
     assert (machine.home / ".bashrc").read_text() == ("x" if "writes to the home directory" in opened else "")

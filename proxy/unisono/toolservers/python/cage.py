@@ -40,7 +40,7 @@ MAX_CAPABILITIES = 64
 MOUNT_SETATTR = 442
 AT_RECURSIVE = 0x8000
 MNT_DETACH = 2
-MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC = 2, 4, 8, 4096, 16384
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC = 1, 2, 4, 8, 4096, 16384
 ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV = 1, 2, 4
 
 DEVICES = ("null", "zero", "full", "random", "urandom")
@@ -133,9 +133,9 @@ def enter_new_root(settings: dict[str, Any]) -> None:
         os.makedirs(root + place, exist_ok=True)  # noqa: PTH103
         os.chmod(root + place, 0o1777)  # noqa: PTH101, S103
     os.makedirs(f"{root}/proc")  # noqa: PTH103
-    # Containers may refuse another /proc; it stays empty there.
+    # Containers may refuse another /proc; it stays empty there. Read-only, because /proc/sys belongs to the machine.
     with suppress(OSError):
-        mount("proc", f"{root}/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+        mount("proc", f"{root}/proc", "proc", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)
     os.makedirs(root + settings["directory"])  # noqa: PTH103
     if settings["user"] is not None:
         os.chown(root + settings["directory"], settings["user"], settings["user"])

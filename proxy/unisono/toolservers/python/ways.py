@@ -190,7 +190,9 @@ def made(interpreter: str, *, drops: bool, is_isolated: bool) -> Way:
     except FilterUnavailable as error:
         missing.append(f"no filter of system calls: {error}")
     if not (is_isolated or drops):
-        why = "namespaces are not permitted (see user.max_user_namespaces)" if unshare() else "there are no namespaces"
+        why = (
+            "namespaces are not permitted here, or Linux is older than 5.12" if unshare() else "there are no namespaces"
+        )
         missing.append(f"{why}, and the server does not run as root to give the code another user id")
     return replace(way, missing=tuple(missing))
 
