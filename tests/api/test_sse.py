@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import orjson
 import pytest
 from starlette.types import Message
 
@@ -214,3 +215,12 @@ async def test_work_that_ends_first_gives_its_result_or_its_failure() -> None:
     assert await until_disconnect(receive, good()) == 5
     with pytest.raises(BackendUnavailable):
         await until_disconnect(receive, bad())
+
+
+async def test_characters_that_end_a_line_for_some_clients_are_escaped() -> None:
+    text = "a\u0085b\u2028c\u2029d\u2027\u00e9"
+    body = orjson.dumps({"text": text})
+    sent = await exchange(Scripted(b"data: " + body + b"\n\n", BackendUnavailable(text))).run()
+    lines = b"".join(sent.bodies).decode().splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["data", "", "data", ""]
+    assert orjson.loads(lines[0].removeprefix("data: ")) == {"text": text}

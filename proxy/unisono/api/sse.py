@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import orjson
 from starlette.responses import Response
@@ -25,6 +25,7 @@ T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 KEEP_ALIVE_S = 10.0
+LINE_SEPARATORS: Final = tuple((c.encode(), b"\\u%04x" % ord(c)) for c in ("\u0085", "\u2028", "\u2029"))
 
 PROBE = "probe_client"
 """Key in the request's state of a function that writes a keep-alive now, which shows whether the client is gone."""
@@ -55,6 +56,15 @@ def event(body: bytes) -> bytes:
 def named_event(name: bytes, body: bytes) -> bytes:
     """One event with a name. `body` is JSON, so it holds no line break."""
     return b"event: " + name + b"\ndata: " + body + b"\n\n"
+
+
+def without_line_separators(events: bytes) -> bytes:
+    """The same events, with U+0085, U+2028 and U+2029 as escapes of JSON: many clients end a line at each of them."""
+    # In JSON these characters stand in strings only, where an escape means the same.
+    for character, escape in LINE_SEPARATORS:
+        if character in events:
+            events = events.replace(character, escape)
+    return events
 
 
 def error_event(error: UnisonoError, about: Mapping[str, Any] | None = None) -> bytes:
@@ -162,7 +172,8 @@ class EventStream(Response):
                 await send(self._head())
                 self._begun = True
             self._last_write = asyncio.get_running_loop().time()
-            await send({"type": "http.response.body", "body": data, "more_body": not last})
+            body = without_line_separators(data)
+            await send({"type": "http.response.body", "body": body, "more_body": not last})
 
     def _head(self) -> Message:
         headers = {
