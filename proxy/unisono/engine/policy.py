@@ -6,9 +6,10 @@ follows from what the answer still owes.
 
 from __future__ import annotations
 
-import json
 from enum import Enum, auto
 from typing import Final
+
+from unisono.core.json_syntax import json_kind
 
 
 class Owed(Enum):
@@ -88,15 +89,8 @@ class Fault(Enum):
 
 def fault_of(text: str, *, objects: bool) -> Fault:
     """Whether a body is JSON, or with `objects` a JSON object; no schema is looked at."""
-    try:
-        value = json.loads(text, parse_constant=_refused)
-    except (ValueError, RecursionError):
-        return Fault.BROKEN
-    return Fault.NONE if isinstance(value, dict) or not objects else Fault.BROKEN
-
-
-def _refused(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
+    kind = json_kind(text)
+    return Fault.NONE if kind is not None and (kind is dict or not objects) else Fault.BROKEN
 
 
 class End(Enum):

@@ -264,8 +264,13 @@ def _format(judge: Judge, wanted: Any, value: object, place: Place, schema: Sche
 
 
 def _multiple(judge: Judge, wanted: Any, value: object, place: Place, schema: Schema) -> Complaints:
-    if is_type("number", value) and Fraction(str(value)) % Fraction(str(wanted)):
+    if is_type("number", value) and _fraction(value) % _fraction(wanted):
         yield Complaint(place, f"must be a multiple of {wanted}, not {shown(value)}")
+
+
+def _fraction(value: object) -> Fraction:
+    # A decimal fraction means what is written, not the float next to it; `str` refuses very long integers.
+    return Fraction(value) if isinstance(value, int) else Fraction(str(value))
 
 
 Judging: TypeAlias = Callable[[Judge, Any, object, Place, Schema], Complaints]

@@ -52,5 +52,6 @@ def shown(value: object) -> str:
     if isinstance(value, list | tuple):
         return "an array"
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)[:SHOWN]
+        is_long = isinstance(value, int) and abs(value) >= 10**SHOWN
+        return f"a number of more than {SHOWN} digits" if is_long else str(value)[:SHOWN]
     return orjson.dumps(value).decode()

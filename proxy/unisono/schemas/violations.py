@@ -6,6 +6,8 @@ that backtracks, and nothing of an answer is repeated at length. The schema is o
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterable, Mapping
 
 import orjson
@@ -16,6 +18,8 @@ LONGEST = 1_000_000
 """Characters of an answer."""
 DEEPEST = 64
 """Values within one another."""
+MAX_DIGITS = 20_000
+DIGITS_AT_ONCE = 4_000
 MOST_TOLD = 5
 """Faults told at once."""
 
@@ -26,7 +30,7 @@ def violation(schema: Mapping[str, object], text: str) -> str | None:
     if len(text) > LONGEST:
         return f"The answer is too long: it has to be JSON of at most {LONGEST:,} characters."
     try:
-        value = orjson.loads(text)
+        value = _parsed(text)
     except orjson.JSONDecodeError as error:
         return _unreadable(text, error)
     if _is_deep(value):
@@ -46,6 +50,39 @@ def _first(complaints: Iterable[Complaint]) -> Iterable[Complaint]:
         if len(told) == MOST_TOLD:
             break
     return told
+
+
+def _parsed(text: str) -> object:
+    """The value, with integers of any length up to `MAX_DIGITS`. Raises orjson.JSONDecodeError."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        if "infinity" not in error.msg:
+            raise
+        try:
+            # orjson reads no integer that is too large for a float.
+            return json.loads(text, parse_int=_integer, parse_float=_finite)
+        except (ValueError, RecursionError):
+            raise error from None
+
+
+def _integer(text: str) -> int:
+    if len(text) > MAX_DIGITS:
+        raise ValueError("too many digits")
+    digits = text.removeprefix("-")
+    value = 0
+    # `int` refuses texts of more than 4,300 digits.
+    for start in range(0, len(digits), DIGITS_AT_ONCE):
+        piece = digits[start : start + DIGITS_AT_ONCE]
+        value = value * 10 ** len(piece) + int(piece)
+    return -value if text.startswith("-") else value
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError("out of range")
+    return value
 
 
 def _unreadable(text: str, error: orjson.JSONDecodeError) -> str:

@@ -1,0 +1,54 @@
+"""JSON is recognised whatever its depth and the length of its numbers."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from unisono.core.json_syntax import _deep_kind, json_kind
+from unisono.engine.policy import Fault, fault_of
+from unisono.schemas import violation
+
+DEEP = 3_000
+LONG = "9" * 5_000
+INTEGER = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 7}}}
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    {
+        "long integer": (f'{{"a":{LONG}}}', Fault.NONE),
+        "long negative integer": (f'{{"a":-{LONG}}}', Fault.NONE),
+        "deep objects": ('{"a":' * DEEP + "1" + "}" * DEEP, Fault.NONE),
+        "deep lists in an object": ('{"a":' + "[" * DEEP + "]" * DEEP + "}", Fault.NONE),
+        "deep list": ("[" * DEEP + "]" * DEEP, Fault.BROKEN),
+        "deep and not closed": ('{"a":' * DEEP + "1" + "}" * (DEEP - 1), Fault.BROKEN),
+        "deep and closed twice": ('{"a":' * DEEP + "1" + "}" * (DEEP + 1), Fault.BROKEN),
+        "deep with the wrong end": ('{"a":' * DEEP + "1" + "]" * DEEP, Fault.BROKEN),
+        "not a number": ('{"a":NaN}', Fault.BROKEN),
+    }.values(),
+)
+def test_objects_are_recognised_without_limits_of_python(text: str, fault: Fault) -> None:
+    assert fault_of(text, objects=True) is fault
+
+
+def test_deep_json_is_recognised_as_json_of_any_depth() -> None:
+    random.seed(5)
+    pieces = ["{", "}", "[", "]", ",", ":", '"a"', "1", "-", "0", "1.5e3", "true", " ", '"\x01"', '{"a":', "[1,", "NaN"]
+    valid = 0
+    for _ in range(20_000):
+        text = "".join(random.choices(pieces, k=random.randrange(1, 8)))
+        kind = json_kind(text)
+        deep = _deep_kind(text)
+        assert ((deep is None), (deep is dict)) == ((kind is None), (kind is dict)), text
+        valid += kind is not None
+    assert valid > 500
+
+
+def test_long_integers_are_judged_by_their_schema() -> None:
+    assert violation(INTEGER, f'{{"a":-{LONG}}}') is None
+    assert violation(INTEGER, f'{{"a":{LONG}}}') == "$.a must be at most 7, not a number of more than 60 digits."
+    multiple = {"type": "object", "properties": {"a": {"multipleOf": 2}}}
+    assert violation(multiple, f'{{"a":{LONG[:-1]}8}}') is None
+    assert violation(multiple, f'{{"a":{LONG}}}') is not None
