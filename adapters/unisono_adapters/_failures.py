@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import aiohttp
 
 from unisono.core.context_window import read_counts
+from unisono.core.secrecy import is_plausible_secret
 from unisono.errors import (
     BackendError,
     BackendOverloaded,
@@ -97,7 +98,7 @@ class Failures:
 
     def __init__(self, statuses: Statuses | None = None, secret: str | None = None) -> None:
         self._statuses = {**STATUSES, **(statuses or {})}
-        self._secret = secret
+        self._secret = secret if secret is not None and is_plausible_secret(secret) else None
 
     def refusal(
         self, status: int, body: object, headers: Mapping[str, str] | None = None

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import TextIO
 
+from unisono.core.secrecy import is_plausible_secret
+
 REDACTED = "[redacted]"
 LONGEST = 4000
 """Characters of one value; the rest is cut, so that no answer of a backend floods the log."""
-SHORTEST_SECRET = 4
-"""Shorter ones would tear holes into ordinary words."""
 
 _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", None, None))) | {"message", "asctime", "color_message"}
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[^\s\"',;]+")
@@ -33,7 +33,7 @@ class Secrets:
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         # Longest first: one secret may begin another.
-        known = sorted({secret for secret in secrets if len(secret) >= SHORTEST_SECRET}, key=len, reverse=True)
+        known = sorted(set(filter(is_plausible_secret, secrets)), key=len, reverse=True)
         self._known = re.compile("|".join(map(re.escape, known))) if known else None
 
     def taken_from(self, text: str) -> str:
