@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -21,8 +22,10 @@ from unisono.access.keys import MasterKey, NoKeys
 from unisono.api.door import doors
 from unisono.api.failures import register
 from unisono.app import build
+from unisono.cli import listener
 from unisono.cli.server import server_config
 from unisono.config import parse
+from unisono.core.log_rate import RateLimitedWarning
 from unisono.errors import InvalidRequest
 
 KEY = "sk-right"
@@ -311,3 +314,21 @@ async def test_the_gateway_itself_has_no_websocket_where_there_is_none() -> None
         async with listening(build(parse(raw_config, {}).config)) as port:
             status, error = await refusal(port, "/v1/nowhere")
     assert (status, error["code"]) == (404, "not_found")
+
+
+async def test_text_that_is_not_utf8_is_logged_without_a_traceback_and_rarely(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "MALFORMED_TEXT", RateLimitedWarning(logging.getLogger("unisono.cli.listener")))
+    async with listening(echoing(None)) as port:
+        for pieces in ([b"\xff\xfe"], [b"ab", b"\xc3"], [b"\x80"]):
+            async with opened(port) as client:
+                await client.recv()
+                await client.send(pieces, text=True)
+                with pytest.raises(ConnectionClosedError) as closed:
+                    await client.recv()
+                assert closed.value.rcvd is not None
+                assert closed.value.rcvd.code == 1007
+    records = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert [record.name for record in records] == ["unisono.cli.listener"]
+    assert records[0].exc_info is None

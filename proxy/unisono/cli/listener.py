@@ -11,6 +11,7 @@ answered in the one it came in.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from asyncio import TimerHandle, Transport
 from collections.abc import Collection
@@ -24,6 +25,7 @@ from unisono.api.door import HEALTH_PATHS
 from unisono.api.failures import Formats
 from unisono.cli.closing import HalfClosed, LingeringTransport, reset
 from unisono.cli.heads import check_head, close_unless_continued, refusal, until_close, without_upgrade
+from unisono.core.log_rate import RateLimitedWarning
 from unisono.errors import HeadersTimeout, HeadersTooLarge, MalformedRequest, TooManyConnections, UnisonoError
 
 if TYPE_CHECKING:
@@ -40,6 +42,9 @@ WAITING_BYTES = 32 * 1024
 """What waits for the system to take it before writers have to wait, too."""
 SWITCHED = 101
 HEALTH_TARGETS = frozenset(path.encode() for path in HEALTH_PATHS)
+INVALID_DATA = 1007
+"""Close code of a WebSocket whose text is not UTF-8."""
+MALFORMED_TEXT = RateLimitedWarning(logging.getLogger(__name__))
 LOOKS = 4
 """How often in its time a client that takes nothing is looked at."""
 
@@ -316,6 +321,14 @@ def connections(
     return Connection
 
 
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def _watched(
     protocol: type[WebSocketsSansIOProtocol], write_timeout_s: float, formats: Formats
 ) -> type[WebSocketsSansIOProtocol]:
@@ -341,6 +354,16 @@ def _watched(
             error = MalformedRequest(tried.body.decode("utf-8", "replace").partition("\n")[0])
             self.transport.write(refusal(error, event.path.encode(), formats))
             self.transport.close()
+
+        def send_receive_event_to_app(self) -> None:
+            frames = cast("list[bytes]", self.frames)
+            if self.curr_msg_data_type == "text" and not self.close_sent and not _is_utf8(b"".join(frames)):
+                # uvicorn logs a traceback for every such message.
+                MALFORMED_TEXT.warn("a client sent WebSocket text that is not UTF-8; its connection was closed")
+                self.conn.send_close(INVALID_DATA)
+                self.handle_parser_exception()
+                return
+            super().send_receive_event_to_app()
 
         def keepalive_timeout(self) -> None:
             super().keepalive_timeout()
