@@ -455,3 +455,27 @@ async def raw(site: Site, rest: bytes) -> bytes:
 async def within_bytes(seconds: float, answer: Any) -> bytes:
     async with asyncio.timeout(seconds):
         return bytes(await answer)
+
+
+# Answers
+
+FENCE = "```"
+SLOW_ANSWERS = {
+    "blanks in a code fence": f"{FENCE}\n" + " " * 80_000 + "x",
+    "blanks between two fences": f"{FENCE}\n" + " " * 80_000 + FENCE + " x",
+    "blanks in front": " " * 80_000 + "x",
+}
+
+
+@pytest.mark.parametrize("text", SLOW_ANSWERS.values(), ids=SLOW_ANSWERS)
+async def test_an_answer_that_is_no_json_stops_no_other_stream(site: Site, text: str) -> None:
+    wire = WIRES["mlx_server"]
+    before = site.text.script
+    script = wire.script(f"<|channel|>final<|message|>{text}<|return|>")
+    site.text.script = lambda asked: script  # type: ignore[assignment]
+    try:
+        form = {"response_format": {"type": "json_object"}}
+        answer = await within(SOON_S, site.chat(model="gpt-oss-text", **form))
+    finally:
+        site.text.script = before
+    assert answer.status == 200
