@@ -107,10 +107,11 @@ class Gateway:
         """Who began something, by tenant and id of their key. Raises `StoreUnavailable`."""
         return await self.virtual_keys.caller(tenant, key) if key else Caller(tenant, raw=True)
 
-    async def hand_over(self) -> None:
-        """Leave responses that run in the background to whoever looks for them next, and begin no more of them here."""
+    async def hand_over(self, grace_s: float) -> None:
+        """Leave responses that run in the background to whoever looks for them next, and begin no more of them here.
+        Their running tool calls have `grace_s` seconds to finish."""
         if self.runner is not None:
-            await self.runner.aclose()
+            await self.runner.aclose(grace_s)
 
 
 @dataclass(frozen=True, slots=True)

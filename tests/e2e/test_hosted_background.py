@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from tests.api.responses.folding import fold
 from tests.contract.servers import Server
-from tests.e2e.gateway import config_of
+from tests.e2e.gateway import config_of, gateway
 from tests.e2e.hosting import DOCS, calls, hosts, made, result
 from tests.e2e.replicas import LEASE_S, Client, Json, Told, replica
 from tests.e2e.responses import ANSWER
@@ -127,3 +128,94 @@ async def test_a_cancelled_response_calls_its_tool_off(
             assert over["status"] == "cancelled"
             assert made(over)[0]["status"] == "incomplete"
             await upstream.until_noted("slow cancelled cancelled", within=10)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("redis", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("grace_s", "output"), [(20.0, "done"), pytest.param(0.1, None, marks=pytest.mark.slow)], ids=["in time", "late"]
+)
+async def test_a_handover_waits_for_a_tool_call_within_its_grace_period(
+    upstream: Upstream, request: pytest.FixtureRequest, tmp_path: Path, kind: str, grace_s: float, output: str | None
+) -> None:
+    name = f"handed-{kind}-{grace_s}"
+    url = f"sqlite:///{tmp_path}/state.db"
+    if kind == "redis":
+        url = request.getfixturevalue("redis_server").url.removesuffix("/0") + f"/{30 + int(grace_s)}"
+    async with FakeVllm(tokens=[]) as fake, aiohttp.ClientSession() as session:
+        fake.script = model(name, 0.6)
+        store = {"url": url, "deadline_s": 5, "lease_s": LEASE_S}
+        config = config_of(f"vllm@{fake.url}", store=store, mcp_servers=hosts(upstream)["mcp_servers"])
+        async with gateway(config) as first:
+            assert first.app is not None
+            body = {"model": "gpt-oss", "input": "Go", "tools": [DOCS], "background": True}
+            response = await Client(first.url, session).post("/v1/responses", body)
+            await upstream.until_noted(f"slow begins {name}", within=30)
+            await first.app.state.gateway.hand_over(grace_s)
+            assert bool(upstream.noted(f"slow ends {name}")) == (output is not None)
+            # The model was not asked to continue here.
+            assert len(prompts_of(fake)) == 1
+        async with gateway(config) as second:
+            client = Client(second.url, session)
+            over = await client.over(response["id"])
+            told = await client.resumes(Told(), response["id"])
+        assert over["status"] == "completed"
+        assert [call["output"] for call in made(over)] == [output]
+        assert len(upstream.noted(f"slow begins {name}")) == 1
+        assert fold(told.events).response == over
+        expected = result("slow", output or OUTCOME_UNKNOWN)
+        assert expected in ENCODING.decode(fake.requests[-1].json["prompt"])
+
+
+ENDINGS: dict[str, tuple[list[signal.Signals], int, str | None]] = {
+    # Signals, grace period in seconds, output of the call.
+    "SIGTERM": ([signal.SIGTERM], 20, "done"),
+    "SIGTERM and a grace period that is too short": ([signal.SIGTERM], 1, None),
+    "SIGTERM twice": ([signal.SIGTERM, signal.SIGTERM], 20, None),
+    "SIGHUP": ([signal.SIGHUP], 20, "done"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("signals", "grace_s", "output"), ENDINGS.values(), ids=ENDINGS)
+@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+async def test_a_process_that_ends_finishes_its_tool_call(
+    upstream: Upstream,
+    redis_server: Server,
+    tmp_path: Path,
+    kind: str,
+    signals: list[signal.Signals],
+    grace_s: int,
+    output: str | None,
+) -> None:
+    name = f"{kind}-{list(ENDINGS.values()).index((signals, grace_s, output))}"
+    url = f"sqlite:///{tmp_path}/state.db"
+    if kind == "redis":
+        url = f"{redis_server.url.removesuffix('/0')}/{60 + len(upstream.noted('slow begins'))}"
+    async with FakeVllm(tokens=[]) as fake, aiohttp.ClientSession() as session:
+        fake.script = model(name, 4.0)
+        store = {"url": url, "deadline_s": 5, "lease_s": LEASE_S}
+        unisono = {"shutdown_grace_s": grace_s, "shutdown_delay_s": 0}
+        servers = hosts(upstream)["mcp_servers"]
+        config = config_of(f"vllm@{fake.url}", store=store, unisono=unisono, mcp_servers=servers)
+        async with replica(tmp_path / "a", config) as first:
+            body = {"model": "gpt-oss", "input": "Go", "tools": [DOCS], "background": True}
+            response = await Client(first.url, session).post("/v1/responses", body)
+            await upstream.until_noted(f"slow begins {name}", within=30)
+            for number in signals:
+                first.signal(number)
+                await asyncio.sleep(0.2)
+            if signals == [signal.SIGHUP]:
+                over = await Client(first.url, session).over(response["id"])
+            else:
+                assert await asyncio.wait_for(first.ended(), 15) == 0
+                assert bool(upstream.noted(f"slow ends {name}")) == (output is not None)
+                async with replica(tmp_path / "b", config) as second:
+                    over = await Client(second.url, session).over(response["id"])
+        assert over["status"] == "completed"
+        assert [call["output"] for call in made(over)] == [output]
+        assert len(upstream.noted(f"slow begins {name}")) == 1
+        assert result("slow", output or OUTCOME_UNKNOWN) in ENCODING.decode(fake.requests[-1].json["prompt"])
+
+
+def prompts_of(fake: FakeVllm) -> list[list[int]]:
+    return [seen.json["prompt"] for seen in fake.requests if seen.path == "/v1/completions"]

@@ -195,7 +195,17 @@ class Server(uvicorn.Server):
         for connection in list(self.server_state.connections):
             connection.shutdown()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._hand_over(ends_at)
         await self.lifespan.shutdown()
+
+    async def _hand_over(self, ends_at: float) -> None:
+        """Hand over background responses; their tool calls have the rest of the grace period."""
+        handing = asyncio.create_task(self._switch.hand_over(max(ends_at - monotonic(), 0.0)))
+        hurried = asyncio.create_task(self._hurried.wait())
+        await asyncio.wait({handing, hurried}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (handing, hurried):
+            task.cancel()
+        await asyncio.gather(handing, hurried, return_exceptions=True)
 
     def _close_quiet(self, closed_at: float) -> bool:
         """Close connections on which nothing is asked, and say whether that was all of them. One that was answered just

@@ -116,11 +116,15 @@ class Switch:
             request.end()
         await _over(self._open(), LAST_WORDS_S)
 
+    async def hand_over(self, grace_s: float) -> None:
+        """Hand over the background responses of every application."""
+        await asyncio.gather(*(each.gateway.hand_over(grace_s) for each in (self._current, *self._replaced)))
+
     def _open(self) -> list[OpenRequest]:
         return [request for each in (self._current, *self._replaced) for request in each.open]
 
     async def _retire(self, old: Application) -> None:
-        await old.gateway.hand_over()
+        await old.gateway.hand_over(old.gateway.config.unisono.shutdown_grace_s)
         until = monotonic() + LONGEST_S
         while old.open and (left_s := until - monotonic()) > 0:
             await _over(old.open, left_s)

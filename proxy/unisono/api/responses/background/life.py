@@ -91,6 +91,9 @@ class Life:
         self._finishing = False
         self._ending: Ending | None = None
         self._ended = asyncio.Event()
+        self._is_calling = False
+        """Whether a server tool may be running."""
+        self._grace_over = asyncio.Event()
         self._over = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -118,6 +121,14 @@ class Life:
         if self._ending is None:
             self._ending = ending
             self._ended.set()
+
+    async def leave(self, grace_s: float, within_s: float) -> None:
+        """Hand the response over; a tool call that runs has `grace_s` seconds, and everything else `within_s`."""
+        self.end(Ending.LEFT)
+        if self._is_calling and self._task is not None:
+            await asyncio.wait({self._task}, timeout=grace_s)
+        self._grace_over.set()
+        await self.over(within_s)
 
     async def over(self, within_s: float | None = None) -> None:
         """Return when nothing of it goes on any more, which after `within_s` seconds is seen to."""
@@ -194,9 +205,13 @@ class Life:
         reading = asyncio.create_task(self._read(batches))
         ended = asyncio.create_task(self._ended.wait())
         writing = asyncio.create_task(self._log.keep_writing())
-        tasks = (reading, ended, writing)
+        grace = asyncio.create_task(self._grace_over.wait())
+        tasks = (reading, ended, writing, grace)
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait((reading, ended, writing), return_when=asyncio.FIRST_COMPLETED)
+            if self._ending is Ending.LEFT and self._is_calling:
+                # The next owner could not make the call again: its outcome would be unknown.
+                done, _ = await asyncio.wait((reading, writing, grace), return_when=asyncio.FIRST_COMPLETED)
             # The backend is freed before a write that is on its way is waited for.
             await _called_off(reading, ended)
             self._log.close()
@@ -218,10 +233,14 @@ class Life:
                 if self._events.ended:
                     self._last_batch = (made, tokens)
                     return None
+                # The call runs from here to the next batch, which has its result.
+                self._is_calling = must_be_kept(batch)
                 self._log.add(made, tokens)
-                if must_be_kept(batch):
+                if self._is_calling:
                     # A tool is called behind this batch: whoever takes over has to know.
                     await self._log.flush()
+                elif self._ending is Ending.LEFT:
+                    return None
                 while self._log.behind:
                     await self._log.flush()
         except StoreError:

@@ -63,17 +63,18 @@ class Runner:
         """Begin to look for responses whose owners are gone."""
         self._reaping = asyncio.create_task(self._taking.keep_looking(MOST_AT_ONCE), name="reaper of responses")
 
-    async def aclose(self) -> None:
-        """Leave every response where it is, for others to take over at once."""
+    async def aclose(self, grace_s: float = 0.0) -> None:
+        """Leave every response where it is, for others to take over at once. A tool call that runs has `grace_s`
+        seconds to finish, and its result is logged before the response is handed over."""
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + grace_s
         self._closing = True
         if self._reaping is not None:
             self._reaping.cancel()
             with suppress(asyncio.CancelledError):
                 await self._reaping
         while lives := list(self._lives.values()):
-            for life in lives:
-                life.end(Ending.LEFT)
-            await asyncio.gather(*(life.over(LEAVING_S) for life in lives))
+            await asyncio.gather(*(life.leave(max(ends_at - loop.time(), 0.0), LEAVING_S) for life in lives))
 
     async def begin(
         self,
