@@ -370,6 +370,7 @@ def build_engine(
         tools=tools,
         violation=violation,
         salt_of=salt_of or cache_salts(shared=True),
+        log_left_out=None if parts is None else parts.hosting.value.log_left_out,
     )
 
 

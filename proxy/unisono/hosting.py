@@ -5,16 +5,44 @@ Part of the composition root. A gateway that has no tool servers loads nothing o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import logging
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from unisono.api.builtins import allowed
 from unisono.api.responses.hosting.servers import ServerRules
 from unisono.config import Config
 from unisono.core.access import Caller
 from unisono.core.conversation import Json
-from unisono.core.tools import Approval, Progress, ToolFilter, ToolHost, ToolList, ToolOutcome, ToolServer
+from unisono.core.tools import Approval, LeftOutTool, Progress, ToolFilter, ToolHost, ToolList, ToolOutcome, ToolServer
 from unisono.errors import ConfigError, InvalidRequest, ToolServerNotAllowed
+
+LOGGED_LISTS: Final = 512
+LOGGED_TOOLS: Final = 8
+LOGGED_NAME: Final = 64
+
+log = logging.getLogger("unisono.tools")
+
+
+class LeftOutTools:
+    """Logs the tools that servers list and the model is not offered, once per server and list."""
+
+    def __init__(self) -> None:
+        self._logged: OrderedDict[tuple[str, tuple[tuple[str, str], ...]], None] = OrderedDict()
+
+    def __call__(self, server: str, tools: Sequence[LeftOutTool]) -> None:
+        facts = (server, tuple((each.tool.name, each.reason) for each in tools))
+        if facts in self._logged:
+            self._logged.move_to_end(facts)
+            return
+        self._logged[facts] = None
+        while len(self._logged) > LOGGED_LISTS:
+            self._logged.popitem(last=False)
+        names = ", ".join(f"{each.tool.name[:LOGGED_NAME]!r} ({each.reason})" for each in tools[:LOGGED_TOOLS])
+        about = {"tool_server": server, "count": len(tools)}
+        log.warning("tools of a tool server are left out: %s", names, extra=about)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +51,7 @@ class Hosting:
 
     host: ToolHost
     rules: ServerRules = field(default_factory=ServerRules)
+    log_left_out: LeftOutTools = field(default_factory=LeftOutTools)
 
     @property
     def configured(self) -> Mapping[str, ToolServer]:

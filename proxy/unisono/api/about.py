@@ -37,7 +37,8 @@ def to_about(reports: Sequence[Report], notes: Sequence[str]) -> dict[str, Any]:
         about["unmet"] = unmet
     if hooks := _hooks(reports):
         about["hooks"] = hooks
-    return about | {"notes": list(notes)} if notes else about
+    every = [*notes, *dict.fromkeys(note for report in reports for note in report.notes)]
+    return about | {"notes": every} if every else about
 
 
 def _hooks(reports: Sequence[Report]) -> dict[str, Any]:

@@ -132,7 +132,7 @@ class McpServerSettings(Section):
     connect_timeout_s: Seconds = ToolTimeouts().connect_s
     """Until a connection stands, in seconds."""
     list_timeout_s: Seconds = ToolTimeouts().list_s
-    """Until its tools are listed, in seconds."""
+    """Until its tools are listed, connection and all pages included, in seconds."""
     max_concurrent_requests: Count = 8
     """Calls at once, of all clients together; further ones wait, and the clients take turns."""
 

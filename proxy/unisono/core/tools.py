@@ -155,12 +155,21 @@ class ToolServer:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOutTool:
+    """A listed tool that the model cannot be offered, and why."""
+
+    tool: HostedTool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class ToolList:
     """A server's tools in its own order, those that may be used. `digest` is equal as long as they are: a caller that
-    keeps it sees when a tool changed under a running response."""
+    keeps it sees when a tool changed under a running response. `left_out` are tools whose names cannot be used."""
 
     tools: tuple[HostedTool, ...]
     digest: str
+    left_out: tuple[LeftOutTool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from unisono.core.conversation import AnswerForm, Conversation
+from unisono.core.tools import LeftOutTool
 from unisono.engine.prompts import Rendered
 from unisono.harmony.tools import ToolSet
 
@@ -12,11 +14,12 @@ from unisono.harmony.tools import ToolSet
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A turn's conversation as it is rendered, and its tools, named and checked. `left_out`: some hosted ones could not
-    be declared."""
+    be declared, `left_out_tools` are those by server."""
 
     conversation: Conversation
     tools: ToolSet
     left_out: bool = False
+    left_out_tools: Mapping[str, Sequence[LeftOutTool]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from unisono.core.routes import Pool
 from unisono.core.tools import ToolHost
-from unisono.engine.means import Means
+from unisono.engine.means import LeftOutLog, Means
 from unisono.engine.memory import TurnMemory
 from unisono.engine.prompts import render
 from unisono.engine.raw import RawRun, to_prompt
@@ -34,8 +34,9 @@ class Engine:
         tools: ToolHost | None = None,
         violation: Violation | None = None,
         salt_of: Callable[[str], str] = lambda tenant: "",
+        log_left_out: LeftOutLog | None = None,
     ) -> None:
-        self._means = Means(encoding, renderer, pool, memory, new_call_id, tools, violation)
+        self._means = Means(encoding, renderer, pool, memory, new_call_id, tools, violation, log_left_out)
         self._salt_of = salt_of
 
     def start(self, turn: Turn) -> Run:

@@ -6,13 +6,13 @@ and read from there. No I/O.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from unisono.core.conversation import AssistantCall, Builtin, Conversation, FunctionTool, Item, Json, ToolResult
 from unisono.core.tool_names import SEPARATOR, ToolNames
-from unisono.core.tools import HostedTool, ToolServer
+from unisono.core.tools import HostedTool, LeftOutTool, ToolServer
 from unisono.engine.journal import NOTED, Note, parts_of
 from unisono.engine.steps import Call
 from unisono.engine.turn import Hosting
@@ -21,17 +21,22 @@ from unisono.harmony.builtins import FUNCTIONS_OF, namespace
 from unisono.harmony.tools import ToolSet, plan_tools
 
 LISTED: Final = "listed"
+NOTED_TOOLS: Final = 8
+"""Left-out tools of one server that notes name."""
+NOTED_NAME: Final = 64
+"""Characters of a name in a note."""
 NAMED: Final = 64
 """So many names the model is told of at most when it made one up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A server's tools, or with `error` why there are none."""
+    """A server's tools, or with `error` why there are none. `left_out` are tools whose names cannot be used."""
 
     server: str
     tools: tuple[HostedTool, ...] = ()
     error: str | None = None
+    left_out: tuple[LeftOutTool, ...] = ()
 
 
 class HostedTools:
@@ -41,6 +46,10 @@ class HostedTools:
         self.hosting = hosting
         self.offers = tuple(offers)
         self._client = frozenset(client)
+        self.left_out: dict[str, list[LeftOutTool]] = {}
+        """Tools that the model is not offered, by server; complete after `plan`."""
+        for offer in offers:
+            self.left_out.setdefault(offer.server, []).extend(offer.left_out)
         self._servers = {server.label: server for server in hosting.servers}
         self._trained: dict[str, HostedTool] = {}
         self._tools: dict[str, HostedTool] = {}
@@ -111,25 +120,30 @@ class HostedTools:
         """All tools as they are declared, the client's first, and whether all hosted ones are among them: one that
         cannot be declared is left out, and then there is no such tool; a builtin one whose server does not answer is
         left out too. Raises InvalidRequest for the client's own; `at` and `schema_field` as for `plan_tools`."""
-        planned, whole = self._plan(client, at, schema_field)
+        planned = self._plan(client, at, schema_field)
         missing = any(offer.error is not None and self._builtin(offer) for offer in self.offers)
-        return planned.beside(builtin.name for builtin in self.builtins), whole and not missing
+        return planned.beside(builtin.name for builtin in self.builtins), not (missing or any(self.left_out.values()))
 
-    def _plan(self, client: Sequence[FunctionTool], at: str, schema_field: str) -> tuple[ToolSet, bool]:
+    def _plan(self, client: Sequence[FunctionTool], at: str, schema_field: str) -> ToolSet:
         planned = plan_tools(client, at=at, schema_field=schema_field)
         if not self._tools:
-            return planned, True
+            return planned
         try:
-            return plan_tools((*client, *self._declared()), at=at, schema_field=schema_field), True
+            return plan_tools((*client, *self._declared()), at=at, schema_field=schema_field)
         except InvalidRequest:
-            self._tools = {name: tool for name, tool in self._tools.items() if _can_be_declared(name, tool)}
+            self._leave_out({name: reason for name, tool in self._tools.items() if (reason := _refusal(name, tool))})
         while self._tools:
             try:
-                return plan_tools((*client, *self._declared()), at=at, schema_field=schema_field), False
-            except InvalidRequest:
+                return plan_tools((*client, *self._declared()), at=at, schema_field=schema_field)
+            except InvalidRequest as refusal:
                 # Each is fine and all of them are too much: what the last servers offer goes first.
-                self._tools = dict(list(self._tools.items())[: len(self._tools) // 2])
-        return planned, False
+                self._leave_out(dict.fromkeys(list(self._tools)[len(self._tools) // 2 :], refusal.message))
+        return planned
+
+    def _leave_out(self, reasons: Mapping[str, str]) -> None:
+        for name, reason in reasons.items():
+            tool = self._tools.pop(name)
+            self.left_out.setdefault(tool.server, []).append(LeftOutTool(tool, reason))
 
     def _declared(self) -> list[FunctionTool]:
         """What is said of a server stands once, before what its first tool says: prompts know of tools only."""
@@ -145,6 +159,14 @@ class HostedTools:
             ]
             offers.append([offer.server, offer.error, tools])
         return Note({LISTED: offers})
+
+
+def notes_on_left_out(server: str, left_out: Sequence[LeftOutTool]) -> Iterator[str]:
+    """What a client reads about the tools of a server that the model was not offered."""
+    for each in left_out[:NOTED_TOOLS]:
+        yield f"tool {each.tool.name[:NOTED_NAME]!r} of server {server!r}: left out, {each.reason}"
+    if len(left_out) > NOTED_TOOLS:
+        yield f"server {server!r}: {len(left_out) - NOTED_TOOLS} more tools left out"
 
 
 def offers_in(journal: Sequence[int]) -> tuple[Offer, ...] | None:
@@ -189,12 +211,13 @@ def _declared(name: str, tool: HostedTool, about: str = "") -> FunctionTool:
     return FunctionTool(name, "\n\n".join(filter(None, (about, tool.description))), tool.schema or None)
 
 
-def _can_be_declared(name: str, tool: HostedTool) -> bool:
+def _refusal(name: str, tool: HostedTool) -> str:
+    """Why the tool cannot be declared; empty if it can."""
     try:
         plan_tools([_declared(name, tool)])
-    except InvalidRequest:
-        return False
-    return True
+    except InvalidRequest as refusal:
+        return refusal.message
+    return ""
 
 
 def decided_calls(conversation: Conversation, hosting: Hosting) -> tuple[list[Call], list[ToolResult]]:

@@ -51,8 +51,7 @@ class ToolLoop:
         return tuple(offers)
 
     async def _offer(self, server: ToolServer) -> Offer:
-        bound_s = server.timeouts.connect_s + server.timeouts.list_s
-        until = min(self._deadline, asyncio.get_running_loop().time() + bound_s)
+        until = min(self._deadline, asyncio.get_running_loop().time() + server.timeouts.list_s)
         try:
             async with asyncio.timeout_at(until + GRACE_S):
                 listed = await self._host.list_tools(server, deadline=until)
@@ -67,7 +66,8 @@ class ToolLoop:
             at = f"{server.at}.server_url"
             raise ToolServerNotAllowed(f"'{at}': {refused.message}", param=at) from None
         else:
-            return Offer(server.label, tuple(replace(tool, server=server.label) for tool in listed.tools))
+            tools = tuple(replace(tool, server=server.label) for tool in listed.tools)
+            return Offer(server.label, tools, left_out=listed.left_out)
         if not self._hosting.optional:
             raise error
         return Offer(server.label, error=error.message)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeAlias
 
 from unisono.core.conversation import DeveloperMessage
 from unisono.core.routes import Pool
-from unisono.core.tools import ToolHost
+from unisono.core.tools import LeftOutTool, ToolHost
 from unisono.engine.counted import Prepared
 from unisono.engine.hosted import HostedTools, Offer
 from unisono.engine.loop import ToolLoop
@@ -23,6 +23,9 @@ from unisono.harmony.tools import plan_tools
 
 NO_CALLS: Final = "Do not call any tool now. Answer the last message directly."
 
+LeftOutLog: TypeAlias = Callable[[str, Sequence[LeftOutTool]], None]
+"""Logs the tools of a server that the model is not offered."""
+
 
 @dataclass(frozen=True, slots=True)
 class Means:
@@ -33,6 +36,7 @@ class Means:
     new_call_id: Callable[[], str]
     tools: ToolHost | None = None
     violation: Violation | None = None
+    log_left_out: LeftOutLog | None = None
 
     async def prepared(self, turn: Turn, hosted: HostedTools | None) -> Prepared:
         conversation = self.memory.recall(turn.tenant, turn.conversation, dated=turn.dated)
@@ -51,7 +55,7 @@ class Means:
             if hosted.builtins:
                 preamble = replace(conversation.preamble, builtins=hosted.builtins)
                 conversation = replace(conversation, preamble=preamble)
-            return Prepared(conversation, tools, left_out=not whole)
+            return Prepared(conversation, tools, left_out=not whole, left_out_tools=hosted.left_out)
         if not client:
             return Prepared(conversation, plan_tools(()))
         return Prepared(conversation, await asyncio.to_thread(plan_tools, client, at=at[0], schema_field=at[1]))

@@ -18,7 +18,7 @@ from unisono.core.events import Event, Finished, Repaired
 from unisono.core.generation import FinishReason
 from unisono.core.ids import DerivedIds
 from unisono.engine.asking import Asking
-from unisono.engine.hosted import HostedTools, offers_in, with_results
+from unisono.engine.hosted import HostedTools, notes_on_left_out, offers_in, with_results
 from unisono.engine.judging import LEFT_OUT
 from unisono.engine.loop import ToolLoop
 from unisono.engine.means import Means
@@ -157,6 +157,10 @@ class TurnRun(GeneratorRun):
         self._conversation, self._tools = prepared.conversation, prepared.tools
         if prepared.left_out:
             self.report.recoveries.append(LEFT_OUT)
+        for server, left_out in prepared.left_out_tools.items():
+            self.report.notes += notes_on_left_out(server, left_out)
+            if left_out and means.log_left_out is not None:
+                means.log_left_out(server, left_out)
 
     async def _before(self, loop: ToolLoop, reading: Reading) -> AsyncGenerator[list[Event]]:
         """What there is to tell and to do before a backend is asked: the tools there are, calls that were approved, and

@@ -223,6 +223,8 @@ class Report:
     """How the caller's account stands behind it; None where it has no limits."""
     hooks: dict[str, dict[str, Json]] = field(default_factory=dict)
     """What hooks say of the answer, by their names."""
+    notes: list[str] = field(default_factory=list)
+    """What a client should know about this run besides what follows from its request."""
 
     def now_s(self) -> float:
         """Seconds since it began."""

@@ -25,7 +25,7 @@ from unisono.errors import ToolServerError, ToolServerProtocolError, ToolServerU
 from unisono.mcp.content import cut, to_outcome
 from unisono.mcp.exchange import Exchange
 from unisono.mcp.limits import Limits
-from unisono.mcp.lists import size_of, usable
+from unisono.mcp.lists import size_of
 from unisono.mcp.session import NoAnswer, Session
 from unisono.mcp.tracing import below
 
@@ -63,7 +63,7 @@ async def tools(session: Session, server: ToolServer, limits: Limits, until: flo
                 room -= size_of(found[-1])
             if room < 0 or len(found) > limits.tools:
                 raise ToolServerProtocolError(f"{name} lists more tools than are taken.")
-        return usable(found)
+        return tuple(found)
 
     try:
         return await session.request(work, exchange, until)

@@ -21,6 +21,7 @@ from unisono.core.conversation import Json
 from unisono.core.tools import (
     TALK,
     HostedTool,
+    LeftOutTool,
     Progress,
     ToolHost,
     ToolList,
@@ -39,7 +40,7 @@ from unisono.mcp.admission import NOT_ALLOWED
 from unisono.mcp.headers import check_headers
 from unisono.mcp.limits import Limits
 from unisono.mcp.lines import Line, NoPlace
-from unisono.mcp.lists import digest_of, key_of, place_of
+from unisono.mcp.lists import digest_of, judged, key_of, place_of
 from unisono.net.ssrf_guard import SsrfGuard
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ LISTS: Final = 512
 @dataclass(slots=True)
 class _Listed:
     tools: tuple[HostedTool, ...]
+    left_out: tuple[LeftOutTool, ...]
     until: float
 
 
@@ -80,14 +82,16 @@ class McpHost(ToolHost):
     async def list_tools(self, server: ToolServer, *, deadline: float | None = None) -> ToolList:
         """See `ToolHost.list_tools`."""
         self._check(server)
-        until = _earlier(server.timeouts.list_s + server.timeouts.connect_s, deadline)
+        # One deadline for connection, handshake and all pages: a server that drips bytes cannot extend it.
+        until = _earlier(server.timeouts.list_s, deadline)
         try:
             async with asyncio.timeout_at(until):
-                tools = await self._tools(server, until)
+                listed = await self._listed(server, until)
         except TimeoutError:
             raise ToolServerTimeout(f"The tool server {server.label!r} did not list its tools in time.") from None
-        usable = tuple(tool for tool in tools if server.allowed is None or server.allowed.matches(tool))
-        return ToolList(usable, digest_of(usable))
+        usable = tuple(tool for tool in listed.tools if server.allowed is None or server.allowed.matches(tool))
+        left_out = (each for each in listed.left_out if server.allowed is None or server.allowed.matches(each.tool))
+        return ToolList(usable, digest_of(usable), tuple(left_out))
 
     async def call(
         self,
@@ -131,7 +135,7 @@ class McpHost(ToolHost):
         if server.oauth is not None and server.authorization is not None:
             raise InvalidRequest(f"The tool server {server.label!r} takes one kind of credentials.")
 
-    async def _tools(self, server: ToolServer, until: float) -> tuple[HostedTool, ...]:
+    async def _listed(self, server: ToolServer, until: float) -> _Listed:
         loop = asyncio.get_running_loop()
         key = key_of(server)
         lock = self._listing.setdefault(key, asyncio.Lock())
@@ -141,26 +145,27 @@ class McpHost(ToolHost):
                 known = self._lists.get(key)
                 if known is not None and known.until > loop.time():
                     self._lists.move_to_end(key)
-                    return known.tools
+                    return known
                 return await self._ask(server, key, until)
         finally:
             if not lock.locked():
                 self._listing.pop(key, None)
                 self._changes.pop(key, None)
 
-    async def _ask(self, server: ToolServer, key: str, until: float) -> tuple[HostedTool, ...]:
+    async def _ask(self, server: ToolServer, key: str, until: float) -> _Listed:
         sessions = await self._open_sessions()
         from unisono.mcp import asking
 
         session = await sessions.get(server)
         before = self._changes.get(key, 0)
-        tools = await asking.tools(session, server, self.limits, until)
+        tools, left_out = judged(await asking.tools(session, server, self.limits, until))
+        listed = _Listed(tools, left_out, asyncio.get_running_loop().time() + self.limits.list_ttl_s)
         # A list that changed while it was read may be half of each.
         if self._changes.get(key, 0) == before:
-            self._lists[key] = _Listed(tools, asyncio.get_running_loop().time() + self.limits.list_ttl_s)
+            self._lists[key] = listed
             while len(self._lists) > LISTS:
                 self._forget(next(iter(self._lists)))
-        return tools
+        return listed
 
     async def _call(
         self, server: ToolServer, tool: str, arguments: Mapping[str, Json], until: float, progress: Progress | None
@@ -168,7 +173,7 @@ class McpHost(ToolHost):
         async with asyncio.timeout_at(until):
             sessions = await self._open_sessions()
             if server.allowed is not None:
-                tools = await self._tools(server, until)
+                tools = (await self._listed(server, until)).tools
                 if not any(listed.name == tool and server.allowed.matches(listed) for listed in tools):
                     return _failed(f"There is no tool {tool!r} here.")
             session = await sessions.get(server)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from typing import Final
 
-from unisono.core.tools import HostedTool, ToolServer
+from unisono.core.tools import HostedTool, LeftOutTool, ToolServer
 
 LONGEST_NAME: Final = 256
 
@@ -48,14 +48,18 @@ def size_of(tool: HostedTool) -> int:
     return len(_encoded(tool))
 
 
-def usable(tools: Iterable[HostedTool]) -> tuple[HostedTool, ...]:
-    """The tools that can be named: not those whose name is empty, endless or not on one line, nor a name's second
-    tool."""
+def judged(tools: Iterable[HostedTool]) -> tuple[tuple[HostedTool, ...], tuple[LeftOutTool, ...]]:
+    """The tools that can be named, and those that cannot."""
     named: dict[str, HostedTool] = {}
+    left_out: list[LeftOutTool] = []
     for tool in tools:
-        if 0 < len(tool.name) <= LONGEST_NAME and tool.name.isprintable():
-            named.setdefault(tool.name, tool)
-    return tuple(named.values())
+        if not 0 < len(tool.name) <= LONGEST_NAME:
+            left_out.append(LeftOutTool(tool, f"A name has 1 to {LONGEST_NAME} characters."))
+        elif not tool.name.isprintable():
+            left_out.append(LeftOutTool(tool, "A name has printable characters only."))
+        elif named.setdefault(tool.name, tool) is not tool:
+            left_out.append(LeftOutTool(tool, "Another tool of the server has this name."))
+    return tuple(named.values()), tuple(left_out)
 
 
 def _encoded(tool: HostedTool) -> bytes:
