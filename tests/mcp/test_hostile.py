@@ -249,7 +249,7 @@ async def test_a_list_that_cannot_be_had_is_an_error_in_time(
     host: McpHost, listing: Acting, error: type[ToolServerError]
 ) -> None:
     async with Hostile(lambda seen: [text(seen)], listing=listing) as hostile:
-        server = hostile.server(timeouts=ToolTimeouts(connect_s=1, list_s=0.5))
+        server = hostile.server(timeouts=ToolTimeouts(list_s=1.5))
         with pytest.raises(error) as raised:
             await host.list_tools(server)
         assert len(raised.value.message) < 400
