@@ -108,8 +108,12 @@ ATTACKS: dict[str, str] = {
     + "params = (ctypes.c_uint32 * 30)()\n"
     + f"if call({NUMBER['io_uring_setup']}, 4, ctypes.byref(params)) >= 0: print('HIT')",
     "makes memory files": system_call("memfd_create", "b'a'", "0"),
-    "makes shared segments": system_call("shmget", "0", "1 << 20", "0o1600"),
-    "makes message queues": system_call("mq_open", "b'unisono-attack'", "0o102", "0o600", "0"),
+    "makes shared segments": CALL
+    + f"found = call({NUMBER['shmget']}, 0, 1 << 20, 0o1600)\n"
+    + "if found >= 0: libc.shmctl(found, 0, None); print('HIT')",
+    "makes message queues": CALL
+    + f"found = call({NUMBER['mq_open']}, b'unisono-attack', 0o102, 0o600, ctypes.c_void_p())\n"
+    + "if found >= 0: libc.mq_unlink(b'/unisono-attack'); print('HIT')",
     "fills shared memory": "import os, glob\ntry:\n"
     "  for n in range(20):\n    with open(f'/dev/shm/unisono-attack-{n}', 'wb') as file:\n"
     "      for _ in range(40): file.write(b'x' * 2**20)\n"
