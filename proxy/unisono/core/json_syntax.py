@@ -7,8 +7,9 @@ import re
 from typing import Final
 
 _BLANK: Final = re.compile(r"[ \t\n\r]*+")
+# A string that is not closed is read to its end once, and then rejected.
 _SCALAR: Final = re.compile(
-    r'''"(?:[^"\\\x00-\x1f]++|\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4}))*+"'''
+    r""""(?:[^"\\\x00-\x1f]++|\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4}))*+(?P<end>")?"""
     r"|-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?|true|false|null"
 )
 _CLOSING: Final = {"[": "]", "{": "}"}
@@ -45,10 +46,10 @@ def _deep_kind(text: str) -> type | None:
                     return None
                 continue
         else:
-            scalar = _SCALAR.match(text, place)
-            if scalar is None:
+            place = _end_of_scalar(text, place)
+            if place < 0:
                 return None
-            place = _end_of_blanks(text, scalar.end())
+            place = _end_of_blanks(text, place)
         # A value ended here, or a list or an object that is empty.
         while open_ and text.startswith(_CLOSING[open_[-1]], place):
             open_.pop()
@@ -68,8 +69,18 @@ def _end_of_blanks(text: str, place: int) -> int:
     return blanks.end() if blanks is not None else place
 
 
+def _end_of_scalar(text: str, place: int) -> int:
+    """The end of the string, number or literal that begins at `place`, -1 where none does."""
+    scalar = _SCALAR.match(text, place)
+    if scalar is None or (text.startswith('"', place) and scalar["end"] is None):
+        return -1
+    return scalar.end()
+
+
 def _end_of_name(text: str, place: int) -> int:
     """The place of the value of an object's member, -1 where no member begins."""
-    name = _SCALAR.match(text, place) if text.startswith('"', place) else None
-    place = _end_of_blanks(text, name.end()) if name is not None else -1
-    return _end_of_blanks(text, place + 1) if name is not None and text.startswith(":", place) else -1
+    end = _end_of_scalar(text, place) if text.startswith('"', place) else -1
+    if end < 0:
+        return -1
+    place = _end_of_blanks(text, end)
+    return _end_of_blanks(text, place + 1) if text.startswith(":", place) else -1
