@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -182,7 +183,7 @@ def test_a_conversation_keeps_its_first_day() -> None:
 
 
 def test_memory_is_bounded_and_forgets_the_oldest() -> None:
-    memory = TurnMemory(limit_tokens=10_000)
+    memory = TurnMemory(max_bytes=100_000)
     for n in range(200):
         memory.record("team", [Closed(Text(0, Phase.FINAL), f"answer {n}", tuple(range(100)))])
     kept = [
@@ -192,4 +193,24 @@ def test_memory_is_bounded_and_forgets_the_oldest() -> None:
         != AssistantMessage(f"answer {n}")
     ]
     assert kept == list(range(200 - len(kept), 200))
-    assert 50 < len(kept) <= 100
+    assert 50 < len(kept) <= 120
+    assert memory.size <= 100_000
+
+
+@pytest.mark.parametrize("count", [4, 40])
+def test_its_size_is_the_memory_that_it_takes(count: int) -> None:
+    memory = TurnMemory(max_bytes=200_000)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for n in range(300):
+            # Ids as a backend sends them: every one an object of its own.
+            thought, answer = (tuple(range(1_000 + n, 1_000 + n + count)) for _ in range(2))
+            text = f"answer {n} " + "word " * count
+            memory.record("team", [Closed(Reasoning(0), text, thought), Closed(Text(1, Phase.FINAL), text, answer)])
+            memory.record("team", [Closed(ToolCall(2, 0, f"call_{n}", "look"), text, answer)])
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert 150_000 < memory.size <= 200_000
+    assert taken < 1.25 * memory.size

@@ -24,8 +24,10 @@ REPORT_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class Sample:
-    """One look at the process. Sizes are in bytes; `requests` counts those that ended so far, `cached` is what the cache
-    of conversations says that it takes: it fills for longer than a soak warms up."""
+    """One look at the process. Sizes are in bytes; `requests` counts those that ended so far.
+
+    `cached` is the size of the conversation cache, which fills for longer than a soak warms up.
+    """
 
     at_s: float
     requests: int

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from array import array
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from sys import getsizeof
 
 from unisono.core.conversation import (
     AssistantCall,
@@ -33,23 +35,58 @@ Generated = AssistantReasoning | AssistantMessage | AssistantCall
 Kept = Generated | ToolResult
 """What is said in a turn: a hosted tool's result stands between what the model generated."""
 
-_DATES = 10_000
+MAX_DATES = 10_000
+MAX_BYTES = 32 * 1024 * 1024
+ENTRY_BYTES = 480
+"""Key, entry, tuples, and the place in an ordered dictionary."""
+MAX_ENTRY_SHARE = 1 / 8
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
+    """Items without their tokens, and the tokens of each item in four bytes per id: as objects they take forty."""
+
     items: tuple[Kept, ...]
-    cost: int
+    tokens: tuple[bytes, ...]
+    size: int
+
+    @classmethod
+    def of(cls, items: Sequence[Kept]) -> _Entry:
+        tokens = tuple(b"" if isinstance(item, ToolResult) else array("I", item.tokens).tobytes() for item in items)
+        bare = tuple(item if isinstance(item, ToolResult) else replace(item, tokens=()) for item in items)
+        texts = sum(getsizeof(text) for item in bare for text in _texts(item))
+        return cls(bare, tokens, ENTRY_BYTES + texts + sum(map(getsizeof, (*bare, *tokens))))
+
+    def restored(self) -> tuple[Kept, ...]:
+        return tuple(
+            item if isinstance(item, ToolResult) else replace(item, tokens=tuple(array("I", tokens)))
+            for item, tokens in zip(self.items, self.tokens, strict=True)
+        )
+
+
+def _texts(item: Kept) -> tuple[str, ...]:
+    match item:
+        case AssistantCall():
+            return item.call_id, item.name, item.arguments
+        case ToolResult():
+            return item.call_id, item.name, item.output
+        case _:
+            return (item.text,)
 
 
 class TurnMemory:
-    """`limit_tokens` bounds what is kept (4 million are about 150 MB at most); the least recently used goes first."""
+    """`max_bytes` bounds the memory that entries take; the least recently used goes first."""
 
-    def __init__(self, limit_tokens: int = 2_000_000) -> None:
-        self._limit = limit_tokens
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
         self._dates: OrderedDict[bytes, str] = OrderedDict()
-        self._cost = 0
+        self._size = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of all entries, without the dates."""
+        return self._size
 
     def recall(self, tenant: str, conversation: Conversation, *, dated: bool = False) -> Conversation:
         """The conversation with the generated ids of what the model said, and with its own first day, unless it is
@@ -134,8 +171,7 @@ class TurnMemory:
     def _recall_call(
         self, tenant: str, said: Sequence[Generated], call: AssistantCall, told: Collection[str]
     ) -> Sequence[Item]:
-        entry = self._find(_key(tenant, "call", call.call_id))
-        kept = () if entry is None else _untold(entry.items, call.call_id, told)
+        kept = _untold(self._find(_key(tenant, "call", call.call_id)), call.call_id, told)
         return kept if _same_turn(kept, said, call) else (*said, call)
 
     def _recall_answer(self, tenant: str, said: Sequence[Generated]) -> Sequence[Item]:
@@ -147,8 +183,7 @@ class TurnMemory:
     def _answer(self, tenant: str, message: AssistantMessage) -> Sequence[Item]:
         if message.phase is not Phase.FINAL or message.tokens:
             return (message,)
-        entry = self._find(_key(tenant, "answer", message.text))
-        return (message,) if entry is None else entry.items
+        return self._find(_key(tenant, "answer", message.text)) or (message,)
 
     def _date(self, tenant: str, conversation: Conversation) -> str:
         """The first day of this conversation as far as it is known, so that midnight breaks no prefix cache."""
@@ -159,26 +194,26 @@ class TurnMemory:
         date = self._dates.get(key, today) if begun else today
         self._dates[key] = date
         self._dates.move_to_end(key)
-        while len(self._dates) > _DATES:
+        while len(self._dates) > MAX_DATES:
             self._dates.popitem(last=False)
         return date
 
-    def _find(self, key: bytes) -> _Entry | None:
+    def _find(self, key: bytes) -> tuple[Kept, ...]:
         entry = self._entries.get(key)
-        if entry is not None:
-            self._entries.move_to_end(key)
-        return entry
+        if entry is None:
+            return ()
+        self._entries.move_to_end(key)
+        return entry.restored()
 
     def _keep(self, key: bytes, items: Sequence[Kept]) -> None:
-        # Text is kept beside the ids; about four characters make a token.
-        cost = 16 + sum(len(item.output) // 4 if isinstance(item, ToolResult) else len(item.tokens) for item in items)
-        if cost > self._limit // 8:
+        entry = _Entry.of(items)
+        if entry.size > self._max_bytes * MAX_ENTRY_SHARE:
             return
         replaced = self._entries.pop(key, None)
-        self._cost += cost - (replaced.cost if replaced else 0)
-        self._entries[key] = _Entry(tuple(items), cost)
-        while self._cost > self._limit:
-            self._cost -= self._entries.popitem(last=False)[1].cost
+        self._size += entry.size - (replaced.size if replaced else 0)
+        self._entries[key] = entry
+        while self._size > self._max_bytes:
+            self._size -= self._entries.popitem(last=False)[1].size
 
 
 def _untold(kept: Sequence[Kept], call_id: str, told: Collection[str]) -> Sequence[Kept]:
