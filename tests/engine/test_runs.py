@@ -26,7 +26,8 @@ async def test_an_answer_that_never_came_is_opened_once(told: Capabilities, per_
     opened = encoding.encode_marked(THOUGHT + "<|start|>assistant<|channel|>final<|message|>")
     assert list(backend.jobs[1].prompt.tokens) == [*backend.jobs[0].prompt.tokens, *opened]
     spent = len(encoding.encode_as_server(THOUGHT + "one two"))
-    assert outcome.finished.usage.completion_tokens == spent
+    # The stop token that the backend hides was generated, too.
+    assert outcome.finished.usage.completion_tokens == spent + (told is TEXT)
 
 
 async def test_it_is_opened_once_and_not_again(encoding: Encoding) -> None:

@@ -118,6 +118,26 @@ BOUNDARIES: dict[str, Case] = {
         ("free-text-between", "missing-start"),
     ),
     "prose after the last call": Case(ASK + "and so on", (C("f"),), ("free-text-between",)),
+    "an answer without a header": Case(
+        THINK + "It is 4.<|return|>", (HM, F("It is 4.")), ("missing-start", "missing-channel")
+    ),
+    "an answer without a header or an end": Case(
+        THINK + "It is 4.", (HM, F("It is 4.")), ("missing-start", "missing-channel")
+    ),
+    "an answer without a header, cut": Case(
+        THINK + "It is", (HM, F("It is")), ("missing-start", "missing-channel"), finish="length"
+    ),
+    "an answer without a header behind a preamble": Case(
+        "<|channel|>commentary<|message|>I add.<|end|>It is 4.<|return|>",
+        (P("I add."), F("It is 4.")),
+        ("missing-start", "missing-channel"),
+    ),
+    "prose with an end before a start": Case(
+        THINK + "Some prose.<|end|>" + OK, (HM, F("ok")), ("free-text-between",), on_text=False
+    ),
+    "prose behind an answer": Case(
+        "<|channel|>final<|message|>ok<|end|>More.<|return|>", (F("ok"),), ("free-text-between",), on_text=False
+    ),
     # vllm PR#43408, tenstorrent/vllm#386
     "two starts": Case(THINK + "<|start|>" + OK, (HM, F("ok")), ("doubled-start",)),
     "two starts with roles": Case(THINK + "<|start|>assistant" + OK, (HM, F("ok")), ("doubled-start",)),

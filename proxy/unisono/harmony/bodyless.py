@@ -66,7 +66,7 @@ def _read_bodyless(text: str, declared: frozenset[str] | None, role_given: bool,
     if prose or (not marker and not (known and _TO.match(rest, known.end())) and not _TO.match(rest)):
         rule = "no-markup" if first and not role_given and not earlier else "header-without-message"
         body = segment if rule == "no-markup" else segment.lstrip(" ")
-        return Header(rules=(rule,), body=_without_markers(body), thought=rule != "no-markup")
+        return Header(rules=(rule,), body=without_markers(body), thought=rule != "no-markup")
     at = known.end() if known else 0
     if known is None and (to := _WORD_BEFORE_TO.match(rest)):
         at = to.end()
@@ -78,7 +78,7 @@ def _read_bodyless(text: str, declared: frozenset[str] | None, role_given: bool,
     # A marker spelled in ordinary tokens must not get into the header that is written anew: there it would be one.
     cleaned = (cut_at_marker(word)[0] for word in recipients)
     recipient = next((r for r in (read_recipient(w, declared) for w in cleaned) if r.kind is not Kind.NOBODY), NOBODY)
-    body = _without_markers(rest[at:])
+    body = without_markers(rest[at:])
     body = body[1:] if body.startswith(" ") else body
     if not known and _is_stem(body.strip()):
         body = ""
@@ -118,7 +118,7 @@ def _is_stem(word: str) -> bool:
     return any(known.startswith(word) for known in (*CHANNELS, ASSISTANT, "to="))
 
 
-def _without_markers(text: str) -> str:
+def without_markers(text: str) -> str:
     return text.translate({ord(C): None, ord(T): None, ord(S): None})
 
 
@@ -132,3 +132,8 @@ def may_be_header(text: str, declared: frozenset[str] | None) -> bool:
 
 def _spaced(text: str) -> str:
     return text.translate({ord(C): " ", ord(T): " ", ord(S): " "})
+
+
+def may_be_answer(text: str, declared: frozenset[str] | None) -> bool:
+    """Whether text between messages is the answer if nothing follows."""
+    return bool(without_markers(text).strip()) and not may_be_header(text, declared)

@@ -26,7 +26,7 @@ from unisono.core.generation import (
     Form,
 )
 from unisono.harmony.encoding import STRUCTURAL, Encoding
-from unisono.harmony.header import CHANNELS, Header
+from unisono.harmony.header import ANALYSIS, CHANNELS, COMMENTARY, FINAL, Header
 from unisono.harmony.recipients import Kind
 
 _MARKER = re.compile(r"<\|(?:start|channel|constrain|message|end|return|call|endoftext|reserved_20[01]\d{3})\|>")
@@ -37,9 +37,13 @@ _UNCERTAIN = _STOPS | {START, CHANNEL}
 _LOOKAHEAD = 512
 """Characters behind an undecided marker after which it counts as text."""
 
+_ANSWER_LOOKAHEAD = 16_384
+"""The same for text that is the answer if the output ends with it."""
+
 _CHANNEL = "|".join(CHANNELS)
 _TO = re.compile(r"to ?[=:]", re.IGNORECASE)
 _HEADER_START = re.compile(rf"\s*(?:assistant|{_CHANNEL}|(?i:to ?[=:]))")
+_BEFORE_ANSWER = re.compile(rf"(?:assistant)?\s*(?:{ANALYSIS}|{COMMENTARY})\s*\Z")
 _TO_PYTHON = re.compile(r"to=python(?![\w-])")
 _LONGEST_HEADER = 256
 """Characters; of a longer header the end counts."""
@@ -85,6 +89,7 @@ class _Text:
         self._escaped = False
         self._recipient = False
         self._header = ""
+        self._before_answer = opening is not None and opening.channel != FINAL and not self._json
         self._go_through(said)
 
     def feed(self, chunk: Chunk) -> Sequence[int]:
@@ -148,6 +153,7 @@ class _Text:
             # The code for `python` is no JSON, whatever it begins with.
             self._json = self._recipient and _TO_PYTHON.search(self._header) is None
             self._value = self._in_string = self._escaped = False
+            self._before_answer = not self._recipient and _BEFORE_ANSWER.match(self._header) is not None
         elif token in _STOPS or token in (START, CHANNEL):
             if self._in_body or token != CHANNEL:
                 self._recipient, self._header = False, ""
@@ -183,6 +189,10 @@ class _Text:
             return True if over and at == len(text) else (None if at == len(text) else False)
         if self._json:
             return True
+        if token == END and self._before_answer:
+            behind = text[at : at + _ANSWER_LOOKAHEAD]
+            settled = over or len(behind) == _ANSWER_LOOKAHEAD
+            return _ends_before_answer(behind, settled, over)
         behind = text[at : at + _LOOKAHEAD]
         settled = over or len(behind) == _LOOKAHEAD
         return _stop_is_meant(behind, settled) if token in _STOPS else _start_is_meant(behind, settled)
@@ -210,6 +220,17 @@ def _stop_is_meant(behind: str, settled: bool) -> bool | None:
     if token in (MESSAGE, CONSTRAIN):
         return _HEADER_START.match(between) is not None
     return False
+
+
+def _ends_before_answer(behind: str, settled: bool, over: bool) -> bool | None:
+    """Whether an end in thoughts or a preamble is meant: also where the last text of the output follows without any
+    header, which is then the answer."""
+    following = _MARKER.search(behind)
+    if following is None and behind.strip():
+        return over if settled else None
+    if following is not None and _id_of(following[0]) == RETURN:
+        return True
+    return _stop_is_meant(behind, settled)
 
 
 def _start_is_meant(behind: str, settled: bool) -> bool | None:

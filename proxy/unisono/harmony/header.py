@@ -50,6 +50,8 @@ class Header:
     lost: int = 0
     """Characters of header words that mean nothing."""
     body: str = ""
+    stray: bool = False
+    """Text between messages, without any header."""
     thought: bool = False
     """A body without any channel: a thought when more follows, else visible."""
 

@@ -1,19 +1,18 @@
 """Any tokens in, well-formed Harmony out, with a name for everything that had to be mended.
 
-What comes out is a sequence of messages: `Open` with a legal header, `Body` tokens that are all ordinary text, `Shut`
-with a legal terminator. `Open` waits for the first body token or the terminator, since a preamble that turns out to be
-nothing but the beginning of a call is no message. Work is linear in the tokens; what is held is at most one header, or
-one message whose role only its terminator decides.
+The output is a sequence of messages: `Open` with a legal header, `Body` of ordinary text, `Shut` with a terminator.
+`Open` waits for the first body token, since an empty preamble may be the beginning of a call. Work is linear in the
+tokens. At most one header is held, or one message that its end decides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from unisono.core.events import Repaired
 from unisono.core.generation import CALL, CHANNEL, END, FIRST_SPECIAL, MESSAGE, RETURN, START, FinishReason
-from unisono.harmony.bodyless import holds_message, may_be_header, read_bodyless
+from unisono.harmony.bodyless import holds_message, may_be_answer, may_be_header, read_bodyless, without_markers
 from unisono.harmony.candidates import decide
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.grammar import STEPS, State, Step, mark_of
@@ -24,10 +23,9 @@ from unisono.harmony.sentinels import header_text
 
 _TERMINATORS = frozenset({END, RETURN, CALL})
 
-_LONGEST_HEADER = 256
-"""Characters. A header that is started again is read again; a longer one is left, which keeps the work linear."""
-_BYTES = 4
-"""Tokens a character may take."""
+# A header that is started again is read again, up to this length: the work stays linear.
+_LONGEST_HEADER = 256  # characters
+_BYTES = 4  # tokens per character
 
 
 class Repair:
@@ -49,32 +47,24 @@ class Repair:
         self._declared = declared
         self._builtins = builtins
         self._start = tuple(encoding.encode_marked("<|start|>assistant"))
-        self.position = 0
-        """Tokens fed so far."""
-        self.origin = 0
-        """What `position` is at the place 0 (see `legal`)."""
-        self.closed_to = 0
-        """The place behind the last message that was closed."""
+        self.position = 0  # tokens fed so far
+        self.origin = 0  # `position` at the place 0 (see `legal`)
+        self.closed_to = 0  # the place at the end of the last closed message
         self._out: list[Legal] = []
         self._run: list[int] = []
         self._state = State.HEADER if opening is None else State.BODY
         self._held: list[int] = []
-        self._role_given = False
-        self._supplied = False
+        self._role_given = self._supplied = self._undecided = self._dropping = self._cut_preamble = False
         self._first = True
         self._header = opening or Header()
         self._pending: Open | None = None
-        self._undecided = False
-        self._dropping = False
         self._bodies: list[int] = []
-        self._cut_preamble = False
         self.thought: tuple[Header, int, int] | None = None
-        self.cut_call = False
-        """Whether a call was begun and never completed."""
+        self.cut_call = False  # a call was begun and never completed
+        self.restored_stop = False
+        self._answered = False  # an answer or a call was closed
         # Each step has the method of its name.
-        self._acts: dict[Step, Callable[[int, str | None], None]] = {
-            step: getattr(self, f"_{step.name.lower()}") for step in Step
-        }
+        self._acts = {step: getattr(self, f"_{step.name.lower()}") for step in Step}
 
     def feed(self, tokens: Sequence[int]) -> list[Legal]:
         for token in tokens:
@@ -93,13 +83,14 @@ class Repair:
         if stop_hidden and reason is FinishReason.STOP:
             self._restore_stop()
         self._flush()
+        complete = self._state is not State.GAP or reason is FinishReason.STOP
         if self._state is State.GAP:
-            self._drop_gap_text()
+            self._drop_gap(END, None)
         elif self._state is State.HEADER:
             self._end_in_header(reason)
         elif self._state is State.BODY:
             self._end_in_body(reason)
-        self._settle_thought(more=False)
+        self._settle_thought(more=False, complete=complete)
         self._state = State.BETWEEN
         out, self._out = self._out, []
         return out
@@ -153,8 +144,7 @@ class Repair:
             calls = header.recipient.kind is not Kind.NOBODY
             self._note("embedded-call" if calls else "missing-end")
             self._cut_preamble = False
-        if header.if_json is None:
-            self._note_all(header)
+        self._note_all(header if header.if_json is None else Header())
         self._state, self._first = State.BODY, False
         self._header = header
         self._dropping = header.dropped and header.if_called is NOBODY
@@ -185,7 +175,6 @@ class Repair:
         return self.position - self.origin
 
     def _held_text(self) -> str:
-        """The held tokens as text, markers as their sentinels."""
         text, whole = header_text(self._encoding, self._held)
         if not whole:
             self._note("undecodable-header")
@@ -200,18 +189,16 @@ class Repair:
             self._held.append(token)
 
     def _is_short(self) -> bool:
-        """Whether what is held may be read now and again later."""
         return len(self._held) <= _BYTES * _LONGEST_HEADER and len(self._held_text()) <= _LONGEST_HEADER
 
     def _restart(self, token: int, rule: str | None) -> None:
         if self._is_short() and self._says_nothing():
             self._held.append(token)
-            return
-        self._bodyless(token, None)
-        self._open(token, None)
+        else:
+            self._bodyless(token, None)
+            self._open(token, None)
 
     def _says_nothing(self) -> bool:
-        """Whether what is held are header words only."""
         text = self._held_text()
         return not text.strip() or not self._bodyless_header(text).body
 
@@ -234,22 +221,33 @@ class Repair:
         self._whole(header, token, begin, end, complete=token in _TERMINATORS or not header.is_call)
 
     def _whole(self, header: Header, token: int, begin: int, end: int, *, complete: bool = True) -> None:
-        """A message whose header and body are known at once."""
         if header.is_call and not complete:
             self._cut_a_call()
             return
-        self._out.append(Open(header, self._spelled(header), begin, end))
-        if header.body:
-            self._out.append(Body(self._encoding.encode_generated(header.body)))
-        self._out.append(Shut(token if token in _TERMINATORS else END, complete, end))
+        body = self._encoding.encode_generated(header.body)
+        self._put(header, body, Shut(token if token in _TERMINATORS else END, complete, end), begin)
         self.closed_to = end
 
-    def _settle_thought(self, *, more: bool) -> None:
-        """A closed message without any channel: thoughts when another message follows, else the answer."""
-        if self.thought is not None:
-            header, begin, end = self.thought
-            self.thought = None
-            self._whole(replace(header, channel=ANALYSIS if more else FINAL), END, begin, end)
+    def _put(self, header: Header, body: Sequence[int], shut: Shut, begin: int) -> None:
+        self._out.append(Open(header, self._spelled(header), begin, shut.end))
+        self._out += [Body(body)] if body else []
+        self._close_item(header, shut)
+
+    def _close_item(self, header: Header, shut: Shut) -> None:
+        self._out.append(shut)
+        self._answered = self._answered or header.recipient.kind is not Kind.NOBODY or header.channel == FINAL
+
+    def _settle_thought(self, *, more: bool, complete: bool = True) -> None:
+        """Text without any channel: the answer when nothing follows; else thoughts, or nothing if it had no header."""
+        if self.thought is None:
+            return
+        (header, begin, end), self.thought = self.thought, None
+        if header.stray and more:
+            self._note("free-text-between", dropped=len(header.body))
+        else:
+            # The rules of other thoughts were noted with their headers.
+            self._note_all(header if header.stray else Header())
+            self._whole(replace(header, channel=ANALYSIS if more else FINAL), END, begin, end, complete=complete)
 
     # -- bodies
 
@@ -287,7 +285,7 @@ class Repair:
             self._release()
             if self._header.is_call and not complete:
                 self._cut_a_call()
-            self._out.append(Shut(token, complete, end))
+            self._close_item(self._header, Shut(token, complete, end))
         self._dropping = self._undecided = False
         self._bodies = []
         self.closed_to = end if complete or not self._header.is_call else self.closed_to
@@ -302,10 +300,7 @@ class Repair:
         elif header.dropped:
             self._note("foreign-role", dropped=len(text))
         else:
-            self._out.append(Open(header, self._spelled(header), self.closed_to, end))
-            if self._bodies:
-                self._out.append(Body(self._bodies))
-            self._out.append(Shut(token, complete, end))
+            self._put(header, self._bodies, Shut(token, complete, end), self.closed_to)
 
     def _cut(self, token: int, rule: str | None) -> None:
         """`<|start|>` or `<|channel|>` in a body. Whether it is a missing end or a call inside a preamble is known
@@ -348,25 +343,37 @@ class Repair:
         self._take(token)
 
     def _drop_gap(self, token: int, rule: str | None) -> None:
-        self._drop_gap_text()
+        if token == START or not self._holds_answer():
+            self._drop_gap_text()
+        else:
+            self._settle_thought(more=True)
+            header = Header(
+                rules=("missing-start", "missing-channel"), body=without_markers(self._held_text()), stray=True
+            )
+            self.thought = (header, self.closed_to, self._place)
+            self._state, self._held = State.BETWEEN, []
         step, _ = STEPS[State.BETWEEN, mark_of(token)]
         # The dropped text is the repair; a terminator behind it belongs to it.
         if step is not Step.DROP:
             self._acts[step](token, None)
 
+    def _holds_answer(self) -> bool:
+        return not self._answered and may_be_answer(self._held_text(), self._declared)
+
     def _drop_gap_text(self) -> None:
         self._note("free-text-between", dropped=len(self._held_text()))
         self._state, self._held = State.BETWEEN, []
-
-    # -- the end
 
     def _restore_stop(self) -> None:
         if self._state is State.BODY:
             call = self._header.recipient.kind is not Kind.NOBODY or self._undecided
         elif self._state is State.HEADER and not self._says_nothing():
             call = self._bodyless_header(self._held_text()).recipient.kind is not Kind.NOBODY
+        elif self._state is State.GAP and self._holds_answer():
+            call = False
         else:
             return
+        self.restored_stop = True
         self._note("restored-stop")
         self._take(CALL if call else RETURN)
 

@@ -192,7 +192,10 @@ class HarmonyRouter:
 
     def end(self, reason: FinishReason, *, stop_hidden: bool = False) -> list[Event]:
         """Events of the generation's end, without Finished. `stop_hidden` as in `Repair.end`."""
-        return self._route(self._repair.end(reason, stop_hidden=stop_hidden))
+        events = self._route(self._repair.end(reason, stop_hidden=stop_hidden))
+        # The model generated the stop token that its backend hides.
+        self._tokens += self._repair.restored_stop
+        return events
 
     def finished(self, reason: FinishReason, stop_sequence: str | None = None) -> Finished:
         """The last event of the answer."""
