@@ -23,7 +23,7 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # Tests that wait on servers wait side by side.
 WORKERS := 4
 
-.PHONY: help serve test lint types imports unit test-sdk test-clients test-providers test-engines test-openapi test-page test-crash test-leaks test-slow test-deep test-restarts chaos soak fmt bench clean docs test-deploy test-dist dist
+.PHONY: help serve test lint types imports unit test-sdk test-clients test-providers test-engines test-openapi test-page test-crash test-leaks test-slow test-deep test-restarts test-failover chaos soak fmt bench clean docs test-deploy test-dist dist
 
 help:
 	@echo "make serve          serve what is on this machine, or the demo model (ARGS='--config my.yaml')"
@@ -40,6 +40,7 @@ help:
 	@echo "make test-slow      all that make test leaves out for its length"
 	@echo "make test-deep      properties with many examples, other ones every time"
 	@echo "make test-restarts  restart replicas under load; a minute"
+	@echo "make test-failover  42 failovers of Redis under Sentinel and in a cluster, under load; a quarter of an hour"
 	@echo "make test-deploy    compose files and chart by the schemas, the chart rendered where helm is, the image's steps for root"
 	@echo "make test-dist      what make dist makes: what is in it, and whether it serves by itself"
 	@echo "make chaos          storms of faults for as long as one likes (ARGS='--minutes 15', '--seed 7 --talk 3')"
@@ -118,6 +119,10 @@ test-deep: $(SYNCED) .state-server
 # Two replicas, restarted one after the other under 200 streams.
 test-restarts: $(SYNCED) .state-server
 	$(BIN)/pytest -m slow tests/e2e/test_rolling.py $(ARGS)
+
+# Two gateways under load while Redis fails over at seeded moments (tests/failover runs single seeds by hand).
+test-failover: $(SYNCED) .state-server
+	$(BIN)/pytest -m slow tests/failover -s $(ARGS)
 
 # What is in docker/, by the schemas of compose and Kubernetes; the image's steps in a plain root, where debootstrap is.
 test-deploy: $(SYNCED)

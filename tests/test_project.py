@@ -146,6 +146,7 @@ def test_every_folder_of_tests_is_about_a_package_or_says_what_else() -> None:
         "e2e",
         "engines",
         "engines_all",
+        "failover",
         "fakes",
         "golden",
         "litellm_files",

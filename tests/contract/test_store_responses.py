@@ -314,3 +314,34 @@ async def test_what_is_past_its_time_is_gone(home: Home) -> None:
     assert await store.responses("ann", [done.id]) == (again,)
     await store.create_conversation("ann", talk)
     assert await store.conversation_items("ann", talk.id) == ()
+
+
+async def test_a_new_owner_finds_the_log_complete(home: Home) -> None:
+    store = await home.open()
+    running = response()
+    first = await store.acquire("ann", running.id, "first", 60)
+    assert first
+    await store.create("ann", running, lease=first, log=LogWrite(events=(b"0",), tokens=(7,)))
+    second = await store.acquire("ann", running.id, "second", 60, force=True)
+    assert second
+    assert await store.is_log_complete(second, running.id) is True
+    with pytest.raises(StoreConflict):
+        await store.is_log_complete(first, running.id)
+    with pytest.raises(NotFound):
+        await store.is_log_complete(second, "resp_none")
+
+
+POSITIONS = {"events": LogWrite(2, (), 1), "tokens": LogWrite(1, (), 2), "both": LogWrite(5, (), 5)}
+
+
+@pytest.mark.parametrize("write", POSITIONS.values(), ids=POSITIONS)
+async def test_a_log_that_ends_too_early_is_noticed_without_content(home: Home, write: LogWrite) -> None:
+    store = await home.open()
+    running = response()
+    lease = await store.acquire("ann", running.id, "me", 60)
+    assert lease
+    await store.create("ann", running, lease=lease, log=LogWrite(events=(b"0",), tokens=(7,)))
+    await store.log(lease, running.id, LogWrite(1, (), 1))
+    with pytest.raises(StoreConflict):
+        await store.log(lease, running.id, write)
+    assert await store.events("ann", running.id, 0) == EventPage(0, (b"0",))

@@ -184,6 +184,17 @@ async def test_a_call_that_may_be_made_twice_is_made_again() -> None:
     assert report.recoveries == []
 
 
+async def test_an_incomplete_journal_allows_only_calls_of_idempotent_tools() -> None:
+    talk = Talk([BOTH, ANSWER])
+    hosting = replace(talk.turn.hosting or Hosting(), is_journal_complete=False)
+    talk = replace(talk, turn=replace(talk.turn, hosting=hosting))
+    batches, report = await talk.batches()
+    events = [event for batch in batches for event in batch]
+    assert talk.host.made == [("docs", "fetch", {"q": "zwei ⟂"})]
+    assert calls_of(events) == [("docs", "search", UNKNOWN), ("docs", "fetch", "fetch of zwei ⟂")]
+    assert report.recoveries == ["call-not-repeated"]
+
+
 async def test_a_call_that_was_not_shown_is_made_as_if_nothing_had_been() -> None:
     talk = Talk([SEARCH, ANSWER], per_chunk=1000)
     whole, _ = await talk.batches()

@@ -113,7 +113,7 @@ async def acknowledged(store: RedisStore, until: asyncio.Event, kept: list[str])
 
 
 async def test_a_failover_loses_nothing_that_waited_for_a_replica(pair: Pair) -> None:
-    careful, careless = RedisStore(pair.url, Retention(), replicas=1), RedisStore(pair.url, Retention())
+    careful, careless = RedisStore(pair.url, Retention(), replicas=1), RedisStore(pair.url, Retention(), replicas=0)
     assert await careful.start() == ()
     assert any("failover" in warning for warning in await careless.start())
     over = asyncio.Event()

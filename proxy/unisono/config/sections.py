@@ -255,8 +255,9 @@ class StoreSettings(Section):
     """How long the events of a finished response can be read again, in seconds."""
     deadline_s: Seconds = 0.25
     """How long one operation of a shared store may take, in seconds."""
-    replicas: Annotated[int, Field(ge=0)] = 0
-    """How many Redis replicas must have a write before it counts."""
+    replicas: Annotated[int, Field(ge=0)] | None = None
+    """Number of Redis replicas that must acknowledge a write. Unset: one, as long as the primary has a connected
+    replica."""
     lease_s: Seconds = 10.0
     """After how long without a sign another process takes over a background response, in seconds."""
     spool_dir: Name | None = None

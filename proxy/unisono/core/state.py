@@ -215,6 +215,12 @@ class Store(KeyStore, Accounts, Traces, Protocol):
         `NotFound`, `StoreConflict` (lease lost, a gap, other content, or terminal)."""
         ...
 
+    async def is_log_complete(self, lease: Lease, response: str) -> bool:
+        """Return False if the store may have lost the last log writes of another owner, because the server failed over
+        or restarted since. A new owner calls this before its first write; False is permanent for the response. Raises
+        `NotFound`, `StoreConflict` (lease lost)."""
+        ...
+
     async def events(
         self, tenant: str, response: str, first: int, *, limit: int = 512, wait_s: float = 0.0
     ) -> EventPage | None:

@@ -81,10 +81,12 @@ class ToolLoop:
         while reading.round.calls:
             yield reading.call(late=self._late())
             if (calling := reading.round.calling) is not None:
-                yield reading.ran(await self._told(reading, calling))
+                # A call whose predecessors may be missing from the journal may be one of them.
+                told = self._told if self._hosting.is_journal_complete else self._told_late
+                yield reading.ran(await told(reading, calling))
 
     async def _told_late(self, reading: Reading, calling: Calling) -> Told:
-        """Of a call that an earlier run showed, and may have made."""
+        """Of a call that an earlier run may have made."""
         assert reading.round is not None
         tool = reading.round.tools.tool(calling.call.name)
         told = reading.round.told(calling)

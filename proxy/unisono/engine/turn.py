@@ -58,6 +58,8 @@ class Hosting:
     optional: bool = True
     shown: frozenset[str] = frozenset()
     take: Callable[[str], Awaitable[None]] | None = None
+    # False: calls of an earlier run may be missing from the journal, so that only idempotent tools are called.
+    is_journal_complete: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ def open_store(
     bounds: Bounds | None = None,
     *,
     deadline_s: float = 0.25,
-    replicas: int = 0,
+    replicas: int | None = None,
     or_memory: bool = False,
 ) -> Store:
     """The store an address names: `memory://`, `sqlite:///path` (a path that begins with `~` is the user's own), or

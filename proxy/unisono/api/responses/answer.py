@@ -19,8 +19,8 @@ from unisono.errors import UnisonoError
 
 
 async def answer_whole(means: Means, asked: Asked) -> tuple[StoredResponse, Report]:
-    """The finished response, kept. Raises what the run raises, unless tools were run by then, and the StoreError family
-    when it cannot be kept."""
+    """The finished response, stored. Raises what the run raises, and the StoreError family when it cannot be stored. If
+    tools were run by then, the response is returned as failed instead."""
     run = means.turns.start(asked.turn.turn)
     events = Events(asked.frame, run.report, new_id=asked.item_ids, clock=means.clock, told=False)
     try:
@@ -35,7 +35,14 @@ async def answer_whole(means: Means, asked: Asked) -> tuple[StoredResponse, Repo
         await run.aclose()
     response = events.stored
     assert response is not None  # a run ends with Finished or raises
-    await keep(means, asked, response)
+    try:
+        await keep(means, asked, response)
+    except UnisonoError as error:
+        if not events.acted:
+            raise
+        events.fail(error)
+        response = events.stored
+        assert response is not None
     return response, run.report
 
 

@@ -26,9 +26,9 @@ from unisono.core.state import (
     StoredItem,
     StoredResponse,
 )
-from unisono.errors import NotFound, StoreConflict
+from unisono.errors import NotFound, StoreConflict, StoreUnavailable
 from unisono.store import codec
-from unisono.store.redis import keys, scripts
+from unisono.store.redis import keys, lease_scripts, scripts
 from unisono.store.redis.access import KeptKeys
 from unisono.store.redis.accounts import KeptAccounts
 from unisono.store.redis.arguments import Args, fence, milliseconds, of_items, of_log
@@ -45,8 +45,8 @@ OFF_LOOP_ITEMS = 1000
 
 class RedisStore(KeptKeys, KeptAccounts, KeptTraces):
     """`url` is redis://, rediss://, unix://, redis+sentinel://h1,h2/name[/db] or redis+cluster://h1,h2, also spelled
-    valkey. `deadline_s` is for one operation; `replicas` how many replicas must have a write before it counts.
-    Raises `ConfigError` for an address that is none."""
+    valkey. `deadline_s` is for one operation. `replicas` is how many replicas must acknowledge a write; None means
+    one where there is one. Raises `ConfigError` for an address that is none."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class RedisStore(KeptKeys, KeptAccounts, KeptTraces):
         retention: Retention | None = None,
         bounds: Bounds | None = None,
         deadline_s: float = 0.25,
-        replicas: int = 0,
+        replicas: int | None = None,
     ) -> None:
         self._link = Link(url, deadline_s, replicas)
         self._replicas = replicas
@@ -75,6 +75,7 @@ class RedisStore(KeptKeys, KeptAccounts, KeptTraces):
     async def check(self, beginning: StoredResponse | None = None) -> None:
         if beginning is not None:
             await self._encoded(beginning)
+        await self._link.check_replicas()
         # A write that changes nothing, as the key is never there: a server that is full, read-only or cannot persist
         # refuses it like any other.
         await self._link.put(("SET", keys.NEVER, "", "XX"))
@@ -184,6 +185,14 @@ class RedisStore(KeptKeys, KeptAccounts, KeptTraces):
         named = [*keys.response(lease.tenant, lease.anchor, response), *keys.lease(lease.tenant, lease.anchor)]
         args: Args = [str(lease.fence), milliseconds(self._retention.response_s), named[1], *of_log(write)]
         await self._link.act(scripts.LOG, named, args)
+
+    async def is_log_complete(self, lease: Lease, response: str) -> bool:
+        named = [*keys.response(lease.tenant, lease.anchor, response), *keys.lease(lease.tenant, lease.anchor)]
+        is_complete, history = await self._link.act(scripts.INHERIT, named, [str(lease.fence)])
+        # A pooled connection may lead to a former primary, which lacks what the owner has logged since at the new one.
+        if bytes(history).decode() != await self._link.current_history(named[0]):
+            raise StoreUnavailable("the store fails over at the moment")
+        return bool(is_complete)
 
     async def events(
         self, tenant: str, response: str, first: int, *, limit: int = 512, wait_s: float = 0.0
@@ -299,7 +308,7 @@ class RedisStore(KeptKeys, KeptAccounts, KeptTraces):
 
     async def acquire(self, tenant: str, anchor: str, owner: str, for_s: float, *, force: bool = False) -> Lease | None:
         args: Args = [owner, milliseconds(for_s), int(force), milliseconds(for_s + self._retention.response_s)]
-        number = await self._link.act(scripts.ACQUIRE, keys.lease(tenant, anchor), args)
+        number = await self._link.act(lease_scripts.ACQUIRE, keys.lease(tenant, anchor), args)
         return Lease(tenant, anchor, owner, number) if number else None
 
     async def renew(self, lease: Lease, for_s: float) -> bool:
@@ -311,26 +320,26 @@ class RedisStore(KeptKeys, KeptAccounts, KeptTraces):
     async def _extend(self, lease: Lease, for_ms: int) -> bool:
         ttl = for_ms + milliseconds(self._retention.response_s)
         args: Args = [lease.owner, str(lease.fence), for_ms, ttl]
-        return bool(await self._link.act(scripts.EXTEND, keys.lease(lease.tenant, lease.anchor), args))
+        return bool(await self._link.act(lease_scripts.EXTEND, keys.lease(lease.tenant, lease.anchor), args))
 
     async def watch(self, run: Run, for_s: float) -> None:
-        await self._link.act(scripts.WATCH, [keys.RUNS], [milliseconds(for_s), _member(run)])
+        await self._link.act(lease_scripts.WATCH, [keys.RUNS], [milliseconds(for_s), _member(run)])
 
     async def unwatch(self, run: Run) -> None:
         await self._link.put(("ZREM", keys.RUNS, _member(run)))
 
     async def lapsed(self, limit: int = 16) -> tuple[Run, ...]:
-        found = await self._link.act(scripts.LAPSED, [keys.RUNS], [limit])
+        found = await self._link.act(lease_scripts.LAPSED, [keys.RUNS], [limit])
         return tuple(Run(*orjson.loads(member)) for member in found)
 
     async def claim(self, tenant: str, key: str, digest: str, response: str, *, for_s: float | None = None) -> str:
         kept_s = self._retention.key_s if for_s is None else for_s
         args: Args = [digest, response, milliseconds(kept_s), "" if for_s is None else "more"]
-        owner: bytes = await self._link.act(scripts.CLAIM, [keys.once(tenant, key)], args)
+        owner: bytes = await self._link.act(lease_scripts.CLAIM, [keys.once(tenant, key)], args)
         return owner.decode()
 
     async def unclaim(self, tenant: str, key: str, response: str) -> None:
-        await self._link.act(scripts.UNCLAIM, [keys.once(tenant, key)], [response])
+        await self._link.act(lease_scripts.UNCLAIM, [keys.once(tenant, key)], [response])
 
     async def secret(self, name: str, candidate: bytes) -> bytes:
         await self._link.put(("SET", keys.secret(name), candidate, "NX"))
@@ -339,7 +348,7 @@ class RedisStore(KeptKeys, KeptAccounts, KeptTraces):
 
     async def count(self, tenant: str, name: str, amount: int, *, once: str, for_s: float) -> int:
         named = keys.counter(tenant, name, once)
-        return int(await self._link.act(scripts.COUNT, named, [amount, milliseconds(for_s)]))
+        return int(await self._link.act(lease_scripts.COUNT, named, [amount, milliseconds(for_s)]))
 
 
 def _record(tenant: str, anchor: str, response: str) -> Command:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -21,18 +21,17 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.exceptions import (
+    MovedError,
     NoPermissionError,
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
-    RedisClusterException,
-    RedisError,
     ResponseError,
 )
 from redis.exceptions import TimeoutError as LateAnswer
 from redis.maint_notifications import MaintNotificationsConfig
 
-from unisono.errors import ConfigError, StoreUnavailable
+from unisono.errors import ConfigError, StoreUnavailable, UnisonoError
 from unisono.store.redis.scripts import Script
 from unisono.store.refusals import refusal
 
@@ -47,6 +46,9 @@ UNREADABLE = (
 )
 
 Command = tuple[str | bytes | int, ...]
+
+REPLICA_CHECK_S = 2.0  # at most so often
+MAX_REDIRECTIONS = 3
 
 TROUBLE: tuple[tuple[type[Exception], str], ...] = (
     (OutOfMemoryError, "the store is full"),
@@ -70,12 +72,20 @@ def told(error: Exception) -> str:
 
 
 class Link:
-    """`replicas` is how many replicas must have a write before it counts as done."""
+    """Client of one server or cluster. `replicas` is how many replicas must acknowledge a write; None means one where
+    the primary has a connected replica."""
 
-    def __init__(self, url: str, deadline_s: float, replicas: int) -> None:
+    def __init__(self, url: str, deadline_s: float, replicas: int | None) -> None:
         self._deadline_s = deadline_s
         self._replicas = replicas
+        # Connected replicas by primary, as last seen; without a cluster the only name is empty. A primary that a
+        # failover made since may have one.
+        self._connected: dict[str, int] = {}
+        self._checked_at_s = -REPLICA_CHECK_S
         self._sentinel: Sentinel | None = None
+        self._service = ""
+        self._standalone_url = ""
+        self._options: dict[str, Any] = {}
         self._client = self._make(url)
         self._places = asyncio.Semaphore(AT_ONCE)
 
@@ -89,10 +99,12 @@ class Link:
             # With them the library takes a connection the server has closed meanwhile for one that it may write to.
             "maint_notifications_config": MaintNotificationsConfig(enabled=False),
         }
+        self._options = options
         scheme, _, rest = url.replace("valkey", "redis", 1).partition("://")
         if scheme in ("redis", "rediss", "unix"):
+            self._standalone_url = f"{scheme}://{rest}"
             try:
-                client: Redis = Redis.from_url(f"{scheme}://{rest}", **options)
+                client: Redis = Redis.from_url(self._standalone_url, **options)
             except ValueError:
                 # The library's words quote the part it stumbled over, which may be half a password.
                 raise ConfigError(f"store.url: {UNREADABLE}") from None
@@ -107,6 +119,7 @@ class Link:
         if not service:
             raise ConfigError("store.url: redis+sentinel:// needs the service's name: redis+sentinel://host:26379/name")
         asking = {key: options[key] for key in ("socket_timeout", "socket_connect_timeout", "retry")}
+        self._service = service
         make: Any = Sentinel
         self._sentinel = make(nodes, sentinel_kwargs=asking, **options, db=db)
         found: Redis = make.master_for(self._sentinel, service)
@@ -119,7 +132,11 @@ class Link:
         try:
             async with asyncio.timeout(self._deadline_s), self._places:
                 yield
-        except (RedisError, RedisClusterException, OSError) as error:
+        except UnisonoError:
+            raise
+        except Exception as error:
+            # A broken connection fails with errors of many kinds: RuntimeError by uvloop, AttributeError and
+            # IndexError by redis-py. Only calls of the library stand in this context, so each of them means the same.
             raise StoreUnavailable(told(error)) from error
         finally:
             # The library may swallow a cancellation that comes while an answer does.
@@ -153,27 +170,92 @@ class Link:
                 await self._send(together, [str(command[1]) for command in together])
 
     async def _send(self, commands: Sequence[Command], written: Sequence[str]) -> list[Any]:
-        if len(commands) == 1 and not (self._replicas and written):
-            return [await self._client.execute_command(*commands[0])]
-        if isinstance(self._client, RedisCluster) and self._client.get_default_node() is None:
-            await self._client.initialize()
+        client = self._client
+        if isinstance(client, RedisCluster) and client.get_default_node() is None:
+            await client.initialize()
+        for _ in range(MAX_REDIRECTIONS):
+            waits = self._waits(written)
+            if len(commands) == 1 and not waits:
+                return [await client.execute_command(*commands[0])]
+            try:
+                return await self._send_together(commands, waits)
+            except MovedError as error:
+                # All of it is sent again, as WAIT has to follow the writes on their own connection. Left to itself, the
+                # library would redirect a write alone, and the WAIT of another node would acknowledge it.
+                assert isinstance(client, RedisCluster)
+                await client.nodes_manager.move_slot(error)
+        raise StoreUnavailable("the store cannot be reached")
+
+    async def _send_together(self, commands: Sequence[Command], waits: Mapping[str, int]) -> list[Any]:
         pipe: Any = self._client.pipeline(transaction=False)
         for command in commands:
             pipe.execute_command(*command)
-        waits = self._waits(written) if self._replicas else []
-        for target in waits:
-            # On the same connection as the writes: WAIT speaks only for its own connection.
-            pipe.execute_command("WAIT", self._replicas, int(self._deadline_s * 600), **target)
-        answers: list[Any] = await pipe.execute(raise_on_error=True)
-        if any(reached < self._replicas for reached in answers[len(commands) :]):
-            raise StoreUnavailable("the store could not copy a write to its replicas in time")
-        return answers[: len(commands)]
+        for name, count in waits.items():
+            node = self._client.get_node(node_name=name) if isinstance(self._client, RedisCluster) else None
+            target = {} if node is None else {"target_nodes": node}
+            # On the same connection as the writes: WAIT covers only its own connection. So is ROLE: another connection
+            # may lead to the primary after a failover.
+            pipe.execute_command("WAIT", count, int(self._deadline_s * 600), **target)
+            pipe.execute_command("ROLE", **target)
+        redirection = {"allow_redirections": not waits} if isinstance(self._client, RedisCluster) else {}
+        answers: list[Any] = await pipe.execute(raise_on_error=False, **redirection)
+        values, checks = answers[: len(commands)], answers[len(commands) :]
+        for value in values:
+            if isinstance(value, Exception):
+                raise value
+        for (name, count), reached, role in zip(waits.items(), checks[::2], checks[1::2], strict=True):
+            self._check_copied(name, count, reached, role)
+        return values
 
-    def _waits(self, written: Sequence[str]) -> list[dict[str, Any]]:
+    def _waits(self, written: Sequence[str]) -> dict[str, int]:
+        """How many replicas must acknowledge a write, by the primaries of the keys."""
+        if not written or self._replicas == 0:
+            return {}
+        if self._replicas is None and not self._connected:
+            # Nothing was looked at yet.
+            return {}
+        names = {""}
+        if isinstance(self._client, RedisCluster):
+            names = {node.name for key in written if (node := self._client.get_node_from_key(key))}
+        needed = ((name, self._replicas or min(1, self._connected.get(name, 1))) for name in sorted(names))
+        return {name: count for name, count in needed if count}
+
+    def _check_copied(self, name: str, count: int, reached: Any, role: Any) -> None:
+        """Raise StoreUnavailable for a write that too few replicas have."""
+        if isinstance(reached, Exception):
+            raise reached
+        if reached >= count:
+            return
+        if self._replicas is None:
+            # The default asks for a copy where there can be one. A server that hides its role has none that is known.
+            self._connected[name] = _replicas_in(role)
+            if not self._connected[name]:
+                return
+        raise StoreUnavailable("the store could not copy a write to its replicas in time")
+
+    async def check_replicas(self) -> None:
+        """Look again which primaries have replicas, if the default depends on it and some time has passed."""
+        now_s = asyncio.get_running_loop().time()
+        if self._replicas is not None or now_s < self._checked_at_s + REPLICA_CHECK_S:
+            return
+        self._checked_at_s = now_s
+        self._connected = await self.connected_replicas()
+
+    async def connected_replicas(self) -> dict[str, int]:
+        """The number of connected replicas by primary."""
         if not isinstance(self._client, RedisCluster):
-            return [{}] if written else []
-        nodes = {node.name: node for key in written if (node := self._client.get_node_from_key(key))}
-        return [{"target_nodes": node} for node in nodes.values()]
+            return {"": await self._replicas_of({})}
+        async with self._bounded():
+            await self._client.initialize()
+        return {node.name: await self._replicas_of({"target_nodes": node}) for node in self._client.get_primaries()}
+
+    async def _replicas_of(self, target: dict[str, Any]) -> int:
+        async with self._bounded():
+            try:
+                return _replicas_in(await self._client.execute_command("ROLE", **target))
+            except ResponseError as error:
+                # A hosted server may hide it (NOPERM) or not have the command.
+                return _replicas_in(error)
 
     async def settings(self, *names: str) -> list[Mapping[str, str]]:
         """The named settings of every primary; those it does not tell are missing."""
@@ -197,12 +279,37 @@ class Link:
                         raise
         return {_text(key): _text(value) for key, value in found.items()}
 
-    async def replicas_there(self) -> int:
+    async def current_history(self, key: str) -> str:
+        """Look up the primary of `key` and return its replication id, empty where the server does not permit INFO. Uses
+        no pooled connection. Raises StoreUnavailable while the sentinels do not agree."""
         async with self._bounded():
-            target = {"target_nodes": RedisCluster.PRIMARIES} if isinstance(self._client, RedisCluster) else {}
-            told = await self._client.info("replication", **target)
-        each = told.values() if "connected_slaves" not in told else [told]
-        return min((int(one.get("connected_slaves", 0)) for one in each), default=0)
+            async with await self._found_anew(key) as primary:
+                try:
+                    found = await primary.info("replication")
+                except NoPermissionError:
+                    return ""
+            return str(found["master_replid"])
+
+    async def _found_anew(self, key: str) -> Redis:
+        if self._sentinel is not None:
+            host, port = await self._agreed_primary(self._sentinel)
+            return Redis(host=host, port=port, **self._options)
+        if isinstance(self._client, RedisCluster):
+            await self._client.initialize()
+            node = self._client.get_node_from_key(key)
+            if node is None:
+                raise StoreUnavailable("the store cannot be reached")
+            return Redis(host=node.host, port=int(node.port), **self._options)
+        return Redis.from_url(self._standalone_url, **self._options)
+
+    async def _agreed_primary(self, sentinel: Sentinel) -> tuple[str, int]:
+        asked = (one.sentinel_get_master_addr_by_name(self._service) for one in sentinel.sentinels)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        found: list[tuple[Any, ...]] = [tuple(answer) for answer in answers if isinstance(answer, tuple | list)]
+        if len(set(found)) != 1 or 2 * len(found) <= len(answers):
+            raise StoreUnavailable("the store fails over at the moment")
+        host, port = found[0]
+        return _text(host), int(port)
 
     async def pubsub(self) -> PubSub:
         """One connection that listens, to any node: what is published reaches all of them."""
@@ -212,9 +319,17 @@ class Link:
         return self._client.pubsub()
 
     async def aclose(self) -> None:
-        await self._client.aclose()
+        # A connection that is broken already may fail to close.
+        with suppress(Exception):
+            await self._client.aclose()
         if self._sentinel is not None:
-            await self._sentinel.aclose()
+            with suppress(Exception):
+                await self._sentinel.aclose()
+
+
+def _replicas_in(role: Any) -> int:
+    """The number of connected replicas in the answer to ROLE; 0 for an error and for a server that is no primary."""
+    return len(role[2]) if isinstance(role, list) and role[0] in (b"master", "master") else 0
 
 
 def _text(value: str | bytes) -> str:

@@ -36,7 +36,7 @@ end
 local function check_log(log, stream, tokens)
   local last = redis.call('XREVRANGE', stream, '+', '-', 'COUNT', 1)[1]
   log.upto = last and tonumber(string.match(last[1], '^%d+')) + 1 or 0
-  if #log.events > 0 and log.first > log.upto then return 'gap' end
+  if log.first > log.upto then return 'gap' end
   for n, data in ipairs(log.events) do
     local seq = log.first + n - 1
     if seq < log.upto then
@@ -46,9 +46,8 @@ local function check_log(log, stream, tokens)
     end
   end
   log.bytes = redis.call('STRLEN', tokens)
-  if #log.tokens == 0 then return end
   if log.first_byte > log.bytes then return 'gap' end
-  if log.first_byte < log.bytes then
+  if #log.tokens > 0 and log.first_byte < log.bytes then
     local after = log.first_byte + #log.tokens
     if after > log.bytes or redis.call('GETRANGE', tokens, log.first_byte, after - 1) ~= log.tokens then
       return 'differs'
@@ -106,6 +105,27 @@ local function write_items(add, was, key, items, order)
   redis.call('PEXPIRE', order, add.ttl)
 end
 
+-- Identifies the sequence of writes that this server continues. A failover and a restart begin another one, and may
+-- have lost the last writes of the one before. Empty if the server does not permit INFO.
+local function history()
+  local info = redis.pcall('INFO', 'replication')
+  return type(info) == 'string' and string.match(info, 'master_replid:(%x+)') or ''
+end
+
+-- A failover may have lost a newer fence. The newest one is proven by its lease: while it holds, there is no other.
+local function owns_history(record, lease, given, now)
+  local was = redis.call('HGET', record, 'history')
+  if not was or was == now then return true end
+  return string.match(redis.call('GET', lease) or '', '^(%d+):') == given
+end
+
+-- A writer that continues a log exactly where it ends proves that nothing of it was lost. A write without content at
+-- the beginning of a log proves nothing.
+local function confirm_history(record, log, now)
+  if log.first + log.first_byte == 0 or log.first ~= log.upto or log.first_byte ~= log.bytes then return end
+  if redis.call('HGET', record, 'history') ~= now then redis.call('HSET', record, 'history', now) end
+end
+
 -- The number of the entry that closes a stream: nothing can come behind it.
 local ENDED = '9007199254740991-1'
 
@@ -161,7 +181,7 @@ end
 no = check_log(log, stream, tokens)
 if no then return {no} end
 redis.call('HSET', record, 'head', head, 'output', output, 'terminal', terminal)
-if new then redis.call('HSET', record, 'input', input) end
+if new then redis.call('HSET', record, 'input', input, 'history', history()) end
 redis.call('PEXPIRE', record, ttl)
 if talk then write_items(add, talk, key, items, order) end
 write_log(log, stream, tokens, ttl)
@@ -185,12 +205,31 @@ if not terminal then return {'missing'} end
 local no = held(lease, fence, given)
 if no then return {no} end
 if terminal == '1' then return {'finished'} end
+local now = history()
+if not owns_history(record, lease, given, now) then return {'taken'} end
 no = check_log(log, stream, tokens)
 if no then return {no} end
 write_log(log, stream, tokens, ttl)
+confirm_history(record, log, now)
 redis.call('PEXPIRE', record, ttl)
 redis.call('PUBLISH', channel, '')
 return {'ok'}
+"""
+)
+
+INHERIT = Script(
+    """
+local record, stream, tokens, lease, fence = unpack(KEYS)
+local was = redis.call('HMGET', record, 'terminal', 'history', 'incomplete')
+if not was[1] then return {'missing'} end
+local no = held(lease, fence, arg())
+if no then return {no} end
+if was[1] == '1' then return {'finished'} end
+local now = history()
+local incomplete = was[3] or (was[2] and was[2] ~= now)
+if was[2] ~= now then redis.call('HSET', record, 'history', now) end
+if incomplete then redis.call('HSET', record, 'incomplete', '1') end
+return {'ok', {incomplete and 0 or 1, now}}
 """
 )
 
@@ -305,88 +344,5 @@ local no = held(lease, fence, '')
 if no then return {no} end
 redis.call('DEL', key, items, order)
 return {'ok', 1}
-"""
-)
-
-ACQUIRE = Script(
-    """
-local lease, fence = unpack(KEYS)
-local owner, for_ms, force, ttl = arg(), arg(), arg() == '1', arg()
-local was = redis.call('GET', lease)
-if was then
-  local number, holder = string.match(was, '^(%d+):(.*)$')
-  if holder == owner then
-    redis.call('SET', lease, was, 'PX', for_ms)
-    redis.call('PEXPIRE', fence, ttl)
-    return {'ok', tonumber(number)}
-  end
-  if not force then return {'ok', 0} end
-end
-local number = redis.call('INCR', fence)
-redis.call('PEXPIRE', fence, ttl)
-redis.call('SET', lease, number .. ':' .. owner, 'PX', for_ms)
-return {'ok', number}
-"""
-)
-
-EXTEND = Script(
-    """
-local lease, fence = unpack(KEYS)
-local owner, given, for_ms, ttl = arg(), arg(), tonumber(arg()), arg()
-if redis.call('GET', fence) ~= given then return {'ok', 0} end
-if for_ms > 0 then
-  redis.call('SET', lease, given .. ':' .. owner, 'PX', for_ms)
-  redis.call('PEXPIRE', fence, ttl)
-else
-  redis.call('DEL', lease)
-end
-return {'ok', 1}
-"""
-)
-
-WATCH = Script(
-    """
-redis.call('ZADD', KEYS[1], clock() + tonumber(ARGV[1]), ARGV[2])
-return {'ok'}
-"""
-)
-
-LAPSED = Script(
-    """
-return {'ok', redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', clock(), 'LIMIT', 0, ARGV[1])}
-"""
-)
-
-CLAIM = Script(
-    """
-local was = redis.call('HMGET', KEYS[1], 'digest', 'response')
-if was[1] then
-  if was[1] ~= ARGV[1] then return {'reused'} end
-  if was[2] == ARGV[2] and ARGV[4] == 'more' and redis.call('PTTL', KEYS[1]) < tonumber(ARGV[3]) then
-    redis.call('PEXPIRE', KEYS[1], ARGV[3])
-  end
-  return {'ok', was[2]}
-end
-redis.call('HSET', KEYS[1], 'digest', ARGV[1], 'response', ARGV[2])
-redis.call('PEXPIRE', KEYS[1], ARGV[3])
-return {'ok', ARGV[2]}
-"""
-)
-
-UNCLAIM = Script(
-    """
-if redis.call('HGET', KEYS[1], 'response') == ARGV[1] then redis.call('DEL', KEYS[1]) end
-return {'ok'}
-"""
-)
-
-COUNT = Script(
-    """
-local counter, once = unpack(KEYS)
-if redis.call('EXISTS', once) == 1 then return {'ok', tonumber(redis.call('GET', counter) or 0)} end
-redis.call('SET', once, '', 'PX', ARGV[2])
-local value = redis.call('INCRBY', counter, ARGV[1])
-redis.call('PEXPIRE', counter, ARGV[2])
-return {'ok', value}
 """
 )

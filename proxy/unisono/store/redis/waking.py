@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from redis.asyncio.client import PubSub
-from redis.exceptions import RedisClusterException, RedisError
 
 from unisono.store.waiting import Waiting
+
+log = logging.getLogger("unisono.store")
 
 AGAIN_S = 0.25
 """Seconds until the connection is tried again."""
@@ -54,12 +56,14 @@ class Listener:
                 async with asyncio.TaskGroup() as both:
                     both.create_task(self._follow(pubsub))
                     both.create_task(self._listen(pubsub))
-            except* (RedisError, RedisClusterException, OSError):
+            except* Exception as errors:
+                # A broken connection fails with errors of many kinds: the next one is made anew.
+                log.debug("the connection that listens broke", extra={"cause": repr(errors.exceptions[0])})
                 self._waiting.wake_all()
             finally:
                 await asyncio.wait([begun])
                 if begun.exception() is None:
-                    await begun.result().aclose()
+                    await _close(begun.result())
             await asyncio.sleep(AGAIN_S)
 
     async def _begin(self) -> Any:
@@ -67,8 +71,8 @@ class Listener:
         self._heard = set(self._wanted)
         try:
             await pubsub.subscribe(*self._heard)
-        except (RedisError, OSError):
-            await pubsub.aclose()
+        except Exception:
+            await _close(pubsub)
             raise
         return pubsub
 
@@ -104,3 +108,9 @@ class Listener:
             message = await pubsub.get_message(timeout=1.0)
             if message is not None and message["type"] in ("message", "subscribe"):
                 self._waiting.wake(message["channel"].decode())
+
+
+async def _close(pubsub: Any) -> None:
+    """Close a connection that may be broken already."""
+    with contextlib.suppress(Exception):
+        await pubsub.aclose()

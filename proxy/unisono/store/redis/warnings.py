@@ -33,7 +33,7 @@ def _sync(settings: Mapping[str, str]) -> str:
 CONCERNS: tuple[Concern, ...] = (_eviction, _log, _sync)
 
 
-async def examine(link: Link, replicas: int) -> tuple[str, ...]:
+async def examine(link: Link, replicas: int | None) -> tuple[str, ...]:
     """Every concern once, however many servers share it. Raises `StoreUnavailable`."""
     found: dict[str, None] = {}
     for settings in await link.settings(*READ):
@@ -41,10 +41,10 @@ async def examine(link: Link, replicas: int) -> tuple[str, ...]:
             found["its settings cannot be read: see that appendonly is yes and maxmemory-policy is noeviction"] = None
             continue
         found |= dict.fromkeys(filter(None, (concern(settings) for concern in CONCERNS)))
-    there = await link.replicas_there()
-    if there and not replicas:
+    there = min((await link.connected_replicas()).values(), default=0)
+    if there and replicas == 0:
         found["it has replicas, and writes do not wait for them: a failover may lose what was acknowledged"] = None
-    if there < replicas:
+    if there < (replicas or 0):
         found[f"writes wait for {replicas} replicas, and it has {there}: nothing can be stored until it has more"] = (
             None
         )

@@ -186,6 +186,11 @@ class SqliteStore:
         finally:
             self._waiting.wake(_key(lease.tenant, response))
 
+    async def is_log_complete(self, lease: Lease, response: str) -> bool:
+        # What was acknowledged is synced to disk: only the owner is checked.
+        await self._do(responses.log, lease, response, NOTHING_LOGGED)
+        return True
+
     async def events(
         self, tenant: str, response: str, first: int, *, limit: int = 512, wait_s: float = 0.0
     ) -> EventPage | None:

@@ -129,7 +129,7 @@ def _extend_log(act: Act, tenant: str, response: str, write: LogWrite) -> None:
     upto = act.db.execute(
         "SELECT coalesce(max(seq) + 1, 0) FROM events WHERE tenant = ? AND response = ?", here
     ).fetchone()[0]
-    if write.events and write.first_event > upto:
+    if write.first_event > upto:
         raise refusal("gap")
     for seq, data in enumerate(write.events, write.first_event):
         if seq >= upto:
@@ -147,8 +147,6 @@ def _event(act: Act, tenant: str, response: str, seq: int) -> bytes:
 
 
 def _extend_tokens(act: Act, tenant: str, response: str, write: LogWrite) -> None:
-    if not write.tokens:
-        return
     here = (tenant, response)
     first, after = write.first_token, write.first_token + len(write.tokens)
     upto = act.db.execute(
@@ -156,6 +154,8 @@ def _extend_tokens(act: Act, tenant: str, response: str, write: LogWrite) -> Non
     ).fetchone()[0]
     if first > upto:
         raise refusal("gap")
+    if not write.tokens:
+        return
     if first == upto:
         act.db.execute(
             "INSERT INTO tokens VALUES (?, ?, ?, ?, ?)",

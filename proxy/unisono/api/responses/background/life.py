@@ -154,6 +154,7 @@ class Life:
             await self._let_go(watched=False)
         except* StoreConflict:
             log.info("response is somebody else's", extra=about)
+            await self._keep_watched()
         except* StoreUnavailable:
             # Left as it is: when the store is back, somebody finds it.
             log.warning("response cannot be kept for now", extra=about)
@@ -327,6 +328,14 @@ class Life:
         await insisting(
             lambda: store.update(self.run.tenant, kept, lease=self._lease, log=write, revision=revision), PATIENCE_S
         )
+
+    async def _keep_watched(self) -> None:
+        """Watch a response that this process may not write to any more. A failover of the store may have lost its watch
+        with the end of its log, and nothing else would find it."""
+        try:
+            await self._means.store.watch(self.run, self._means.lease_s)
+        except StoreUnavailable as error:
+            log.debug("response not watched", extra={"response": self.run.response, "code": error.code})
 
     async def _let_go(self, *, watched: bool) -> None:
         """Give back what was held; `watched` lets whoever looks first take over. What is not given back ends by

@@ -107,3 +107,12 @@ def later(turn: Turn, spent_s: float) -> Turn:
     if hosting is None:
         return turn
     return replace(turn, hosting=replace(hosting, total_s=max(hosting.total_s - spent_s, 0.0)))
+
+
+def with_incomplete_journal(asked: Asked) -> Asked:
+    """The request for a run whose journal may lack calls that were made."""
+    turn = asked.turn.turn
+    if turn.hosting is None:
+        return asked
+    turn = replace(turn, hosting=replace(turn.hosting, is_journal_complete=False))
+    return replace(asked, turn=replace(asked.turn, turn=turn))

@@ -11,7 +11,7 @@ from unisono.api.failures import failure_of
 from unisono.api.responses.asked import Asked
 from unisono.api.responses.background.broken import fallen
 from unisono.api.responses.background.life import Life
-from unisono.api.responses.background.record import rebuilt, tried
+from unisono.api.responses.background.record import rebuilt, tried, with_incomplete_journal
 from unisono.api.responses.keeping import insisting
 from unisono.api.responses.means import Means
 from unisono.core.state import Lease, Run, StoredResponse
@@ -134,11 +134,13 @@ class Taking:
             return None
         tokens = await store.tokens(run.tenant, run.response)
         events = await self._logged(run)
+        is_complete = await insisting(lambda: store.is_log_complete(lease, run.response))
         noted, tries = tried(response, len(tokens))
         if counted:
             await insisting(lambda: store.update(run.tenant, noted, lease=lease))
         try:
             asked = await self._asked(run, response, lease, tries if counted else 0)
+            asked = asked if is_complete else with_incomplete_journal(asked)
         except (StoreUnavailable, StoreUnreadable):
             raise
         except Exception as error:

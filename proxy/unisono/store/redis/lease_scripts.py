@@ -1,0 +1,88 @@
+"""Scripts for leases, watched runs, idempotency keys and counters."""
+
+from __future__ import annotations
+
+from unisono.store.redis.scripts import Script
+
+ACQUIRE = Script(
+    """
+local lease, fence = unpack(KEYS)
+local owner, for_ms, force, ttl = arg(), arg(), arg() == '1', arg()
+local was = redis.call('GET', lease)
+if was then
+  local number, holder = string.match(was, '^(%d+):(.*)$')
+  if holder == owner then
+    redis.call('SET', lease, was, 'PX', for_ms)
+    redis.call('PEXPIRE', fence, ttl)
+    return {'ok', tonumber(number)}
+  end
+  if not force then return {'ok', 0} end
+end
+local number = redis.call('INCR', fence)
+redis.call('PEXPIRE', fence, ttl)
+redis.call('SET', lease, number .. ':' .. owner, 'PX', for_ms)
+return {'ok', number}
+"""
+)
+
+EXTEND = Script(
+    """
+local lease, fence = unpack(KEYS)
+local owner, given, for_ms, ttl = arg(), arg(), tonumber(arg()), arg()
+if redis.call('GET', fence) ~= given then return {'ok', 0} end
+if for_ms > 0 then
+  redis.call('SET', lease, given .. ':' .. owner, 'PX', for_ms)
+  redis.call('PEXPIRE', fence, ttl)
+else
+  redis.call('DEL', lease)
+end
+return {'ok', 1}
+"""
+)
+
+WATCH = Script(
+    """
+redis.call('ZADD', KEYS[1], clock() + tonumber(ARGV[1]), ARGV[2])
+return {'ok'}
+"""
+)
+
+LAPSED = Script(
+    """
+return {'ok', redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', clock(), 'LIMIT', 0, ARGV[1])}
+"""
+)
+
+CLAIM = Script(
+    """
+local was = redis.call('HMGET', KEYS[1], 'digest', 'response')
+if was[1] then
+  if was[1] ~= ARGV[1] then return {'reused'} end
+  if was[2] == ARGV[2] and ARGV[4] == 'more' and redis.call('PTTL', KEYS[1]) < tonumber(ARGV[3]) then
+    redis.call('PEXPIRE', KEYS[1], ARGV[3])
+  end
+  return {'ok', was[2]}
+end
+redis.call('HSET', KEYS[1], 'digest', ARGV[1], 'response', ARGV[2])
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
+return {'ok', ARGV[2]}
+"""
+)
+
+UNCLAIM = Script(
+    """
+if redis.call('HGET', KEYS[1], 'response') == ARGV[1] then redis.call('DEL', KEYS[1]) end
+return {'ok'}
+"""
+)
+
+COUNT = Script(
+    """
+local counter, once = unpack(KEYS)
+if redis.call('EXISTS', once) == 1 then return {'ok', tonumber(redis.call('GET', counter) or 0)} end
+redis.call('SET', once, '', 'PX', ARGV[2])
+local value = redis.call('INCRBY', counter, ARGV[1])
+redis.call('PEXPIRE', counter, ARGV[2])
+return {'ok', value}
+"""
+)

@@ -1,0 +1,91 @@
+"""One run: two gateways, a store that fails over at a seeded moment, and an audit at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from tests.e2e.gateway import config_of
+from tests.e2e.hosting import hosts
+from tests.e2e.replicas import Replica
+from tests.failover.load import Audit, Clients, Outcome, called_twice, script
+from tests.failover.topologies import cluster_of_six, sentinels
+from tests.fakes import FakeVllm
+from tests.mcp.conftest import start_upstream
+
+TOPOLOGIES: dict[str, Any] = {"sentinel": sentinels, "cluster": cluster_of_six}
+LOAD_BEFORE_S = (0.8, 2.0)
+LOAD_AFTER_S = 3.0
+
+
+@dataclass(frozen=True)
+class Setting:
+    """`replicas` as configured; None leaves it out."""
+
+    topology: str
+    replicas: int | None
+
+    def __str__(self) -> str:
+        return f"{self.topology} replicas {self.replicas}"
+
+
+async def failover(setting: Setting, seed: int, folder: Path) -> Outcome:
+    chance = random.Random(f"{setting} {seed}")
+    async with AsyncExitStack() as stack:
+        (folder / "upstream").mkdir(parents=True)
+        _, upstream = stack.enter_context(start_upstream(folder / "upstream"))
+        fake = await stack.enter_async_context(FakeVllm(script=script))
+        topology = await stack.enter_async_context(TOPOLOGIES[setting.topology](folder))
+        store: dict[str, Any] = {"url": topology.url, "lease_s": 1.0, "deadline_s": 0.5}
+        if setting.replicas is not None:
+            store["replicas"] = setting.replicas
+        config = config_of(f"vllm@{fake.url}", store=store, mcp_servers=hosts(upstream)["mcp_servers"])
+        gateways = [Replica(folder / f"gateway{number}", config) for number in range(2)]
+        for one in gateways:
+            stack.push_async_callback(one.end)
+        await asyncio.gather(*(one.start() for one in gateways))
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        clients = Clients([one.url for one in gateways], session, chance)
+        running = asyncio.create_task(clients.run())
+        await asyncio.sleep(chance.uniform(*LOAD_BEFORE_S))
+        names = list(topology.faults)
+        fault = names[seed % len(names)]
+        # Half of the faults take a gateway with them, so that the other one has to take over its responses.
+        is_killed = seed // len(names) % 2 == 1
+        killing = asyncio.create_task(_kill(gateways[0], clients, chance.uniform(0.1, 2.0), is_killed))
+        await topology.faults[fault](chance)
+        await killing
+        await asyncio.sleep(LOAD_AFTER_S)
+        clients.stop()
+        await running
+        audit = Audit(gateways[1].url, session)
+        await audit.check(clients.ledger)
+        twice, began = called_twice(upstream, clients.ledger.questions)
+        ledger = clients.ledger
+        return Outcome(
+            str(setting),
+            seed,
+            fault + (" and a gateway" if is_killed else ""),
+            ledger.acknowledged,
+            audit.lost,
+            audit.unfinished,
+            twice,
+            began,
+            ledger.failures,
+            audit.unknown,
+            audit.statuses,
+            ledger.samples,
+        )
+
+
+async def _kill(gateway: Replica, clients: Clients, after_s: float, is_killed: bool) -> None:
+    await asyncio.sleep(after_s)
+    if is_killed:
+        clients.urls.remove(gateway.url)
+        gateway.kill()

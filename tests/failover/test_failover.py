@@ -1,0 +1,32 @@
+"""Failovers at seeded moments: nothing acknowledged with a replica is lost, and no setting lets a tool run twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.failover.run import Setting, failover
+
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
+
+# A run takes about 20 seconds, so that all of them take a quarter of an hour.
+RUNS = [
+    *((Setting("sentinel", 1), seed) for seed in range(12)),
+    *((Setting("sentinel", 0), seed) for seed in range(12)),
+    *((Setting("sentinel", None), seed) for seed in range(6)),
+    *((Setting("cluster", 1), seed) for seed in range(8)),
+    *((Setting("cluster", 0), seed) for seed in range(4)),
+]
+
+
+@pytest.mark.parametrize(("setting", "seed"), RUNS, ids=[f"{setting}-{seed}" for setting, seed in RUNS])
+async def test_a_failover_keeps_its_promises(setting: Setting, seed: int, tmp_path: Path) -> None:
+    outcome = await failover(setting, seed, tmp_path)
+    print(outcome)
+    assert outcome.calls > 0
+    assert outcome.called_twice == []
+    assert not [code for code in outcome.failures if code.startswith("500")]
+    if setting.replicas:
+        assert outcome.lost == []
+        assert outcome.unfinished == []

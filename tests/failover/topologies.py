@@ -1,0 +1,241 @@
+"""Redis with replicas, under Sentinel and as a cluster, and the faults that make them fail over."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from tests.contract.servers import Server, agreed, cluster, end
+from tests.listening import Listener, connected
+
+REPLICATED = ("appendonly yes", "appendfsync everysec", "maxmemory-policy noeviction", "repl-diskless-sync-delay 0")
+DOWN_AFTER_MS = 400
+STARTING_S = 20.0
+
+
+@dataclass
+class ReplicationLink:
+    """TCP relay from a replica to its primary; it delays data while `is_open` is cleared."""
+
+    to: int
+    port: int = 0
+    is_open: asyncio.Event = field(default_factory=asyncio.Event)
+    listener: Listener | None = None
+
+    async def start(self) -> None:
+        self.is_open.set()
+        self.listener = Listener(self._serve)
+        await self.listener.start()
+        self.port = self.listener.port
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with connected(self.to) as (far_reader, far_writer):
+            try:
+                async with asyncio.TaskGroup() as both:
+                    both.create_task(self._copy(reader, far_writer))
+                    both.create_task(self._copy(far_reader, writer))
+            except* OSError:
+                pass
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65_536):
+            await self.is_open.wait()
+            writer.write(data)
+            await writer.drain()
+        raise ConnectionResetError
+
+    async def aclose(self) -> None:
+        if self.listener:
+            await self.listener.aclose()
+
+
+class Topology(Protocol):
+    """A store that can fail over. `faults` are its faults by name; each one returns when the store may recover."""
+
+    url: str
+
+    @property
+    def faults(self) -> dict[str, Callable[[random.Random], Awaitable[None]]]: ...
+
+
+@dataclass
+class Sentinels:
+    """A primary, one replica connected through `link`, and three sentinels."""
+
+    primary: Server
+    replica: Server
+    sentinels: list[Server]
+    link: ReplicationLink
+
+    @property
+    def url(self) -> str:
+        return f"redis+sentinel://{','.join(f'127.0.0.1:{one.port}' for one in self.sentinels)}/state/0"
+
+    @property
+    def faults(self) -> dict[str, Callable[[random.Random], Awaitable[None]]]:
+        return {
+            "crash with a delayed replica": self._crash_delayed,
+            "crash": self._crash,
+            "freeze": self._freeze,
+            "split brain": self._split,
+            "crash and quick restart": self._restart,
+            "ordered": self._ordered,
+        }
+
+    async def _delay_replication(self) -> None:
+        # Sentinel points the replica at the primary itself after some seconds: the relay is put in between again.
+        with self.replica.client() as client:
+            await asyncio.to_thread(client.replicaof, "127.0.0.1", self.link.port)
+        await _online(self.primary)
+        self.link.is_open.clear()
+
+    async def _crash_delayed(self, chance: random.Random) -> None:
+        await self._delay_replication()
+        await asyncio.sleep(chance.uniform(0.1, 0.9))
+        self.primary.end()
+        # What is in the relay is lost, as it would be with the primary's host.
+        await self.link.aclose()
+        await asyncio.sleep(2.5)
+        await asyncio.to_thread(self.primary.start)
+
+    async def _crash(self, chance: random.Random) -> None:
+        self.primary.end()
+        await asyncio.sleep(chance.uniform(1.0, 3.0))
+        await asyncio.to_thread(self.primary.start)
+
+    async def _restart(self, chance: random.Random) -> None:
+        self.primary.end()
+        await asyncio.sleep(chance.uniform(0.0, 0.5))
+        await asyncio.to_thread(self.primary.start)
+
+    async def _freeze(self, chance: random.Random) -> None:
+        self.primary.signal(signal.SIGSTOP)
+        await asyncio.sleep(chance.uniform(0.5, 3.0))
+        self.primary.signal(signal.SIGCONT)
+
+    async def _ordered(self, chance: random.Random) -> None:
+        await asyncio.to_thread(self._order)
+
+    async def _split(self, chance: random.Random) -> None:
+        """Promote the replica while the primary still takes writes that do not reach it."""
+        await self._delay_replication()
+        await asyncio.sleep(chance.uniform(0.1, 0.6))
+        await asyncio.to_thread(self._order)
+        await asyncio.sleep(chance.uniform(1.0, 2.0))
+        await self.link.aclose()
+
+    def _order(self) -> None:
+        with self.sentinels[0].client() as client:
+            client.execute_command("SENTINEL", "FAILOVER", "state")
+
+
+@asynccontextmanager
+async def sentinels(folder: Path) -> AsyncIterator[Sentinels]:
+    primary, replica = Server(folder / "a", REPLICATED), Server(folder / "b", REPLICATED)
+    lines = (
+        f"sentinel monitor state 127.0.0.1 {primary.port} 2",
+        f"sentinel down-after-milliseconds state {DOWN_AFTER_MS}",
+        "sentinel failover-timeout state 3000",
+    )
+    watching = [Server(folder / f"s{number}", lines, sentinel=True) for number in range(3)]
+    link = ReplicationLink(primary.port)
+    try:
+        primary.start()
+        replica.start()
+        await link.start()
+        with replica.client() as client:
+            client.replicaof("127.0.0.1", link.port)
+        async with asyncio.timeout(STARTING_S):
+            await _online(primary)
+            await asyncio.gather(*(asyncio.to_thread(one.start) for one in watching))
+            for one in watching:
+                await _discovered(one)
+        yield Sentinels(primary, replica, watching, link)
+    finally:
+        await link.aclose()
+        end([*watching, replica, primary])
+
+
+async def _online(primary: Server) -> None:
+    with primary.client() as client:
+        while (await asyncio.to_thread(client.info, "replication")).get("slave0", {}).get("state") != "online":
+            await asyncio.sleep(0.05)
+
+
+async def _discovered(sentinel: Server) -> None:
+    """Return when a sentinel has found the replica and the two other sentinels."""
+    with sentinel.client() as client:
+        while True:
+            found = await asyncio.to_thread(client.sentinel_master, "state")
+            if (found["num-slaves"], found["num-other-sentinels"]) == (1, 2):
+                return
+            await asyncio.sleep(0.05)
+
+
+@dataclass
+class Cluster:
+    """Three primaries with one replica each."""
+
+    nodes: list[Server]
+    replicas: list[Server]
+
+    @property
+    def url(self) -> str:
+        return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in [*self.nodes, *self.replicas])
+
+    @property
+    def faults(self) -> dict[str, Callable[[random.Random], Awaitable[None]]]:
+        return {"crash": self._crash, "freeze": self._freeze, "ordered": self._ordered, "forced": self._forced}
+
+    async def _crash(self, chance: random.Random) -> None:
+        node = chance.choice(self.nodes)
+        node.end()
+        await asyncio.sleep(chance.uniform(2.0, 3.0))
+        await asyncio.to_thread(node.start)
+
+    async def _freeze(self, chance: random.Random) -> None:
+        node = chance.choice(self.nodes)
+        node.signal(signal.SIGSTOP)
+        await asyncio.sleep(chance.uniform(1.0, 3.0))
+        node.signal(signal.SIGCONT)
+
+    async def _ordered(self, chance: random.Random) -> None:
+        await self._promote(chance)
+
+    async def _forced(self, chance: random.Random) -> None:
+        await self._promote(chance, "TAKEOVER")
+
+    async def _promote(self, chance: random.Random, *how: str) -> None:
+        with chance.choice(self.replicas).client() as client:
+            await asyncio.to_thread(client.execute_command, "CLUSTER", "FAILOVER", *how)
+
+
+@asynccontextmanager
+async def cluster_of_six(folder: Path) -> AsyncIterator[Cluster]:
+    nodes = await asyncio.to_thread(cluster, folder)
+    settings = ("cluster-enabled yes", "cluster-node-timeout 2000", *REPLICATED)
+    replicas = [Server(folder / f"replica{number}", settings) for number in range(len(nodes))]
+    try:
+        for node, replica in zip(nodes, replicas, strict=True):
+            replica.start()
+            with node.client() as first, replica.client() as second:
+                for one in nodes + replicas:
+                    one.process and first.execute_command("CLUSTER", "MEET", "127.0.0.1", one.port)
+                name = first.execute_command("CLUSTER", "MYID").decode()
+                async with asyncio.timeout(STARTING_S):
+                    while name not in str(second.execute_command("CLUSTER", "NODES")):
+                        await asyncio.sleep(0.05)
+                second.execute_command("CLUSTER", "REPLICATE", name)
+        async with asyncio.timeout(STARTING_S):
+            await asyncio.gather(*map(_online, nodes))
+            while not all(agreed(node, 6) for node in nodes + replicas):
+                await asyncio.sleep(0.05)
+        yield Cluster(nodes, replicas)
+    finally:
+        end([*nodes, *replicas])
