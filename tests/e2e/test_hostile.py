@@ -479,3 +479,27 @@ async def test_an_answer_that_is_no_json_stops_no_other_stream(site: Site, text:
     finally:
         site.text.script = before
     assert answer.status == 200
+
+
+SEPARATORS = "\u0085\u2028\u2029"
+STREAMS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": USER},
+    "/v1/responses": {"input": "Hi"},
+    "/v1/messages": {"messages": USER, "max_tokens": 99},
+}
+
+
+@pytest.mark.parametrize(("path", "fields"), STREAMS.items(), ids=STREAMS)
+async def test_no_line_of_a_stream_ends_at_a_character_of_an_answer(
+    site: Site, path: str, fields: dict[str, Any]
+) -> None:
+    before = site.ids.script
+    script = WIRES["vllm"].script(f"<|channel|>final<|message|>one{SEPARATORS}two<|return|>")
+    site.ids.script = lambda asked: script  # type: ignore[assignment]
+    try:
+        answer = await site.send(json.dumps({"model": "gpt-oss-ids", "stream": True, **fields}).encode(), path)
+    finally:
+        site.ids.script = before
+    assert answer.status == 200
+    assert len(answer.raw.decode().splitlines()) == answer.raw.count(b"\n")
+    assert set(SEPARATORS) <= set(json.dumps(answer.events, ensure_ascii=False))

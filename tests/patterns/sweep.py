@@ -29,13 +29,13 @@ class Superlinear:
 def superlinear(pattern: str | bytes, method: str, flags: int = 0, *, thorough: bool = False) -> Superlinear | None:
     """The first input found that makes `pattern` superlinear. Bounds of repeats are lowered, so that short inputs
     reach past them; the thorough sweep lowers them less and tries more inputs."""
-    tree = Tree(pattern, flags, largest=24 if thorough else 4)
+    tree = Tree(pattern, flags, largest=12 if thorough else 4)
     if not (tree.has_unbounded_repeat or thorough):
         return None
     mode = METHODS.get(method, "finditer")
     some = list(evils(tree, thorough=thorough))
     program = tree.program(full=mode == "fullmatch")
-    times = 40 if thorough else 10
+    times = 24 if thorough else 10
     for evil in some:
         steps = [_steps(program, evil.text(times * size), mode) for size in (1, FACTOR)]
         if steps[1] >= MAX_STEPS:

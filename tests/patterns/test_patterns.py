@@ -90,6 +90,7 @@ def test_every_pattern_is_linear() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_every_pattern_is_linear_in_the_thorough_sweep() -> None:
     assert not _faults(thorough=True)
 
