@@ -25,7 +25,11 @@ RETRIES: Mapping[str, tuple[Sequence[str], str]] = {
 }
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=KINDS)
+QUICK = ("vllm", "vllm, unguided", "mlx_server")
+EACH = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in KINDS]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=EACH)
 async def here(request: pytest.FixtureRequest) -> AsyncIterator[Desk]:
     async with desk(KINDS[request.param]) as running:
         yield running
@@ -97,3 +101,15 @@ async def test_the_first_call_is_returned_with_its_own_name(here: Desk, surface:
     outcome = await SURFACES[surface](here, stream=False, temperature=0, tools=[*TOOLS, tool("add", CITY)])
 
     assert [name for name, _ in outcome.calls] == ["get_weather"]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("surface", SURFACES)
+async def test_a_run_of_blanks_is_removed_and_the_answer_continues(here: Desk, surface: str, stream: bool) -> None:
+    begun = '{"city":' + " \n" * 200
+    model = here.think(answers("Hm." if here.kind.guided else begun), '"Paris"}<|return|>', bodies=[begun])
+    outcome = await SURFACES[surface](here, stream=stream, response_format=FORM)
+
+    assert (outcome.text, outcome.unmet) == (PARIS, "")
+    assert "repetition" in outcome.note["recoveries"]
+    assert model.asked[-1].behind == '<|channel|>final<|message|>{"city":'

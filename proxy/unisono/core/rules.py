@@ -52,7 +52,7 @@ OF_THE_ANSWER: Final[Mapping[str, str]] = {
     "reasoning-budget": "The tokens for thoughts were used up; the model was made to come to something.",
     "regenerated-answer": "An answer was not of the form that was asked for; it was generated again.",
     "regenerated-call": "A call had arguments that could not be used; it was generated again.",
-    "repetition": "The same was generated over and over; thoughts were ended, anything else was broken off.",
+    "repetition": "The same was repeated; thoughts were ended, blanks in JSON removed, anything else broken off.",
     "tool-not-allowed": "A tool was called that may not be called now; nothing of the call was shown.",
 }
 """The answer was not what was asked for, or none at all."""

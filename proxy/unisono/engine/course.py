@@ -251,6 +251,8 @@ class Course:
         """Make the plan's move."""
         move = self.plan.move
         assert move is not None
+        if move.trims:
+            return self._trim(move)
         said = self.said
         events: list[Event] = []
         kept = said[: move.kept]
@@ -279,6 +281,19 @@ class Course:
         if move.rule:
             events.append(Repaired(move.rule, position))
         return events
+
+    def _trim(self, move: Move) -> list[Event]:
+        kept = self.said[: move.kept]
+        body, stop = move.body, move.body[:0]
+        if body and body[-1] in STOPS:
+            body, stop = body[:-1], body[-1:]
+        position = self.router.usage.completion_tokens
+        self._note_move(move, kept, move.body)
+        self._kept = [*kept, *move.body]
+        self.router.trim(body, len(kept) + len(body))
+        self.plan.made(move, move.kept, move.kept)
+        self.broken_off = move.ends
+        return [Repaired(move.rule, position), *self.router.supply(stop)]
 
     def _note_move(self, move: Move, kept: Sequence[int], added: Sequence[int]) -> None:
         ended, self._ended = self._ended, None

@@ -25,4 +25,8 @@ class Move:
     """Rejected attempts at the message that comes."""
     body: Tokens = ()
     """Whole body of the message, with its terminator; empty where the model writes it."""
+    trims: bool = False
+    """The open message stays open and continues with `body`; `kept` is the place behind its header."""
+    ends: bool = False
+    """Nothing more is generated."""
     rule: str = ""

@@ -12,23 +12,31 @@ from dataclasses import replace
 from typing import Final
 
 from unisono.core.generation import AnyJson, Constraint, FinishReason
-from unisono.engine.code_fence import without_code_fence
+from unisono.engine.body_checks import CODE_FENCE, BodyChecks
 from unisono.engine.move import Move
 from unisono.engine.naming import Naming
-from unisono.engine.policy import CLOSING, MOST_AGAIN, MOST_MOVES, OPENING, Act, Fault, Message, Owed, fault_of
+from unisono.engine.policy import (
+    CLOSING,
+    MAX_TRIMS,
+    MOST_AGAIN,
+    MOST_MOVES,
+    OPENING,
+    Act,
+    Fault,
+    Message,
+    Owed,
+)
 from unisono.engine.policy import End as Ending
 from unisono.engine.regeneration import NONE_REJECTED
 from unisono.engine.spelling import Spelling
-from unisono.engine.wishes import Schema, Violation, Wishes, constraint_of, header_for, recipient_of
+from unisono.engine.wishes import Violation, Wishes, constraint_of, header_for, recipient_of
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import ANALYSIS, COMMENTARY, Header
 from unisono.harmony.legal import Open
-from unisono.harmony.recipients import Kind
 from unisono.harmony.router import Stopped
 
 REGENERATED_CALL: Final = "regenerated-call"
 REGENERATED_ANSWER: Final = "regenerated-answer"
-CODE_FENCE: Final = "code-fence"
 REPETITION: Final = "repetition"
 BUDGET: Final = "reasoning-budget"
 NOT_ALLOWED: Final = "tool-not-allowed"
@@ -48,10 +56,10 @@ class Plan:
     def __init__(self, encoding: Encoding, wishes: Wishes, violation: Violation | None) -> None:
         self._spelling = Spelling(encoding)
         self._wishes = wishes
-        self._violation = violation
+        self._checks = BodyChecks(wishes, violation)
         self._call_owed = bool(wishes.forced)
         self._form_owed = wishes.form is not None
-        self._moves = self._moves_before = self._ends = 0
+        self._moves = self._moves_before = self._ends = self._trims = 0
         self._attempts = NONE_REJECTED
         self._skipped = False
         self._refused = False
@@ -91,7 +99,7 @@ class Plan:
     def begin(self) -> None:
         """Another step of the answer begins."""
         self._moves_before = self._moves
-        self._moves = self._ends = 0
+        self._moves = self._ends = self._trims = 0
         self._attempts = NONE_REJECTED
         self._skipped = self._answering = self._handed = False
         # A call was made, or nothing of it is to be had any more: the rest is the model's choice.
@@ -139,9 +147,14 @@ class Plan:
         free = self.constraint is None or self._wishes.whole
         return free and self._message(header) is Message.ANSWER and self.owed is Owed.FORM
 
+    def limits_blanks(self, header: Header) -> bool:
+        message = self._message(header)
+        is_json = self._has_form(message) or self._checks.is_json_call(message, header)
+        return is_json and not self.spent and REPETITION not in self._wishes.unmended
+
     def closes(self, header: Header, text: str, *, held: bool) -> str | None:
         message = self._message(header)
-        fault, says = self._judged(message, header, text)
+        fault, says = self._checks.judged(message, header, text, has_form=self._has_form(message))
         end = CLOSING[message, fault]
         if held and not self.spent and self._is_rejected(end, message, header, text):
             return None
@@ -161,6 +174,7 @@ class Plan:
                 return self._attempts.count < MOST_AGAIN or not self._attempts.is_first(header, text)
 
     def _said(self, message: Message, fault: Fault) -> None:
+        self._trims = 0
         if message is not Message.PREAMBLE:
             self._attempts = NONE_REJECTED
         wrong = CLOSING[message, fault] is Ending.AGAIN
@@ -179,7 +193,9 @@ class Plan:
     def stopped(self, at: Stopped) -> None:
         """The router stopped where this plan had it stop."""
         message = self._message(at.header)
-        if at.text is None:
+        if at.trimmed is not None:
+            self._trim(at, message)
+        elif at.text is None:
             self._stopped_in_front(at, message)
         elif message is Message.BARRED:
             self._refuse(at)
@@ -226,8 +242,11 @@ class Plan:
     def made(self, move: Move, begin: int, end: int) -> None:
         """`move` is what goes on from here; the message that it opened, if any, begins at the place `begin`, and `end`
         is behind its header."""
-        self.move, self.current = None, move
         self._moves += 1
+        if move.trims:
+            self.move, self.current = None, replace(self.current, attempts=move.attempts)
+            return
+        self.move, self.current, self._trims = None, move, 0
         self.names.begin()
         self._named_at = begin
         self.opened_to = end if move.header else -1
@@ -269,34 +288,8 @@ class Plan:
         schema = self._wishes.schemas.get(recipient)
         return None if schema is None else constraint_of(schema)
 
-    def _judged(self, message: Message, header: Header, text: str) -> tuple[Fault, str]:
-        """What is wrong with a body, and what it says: without a fence around it where that makes it right."""
-        if message is Message.ANSWER:
-            form = self._wishes.form
-            if form is None or self.owed is not Owed.FORM:
-                return Fault.NONE, text
-            fault = self._fault(text, form.schema, objects=form.schema is None)
-            if fault is Fault.NONE or CODE_FENCE in self._wishes.unmended:
-                return fault, text
-            content = without_code_fence(text)
-            if content is not None and self._fault(content, form.schema, objects=form.schema is None) is Fault.NONE:
-                return Fault.NONE, content
-            return fault, text
-        recipient = recipient_of(header)
-        schema = self._wishes.schemas.get(recipient)
-        # Where the model says that it is something else, it is.
-        is_json = recipient not in self._wishes.texts
-        is_json = is_json and (header.content_type in (None, "json") or message is not Message.CALL)
-        is_json = is_json and (header.recipient.kind is Kind.FUNCTION or schema is not None)
-        told = message is Message.CALL and self._wishes.told and recipient not in self._wishes.own
-        if message not in (Message.WANTED, Message.STRICT, Message.CALL) or not is_json or told:
-            return Fault.NONE, text
-        return self._fault(text or "{}", None if message is Message.CALL else schema, objects=True), text
-
-    def _fault(self, text: str, schema: Schema | None, *, objects: bool) -> Fault:
-        if (fault := fault_of(text, objects=objects)) is not Fault.NONE or schema is None or self._violation is None:
-            return fault
-        return fault if self._violation(schema, text) is None else Fault.UNLIKE
+    def _has_form(self, message: Message) -> bool:
+        return message is Message.ANSWER and self._wishes.form is not None and self.owed is Owed.FORM
 
     # -- moves
 
@@ -359,6 +352,20 @@ class Plan:
         free = message is Message.CALL and not self._can_guide(at.header)
         header = () if free else self._spelling.written(at)
         self.move = Move(at.begin, header, constraint=constraint, attempts=self._attempts, rule=rule)
+
+    def _trim(self, at: Stopped, message: Message) -> None:
+        """Remove a run of blanks, and complete the message, continue it, regenerate it or end the answer."""
+        self._trims += 1
+        is_last = self._trims > MAX_TRIMS and not at.is_complete
+        rule = REGENERATED_ANSWER if message is Message.ANSWER else REGENERATED_CALL
+        can_regenerate = not at.is_shown and rule not in self._wishes.unmended
+        if is_last and can_regenerate and self._attempts.count < MOST_AGAIN:
+            self._once_more(at, message)
+            return
+        constrained = self.constraint is not None and self._trims == 1
+        attempts = self.current.attempts.reject(at.text or "", constrained=constrained)
+        body = self._spelling.body(at) if at.is_complete else at.trimmed or ()
+        self.move = Move(at.header_end, body=body, attempts=attempts, trims=True, ends=is_last, rule=REPETITION)
 
     def _restore_first(self, place: int) -> None:
         """Put the first attempt at `place`: no retry is better, and it has the client's own sampling."""

@@ -119,5 +119,6 @@ CLOSING: Final[dict[tuple[Message, Fault], End]] = {
 
 MOST_AGAIN: Final = 2
 """So often a message is generated again."""
+MAX_TRIMS: Final = 2  # per attempt at a message
 MOST_MOVES: Final = 16
 """So often a generation is stopped within one step; then the model is left alone."""

@@ -16,6 +16,7 @@ import openai_harmony
 from unisono.core.conversation import Phase
 from unisono.core.events import Closed, Delta, Event, Finished, Item, Opened, Reasoning, Repaired, Text, ToolCall
 from unisono.core.generation import FinishReason, Usage
+from unisono.harmony.blanks import BLANKS, BlankScanner
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import ANALYSIS, COMMENTARY, Header
 from unisono.harmony.legal import Body, Legal, Open, Shut
@@ -44,6 +45,10 @@ class Gate(Protocol):
         says what it says. None: reading stops behind it, and nothing of it was said."""
         ...
 
+    def limits_blanks(self, header: Header) -> bool:
+        """Whether reading stops at a long run of blanks outside of strings in the body, which has to be JSON."""
+        ...
+
     @property
     def unfit(self) -> bool:
         """Whether the text that was let through last is not what it had to be."""
@@ -62,6 +67,12 @@ class Stopped:
     end: int
     text: str | None = None
     """What it says; None in front of it."""
+    trimmed: tuple[int, ...] | None = None
+    """Its body without the run of blanks that the reading stopped at; None where it stopped for another reason."""
+    is_complete: bool = False
+    """Whether the trimmed body is complete JSON."""
+    is_shown: bool = False
+    """Whether the client has a part of it."""
 
 
 class HarmonyRouter:
@@ -109,6 +120,9 @@ class HarmonyRouter:
         self._body_tokens: list[int] = []
         self._delivered = 0
         self._opened: list[Event] = []
+        self._scanner: BlankScanner | None = None
+        self._held_blanks = ""
+        self._run_start = 0
 
     def _new_parser(self) -> Any:
         """The library's own, without the properties that copy what they give."""
@@ -162,6 +176,20 @@ class HarmonyRouter:
         self._reasoning_tokens -= less if isinstance(self._item, Reasoning) else 0
         self._repair.origin += less
         return True
+
+    def trim(self, body: Sequence[int], end: int) -> None:
+        """Continue the open message with `body` in the place of its tokens so far. It ends at the place `end`."""
+        self._repair = Repair(self._encoding, self._tools.declared, self._open.header, self._tools.builtins)
+        self._repair.position = self._generated
+        self._repair.origin = self._generated - end
+        self._repair.closed_to = self._open.begin
+        self._inner = self._new_parser()
+        for token in (*self._any_header, *body):
+            self._inner.process(token)
+        self._body_tokens = list(body)
+        self._held_blanks, self.stopped = "", None
+        if self._scanner is not None:
+            self._scanner.run = 0
 
     def count(self, tokens: int) -> None:
         """So many tokens were generated that are not read."""
@@ -219,6 +247,8 @@ class HarmonyRouter:
             match part:
                 case Body():
                     self._body(part.tokens, events)
+                    if self.stopped is not None:
+                        break
                 case Open():
                     if self._gate is not None and not self._gate.opens(part):
                         self.stopped = Stopped(part.header, part.tokens, part.begin, part.end, part.end)
@@ -254,6 +284,9 @@ class HarmonyRouter:
         if isinstance(self._item, Text) and self._gate is not None:
             held = self._gate.holds(header)
         self._visible = not held and self._wanted(self._item)
+        self._held_blanks = ""
+        limits_blanks = self._gate is not None and self._gate.limits_blanks(header)
+        self._scanner = BlankScanner() if limits_blanks else None
         return Opened(self._item) if self._visible else None
 
     def _item_of(self, header: Header) -> Item:
@@ -275,14 +308,45 @@ class HarmonyRouter:
         process = inner.process
         if isinstance(item, Reasoning):
             self._reasoning_tokens += len(tokens)
-        self._body_tokens += tokens
+        scanner = self._scanner
         for token in tokens:
             process(token)
+            self._body_tokens.append(token)
             text = inner.last_content_delta
+            if text and scanner is not None:
+                text = self._without_blanks(scanner, text)
+                if scanner.is_too_long:
+                    if text and self._visible:
+                        events.append(Delta(item, text))
+                    self._delivered += len(text)
+                    self._stop_at_blanks(scanner.is_complete)
+                    return
             if text:
                 self._delivered += len(text)
                 if self._visible:
                     events.append(Delta(item, text))
+
+    def _without_blanks(self, scanner: BlankScanner, text: str) -> str:
+        """What may be shown with some more text: blanks wait for what follows them, since they may be removed."""
+        before = scanner.run
+        scanner.feed(text)
+        if (scanner.run and scanner.run != before + len(text)) or not before:
+            self._run_start = len(self._body_tokens) - 1
+        text = self._held_blanks + text
+        shown = len(text) - scanner.run
+        self._held_blanks = text[shown:]
+        return text[:shown]
+
+    def _stop_at_blanks(self, is_complete: bool) -> None:
+        opened, item = self._open, self._item
+        first = self._encoding.decode_bytes(self._body_tokens[self._run_start : self._run_start + 1])
+        rest = self._encoding.encode_generated(first.decode("utf-8", "replace").rstrip(BLANKS))
+        trimmed = (*self._body_tokens[: self._run_start], *rest)
+        is_shown = self._visible and item is not None
+        text = self._encoding.decode(trimmed)
+        self.stopped = Stopped(
+            opened.header, opened.tokens, opened.begin, opened.end, opened.end, text, trimmed, is_complete, is_shown
+        )
 
     def _shut(self, shut: Shut, events: list[Event]) -> None:
         item = self._item
