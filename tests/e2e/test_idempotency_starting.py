@@ -31,7 +31,7 @@ from unisono.core.access import LOCAL_TENANT
 from unisono.core.state import Status, Store, StoredResponse
 from unisono.errors import StoreConflict
 
-LEASE_S = 0.3
+LEASE_S = 0.8
 DATABASES = itertools.count()
 
 
@@ -105,7 +105,7 @@ STORES = pytest.mark.parametrize("kind", ["redis", "sqlite"])
 
 
 @STORES
-@pytest.mark.parametrize("held_s", [3 * LEASE_S, pytest.param(6.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("held_s", [1.5 * LEASE_S, pytest.param(6.0, marks=pytest.mark.slow)])
 async def test_a_key_is_bound_to_its_request_however_long_that_starts(
     kind: str, held_s: float, server: Server, gate: Path
 ) -> None:
