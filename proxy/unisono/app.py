@@ -22,7 +22,7 @@ from fastapi import FastAPI
 from unisono import __version__, schemas
 from unisono.access.keys import Keys, MasterKey, NoKeys
 from unisono.access.limits import Books
-from unisono.access.prices import prices_of
+from unisono.access.prices import PriceList, price_list
 from unisono.access.usage_spool import UsageSpool
 from unisono.access.virtual import VirtualKeys
 from unisono.api.chat.routes import chat_router
@@ -52,7 +52,7 @@ from unisono.core.access import Caller
 from unisono.core.conversation import Json
 from unisono.core.state import Retention, Store
 from unisono.core.tools import ToolHost
-from unisono.deployments import build_pool
+from unisono.deployments import build_pool, deployment_names
 from unisono.engine.engine import Engine
 from unisono.engine.memory import TurnMemory
 from unisono.engine.turn import Turns
@@ -148,7 +148,7 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     engine = MeteredTurns(
         hooks.turns(PassingTurns(build_engine(pool, hosting.host, parts, salts), pool)),
         books,
-        prices_of(config.model_list),
+        build_prices(config, catalogue),
         lenient=config.unisono.when_store_is_down == "known_keys",
     )
     # Background responses end with no request: they are left to others where they are.
@@ -316,6 +316,11 @@ def build_store(settings: StoreSettings, share: int = 1) -> Store:
         replicas=settings.replicas,
         or_memory=settings.url is None and share == 1,
     )
+
+
+def build_prices(config: Config, catalogue: Catalogue) -> PriceList:
+    fallbacks = {model: (*others.fallbacks, *others.larger) for model, others in catalogue.stand_ins.items()}
+    return price_list(config.model_list, deployment_names(config.model_list), fallbacks)
 
 
 def build_spool(settings: StoreSettings) -> UsageSpool:

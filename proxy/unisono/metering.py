@@ -16,7 +16,7 @@ from secrets import token_hex
 from typing import Final
 
 from unisono.access.limits import Books
-from unisono.access.prices import FREE, Price
+from unisono.access.prices import PriceList
 from unisono.api.about import limit_headers
 from unisono.around import Around
 from unisono.core.access import Caller
@@ -58,14 +58,15 @@ REFUSALS: Final[Mapping[Limit, Refusal]] = {
 
 
 class MeteredTurns(Turns):
-    """`prices` are by model; one that is not among them costs nothing. `lenient` lets turns of keys with limits go on
+    """A turn reserves at the highest of `prices` that its answer may have, and settles at the price of the deployment
+    that answered. `lenient` lets turns of keys with limits go on
     uncounted for now while the store does not answer. `clock` gives seconds since 1970."""
 
     def __init__(
         self,
         turns: Turns,
         books: Books,
-        prices: Mapping[str, Price],
+        prices: PriceList,
         *,
         lenient: bool = False,
         clock: Callable[[], float] = time.time,
@@ -84,7 +85,7 @@ class MeteredTurns(Turns):
 
     async def claim(self, turn: Turn, caller: Caller) -> Claim:
         """What a turn asks of its key. Raises what its conversation is refused with."""
-        limits, price = caller.limits, self.prices.get(turn.model, FREE)
+        limits, price = caller.limits, self.prices.ceiling(turn.model)
         budgeted = limits.token_budget is not None or limits.money_budget is not None
         sent = await self.turns.count(turn) if budgeted else _guessed(turn)
         # No answer is longer, whatever number a client names: stores and prices count with what is held.
@@ -197,7 +198,8 @@ class MeteredRun(Around):
 
     def _settlement(self, usage: Usage, once: str, errors: int = 0) -> Settlement:
         """The end of the turn. Whoever goes on with a response settles it under the same `once`."""
-        turn, price = self._turn, self._metered.prices.get(self._turn.model, FREE)
+        turn, report = self._turn, self.report
+        price = self._metered.prices.settled(turn.model, report.backend)
         key = turn.caller.key if turn.caller is not None else ""
         sent, made = usage.prompt_tokens, usage.completion_tokens
         used = Used(
@@ -210,7 +212,8 @@ class MeteredRun(Around):
             cost=price.of_input(sent, usage.cached_tokens) + price.of_output(made),
         )
         day = datetime.fromtimestamp(self._metered.clock(), UTC).date().isoformat()
-        entry = Entry(Account(turn.tenant, key), turn.model, day, used)
+        served = "" if report.served_model == turn.model else report.served_model
+        entry = Entry(Account(turn.tenant, key), turn.model, day, used, served)
         return Settlement(once or token_hex(12), entry, self._claim)
 
 

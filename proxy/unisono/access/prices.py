@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cache
 from importlib.util import find_spec
@@ -46,15 +46,43 @@ def _up(amount: int) -> int:
     return -(-amount // MILLION)
 
 
-def prices_of(entries: Sequence[ModelEntry]) -> Mapping[str, Price]:
-    """By model_name; the highest of its entries, of each kind."""
-    found: dict[str, Price] = {}
-    for entry in entries:
-        price, so_far = _price(entry), found.get(entry.model_name, FREE)
-        found[entry.model_name] = Price(
-            max(price.input, so_far.input), max(price.output, so_far.output), max(price.cached, so_far.cached)
-        )
-    return found
+@dataclass(frozen=True, slots=True)
+class PriceList:
+    """`of_deployment` by public name; `ceilings` by requested model: the highest prices, of each kind, of all
+    deployments that may answer it, fallbacks included."""
+
+    of_deployment: Mapping[str, Price] = field(default_factory=dict)
+    ceilings: Mapping[str, Price] = field(default_factory=dict)
+
+    def ceiling(self, model: str) -> Price:
+        return self.ceilings.get(model, FREE)
+
+    def settled(self, model: str, deployment: str) -> Price:
+        """What an answer costs that `deployment` generated; without one, at most the ceiling of its model."""
+        return self.of_deployment.get(deployment, self.ceiling(model))
+
+
+def price_list(
+    entries: Sequence[ModelEntry], deployments: Sequence[str], fallbacks: Mapping[str, Sequence[str]]
+) -> PriceList:
+    """`deployments` are the names of `entries`, in their order; `fallbacks` are models by the one they stand in for."""
+    prices = [_price(entry) for entry in entries]
+    own: dict[str, Price] = {}
+    for entry, price in zip(entries, prices, strict=True):
+        own[entry.model_name] = _highest(own.get(entry.model_name, FREE), price)
+    ceilings = {
+        model: _highest(price, *(own.get(other, FREE) for other in fallbacks.get(model, ())))
+        for model, price in own.items()
+    }
+    return PriceList(dict(zip(deployments, prices, strict=True)), ceilings)
+
+
+def _highest(*prices: Price) -> Price:
+    return Price(
+        max(price.input for price in prices),
+        max(price.output for price in prices),
+        max(price.cached for price in prices),
+    )
 
 
 def _price(entry: ModelEntry) -> Price:

@@ -43,6 +43,7 @@ def to_record(settlement: Settlement) -> bytes:
         "key": entry.account.key,
         "model": entry.model,
         "day": entry.day,
+        "served": entry.served,
         "used": {name: amount for name in USED if (amount := getattr(entry.used, name))},
     }
     if claim is not None:
@@ -64,7 +65,7 @@ def from_record(line: bytes) -> Settlement:
         claim = Claim(
             account, held["once"], NO_LIMITS, 0, 0, 0, 0.0, period=held["period"], period_ends=held["period_ends"]
         )
-    entry = Entry(account, str(record["model"]), str(record["day"]), used)
+    entry = Entry(account, str(record["model"]), str(record["day"]), used, str(record.get("served", "")))
     return Settlement(str(record["once"]), entry, claim)
 
 

@@ -19,6 +19,13 @@ def to_backend(reports: Sequence[Report]) -> str:
     return ", ".join(dict.fromkeys(report.backend for report in reports if report.backend))
 
 
+def _models(reports: Sequence[Report]) -> tuple[str, str]:
+    """The requested model and those that answered."""
+    answered = [report for report in reports if report.served_model]
+    served = dict.fromkeys(report.served_model for report in answered)
+    return next((report.model for report in answered), ""), ", ".join(served)
+
+
 def _failovers(reports: Sequence[Report]) -> int:
     return sum(report.failovers for report in reports)
 
@@ -31,6 +38,9 @@ def to_about(reports: Sequence[Report], notes: Sequence[str]) -> dict[str, Any]:
         "failovers": _failovers(reports),
         "backend": to_backend(reports),
     }
+    model, served = _models(reports)
+    if served != model:
+        about["served_model"] = served
     if left_out := max((report.left_out for report in reports), default=0):
         about["left_out"] = left_out
     if unmet := " ".join(dict.fromkeys(report.unmet for report in reports if report.unmet)):
@@ -54,6 +64,9 @@ def backend_header(reports: Sequence[Report]) -> Mapping[str, str]:
     as that is known."""
     backend, failovers = to_backend(reports), _failovers(reports)
     told = {"x-unisono-backend": _header_text(backend)} if backend else {}
+    model, served = _models(reports)
+    if served:
+        told |= {"x-unisono-model": _header_text(model), "x-unisono-served-model": _header_text(served)}
     standing = next((report.standing for report in reversed(reports) if report.standing is not None), None)
     limits = {} if standing is None else limit_headers(standing)
     return told | ({"x-unisono-failovers": str(failovers)} if failovers else {}) | limits

@@ -37,7 +37,7 @@ BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
 CHARSETS = frozenset({"utf-8", "utf8", "us-ascii", "ascii"})
 """Of JSON, which is in UTF-8 whatever is said of it; in another one it would be read as something else."""
 LONGEST_SHOWN = 64
-EXPOSED = "x-request-id, request-id, x-unisono-backend, x-unisono-recoveries"
+EXPOSED = "x-request-id, request-id, x-unisono-backend, x-unisono-model, x-unisono-served-model, x-unisono-recoveries"
 """Headers that a web page may read."""
 REQUESTS = frozenset({"http", "websocket"})
 ANSWERS = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})

@@ -46,7 +46,10 @@ def to_usage(caller: Caller, since: str, until: str, entries: tuple[Entry, ...])
         "since": since,
         "until": until,
         "total": to_used(sum((entry.used for entry in entries), Used())),
-        "data": [{"date": entry.day, "model": entry.model, **to_used(entry.used)} for entry in entries],
+        "data": [
+            {"date": entry.day, "model": entry.model, "served_model": entry.served_model, **to_used(entry.used)}
+            for entry in entries
+        ],
     }
 
 

@@ -125,7 +125,9 @@ def simulate(
 
 @main.command()
 @CONFIG_REQUIRED
-@click.option("--by", type=click.Choice(["key", "model", "day", "tenant"]), default="key", show_default=True)
+@click.option(
+    "--by", type=click.Choice(["key", "model", "served-model", "day", "tenant"]), default="key", show_default=True
+)
 @click.option("--since", type=click.DateTime(["%Y-%m-%d"]), help="First day, of UTC; by default the first there is.")
 @click.option("--until", type=click.DateTime(["%Y-%m-%d"]), help="Last day; by default the last there is.")
 @click.option("--csv", "form", flag_value="csv", help="Print CSV.")

@@ -28,6 +28,7 @@ WIDTH: Final = 40
 BY: Final[Mapping[str, Callable[[Entry], str]]] = {
     "key": lambda entry: entry.account.key or f"({entry.account.tenant})",
     "model": lambda entry: entry.model,
+    "served-model": lambda entry: entry.served_model,
     "day": lambda entry: entry.day,
     "tenant": lambda entry: entry.account.tenant,
 }

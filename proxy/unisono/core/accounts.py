@@ -7,7 +7,7 @@ micro-USD, prices in micro-USD for a million tokens; times are the store's, in s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
@@ -111,6 +111,9 @@ class Used:
     def tokens(self) -> int:
         return self.input + self.output
 
+    def __sub__(self, other: Used) -> Used:
+        return Used(*(max(getattr(self, name) - getattr(other, name), 0) for name in USED))
+
     def __add__(self, other: Used) -> Used:
         return Used(*(getattr(self, name) + getattr(other, name) for name in USED))
 
@@ -121,12 +124,18 @@ USED: Final = Used.__slots__
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A line of the ledger: what one account took of one model on one day of UTC, YYYY-MM-DD."""
+    """A line of the ledger: what one account took of one model on one day of UTC, YYYY-MM-DD. `served` is the model
+    that answered in place of `model`; empty where `model` itself did."""
 
     account: Account
     model: str
     day: str
     used: Used
+    served: str = ""
+
+    @property
+    def served_model(self) -> str:
+        return self.served or self.model
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +146,20 @@ class Settlement:
     once: str
     entry: Entry
     claim: Claim | None = None
+
+
+def entries_of(
+    account: Account, day: str, totals: Mapping[str, Used], served: Mapping[tuple[str, str], Used]
+) -> Iterator[Entry]:
+    """Lines of one account and day. `totals` are by requested model, whichever model answered: earlier versions know
+    nothing else. `served` is the part of them that other models answered, by requested and served model."""
+    for model in sorted(totals):
+        others = {other: used for (requested, other), used in sorted(served.items()) if requested == model}
+        own = totals[model] - sum(others.values(), Used())
+        if own != Used():
+            yield Entry(account, model, day, own)
+        for other, used in others.items():
+            yield Entry(account, model, day, used, other)
 
 
 class Accounts(Protocol):

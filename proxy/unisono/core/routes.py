@@ -7,7 +7,7 @@ is likely to hold the prompt already. A place that failed is told so, and the ne
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -45,10 +45,12 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """One deployment that a request was given, and the code of the error it ended in; empty for none."""
+    """One deployment that a request was given, and the code of the error it ended in; empty for none. `model` is the
+    name under which the deployment is configured."""
 
     deployment: str
     failure: str = ""
+    model: str = field(default="", compare=False)
 
 
 class Place(Protocol):

@@ -57,6 +57,7 @@ class Places:
         self._place = self._held.enter_context(place)
         self._asked = False
         self._timeouts = place.deployment.timeouts
+        self._report.model = self._turn.model
         self._report.backend = place.deployment.name
         self._report.tries = (*self._before, *self._route.tries)
         if self._moving:

@@ -227,6 +227,13 @@ class Report:
     """What hooks say of the answer, by their names."""
     notes: list[str] = field(default_factory=list)
     """What a client should know about this run besides what follows from its request."""
+    model: str = ""
+    """The requested model, after aliases."""
+
+    @property
+    def served_model(self) -> str:
+        """The model that answered; empty before a deployment was given. A fallback is another one than `model`."""
+        return self.tries[-1].model if self.tries else ""
 
     def now_s(self) -> float:
         """Seconds since it began."""

@@ -241,7 +241,7 @@ class GroupRoute:
     def _given(self, group: Group, hold: Hold, capabilities: Capabilities) -> HeldPlace:
         live = hold.live
         if self._failure is not None or self._at is None or self._at[1] is not live:
-            self._tries.append(Try(live.name))
+            self._tries.append(Try(live.name, model=group.model))
         self._failure = None
         self._at = (group, live)
         return HeldPlace(self, group, hold, capabilities)

@@ -310,7 +310,7 @@ GATEWAY: dict[str, Schema] = {
         since=DAY,
         until=DAY,
         total=thing(**SPENT),
-        data=many(thing(date=DAY, model=TEXT, **SPENT)),
+        data=many(thing(date=DAY, model=TEXT, served_model=TEXT, **SPENT)),
     ),
     "GatewayStatus": thing(
         {"workers": COUNT, "minutes": many(thing(at=MOMENT, answers=COUNT, failed=COUNT, recoveries=OBJECT))},

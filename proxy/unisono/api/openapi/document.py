@@ -27,6 +27,8 @@ KEYS: list[dict[str, list[str]]] = [{"bearer": []}, {"key": []}]
 HEADERS: dict[str, Schema] = {
     "x-request-id": {"description": "What the request is called in logs and recordings.", "schema": {"type": "string"}},
     "x-unisono-backend": {"description": "Who answered.", "schema": {"type": "string"}},
+    "x-unisono-model": {"description": "The requested model, after aliases.", "schema": {"type": "string"}},
+    "x-unisono-served-model": {"description": "The model that answered.", "schema": {"type": "string"}},
     "x-unisono-failovers": {"description": "How often another one had to.", "schema": {"type": "integer"}},
     "x-unisono-recoveries": {"description": "What was mended; not of streams.", "schema": {"type": "string"}},
     "retry-after": {"description": "Seconds.", "schema": {"type": "integer"}},
@@ -37,7 +39,7 @@ FAILURES = {"Failure": "Error", "MessagesFailure": "MessagesError"}
 """Schemas of failures, by how they look."""
 NAMED = re.compile(r"{(\w+)}")
 """The parameters of a path."""
-TOLD = ("x-unisono-backend", "x-unisono-failovers", "x-unisono-recoveries")
+TOLD = ("x-unisono-backend", "x-unisono-model", "x-unisono-served-model", "x-unisono-failovers", "x-unisono-recoveries")
 WITH_FAILURE = {
     **dict.fromkeys(FINAL_STATUSES, (NO_RETRY_HEADER[0],)),
     401: ("www-authenticate", NO_RETRY_HEADER[0]),

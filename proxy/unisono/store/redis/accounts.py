@@ -8,12 +8,25 @@ buckets that ended since the claim before. The clock is the server's.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import defaultdict
 from collections.abc import Iterable
 
 import orjson
 
-from unisono.core.accounts import SHARE, USED, WINDOW_S, Account, Claim, Entry, Limit, Settlement, Standing, Used
+from unisono.core.accounts import (
+    SHARE,
+    USED,
+    WINDOW_S,
+    Account,
+    Claim,
+    Entry,
+    Limit,
+    Settlement,
+    Standing,
+    Used,
+    entries_of,
+)
 from unisono.store.redis import keys
 from unisono.store.redis.arguments import Args, milliseconds
 from unisono.store.redis.link import Link
@@ -218,12 +231,17 @@ return {'ok'}
 SETTLE = Script(
     CLAIMS
     + """
-local ledger, mark, minute, open, held, spent = unpack(KEYS)
-local model, settled_ms, claimed, once = arg(), arg(), arg() == '1', arg()
+local ledger, mark, served_ledger, minute, open, held, spent = unpack(KEYS)
+local model, served, settled_ms, claimed, once = arg(), arg(), arg(), arg() == '1', arg()
 local past_ms, input, output, cost = tonumber(arg()), tonumber(arg()), tonumber(arg()), tonumber(arg())
 if not redis.call('SET', mark, '', 'NX', 'PX', settled_ms) then return {'ok', 0} end
 local known = redis.call('EXISTS', ledger)
-for n = next_arg, #ARGV, 2 do redis.call('HINCRBY', ledger, ARGV[n] .. ':' .. model, ARGV[n + 1]) end
+-- The ledger holds all usage by requested model, as earlier versions read it; the second hash holds the part of it
+-- that other models answered.
+for n = next_arg, #ARGV, 2 do
+  redis.call('HINCRBY', ledger, ARGV[n] .. ':' .. model, ARGV[n + 1])
+  if served ~= '' then redis.call('HINCRBY', served_ledger, ARGV[n] .. ':' .. served, ARGV[n + 1]) end
+end
 local begun = redis.call('EXISTS', ledger) - known
 if not claimed then return {'ok', begun} end
 local second = math.floor(clock() / 1000)
@@ -308,10 +326,23 @@ class KeptAccounts:
     async def _settled(self, one: Settlement) -> bool:
         """Whether it is the first entry of its account and day."""
         entry, claim, used = one.entry, one.claim, one.entry.used
-        named = [keys.ledger(entry.account, entry.day), keys.settled(entry.account, one.once)]
+        named = [
+            keys.ledger(entry.account, entry.day),
+            keys.settled(entry.account, one.once),
+            keys.ledger_served(entry.account, entry.day),
+        ]
+        # One field name for both models.
+        served = json.dumps([entry.model, entry.served]) if entry.served else ""
         ends = -1 if claim is None or claim.period_ends is None else milliseconds(claim.period_ends + PAST_PERIOD_S)
         args: Args = [
-            *(entry.model, milliseconds(SETTLED_S), int(claim is not None), "" if claim is None else claim.once, ends),
+            *(
+                entry.model,
+                served,
+                milliseconds(SETTLED_S),
+                int(claim is not None),
+                "" if claim is None else claim.once,
+                ends,
+            ),
             *(used.input, used.output, used.cost),
         ]
         for name in USED:
@@ -327,23 +358,27 @@ class KeptAccounts:
         entries: list[Entry] = []
         for start in range(0, len(places), READ_TOGETHER):
             together = places[start : start + READ_TOGETHER]
+            # The parts first: what is entered in between is in the totals, not in the parts alone.
+            parts = await self._link.ask(*(("HGETALL", keys.ledger_served(*place)) for place in together))
             answers = await self._link.ask(*(("HGETALL", keys.ledger(*place)) for place in together))
-            for place, fields in zip(together, answers, strict=True):
-                entries += _entries(*place, fields)
+            for place, part, fields in zip(together, parts, answers, strict=True):
+                served = {(model, other): used for name, used in _used(part) for model, other in [json.loads(name)]}
+                entries += entries_of(*place, dict(_used(fields)), served)
         return tuple(entries)
 
 
 READ_TOGETHER = 256
 
 
-def _entries(account: Account, day: str, fields: object) -> Iterable[Entry]:
+def _used(fields: object) -> Iterable[tuple[str, Used]]:
+    """Sums by the name that follows the colon."""
     assert isinstance(fields, dict)
     of_model: dict[str, dict[str, int]] = defaultdict(dict)
     for field, amount in fields.items():
         name, _, model = field.decode("utf-8", "surrogatepass").partition(":")
         of_model[model][name] = int(amount)
     for model in sorted(of_model):
-        yield Entry(account, model, day, Used(**of_model[model]))
+        yield model, Used(**of_model[model])
 
 
 def _named(claim: Claim) -> list[str]:

@@ -86,6 +86,10 @@ def ledger(account: Account, day: str) -> str:
     return f"{tag(account.tenant, account.key)}a:l:{quote(day, safe='')}"
 
 
+def ledger_served(account: Account, day: str) -> str:
+    return f"{tag(account.tenant, account.key)}a:v:{quote(day, safe='')}"
+
+
 def settled(account: Account, once: str) -> str:
     return f"{tag(account.tenant, account.key)}a:s:{quote(once, safe='', errors='replace')}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from unisono.core.accounts import (
     MILLION,
@@ -18,6 +18,7 @@ from unisono.core.accounts import (
     Settlement,
     Standing,
     Used,
+    entries_of,
 )
 from unisono.store.sqlite.schema import Act
 
@@ -28,10 +29,19 @@ PAST_PERIOD_S: Final = 86_400.0
 FOR_EVER: Final = 1e15
 
 COLUMNS: Final = ", ".join(USED)
-ENTER: Final = (
-    f"INSERT INTO ledger (day, tenant, key, model, {COLUMNS}) VALUES ({', '.join('?' * (4 + len(USED)))}) "  # noqa: S608
-    "ON CONFLICT DO UPDATE SET " + ", ".join(f"{name} = {name} + excluded.{name}" for name in USED)
-)
+
+
+def _entering(table: str, keys: int) -> str:
+    return (
+        f"INSERT INTO {table} VALUES ({', '.join('?' * (keys + len(USED)))}) "  # noqa: S608 - names of our own
+        "ON CONFLICT DO UPDATE SET " + ", ".join(f"{name} = {name} + excluded.{name}" for name in USED)
+    )
+
+
+# The ledger holds all usage by requested model, as earlier versions read it; the second table holds the part of it
+# that other models answered.
+ENTER: Final = _entering("ledger", 4)
+ENTER_SERVED: Final = _entering("ledger_served", 5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +172,8 @@ def settle(act: Act, settlements: Sequence[Settlement]) -> None:
         if entry.used != Used():
             amounts = [getattr(entry.used, name) for name in USED]
             act.db.execute(ENTER, (entry.day, *whose, entry.model, *amounts))
+            if entry.served:
+                act.db.execute(ENTER_SERVED, (entry.day, *whose, entry.model, entry.served, *amounts))
         if one.claim is not None:
             _let_go(act, one.claim, entry.used)
 
@@ -186,13 +198,26 @@ def _let_go(act: Act, claim: Claim, used: Used) -> None:
 
 
 def ledger(act: Act, since: str, until: str, account: Account | None) -> tuple[Entry, ...]:
-    rows = act.db.execute(
-        f"SELECT day, tenant, key, model, {COLUMNS} FROM ledger WHERE day BETWEEN ? AND ? "  # noqa: S608
+    totals: dict[tuple[str, Account], dict[str, Used]] = {}
+    for day, tenant, key, model, *amounts in _rows(act, "model", "ledger", since, until):
+        totals.setdefault((day, Account(tenant, key)), {})[model] = Used(*amounts)
+    served: dict[tuple[str, Account], dict[tuple[str, str], Used]] = {}
+    for day, tenant, key, model, other, *amounts in _rows(act, "model, served", "ledger_served", since, until):
+        served.setdefault((day, Account(tenant, key)), {})[model, other] = Used(*amounts)
+    return tuple(
+        entry
+        for (day, whose), models in totals.items()
+        if account is None or whose == account
+        for entry in entries_of(whose, day, models, served.get((day, whose), {}))
+    )
+
+
+def _rows(act: Act, models: str, table: str, since: str, until: str) -> list[tuple[Any, ...]]:
+    return act.db.execute(
+        f"SELECT day, tenant, key, {models}, {COLUMNS} FROM {table} WHERE day BETWEEN ? AND ? "  # noqa: S608
         "ORDER BY day, tenant, key, model",
         (since, until),
     ).fetchall()
-    entries = (Entry(Account(tenant, key), model, day, Used(*amounts)) for day, tenant, key, model, *amounts in rows)
-    return tuple(entry for entry in entries if account is None or entry.account == account)
 
 
 def _minute(act: Act, account: Account) -> Minute:

@@ -70,6 +70,10 @@ CREATE TABLE IF NOT EXISTS account_settled (
 CREATE TABLE IF NOT EXISTS ledger (
     day TEXT, tenant TEXT, key TEXT, model TEXT, requests INTEGER, errors INTEGER, input INTEGER, cached INTEGER,
     output INTEGER, reasoning INTEGER, cost INTEGER, PRIMARY KEY (day, tenant, key, model)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS ledger_served (
+    day TEXT, tenant TEXT, key TEXT, model TEXT, served TEXT, requests INTEGER, errors INTEGER, input INTEGER,
+    cached INTEGER, output INTEGER, reasoning INTEGER, cost INTEGER,
+    PRIMARY KEY (day, tenant, key, model, served)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS traces (
     number INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT, id TEXT, at REAL, about BLOB, document BLOB, expires REAL,
     UNIQUE (tenant, id));

@@ -128,6 +128,7 @@ class Posted:
                 async with aclosing(answer_events(self._means, asked, run, too_late=too_late)) as answering:
                     async for made in answering:
                         report.backend, report.failovers = run.report.backend, run.report.failovers
+                        report.model, report.tries = run.report.model, run.report.tries
                         report.standing = run.report.standing
                         begun = True
                         yield made
