@@ -75,7 +75,8 @@ class RedisStore(KeptKeys, KeptAccounts, KeptTraces):
     async def check(self, beginning: StoredResponse | None = None) -> None:
         if beginning is not None:
             await self._encoded(beginning)
-        await self._link.check_replicas()
+        else:
+            await self._link.check_replicas()
         # A write that changes nothing, as the key is never there: a server that is full, read-only or cannot persist
         # refuses it like any other.
         await self._link.put(("SET", keys.NEVER, "", "XX"))

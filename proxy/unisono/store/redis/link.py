@@ -47,7 +47,6 @@ UNREADABLE = (
 
 Command = tuple[str | bytes | int, ...]
 
-REPLICA_CHECK_S = 2.0  # at most so often
 MAX_REDIRECTIONS = 3
 
 TROUBLE: tuple[tuple[type[Exception], str], ...] = (
@@ -81,7 +80,6 @@ class Link:
         # Connected replicas by primary, as last seen; without a cluster the only name is empty. A primary that a
         # failover made since may have one.
         self._connected: dict[str, int] = {}
-        self._checked_at_s = -REPLICA_CHECK_S
         self._sentinel: Sentinel | None = None
         self._service = ""
         self._standalone_url = ""
@@ -234,12 +232,11 @@ class Link:
         raise StoreUnavailable("the store could not copy a write to its replicas in time")
 
     async def check_replicas(self) -> None:
-        """Look again which primaries have replicas, if the default depends on it and some time has passed."""
-        now_s = asyncio.get_running_loop().time()
-        if self._replicas is not None or now_s < self._checked_at_s + REPLICA_CHECK_S:
-            return
-        self._checked_at_s = now_s
-        self._connected = await self.connected_replicas()
+        """Look again which primaries have replicas, if the default depends on it."""
+        if self._replicas is None:
+            # One node in trouble is no trouble of the others: what was known of them stays.
+            with suppress(StoreUnavailable):
+                self._connected = await self.connected_replicas()
 
     async def connected_replicas(self) -> dict[str, int]:
         """The number of connected replicas by primary."""
@@ -295,7 +292,8 @@ class Link:
             host, port = await self._agreed_primary(self._sentinel)
             return Redis(host=host, port=port, **self._options)
         if isinstance(self._client, RedisCluster):
-            await self._client.initialize()
+            # Slots are read anew too: those in hand may be from before a failover.
+            await self._client.nodes_manager.initialize()
             node = self._client.get_node_from_key(key)
             if node is None:
                 raise StoreUnavailable("the store cannot be reached")

@@ -151,7 +151,8 @@ class Life:
             await self._let_go(watched=gone_on)
         except* NotFound:
             log.info("response was deleted", extra=about)
-            await self._let_go(watched=False)
+            # A failover of the store may have lost it for a while only: the next process that looks decides.
+            await self._let_go(watched=True)
         except* StoreConflict:
             log.info("response is somebody else's", extra=about)
             await self._keep_watched()
