@@ -399,6 +399,14 @@ BUDGETED: dict[str, Case] = {
         [FINAL],
         rules=("reasoning-budget",),
     ),
+    "thoughts as long as the budget": Case(turn(reasoning_budget=2), [T + RAIN], (HM, F("It rains.")), []),
+    "thoughts as long as the budget, then more": Case(
+        turn(conversation=WITHOUT_TOOLS, reasoning_budget=2),
+        [T + S + THOUGHTS, "It rains.<|return|>"],
+        (HM, F("It rains.")),
+        [T + S + FINAL],
+        rules=("reasoning-budget",),
+    ),
     "thoughts within the budget": Case(turn(reasoning_budget=50), [T + RAIN], (HM, F("It rains.")), []),
 }
 

@@ -66,10 +66,8 @@ class Course:
         self._ended: FinishReason | None = None
         self.plan = plan
         self.journal: list[int] = []
-        self.noted = False
-        """Whether what is noted of the turn is known to whoever started it."""
-        self.broken_off = False
-        """Whether the answer is over where it is: the model would go on for ever."""
+        self.noted = False  # the caller knows all notes of the turn
+        self.broken_off = False  # the answer ends here: the model repeats itself
         self.opening: Tokens = ()
         if budget is not None and budget < 1:
             plan.exhausted()
@@ -154,6 +152,8 @@ class Course:
         events = []
         rest = tokens
         while rest and self.plan.move is None and not self.broken_off:
+            if self._ends_reasoning(rest[0]):
+                break
             size = self._portion(rest)
             self.journal += rest[:size]
             events += self._read(rest[:size])
@@ -195,8 +195,6 @@ class Course:
             return []
         events = self.router.feed(tokens)
         self._look()
-        if self.plan.move is None:
-            self._look_at_budget()
         if self.plan.move is None and self._watches and self._to_look == STRIDE:
             self._look_for_repetition()
         return events
@@ -205,18 +203,20 @@ class Course:
         if self.router.stopped is not None and self.plan.move is None:
             self.plan.stopped(self.router.stopped)
 
-    def _look_at_budget(self) -> None:
-        if self._budget is None or self.plan.late:
-            return
-        used = self.router.usage.reasoning_tokens
-        if used < self._budget:
-            return
-        if used < self._budget + LONGEST and unfinished(self._encoding, self._new):
-            return
-        if self.router.thinking:
+    def _ends_reasoning(self, token: int) -> bool:
+        """End reasoning in front of `token` if the budget has no room for it."""
+        used, thinking = self.router.usage.reasoning_tokens, self.router.thinking
+        if self._budget is None or self.plan.late or used < self._budget:
+            return False
+        # A marker ends the reasoning: a budget equal to its length is not exceeded.
+        cut = used < self._budget + LONGEST and unfinished(self._encoding, self._new)
+        if cut or (thinking and token >= FIRST_SPECIAL):
+            return False
+        if thinking:
             self.plan.thought(len(self._kept) + len(self._new), rule=BUDGET)
         else:
             self.plan.exhausted()
+        return thinking is True
 
     def _look_for_repetition(self) -> None:
         length = LENGTH_OF_THOUGHTS if self.router.thinking else LENGTH
