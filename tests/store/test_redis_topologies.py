@@ -199,6 +199,15 @@ async def test_on_a_cluster_a_write_waits_for_the_replica_of_its_own_node(nodes:
             assert {type(result) for result in results} == {type(None), StoreUnavailable}
             second.execute_command("READONLY")
             assert all(second.exists(keys.response("ann", one.id, one.id)[0]) for one in done)
+        # Writes alone find the promoted replica, which has none of its own.
+        nodes[0].end()
+        async with asyncio.timeout(20):
+            while True:
+                [ended] = await asyncio.gather(store.create("ann", done[0]), return_exceptions=True)
+                assert isinstance(ended, StoreUnavailable)
+                if "replicas" in str(ended):
+                    break
+                await asyncio.sleep(0.1)
     finally:
         await store.aclose()
         replica.end()

@@ -200,6 +200,10 @@ class Link:
         values, checks = answers[: len(commands)], answers[len(commands) :]
         for value in values:
             if isinstance(value, Exception):
+                if isinstance(self._client, RedisCluster) and not isinstance(value, MovedError | NoScriptError):
+                    # Other than for a single command, the library does not read the slots again by itself, and the
+                    # client would stay with a primary that is gone.
+                    self._client._initialize = True
                 raise value
         for (name, count), reached, role in zip(waits.items(), checks[::2], checks[1::2], strict=True):
             self._check_copied(name, count, reached, role)
