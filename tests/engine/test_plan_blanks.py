@@ -70,3 +70,20 @@ async def test_blanks_stay_where_repetition_is_allowed() -> None:
     text = '{"city":' + BLANKS + '"Paris"}'
     asked = await ask([FINAL + text + "<|return|>"], turn(form=CITY_FORM, unmended=frozenset({"repetition"})))
     assert asked.items == (F(text),)
+
+
+# Calls without `<|message|>`, and calls that their body decides: the whole message is known before its header is.
+WHOLE_CALLS = {
+    "no message marker": "<|channel|>commentary to=functions.get_weather",
+    "loose recipient": "<|channel|>commentary to: get_weather",
+    "answer with a loose recipient": "<|channel|>final to:functions.get_weather<|message|>",
+}
+
+
+@pytest.mark.parametrize("header", WHOLE_CALLS.values(), ids=WHOLE_CALLS)
+@pytest.mark.parametrize("per_chunk", [1, 1000])
+async def test_a_call_that_arrives_whole_is_not_generated_again(header: str, per_chunk: int) -> None:
+    body = '{"city":' + " " * (MAX_BLANKS + 6) + '"Paris"}'
+    asked = await ask([header + body + "<|call|>"], turn(), per_chunk=per_chunk)
+    assert asked.items == (C("get_weather", body),)
+    assert "repetition" not in asked.rules

@@ -23,6 +23,8 @@ class Open:
     tokens: tuple[int, ...]
     begin: int = 0
     end: int = 0
+    is_whole: bool = False
+    """The whole message was read before its header was known: `end` is the place at the end of the message."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -229,7 +229,7 @@ class Repair:
         self.closed_to = end
 
     def _put(self, header: Header, body: Sequence[int], shut: Shut, begin: int) -> None:
-        self._out.append(Open(header, self._spelled(header), begin, shut.end))
+        self._out.append(Open(header, self._spelled(header), begin, shut.end, is_whole=True))
         self._out += [Body(body)] if body else []
         self._close_item(header, shut)
 

@@ -285,7 +285,8 @@ class HarmonyRouter:
             held = self._gate.holds(header)
         self._visible = not held and self._wanted(self._item)
         self._held_blanks = ""
-        limits_blanks = self._gate is not None and self._gate.limits_blanks(header)
+        # The prompt cannot end inside a message that was read as a whole: its tokens have no header to continue behind.
+        limits_blanks = self._gate is not None and not self._open.is_whole and self._gate.limits_blanks(header)
         self._scanner = BlankScanner() if limits_blanks else None
         return Opened(self._item) if self._visible else None
 
