@@ -211,6 +211,12 @@ async def check_every_cut(talk: Talk, *, cuts: Sequence[int] | None = None) -> i
             assert talk.told.prompt is Form.TEXT
             assert spells_control_tokens(cut_report.journal)
             continue
+        if talk.told.prompt is Form.TEXT and spells_control_tokens(cut_report.journal):
+            # The closed messages cannot stand in a text prompt, so that the answer ends there.
+            finished = second[-1][-1]
+            assert isinstance(finished, Finished)
+            assert finished.reason is FinishReason.LENGTH
+            continue
         gone_on += 1
         assert flat(second[:1]) == flat(first)
         assert all(second[1:])
