@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import random
 
+import orjson
 import pytest
 
-from unisono.core.json_syntax import _deep_kind, json_kind
+from unisono.api.messages.arguments import to_json, to_shown
+from unisono.core.json_syntax import MAX_LEVELS, _deep_kind, json_kind
 from unisono.engine.policy import Fault, fault_of
+from unisono.harmony.candidates import is_json_object
 from unisono.schemas import violation
 
 DEEP = 3_000
@@ -52,3 +55,15 @@ def test_long_integers_are_judged_by_their_schema() -> None:
     multiple = {"type": "object", "properties": {"a": {"multipleOf": 2}}}
     assert violation(multiple, f'{{"a":{LONG[:-1]}8}}') is None
     assert violation(multiple, f'{{"a":{LONG}}}') is not None
+
+
+@pytest.mark.parametrize("text", [f'{{"a":{LONG}}}', '{"a":' * DEEP + "1" + "}" * DEEP])
+def test_clients_get_long_integers_and_deep_nesting_as_the_model_wrote_them(text: str) -> None:
+    assert orjson.dumps({"input": to_shown(text)}).decode() == f'{{"input":{text}}}'
+    assert to_json(text) == text
+    assert is_json_object(text)
+
+
+def test_json_beyond_the_limit_of_levels_is_rejected() -> None:
+    for levels, kind in ((MAX_LEVELS, list), (MAX_LEVELS + 1, None)):
+        assert json_kind("[" * levels + "]" * levels) is kind

@@ -1,4 +1,4 @@
-"""Whether a text is JSON, without limits on its depth or on the length of its numbers."""
+"""Whether a text is JSON, without limits on the length of its numbers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,22 @@ import json
 import re
 from typing import Final
 
-_BLANK: Final = re.compile(r"[ \t\n\r]*+")
-# A string that is not closed is read to its end once, and then rejected.
-_SCALAR: Final = re.compile(
-    r""""(?:[^"\\\x00-\x1f]++|\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4}))*+(?P<end>")?"""
-    r"|-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?|true|false|null"
+MAX_LEVELS: Final = 10_000
+"""Levels of nesting. Deeper text is not JSON here, so that it is not read to its end."""
+
+# The last alternative reads from any fault to the end, so that no string that is not closed is read twice.
+_TOKEN: Final = re.compile(
+    r"""(?P<blanks>[ \t\n\r]++)|(?P<open>[\[{])|(?P<close>[]}])|(?P<comma>,)"""
+    r"""|"(?:[^"\\\x00-\x1f]++|\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4}))*+"(?:[ \t\n\r]*+(?P<name>:)|(?P<text>))"""
+    r"""|(?P<scalar>-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?|true|false|null)|(?P<fault>.++)""",
+    re.DOTALL,
 )
-_CLOSING: Final = {"[": "]", "{": "}"}
+# What may come next in a text, as groups of `_TOKEN`.
+_VALUE: Final = frozenset({"open", "text", "scalar"})
+_VALUE_OR_END: Final = _VALUE | {"close"}
+_NAME: Final = frozenset({"name"})
+_NAME_OR_END: Final = _NAME | {"close"}
+_COMMA_OR_END: Final = frozenset({"comma", "close"})
 
 
 def json_kind(text: str) -> type | None:
@@ -32,55 +41,31 @@ def _refuse(constant: str) -> None:
 
 
 def _deep_kind(text: str) -> type | None:
-    """The same for a text of any depth, without recursion."""
-    begin = place = _end_of_blanks(text, 0)
-    open_: list[str] = []
-    while True:
-        # A value begins here.
-        if text.startswith(("[", "{"), place):
-            open_.append(text[place])
-            place = _end_of_blanks(text, place + 1)
-            if not text.startswith(_CLOSING[open_[-1]], place):
-                place = _end_of_name(text, place) if open_[-1] == "{" else place
-                if place < 0:
-                    return None
-                continue
+    """The same for a text of up to `MAX_LEVELS` levels, without recursion."""
+    kind: type | None = None
+    # The brackets that end the values that are open.
+    ends: list[str] = []
+    expected = _VALUE
+    for token in _TOKEN.finditer(text):
+        group = token.lastgroup
+        if group == "blanks":
+            continue
+        if group not in expected:
+            return None
+        if group == "name":
+            expected = _VALUE
+        elif group == "open":
+            is_object = token[0] == "{"
+            kind = kind or (dict if is_object else list)
+            ends.append("}" if is_object else "]")
+            expected = _NAME_OR_END if is_object else _VALUE_OR_END
+        elif group == "comma" and ends:
+            expected = _NAME if ends[-1] == "}" else _VALUE
+        elif group == "comma" or (group == "close" and (not ends or ends.pop() != token[0])):
+            return None
         else:
-            place = _end_of_scalar(text, place)
-            if place < 0:
-                return None
-            place = _end_of_blanks(text, place)
-        # A value ended here, or a list or an object that is empty.
-        while open_ and text.startswith(_CLOSING[open_[-1]], place):
-            open_.pop()
-            place = _end_of_blanks(text, place + 1)
-        if not open_:
-            return {"{": dict, "[": list}.get(text[begin], str) if place == len(text) else None
-        if not text.startswith(",", place):
+            kind = kind or str
+            expected = _COMMA_OR_END
+        if len(ends) > MAX_LEVELS:
             return None
-        place = _end_of_blanks(text, place + 1)
-        place = _end_of_name(text, place) if open_[-1] == "{" else place
-        if place < 0:
-            return None
-
-
-def _end_of_blanks(text: str, place: int) -> int:
-    blanks = _BLANK.match(text, place)
-    return blanks.end() if blanks is not None else place
-
-
-def _end_of_scalar(text: str, place: int) -> int:
-    """The end of the string, number or literal that begins at `place`, -1 where none does."""
-    scalar = _SCALAR.match(text, place)
-    if scalar is None or (text.startswith('"', place) and scalar["end"] is None):
-        return -1
-    return scalar.end()
-
-
-def _end_of_name(text: str, place: int) -> int:
-    """The place of the value of an object's member, -1 where no member begins."""
-    end = _end_of_scalar(text, place) if text.startswith('"', place) else -1
-    if end < 0:
-        return -1
-    place = _end_of_blanks(text, end)
-    return _end_of_blanks(text, place + 1) if text.startswith(":", place) else -1
+    return None if ends else kind

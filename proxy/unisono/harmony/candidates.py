@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 from unisono.core.generation import CALL
+from unisono.core.json_syntax import json_kind
 from unisono.harmony.header import COMMENTARY, Header
 
 
@@ -21,8 +21,4 @@ def decide(header: Header, text: str, token: int, *, terminated: bool) -> Header
 
 def is_json_object(text: str) -> bool:
     """Whether `text` is one JSON object, of any size."""
-    try:
-        # Numbers stay text: Python refuses to convert very long ones.
-        return isinstance(json.loads(text, parse_int=str, parse_float=str), dict)
-    except (ValueError, RecursionError):
-        return False
+    return json_kind(text) is dict

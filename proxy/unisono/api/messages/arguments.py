@@ -7,6 +7,8 @@ from typing import Any, Final
 
 import orjson
 
+from unisono.core.json_syntax import json_kind
+
 UNPARSED: Final = "unparsed_arguments"
 """The one member of an object that stands for arguments which are none."""
 
@@ -15,9 +17,22 @@ LONG_NUMBER: Final = re.compile(r"\d{19}")
 """What a number may hold that the parser would round."""
 
 
+# A surrogate without its partner: many clients reject a body that has one.
+_LONE_SURROGATE: Final = re.compile(
+    r"\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD])[c-fC-F])"
+)
+
+
 def to_shown(arguments: str) -> Any:
-    """What a client reads, as it stands in a body: numbers of any size are those that the model wrote."""
-    return exact(to_input(arguments), arguments)
+    """The input of a call in a body, with numbers of any size as the model wrote them."""
+    value = to_input(arguments)
+    return orjson.Fragment(arguments) if _is_beyond_orjson(value, arguments) else exact(value, arguments)
+
+
+def _is_beyond_orjson(value: dict[str, Any], arguments: str) -> bool:
+    """Whether `arguments` are an object that only orjson's limits on digits and nesting reject."""
+    is_rejected = value.keys() == {UNPARSED} and value[UNPARSED] == arguments
+    return is_rejected and json_kind(arguments) is dict and _LONE_SURROGATE.search(arguments) is None
 
 
 def exact(value: dict[str, Any], written: str) -> Any:
@@ -43,7 +58,9 @@ def to_json(arguments: str) -> str:
     value = to_input(arguments)
     if not value:
         return arguments.strip()
-    return orjson.dumps(value).decode() if value.keys() == {UNPARSED} else arguments
+    if value.keys() == {UNPARSED} and not _is_beyond_orjson(value, arguments):
+        return orjson.dumps(value).decode()
+    return arguments
 
 
 def to_arguments(given: dict[str, Any]) -> str:
