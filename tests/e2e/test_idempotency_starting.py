@@ -101,7 +101,7 @@ async def starting(count: int) -> None:
             await asyncio.sleep(0.005)
 
 
-STORES = pytest.mark.parametrize("kind", ["redis", "sqlite"])
+STORES = pytest.mark.parametrize("kind", ["redis", pytest.param("sqlite", marks=pytest.mark.slow)])
 
 
 @STORES

@@ -155,15 +155,17 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Redis | Sqlite:
     return Redis(server)
 
 
-FAULTS = ["read_only", "full", "stalled", "gone"]
+FAULTS = [
+    *(("redis", fault) for fault in ("read_only", "full", "stalled", "gone")),
+    ("sqlite", "read_only"),
+    pytest.param("sqlite", "stalled", marks=pytest.mark.slow),
+]
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(("store", "fault"), FAULTS, indirect=["store"])
 async def test_an_answer_is_delivered_while_the_store_takes_no_writes(
     tmp_path: Path, store: Redis | Sqlite, fault: str
 ) -> None:
-    if not hasattr(store, fault):
-        pytest.skip("a file has no such fault")
     async with FakeVllm(tokens=ANSWER, first_delay_s=0.3) as fake, serving(store, tmp_path, fake) as (running, keys):
         record, key = await keys.issue(raw=True)
         asking = [asyncio.create_task(answered(running, key, *request)) for request in REQUESTS]
@@ -206,6 +208,7 @@ async def test_only_a_key_with_limits_is_refused_and_before_generation(
 BUDGETS = ("token_budget", "money_budget")
 
 
+@pytest.mark.slow
 async def test_a_full_store_is_a_reason_of_readiness(tmp_path: Path, redis_server: Server) -> None:
     store = Redis(redis_server)
     async with FakeVllm(tokens=ANSWER) as fake, serving(store, tmp_path, fake) as (running, keys):
@@ -305,7 +308,9 @@ class Slow:
 STALLS_S = (0.3, 0.9)
 
 
-@pytest.mark.parametrize("with_key", [False, True], ids=["no key", "unlimited key"])
+@pytest.mark.parametrize(
+    "with_key", [pytest.param(False, id="no key"), pytest.param(True, id="unlimited key", marks=pytest.mark.slow)]
+)
 async def test_a_stalling_store_does_not_delay_ordinary_chat(
     tmp_path: Path, redis_server: Server, with_key: bool
 ) -> None:
