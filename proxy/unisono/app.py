@@ -155,7 +155,8 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     observing = parts.observing
     recorder = observing.recorder(config.unisono.traces, store)
     behind = observing.turns(engine, background=True, recorder=recorder)
-    runner = Runner(responses_means(gateway, behind, hosting.rules), process=token_hex(8))
+    background = replace(responses_means(gateway, behind, hosting.rules), charge_journal=engine.charge_journal)
+    runner = Runner(background, process=token_hex(8))
     gateway = replace(gateway, runner=runner)
     turns = observing.turns(EndingTurns(engine), recorder=recorder)
     means = responses_means(gateway, turns, hosting.rules)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from secrets import token_hex
@@ -21,11 +21,12 @@ from unisono.api.about import limit_headers
 from unisono.around import Around
 from unisono.core.access import Caller
 from unisono.core.accounts import Account, Claim, Entry, Limit, Settlement, Standing, Used
-from unisono.core.conversation import AssistantCall, Conversation, ToolResult
+from unisono.core.conversation import AssistantCall, Conversation, Preamble, Tokens, ToolResult
 from unisono.core.events import Event, Finished
 from unisono.core.generation import FinishReason, Usage
+from unisono.engine.journal import generated_in
 from unisono.engine.turn import Run, Turn, Turns
-from unisono.errors import LimitReached, QuotaExceeded, StoreUnavailable, TokensLimited
+from unisono.errors import LimitReached, QuotaExceeded, StoreUnavailable, TokensLimited, UnisonoError
 
 BYTES_PER_TOKEN: Final = 3
 """Fewer than most text has: an estimate is rather too high."""
@@ -110,6 +111,42 @@ class MeteredTurns(Turns):
             owed=bool(turn.journal),
         )
 
+    async def journal_usage(self, turn: Turn) -> Usage:
+        """Usage of the runs whose journal `turn` continues."""
+        if not turn.journal:
+            return Usage()
+        prompt = 0
+        # The run raises the same error.
+        with suppress(UnisonoError):
+            prompt = await self.turns.count(turn)
+        return Usage(prompt_tokens=prompt, completion_tokens=generated_in(turn.journal))
+
+    def charge_journal(self, tenant: str, key: str, model: str, response_id: str, journal: Tokens) -> None:
+        """Charge the journal of a response that fails before another run can continue it."""
+        turn = Turn(model, Conversation(Preamble()), tenant=tenant, caller=Caller(tenant, key), seed=response_id)
+        usage = Usage(completion_tokens=generated_in(journal))
+        self.books.enter(self.settlement(turn, usage, "", "", None, errors=1))
+
+    def settlement(
+        self, turn: Turn, usage: Usage, backend: str, served: str, claim: Claim | None, errors: int
+    ) -> Settlement:
+        """Cumulative under the turn's seed: processes that continue one response charge each token once."""
+        price = self.prices.settled(turn.model, backend)
+        sent, made = usage.prompt_tokens, usage.completion_tokens
+        used = Used(
+            requests=1,
+            errors=errors,
+            input=sent,
+            cached=usage.cached_tokens,
+            output=made,
+            reasoning=usage.reasoning_tokens,
+            cost=price.of_input(sent, usage.cached_tokens) + price.of_output(made),
+        )
+        day = datetime.fromtimestamp(self.clock(), UTC).date().isoformat()
+        key = turn.caller.key if turn.caller is not None else ""
+        entry = Entry(Account(turn.tenant, key), turn.model, day, used, served)
+        return Settlement(turn.seed or token_hex(12), entry, claim)
+
 
 class MeteredRun(Around):
     """A run of `metered`'s turns. Nothing is counted of one that nobody ever iterates."""
@@ -123,6 +160,8 @@ class MeteredRun(Around):
         self._claim: Claim | None = None
         self._cut = False
         """Whether the budget bounds the answer."""
+        self._journal_usage = Usage()
+        """What earlier runs used, whose journal this run continues."""
 
     async def let_in(self) -> None:
         """Raises `LimitReached`, `StoreUnavailable`, and what the run inside is refused with: that is an error in the
@@ -132,7 +171,7 @@ class MeteredRun(Around):
             await self._run.let_in()
         except Exception:
             self._begun = True
-            self._metered.books.enter(self._settlement(Usage(), "", errors=1))
+            self._metered.books.enter(self._settlement(Usage(), errors=1))
             raise
 
     async def _hold(self) -> None:
@@ -152,6 +191,7 @@ class MeteredRun(Around):
     async def _each(self) -> AsyncGenerator[list[Event]]:
         books = self._metered.books
         await self._hold()
+        self._journal_usage = await self._metered.journal_usage(self._turn)
         self._begun = True
         settled, failed = False, False
         try:
@@ -160,14 +200,14 @@ class MeteredRun(Around):
                     if batch and isinstance(last := batch[-1], Finished):
                         self._note(last)
                         settled = True
-                        await books.settle(self._settlement(last.usage, self._turn.seed))
+                        await books.settle(self._settlement(last.usage))
                     yield batch
         except Exception:
             failed = True
             raise
         finally:
             if not settled:
-                books.enter(self._settlement(self.report.facts.usage, "", errors=int(failed)))
+                books.enter(self._settlement(self._usage_so_far(), errors=int(failed)))
 
     async def _reserve(self, caller: Caller) -> None:
         metered, turn = self._metered, self._turn
@@ -196,25 +236,19 @@ class MeteredRun(Around):
         if self._cut and finished.reason is FinishReason.LENGTH and not self.report.unmet:
             self.report.unmet = "The budget of this key had no room for a longer answer."
 
-    def _settlement(self, usage: Usage, once: str, errors: int = 0) -> Settlement:
-        """The end of the turn. Whoever goes on with a response settles it under the same `once`."""
+    def _usage_so_far(self) -> Usage:
+        """Usage of a run without an end, including the journal that it continues."""
+        facts, before = self.report.facts.usage, self._journal_usage
+        # The prompt of a continued answer ends in its journal, which is output already.
+        prompt = self.report.prompted or before.prompt_tokens or facts.prompt_tokens
+        made = before.completion_tokens + facts.completion_tokens
+        cached = min(facts.cached_tokens, prompt)
+        return replace(facts, prompt_tokens=prompt, completion_tokens=made, cached_tokens=cached)
+
+    def _settlement(self, usage: Usage, errors: int = 0) -> Settlement:
         turn, report = self._turn, self.report
-        price = self._metered.prices.settled(turn.model, report.backend)
-        key = turn.caller.key if turn.caller is not None else ""
-        sent, made = usage.prompt_tokens, usage.completion_tokens
-        used = Used(
-            requests=1,
-            errors=errors,
-            input=sent,
-            cached=usage.cached_tokens,
-            output=made,
-            reasoning=usage.reasoning_tokens,
-            cost=price.of_input(sent, usage.cached_tokens) + price.of_output(made),
-        )
-        day = datetime.fromtimestamp(self._metered.clock(), UTC).date().isoformat()
         served = "" if report.served_model == turn.model else report.served_model
-        entry = Entry(Account(turn.tenant, key), turn.model, day, used, served)
-        return Settlement(once or token_hex(12), entry, self._claim)
+        return self._metered.settlement(turn, usage, report.backend, served, self._claim, errors)
 
 
 def refused(limit: Limit, standing: Standing) -> LimitReached:

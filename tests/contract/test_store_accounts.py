@@ -219,6 +219,27 @@ async def test_a_turn_that_is_settled_again_counts_once_through_any_store(home: 
     assert [entry.used for entry in await store.ledger(DAY, DAY, whose)] == [USED]
 
 
+async def test_settlements_of_one_id_are_cumulative(home: Home) -> None:
+    store = await home.open()
+    other = await home.open() if home.shared else store
+    whose, once = account(), fresh("response")
+    limits = Limits(tpm=10_000, max_parallel=2, token_budget=1_000)
+    claims = [claim(whose, limits, most=100) for _ in range(2)]
+    for one in claims:
+        assert (await store.reserve(one)).refused is None
+    partial = replace(USED, output=10, reasoning=0, cost=3)
+    failed = replace(USED, errors=1, cached=0)
+    for used, settler, of in ((partial, store, claims[0]), (failed, other, claims[1]), (partial, store, claims[0])):
+        settlement = Settlement(once, Entry(whose, "m", DAY, used, "fallback"), of)
+        await asyncio.gather(settler.settle(settlement), settler.settle(settlement))
+    [entry] = await store.ledger(DAY, DAY, whose)
+    assert (entry.used, entry.served) == (replace(USED, errors=1), "fallback")
+    # Both claims are given back, and the budget and the minute have the sum.
+    next_one = await store.reserve(claim(whose, limits, input=1, least=869, most=2000))
+    assert (next_one.refused, next_one.output) == (None, 869)
+    assert next_one.tokens_left == 10_000 - 130 - 870
+
+
 async def test_stores_keep_accounts(home: Home) -> None:
     store: Store = await home.open()
     assert await store.ledger("0000-00-00", "9999-12-31") == ()

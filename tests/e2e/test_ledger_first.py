@@ -18,7 +18,7 @@ from tests.e2e.test_responses_websocket import connected
 from tests.fakes import FakeVllm
 from unisono.core.access import Limits
 from unisono.harmony.encoding import load_encoding
-from unisono.store.redis.accounts import SETTLE
+from unisono.store.redis.account_scripts import SETTLE
 
 ANSWER = load_encoding().encode_marked("<|channel|>final<|message|>Hello.<|return|>")
 CHAT = {"model": "gpt-oss", "messages": [{"role": "user", "content": "Hi"}]}

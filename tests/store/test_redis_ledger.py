@@ -11,7 +11,7 @@ from tests.contract.servers import Server
 from tests.contract.state import fresh
 from unisono.core.accounts import Account, Entry, Settlement, Used
 from unisono.core.state import Retention
-from unisono.store.redis import RedisStore
+from unisono.store.redis import RedisStore, keys
 
 DAY = "2026-11-21"
 USED = Used(requests=1, input=90, output=40)
@@ -37,6 +37,20 @@ async def test_entries_are_found_after_a_server_was_killed_whatever_it_forgot(
         await store.settle(Settlement(fresh("turn"), Entry(whose, "gpt-oss", DAY, USED)))
         [entry] = await store.ledger(DAY, DAY)
         assert entry.used == Used(requests=kept, input=90 * kept, output=40 * kept)
+    finally:
+        await store.aclose()
+        server.end()
+
+
+async def test_a_mark_of_an_earlier_version_counts_as_settled_in_full(tmp_path: Path) -> None:
+    whose, once = Account("t", "earlier mark"), "resp_1"
+    server = Server(tmp_path / "redis").start()
+    store = RedisStore(server.url, Retention(), deadline_s=5.0)
+    try:
+        with server.client() as client:
+            client.set(keys.settled(whose, once), "")
+        await store.settle(Settlement(once, Entry(whose, "m", "2026-11-21", Used(requests=1, output=7))))
+        assert await store.ledger("2026-11-21", "2026-11-21", whose) == ()
     finally:
         await store.aclose()
         server.end()

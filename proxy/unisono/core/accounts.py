@@ -140,8 +140,8 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """The end of a turn: what it took in truth, for the ledger and in place of what `claim` holds. `once` is its own,
-    whichever claim it had: settled again, it counts once."""
+    """Usage for the ledger, in place of what `claim` reserves. Amounts are cumulative for each `once`: the store counts
+    only what exceeds the amounts that it counted for that id before. Repeating a settlement counts nothing."""
 
     once: str
     entry: Entry

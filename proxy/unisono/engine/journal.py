@@ -91,6 +91,11 @@ def parts_of(journal: Sequence[int]) -> Iterator[Part]:
         yield journal[begin:]
 
 
+def generated_in(journal: Sequence[int]) -> int:
+    """Number of tokens in a journal. Raises StoreUnreadable for a damaged note."""
+    return sum(len(part) for part in parts_of(journal) if isinstance(part, Sequence))
+
+
 def noted_in(journal: Sequence[int]) -> Mapping[str, Json] | None:
     """What the turn's `noted` was when the journal was begun; None for nothing. Raises StoreUnreadable."""
     first = next(parts_of(journal), None)

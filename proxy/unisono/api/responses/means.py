@@ -11,7 +11,7 @@ from unisono.api.responses.hosting.servers import ServerRules
 from unisono.api.responses.items import NewId
 from unisono.api.rules import NO_RULES, ModelRules
 from unisono.core.access import Caller
-from unisono.core.conversation import Item
+from unisono.core.conversation import Item, Tokens
 from unisono.core.state import Retention, Store
 from unisono.engine.turn import Turns
 
@@ -43,6 +43,16 @@ async def unlimited(tenant: str, key: str) -> Caller:
     return Caller(tenant, key)
 
 
+class ChargeJournal(Protocol):
+    """Charge a response that fails before any run continues its journal."""
+
+    def __call__(self, tenant: str, key: str, model: str, response_id: str, journal: Tokens) -> None: ...
+
+
+def charge_nothing(tenant: str, key: str, model: str, response_id: str, journal: Tokens) -> None:
+    """Default of `charge_journal`."""
+
+
 class CallerSource(Protocol):
     """Who began something, by tenant and id of their key, as that key is by now. Raises StoreUnavailable."""
 
@@ -68,6 +78,7 @@ class Means:
     kept_s: float = Retention().response_s
     servers: ServerRules = field(default_factory=ServerRules)
     caller_of: CallerSource = unlimited
+    charge_journal: ChargeJournal = charge_nothing
     find_way: FindWay | None = None
 
 

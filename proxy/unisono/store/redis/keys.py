@@ -13,7 +13,7 @@
     t:{<tenant>:<key>}:a:m, :a:o, :a:h     an account: its last minute, open claims by their end, what they hold
     t:{<tenant>:<key>}:a:b:<period>        what it spent in a period
     t:{<tenant>:<key>}:a:l:<day>           its ledger of a day
-    t:{<tenant>:<key>}:a:s:<once>          that something was settled
+    t:{<tenant>:<key>}:a:s:<once>          the usage that was settled under an id
     t:{<tenant>:traces}:t:o, :t:e          recordings: their order, their ends
     t:{<tenant>:traces}:t:a, :t:d          what is listed of them, and their documents
     t:ledgers                              all accounts and days that have a ledger

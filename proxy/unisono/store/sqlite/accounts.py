@@ -42,6 +42,10 @@ def _entering(table: str, keys: int) -> str:
 # that other models answered.
 ENTER: Final = _entering("ledger", 4)
 ENTER_SERVED: Final = _entering("ledger_served", 5)
+# Settlements by their id: the amounts that are counted.
+COUNTED: Final = f"SELECT {COLUMNS} FROM account_counted WHERE tenant = ? AND key = ? AND once = ?"  # noqa: S608
+EXTEND_MARK: Final = "UPDATE account_settled SET expires = ? WHERE tenant = ? AND key = ? AND once = ?"
+COUNT: Final = f"INSERT OR REPLACE INTO account_counted VALUES ({', '.join('?' * (4 + len(USED)))})"  # noqa: S608
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,18 +168,37 @@ def extend(act: Act, claims: Sequence[Claim]) -> None:
 
 def settle(act: Act, settlements: Sequence[Settlement]) -> None:
     for one in settlements:
-        entry = one.entry
-        whose = _whose(entry.account)
-        mark = (*whose, one.once, act.now + SETTLED_S)
-        if not act.db.execute("INSERT OR IGNORE INTO account_settled VALUES (?, ?, ?, ?)", mark).rowcount:
-            continue
-        if entry.used != Used():
-            amounts = [getattr(entry.used, name) for name in USED]
-            act.db.execute(ENTER, (entry.day, *whose, entry.model, *amounts))
+        entry, added = one.entry, _newly_counted(act, one)
+        if added != Used():
+            place, amounts = (entry.day, *_whose(entry.account), entry.model), _amounts(added)
+            act.db.execute(ENTER, (*place, *amounts))
             if entry.served:
-                act.db.execute(ENTER_SERVED, (entry.day, *whose, entry.model, entry.served, *amounts))
+                act.db.execute(ENTER_SERVED, (*place, entry.served, *amounts))
         if one.claim is not None:
-            _let_go(act, one.claim, entry.used)
+            _let_go(act, one.claim, added)
+
+
+def _newly_counted(act: Act, one: Settlement) -> Used:
+    """Mark the amounts of a settlement as counted, and return the part of them that was not."""
+    here = (*_whose(one.entry.account), one.once)
+    expires = act.now + SETTLED_S
+    is_new = act.db.execute("INSERT OR IGNORE INTO account_settled VALUES (?, ?, ?, ?)", (*here, expires)).rowcount
+    if is_new:
+        counted = Used()
+    else:
+        row = act.db.execute(COUNTED, here).fetchone()
+        # Without a row an earlier version settled it, which counted everything at once.
+        counted = one.entry.used if row is None else Used(*row)
+    added = one.entry.used - counted
+    if added != Used():
+        amounts = _amounts(counted + added)
+        act.db.execute(COUNT, (*here, *amounts, expires))
+        act.db.execute(EXTEND_MARK, (expires, *here))
+    return added
+
+
+def _amounts(used: Used) -> list[int]:
+    return [getattr(used, name) for name in USED]
 
 
 def _let_go(act: Act, claim: Claim, used: Used) -> None:
@@ -189,6 +212,8 @@ def _let_go(act: Act, claim: Claim, used: Used) -> None:
         more = used.tokens - row[1]
         _count(act, claim.account, int(act.now) if more > 0 else row[0], 0, more)
         act.db.execute("DELETE FROM account_claims WHERE tenant = ? AND key = ? AND once = ?", here)
+    if used == Used():
+        return
     ends = FOR_EVER if claim.period_ends is None else claim.period_ends + PAST_PERIOD_S
     act.db.execute(
         "INSERT INTO account_spent VALUES (?, ?, ?, ?, ?, ?) "

@@ -67,6 +67,9 @@ CREATE TABLE IF NOT EXISTS account_spent (
     PRIMARY KEY (tenant, key, period)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS account_settled (
     tenant TEXT, key TEXT, once TEXT, expires REAL, PRIMARY KEY (tenant, key, once)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS account_counted (
+    tenant TEXT, key TEXT, once TEXT, requests INTEGER, errors INTEGER, input INTEGER, cached INTEGER, output INTEGER,
+    reasoning INTEGER, cost INTEGER, expires REAL, PRIMARY KEY (tenant, key, once)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS ledger (
     day TEXT, tenant TEXT, key TEXT, model TEXT, requests INTEGER, errors INTEGER, input INTEGER, cached INTEGER,
     output INTEGER, reasoning INTEGER, cost INTEGER, PRIMARY KEY (day, tenant, key, model)) WITHOUT ROWID;
@@ -96,7 +99,7 @@ SWEEP = (
     ),
     *(
         f"DELETE FROM account_{table} WHERE expires <= :now"  # noqa: S608 - names of our own
-        for table in ("seconds", "claims", "spent", "settled")
+        for table in ("seconds", "claims", "spent", "settled", "counted")
     ),
 )
 

@@ -63,6 +63,12 @@ def handed_over(response: StoredResponse) -> StoredResponse:
     return replace(response, notes={**response.notes, HANDED_OVER: response.notes.get(TRIES) or [0, 0]})
 
 
+def key_of(response: StoredResponse) -> str:
+    """Public id of the key that a running response is charged to."""
+    note: Any = response.notes.get(ASKED) or {}
+    return str(note.get("key") or "")
+
+
 async def rebuilt(means: Means, tenant: str, response: StoredResponse, lease: Lease) -> Asked:
     """The request a kept response came from, with the past it had. Raises what it would be refused with now."""
     note: Any = response.notes.get(ASKED) or {}
@@ -71,7 +77,7 @@ async def rebuilt(means: Means, tenant: str, response: StoredResponse, lease: Le
     if is_concealed(body):
         body = revealed(body, await insisting(means.seals), tenant)
     request = await off_loop(lambda: ResponsesRequest.model_validate(body), size)
-    caller = await insisting(lambda: means.caller_of(tenant, str(note.get("key") or "")))
+    caller = await insisting(lambda: means.caller_of(tenant, key_of(response)))
     past = await insisting(lambda: chain_of(means.store, tenant, response))
     revision = note.get("revision")
     if past.revision != revision:

@@ -11,7 +11,7 @@ from unisono.api.failures import failure_of
 from unisono.api.responses.asked import Asked
 from unisono.api.responses.background.broken import fallen
 from unisono.api.responses.background.life import Life
-from unisono.api.responses.background.record import rebuilt, tried, with_incomplete_journal
+from unisono.api.responses.background.record import key_of, rebuilt, tried, with_incomplete_journal
 from unisono.api.responses.keeping import insisting
 from unisono.api.responses.means import Means
 from unisono.core.state import Lease, Run, StoredResponse
@@ -144,7 +144,10 @@ class Taking:
         except (StoreUnavailable, StoreUnreadable):
             raise
         except Exception as error:
+            key = key_of(response)
             await fallen(self._means, run, response, lease, failure_of(error))
+            if tokens:
+                self._means.charge_journal(run.tenant, key, response.model, run.response, tokens)
             await store.unwatch(run)
             return None
         record = noted if counted else response

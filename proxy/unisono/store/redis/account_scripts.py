@@ -1,0 +1,258 @@
+"""Scripts of accounts: reserve, extend and settle."""
+
+from __future__ import annotations
+
+from unisono.core.accounts import WINDOW_S
+from unisono.store.redis.scripts import Script
+
+CLAIMS = """
+local window = __WINDOW__
+
+local function drop_lapsed(open, held, now)
+  for _, once in ipairs(redis.call('ZRANGEBYSCORE', open, '-inf', now)) do
+    redis.call('ZREM', open, once)
+    redis.call('HDEL', held, once)
+  end
+end
+
+local function drop_before(minute, first, sums)
+  local fields = redis.call('HGETALL', minute)
+  for n = 1, #fields, 2 do
+    local kind, at = string.match(fields[n], '^([rt])(%d+)$')
+    if at and tonumber(at) < first then
+      local name = kind == 'r' and 'requests' or 'tokens'
+      sums[name] = sums[name] - tonumber(fields[n + 1])
+      redis.call('HDEL', minute, fields[n])
+    end
+  end
+end
+
+-- What was asked for and taken in the minute, and in which second last. Fields r1700000000 and t1700000000 are a
+-- second's requests and tokens; 'oldest' is the first second that may have them, 'requests' and 'tokens' are the sums.
+local function read_minute(minute, second)
+  local head = redis.call('HMGET', minute, 'oldest', 'requests', 'tokens', 'last_requests', 'last_tokens')
+  local function number(n) return tonumber(head[n] or 0) end
+  local sums = {oldest = number(1), requests = number(2), tokens = number(3)}
+  sums.last_requests, sums.last_tokens = number(4), number(5)
+  local first = second - window
+  if sums.oldest == 0 or (sums.last_requests < first and sums.last_tokens < first) then
+    redis.call('DEL', minute)
+    return {oldest = second, requests = 0, tokens = 0, last_requests = 0, last_tokens = 0}
+  end
+  if sums.oldest < first then
+    local ended, from = {}, math.max(sums.oldest, first - 2 * window)
+    -- Only where answers ended for longer than that, and none began.
+    if from > sums.oldest then drop_before(minute, from, sums) end
+    for at = from, first - 1 do
+      ended[#ended + 1] = 'r' .. at
+      ended[#ended + 1] = 't' .. at
+    end
+    local amounts = redis.call('HMGET', minute, unpack(ended))
+    for n = 1, #ended, 2 do
+      sums.requests = sums.requests - tonumber(amounts[n] or 0)
+      sums.tokens = sums.tokens - tonumber(amounts[n + 1] or 0)
+    end
+    redis.call('HDEL', minute, unpack(ended))
+    redis.call('HSET', minute, 'oldest', first, 'requests', sums.requests, 'tokens', sums.tokens)
+    sums.oldest = first
+  end
+  if sums.last_requests < first then sums.last_requests = 0 end
+  if sums.last_tokens < first then sums.last_tokens = 0 end
+  return sums
+end
+
+-- Of a second that took tokens there is nothing left: if it was the last one, another one is.
+local function forget_second(minute, at)
+  if tonumber(redis.call('HGET', minute, 'last_tokens') or 0) ~= at then return end
+  local oldest = tonumber(redis.call('HGET', minute, 'oldest'))
+  repeat at = at - 1 until at < oldest or tonumber(redis.call('HGET', minute, 't' .. at) or 0) > 0
+  redis.call('HSET', minute, 'last_tokens', math.max(at, oldest - 1))
+end
+
+-- Milliseconds until a second of the minute counts no more.
+local function until_free(at, now) return at > 0 and (at + window + 1) * 1000 - now or 0 end
+
+-- Milliseconds until so much of a kind is free again; only who is refused asks.
+local function frees(minute, kind, much, now)
+  local seconds, amounts, fields = {}, {}, redis.call('HGETALL', minute)
+  for n = 1, #fields, 2 do
+    local at, amount = tonumber(string.match(fields[n], '^' .. kind .. '(%d+)$')), tonumber(fields[n + 1])
+    if at and amount > 0 then
+      seconds[#seconds + 1] = at
+      amounts[at] = amount
+    end
+  end
+  table.sort(seconds)
+  local again = 0
+  for _, at in ipairs(seconds) do
+    if much <= 0 then break end
+    again = until_free(at, now)
+    much = much - amounts[at]
+  end
+  return again
+end
+""".replace("__WINDOW__", str(WINDOW_S))
+
+RESERVE = Script(
+    CLAIMS
+    + """
+local minute, open, held, spent = unpack(KEYS)
+local once, input, least, most = arg(), tonumber(arg()), tonumber(arg()), tonumber(arg())
+local input_cost, output_price, for_ms = tonumber(arg()), tonumber(arg()), tonumber(arg())
+local ends_ms, owed, share = tonumber(arg()), arg() == '1', tonumber(arg())
+local rpm, tpm, parallel = tonumber(arg()), tonumber(arg()), tonumber(arg())
+local token_budget, money_budget = tonumber(arg()), tonumber(arg())
+local now = clock()
+local second = math.floor(now / 1000)
+-- A full server denies a script its first write only if that write may need memory; afterwards it denies nothing. A
+-- reservation must not be made where its settlement would be denied.
+redis.call('HINCRBY', minute, 'requests', 0)
+drop_lapsed(open, held, now)
+local sums = read_minute(minute, second)
+local tokens = input + least
+
+local function told(refused, again, output)
+  local left_requests = rpm and math.max(0, rpm - sums.requests) or -1
+  local left_tokens = tpm and math.max(0, tpm - sums.tokens) or -1
+  local all_requests, all_tokens = until_free(sums.last_requests, now), until_free(sums.last_tokens, now)
+  return {'ok', {refused, again or -1, output or -1, left_requests, all_requests, left_tokens, all_tokens}}
+end
+
+local there = redis.call('HGET', held, once)
+if there then
+  return told('', nil, tonumber(string.match(there, ':(-?%d+)$')))
+end
+if not owed then
+  if rpm and sums.requests + 1 > rpm then
+    local again = frees(minute, 'r', sums.requests + 1 - rpm, now)
+    return told('requests', rpm > 0 and again or nil)
+  end
+  if tpm and sums.tokens + tokens > tpm then
+    local again = frees(minute, 't', sums.tokens + tokens - tpm, now)
+    return told('tokens', tokens <= tpm and again or nil)
+  end
+  if parallel and redis.call('ZCARD', open) >= parallel then return told('parallel') end
+end
+
+local output, cost = -1, 0
+if token_budget or money_budget then
+  local sum = redis.call('HMGET', spent, 'tokens', 'cost')
+  local used_tokens, used_cost = tonumber(sum[1] or 0), tonumber(sum[2] or 0)
+  for _, one in ipairs(redis.call('HVALS', held)) do
+    local held_tokens, held_cost = string.match(one, '^%d+:%d+:(%d+):(%d+):')
+    used_tokens, used_cost = used_tokens + tonumber(held_tokens), used_cost + tonumber(held_cost)
+  end
+  local ends = ends_ms >= 0 and math.max(0, ends_ms - now) or nil
+  local room = most
+  if token_budget then
+    local left = token_budget - used_tokens - input
+    if left < 1 and not owed then return told('token_budget', ends) end
+    room = math.min(room, math.max(least, math.floor(left / share)), math.max(left, owed and least or 0))
+  end
+  if money_budget then
+    local left = money_budget - used_cost - input_cost
+    if (left < 0 or used_cost >= money_budget) and not owed then return told('money_budget', ends) end
+    if output_price > 0 then
+      local left_output = math.floor(math.max(left, 0) * 1000000 / output_price)
+      if left_output < 1 and not owed then return told('money_budget', ends) end
+      room = math.min(room, math.max(least, math.floor(left_output / share)),
+        math.max(left_output, owed and least or 0))
+    end
+  end
+  output = room
+  cost = input_cost + math.ceil(output * output_price / 1000000)
+end
+
+sums.requests = sums.requests + 1
+sums.tokens = sums.tokens + tokens
+-- The clock may have been set back.
+sums.oldest = math.min(sums.oldest, second)
+sums.last_requests = math.max(sums.last_requests, second)
+if tokens > 0 then sums.last_tokens = math.max(sums.last_tokens, second) end
+redis.call('HINCRBY', minute, 'r' .. second, 1)
+redis.call('HINCRBY', minute, 't' .. second, tokens)
+redis.call('HSET', minute, 'oldest', sums.oldest, 'requests', sums.requests, 'tokens', sums.tokens,
+  'last_requests', sums.last_requests, 'last_tokens', sums.last_tokens)
+redis.call('PEXPIRE', minute, (window + 2) * 1000)
+redis.call('ZADD', open, now + for_ms, once)
+redis.call('HSET', held, once,
+  string.format('%d:%d:%d:%d:%d', second, tokens, input + math.max(output, 0), cost, output))
+redis.call('PEXPIRE', open, for_ms + 60000)
+redis.call('PEXPIRE', held, for_ms + 60000)
+return told('', nil, output)
+"""
+)
+
+EXTEND_CLAIMS = Script(
+    CLAIMS
+    + """
+local open, held = unpack(KEYS)
+local now, for_ms = clock(), tonumber(arg())
+drop_lapsed(open, held, now)
+for n = next_arg, #ARGV do redis.call('ZADD', open, 'XX', now + for_ms, ARGV[n]) end
+redis.call('PEXPIRE', open, for_ms + 60000)
+redis.call('PEXPIRE', held, for_ms + 60000)
+return {'ok'}
+"""
+)
+
+SETTLE = Script(
+    CLAIMS
+    + """
+local ledger, mark, served_ledger, minute, open, held, spent = unpack(KEYS)
+local model, served, settled_ms, claimed, once = arg(), arg(), arg(), arg() == '1', arg()
+local past_ms = tonumber(arg())
+-- The mark holds the amounts that are counted, as '<name>=<amount>'. An empty one is of an earlier version, which
+-- counted everything at once.
+local mark_before = redis.call('GET', mark)
+local counted, added, amounts, has_more = {}, {}, {}, not mark_before
+for name, amount in string.gmatch(mark_before or '', '(%a+)=(%d+)') do counted[name] = tonumber(amount) end
+for n = next_arg, #ARGV, 2 do
+  local name, amount = ARGV[n], tonumber(ARGV[n + 1])
+  local before = counted[name] or 0
+  added[name] = mark_before ~= '' and math.max(amount - before, 0) or 0
+  if added[name] > 0 then has_more = true end
+  amounts[#amounts + 1] = string.format('%s=%.0f', name, before + added[name])
+end
+local begun = 0
+if has_more then
+  redis.call('SET', mark, table.concat(amounts, ' '), 'PX', settled_ms)
+  local known = redis.call('EXISTS', ledger)
+  -- The ledger holds all usage by requested model, as earlier versions read it; the second hash holds the part of it
+  -- that other models answered.
+  for name, amount in pairs(added) do
+    if amount > 0 then
+      redis.call('HINCRBY', ledger, name .. ':' .. model, amount)
+      if served ~= '' then redis.call('HINCRBY', served_ledger, name .. ':' .. served, amount) end
+    end
+  end
+  begun = redis.call('EXISTS', ledger) - known
+end
+if not claimed then return {'ok', begun} end
+local tokens_added = added.input + added.output
+local second = math.floor(clock() / 1000)
+local there = redis.call('HGET', held, once)
+if there then
+  local at, tokens = string.match(there, '^(%d+):(%d+):')
+  local more = tokens_added - tonumber(tokens)
+  if more > 0 then
+    local oldest = tonumber(redis.call('HGET', minute, 'oldest') or second)
+    redis.call('HSET', minute, 'oldest', math.min(oldest, second))
+    redis.call('HINCRBY', minute, 't' .. second, more)
+    redis.call('HINCRBY', minute, 'tokens', more)
+    redis.call('HSET', minute, 'last_tokens', second)
+    redis.call('PEXPIRE', minute, (window + 2) * 1000)
+  elseif redis.call('HEXISTS', minute, 't' .. at) == 1 then
+    redis.call('HINCRBY', minute, 'tokens', more)
+    if redis.call('HINCRBY', minute, 't' .. at, more) == 0 then forget_second(minute, tonumber(at)) end
+  end
+  redis.call('HDEL', held, once)
+  redis.call('ZREM', open, once)
+end
+if not has_more then return {'ok', begun} end
+redis.call('HINCRBY', spent, 'tokens', tokens_added)
+redis.call('HINCRBY', spent, 'cost', added.cost)
+if past_ms >= 0 then redis.call('PEXPIREAT', spent, past_ms) end
+return {'ok', begun}
+"""
+)

@@ -1,0 +1,95 @@
+"""A process that takes over a background response charges what the earlier process generated, exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.contract.servers import Server
+from tests.e2e.continuing import Model
+from tests.e2e.gateway import config_of
+from tests.e2e.keyed import bearing, ring, with_keys
+from tests.e2e.replicas import LEASE_S, replica
+from tests.fakes import FakeVllm, Stall, Step, VllmScript
+from unisono.core.access import Limits
+from unisono.core.accounts import Used
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+RESPOND = {"model": "gpt-oss", "input": "Hi", "background": True}
+STALLED_AFTER = 20
+
+
+class Stalling(VllmScript):
+    """Stops without an end after its tokens."""
+
+    def steps(self, asked: dict[str, Any]) -> list[Step]:
+        *tokens, _, _ = super().steps(asked)
+        return [*tokens, Stall()]
+
+
+@pytest.mark.parametrize("kind", ["redis", "sqlite"])
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM"])
+@pytest.mark.parametrize("end", ["completed", "cancelled", "failed"])
+async def test_tokens_of_all_owners_are_charged_once(
+    tmp_path: Path, request: pytest.FixtureRequest, kind: str, how: str, end: str
+) -> None:
+    address = f"sqlite://{tmp_path}/state.db"
+    if kind == "redis":
+        server: Server = request.getfixturevalue("redis_server")
+        with server.client() as client:
+            client.flushall()
+        address = server.url
+    model = Model()
+    async with FakeVllm() as fake, ring(address) as keys, AsyncExitStack() as stack:
+        fake.script = lambda _: Stalling(tokens=model.answer[:STALLED_AFTER])
+        config = with_keys(config_of(f"vllm@{fake.url}"), address)
+        config["store"] |= {"lease_s": LEASE_S}
+        record, key = await keys.issue("ann", Limits(token_budget=10**6))
+        session = await stack.enter_async_context(aiohttp.ClientSession(headers=bearing(key)))
+        first = await stack.enter_async_context(replica(tmp_path / "a", config))
+        async with session.post(f"{first.url}/v1/responses", json=RESPOND) as answer:
+            made = (await answer.json())["id"]
+        async with asyncio.timeout(20):
+            while len(await keys.store.tokens("ann", made)) < STALLED_AFTER // 2:
+                await asyncio.sleep(0.02)
+        first.signal(signal.Signals[how])
+        await first.ended()
+        journal = len(await keys.store.tokens("ann", made))
+        if end == "completed":
+            fake.script = model.script
+        elif end == "failed":
+            config = with_keys(config_of(f"vllm@{fake.url}", name="another-gpt-oss"), address)
+            config["store"] |= {"lease_s": LEASE_S}
+        else:
+            model.waits, fake.script = True, model.script
+        second = await stack.enter_async_context(replica(tmp_path / "b", config))
+        url = f"{second.url}/v1/responses/{made}"
+        if end == "cancelled":
+            async with asyncio.timeout(20):
+                while len(fake.requests) < 2:
+                    await asyncio.sleep(0.02)
+            async with session.post(f"{url}/cancel", json={}) as answer:
+                assert answer.status == 200
+        async with asyncio.timeout(30):
+            while (now := await (await session.get(url)).json())["status"] in ("queued", "in_progress"):
+                await asyncio.sleep(0.05)
+        assert now["status"] == end
+        # Settlements that wait are written before the process ends.
+        second.signal(signal.SIGTERM)
+        assert await second.ended() == 0
+        entries = [entry.used for entry in await keys.store.ledger("0000", "9999") if entry.account.key == record.id]
+        used = sum(entries, Used())
+        assert used.requests == 1
+        if end == "completed":
+            assert used.output == len(model.answer)
+            assert used.input == now["usage"]["input_tokens"]
+        else:
+            # The first process may have generated tokens that are not in the journal.
+            assert journal <= used.output <= STALLED_AFTER
