@@ -19,6 +19,8 @@ T_95 = 2.228
 """Student's t for a 95 % interval with BLOCKS - 2 degrees of freedom."""
 MAX_BYTES_PER_REQUEST = 60.0
 MAX_EXTRA_DESCRIPTORS = 2
+MAX_EXTRA_THREADS = 6
+"""The default executor starts threads on demand, up to the number of cores and four."""
 REPORT_TIMEOUT_S = 30.0
 
 
@@ -130,7 +132,7 @@ def judge(samples: Sequence[Sample], baseline: Sample, end: Sample) -> Verdict:
         elif memory.high > MAX_BYTES_PER_REQUEST:
             faults.append(f"memory: {memory}; too few requests to call it flat, run for longer")
         lines += [f"{name}: {change:+d}" for name, change in _grown(samples)]
-    for name, spare in (("descriptors", MAX_EXTRA_DESCRIPTORS), ("threads", 0), ("tasks", 0)):
+    for name, spare in (("descriptors", MAX_EXTRA_DESCRIPTORS), ("threads", MAX_EXTRA_THREADS), ("tasks", 0)):
         before, after = getattr(baseline, name), getattr(end, name)
         lines.append(f"{name}: {before} before, {after} after")
         if after > before + spare:

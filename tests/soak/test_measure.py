@@ -42,6 +42,6 @@ def test_growth_fails_and_noise_does_not(bytes_per_request: float, noise: int, c
 @pytest.mark.parametrize("name", ["descriptors", "threads", "tasks"])
 def test_what_does_not_return_to_the_baseline_fails(name: str) -> None:
     found = samples(0.0, MB)
-    end = replace(found[0], **{name: getattr(found[0], name) + 3})
+    end = replace(found[0], **{name: getattr(found[0], name) + 7})
     [fault] = judge(found, found[0], end).faults
     assert fault.startswith(name)

@@ -139,7 +139,9 @@ async def websocket_left(traffic: Traffic) -> list[str]:
         refused = await socket.receive_json()
         await socket.send_json({"type": "response.create", **asked})
         for _ in range(traffic.dice.randrange(1, 20)):
-            await socket.receive()
+            # The terminal event is the last: nothing more arrives on an open connection.
+            if (await socket.receive_json())["type"] in TERMINAL:
+                break
     return [] if refused["type"] == "error" else [str(refused)]
 
 
