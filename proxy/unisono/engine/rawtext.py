@@ -14,6 +14,7 @@ from typing import Final
 from unisono.core.conversation import Phase
 from unisono.core.events import Closed, Delta, Event, Finished, Opened, Text
 from unisono.core.generation import ENDOFTEXT, FIRST_SPECIAL, STOP_TOKENS, FinishReason, Usage
+from unisono.core.token_ids import share_ids
 from unisono.engine.stops import StopStrings
 from unisono.engine.turn import RawPrompt
 from unisono.harmony.encoding import Encoding
@@ -57,7 +58,7 @@ class RawText:
         if self.is_over():
             return []
         told: list[str] = []
-        for token in tokens:
+        for token in share_ids(tokens):
             told.append(self._cut(self._text_of(token)))
             if self.is_over():
                 break

@@ -12,6 +12,7 @@ from dataclasses import replace
 from unisono.core.conversation import Conversation, Item, Tokens, ToolResult
 from unisono.core.events import Closed, Event, Finished, Reasoning, Repaired, ToolCall
 from unisono.core.generation import Capabilities, Constraint, FinishReason, Sampling
+from unisono.core.token_ids import share_ids
 from unisono.engine.course import course_of
 from unisono.engine.hosted import LISTED
 from unisono.engine.journal import Mark, Note, Way, parts_of
@@ -164,7 +165,7 @@ class Reading:
 
     def feed(self, tokens: Sequence[int]) -> list[Event]:
         """What may be shown of some more tokens."""
-        return self._shown(self._course.feed(tokens))
+        return self._shown(self._course.feed(share_ids(tokens)))
 
     def turn(self) -> list[Event]:
         """What may be shown of a move that is made."""

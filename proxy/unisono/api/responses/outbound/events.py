@@ -223,7 +223,7 @@ class Events:
                 return
             shown = self._show(closed.item, closed.text)
         text = self._told(shown.life, closed)
-        said = "".join(shown.texts)
+        said = shown.text.getvalue()
         self._say(shown, text[len(said) :])
         shown.closed = closed
         if isinstance(closed.item, HostedCall):
@@ -331,7 +331,7 @@ class Events:
     def _say(self, shown: Shown, text: str) -> None:
         if not text:
             return
-        shown.texts.append(text)
+        shown.text.write(text)
         if not shown.hidden and shown.delta is not None:
             self._telling.delta(shown.delta, text)
         for annotation in shown.citations.feed(text) if shown.citations is not None else ():
@@ -344,7 +344,7 @@ class Events:
         shown = self._shown
         if shown is None:
             return
-        text = "".join(shown.texts)
+        text = shown.text.getvalue()
         closed = shown.closed or Closed(shown.made, text, complete=False)
         item = self._frame.output(closed, shown.id, status, shown)
         if isinstance(shown.made, HostedCall | Listing):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from io import StringIO
 
 from unisono.api.responses.items import Wire, annotated, reasoning_part, refusal_part, text_part
 from unisono.api.responses.outbound.pages import Citations
@@ -69,7 +70,8 @@ class Shown:
     life: Life
     hidden: bool
     unseen: Sequence[Item] = ()
-    texts: list[str] = field(default_factory=list)
+    # A StringIO holds the text once, at one byte per ASCII character; a list holds an object per delta.
+    text: StringIO = field(default_factory=StringIO)
     closed: Closed | None = None
     told: bool = False
     """Whether its whole text was."""
