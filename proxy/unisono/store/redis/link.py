@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -49,6 +50,10 @@ Command = tuple[str | bytes | int, ...]
 
 MAX_REDIRECTIONS = 3
 
+# A former primary has no replica until the sentinels demote it, and a failover may reach it again: what it acknowledges
+# alone is lost. With down-after-milliseconds 5000 that takes up to 20 seconds.
+REPLICA_GRACE_S = 30.0
+
 TROUBLE: tuple[tuple[type[Exception], str], ...] = (
     (OutOfMemoryError, "the store is full"),
     (ReadOnlyError, "the store takes no writes at the moment"),
@@ -72,14 +77,14 @@ def told(error: Exception) -> str:
 
 class Link:
     """Client of one server or cluster. `replicas` is how many replicas must acknowledge a write; None means one where
-    the primary has a connected replica."""
+    the primary has a connected replica, or had one within REPLICA_GRACE_S."""
 
     def __init__(self, url: str, deadline_s: float, replicas: int | None) -> None:
         self._deadline_s = deadline_s
         self._replicas = replicas
-        # Connected replicas by primary, as last seen; without a cluster the only name is empty. A primary that a
-        # failover made since may have one.
-        self._connected: dict[str, int] = {}
+        # Until when a write needs a replica (time.monotonic), by primary; without a cluster the only name is empty.
+        self._copies_until: dict[str, float] = {}
+        self._has_stale_slots = False
         self._sentinel: Sentinel | None = None
         self._service = ""
         self._standalone_url = ""
@@ -169,8 +174,12 @@ class Link:
 
     async def _send(self, commands: Sequence[Command], written: Sequence[str]) -> list[Any]:
         client = self._client
-        if isinstance(client, RedisCluster) and client.get_default_node() is None:
-            await client.initialize()
+        if isinstance(client, RedisCluster):
+            if client.get_default_node() is None:
+                await client.initialize()
+            elif self._has_stale_slots:
+                await client.nodes_manager.initialize()
+            self._has_stale_slots = False
         for _ in range(MAX_REDIRECTIONS):
             waits = self._waits(written)
             if len(commands) == 1 and not waits:
@@ -200,10 +209,10 @@ class Link:
         values, checks = answers[: len(commands)], answers[len(commands) :]
         for value in values:
             if isinstance(value, Exception):
-                if isinstance(self._client, RedisCluster) and not isinstance(value, MovedError | NoScriptError):
-                    # Other than for a single command, the library does not read the slots again by itself, and the
-                    # client would stay with a primary that is gone.
-                    self._client._initialize = True
+                # Other than for a single command, the library does not read the slots again by itself, and the client
+                # would stay with a primary that is gone.
+                if not isinstance(value, MovedError | NoScriptError):
+                    self._has_stale_slots = True
                 raise value
         for (name, count), reached, role in zip(waits.items(), checks[::2], checks[1::2], strict=True):
             self._check_copied(name, count, reached, role)
@@ -213,34 +222,44 @@ class Link:
         """How many replicas must acknowledge a write, by the primaries of the keys."""
         if not written or self._replicas == 0:
             return {}
-        if self._replicas is None and not self._connected:
+        if self._replicas is None and not self._copies_until:
             # Nothing was looked at yet.
             return {}
         names = {""}
         if isinstance(self._client, RedisCluster):
             names = {node.name for key in written if (node := self._client.get_node_from_key(key))}
-        needed = ((name, self._replicas or min(1, self._connected.get(name, 1))) for name in sorted(names))
-        return {name: count for name, count in needed if count}
+        return {name: self._replicas or 1 for name in sorted(names) if self._replicas or self._needs_copy(name)}
+
+    def _needs_copy(self, name: str) -> bool:
+        """Whether the default asks for a copy: the primary has a replica or had one within REPLICA_GRACE_S."""
+        now_s = time.monotonic()
+        return now_s < self._copies_until.setdefault(name, now_s + REPLICA_GRACE_S)
 
     def _check_copied(self, name: str, count: int, reached: Any, role: Any) -> None:
         """Raise StoreUnavailable for a write that too few replicas have."""
         if isinstance(reached, Exception):
             raise reached
-        if reached >= count:
-            return
         if self._replicas is None:
             # The default asks for a copy where there can be one. A server that hides its role has none that is known.
-            self._connected[name] = _replicas_in(role)
-            if not self._connected[name]:
+            if reached or _replicas_in(role):
+                self._copies_until[name] = time.monotonic() + REPLICA_GRACE_S
+            elif not self._needs_copy(name):
                 return
-        raise StoreUnavailable("the store could not copy a write to its replicas in time")
+        if reached < count:
+            raise StoreUnavailable("the store could not copy a write to its replicas in time")
 
     async def check_replicas(self) -> None:
         """Look again which primaries have replicas, if the default depends on it."""
         if self._replicas is None:
             # One node in trouble is no trouble of the others: what was known of them stays.
             with suppress(StoreUnavailable):
-                self._connected = await self.connected_replicas()
+                found, known = await self.connected_replicas(), self._copies_until
+                # A primary that a failover made since was a replica itself, and its former primary may return.
+                grace_s = time.monotonic() + REPLICA_GRACE_S
+                unknown_s = grace_s if known else 0.0
+                self._copies_until = {
+                    name: grace_s if count else known.get(name, unknown_s) for name, count in found.items()
+                }
 
     async def connected_replicas(self) -> dict[str, int]:
         """The number of connected replicas by primary."""
