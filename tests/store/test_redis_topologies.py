@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from redis.crc import key_slot
 
-from tests.contract.servers import Server, cluster, end
+from tests.contract.servers import SLOTS, Server, cluster, end
 from tests.contract.state import response
 from tests.listening import Listener, connected
-from unisono.core.state import Retention, Status
+from unisono.core.state import Retention, Status, StoredResponse
 from unisono.errors import StoreUnavailable
-from unisono.store.redis import RedisStore, keys
+from unisono.store.redis import RedisStore, keys, scripts
 
 pytestmark = [pytest.mark.alone, pytest.mark.slow]
 
@@ -180,19 +181,68 @@ async def test_one_stalled_node_of_a_cluster_is_one_stalled_node(nodes: list[Ser
     await store.aclose()
 
 
+async def attach(replica: Server, primary: Server) -> None:
+    """Make `replica` a replica of `primary`, and return when it is in step."""
+    replica.start()
+    with primary.client() as first, replica.client() as second:
+        name = first.execute_command("CLUSTER", "MYID")
+        second.execute_command("CLUSTER", "MEET", "127.0.0.1", primary.port)
+        while name.decode() not in str(second.execute_command("CLUSTER", "NODES")):
+            await asyncio.sleep(0.05)
+        second.execute_command("CLUSTER", "REPLICATE", name)
+        while (await asyncio.to_thread(first.info, "replication")).get("slave0", {}).get("state") != "online":
+            await asyncio.sleep(0.05)
+
+
+def slot_of(one: StoredResponse) -> int:
+    return key_slot(keys.response("ann", one.id, one.id)[0].encode())
+
+
+def move_slot(slot: int, nodes: list[Server], to: Server) -> None:
+    with to.client() as client:
+        name = client.execute_command("CLUSTER", "MYID")
+    for node in [to, *(one for one in nodes if one is not to)]:
+        with node.client() as client:
+            client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", name)
+
+
+async def test_on_a_cluster_a_redirected_write_waits_for_the_replica_of_its_new_node(
+    nodes: list[Server], tmp_path: Path
+) -> None:
+    """The former node has a replica, which must not acknowledge the write in place of the new one's, and vice versa."""
+    copied, alone = nodes[0], nodes[1]
+    replica = Server(tmp_path / "replica", ("cluster-enabled yes", "repl-diskless-sync-delay 0"))
+    store = RedisStore(f"redis+cluster://127.0.0.1:{copied.port}", Retention(), deadline_s=1.0, replicas=1)
+    one = next(one for one in (response(input=()) for _ in range(1000)) if slot_of(one) < SLOTS // 3)
+    try:
+        await attach(replica, copied)
+        await store.create("ann", one)
+        with copied.client() as former, alone.client() as later:
+            former.flushall()
+            later.script_load(scripts.SAVE.text)
+        move_slot(slot_of(one), nodes, alone)
+        with pytest.raises(StoreUnavailable, match="replicas"):
+            await store.create("ann", one)
+        with alone.client() as client:
+            # The write was redirected and lacks only its copy.
+            assert client.exists(keys.response("ann", one.id, one.id)[0])
+            client.flushall()
+        move_slot(slot_of(one), nodes, copied)
+        await store.create("ann", one)
+        with replica.client() as client:
+            client.execute_command("READONLY")
+            assert client.exists(keys.response("ann", one.id, one.id)[0])
+    finally:
+        await store.aclose()
+        replica.end()
+
+
 async def test_on_a_cluster_a_write_waits_for_the_replica_of_its_own_node(nodes: list[Server], tmp_path: Path) -> None:
     replica = Server(tmp_path / "replica", ("cluster-enabled yes", "repl-diskless-sync-delay 0"))
     store = RedisStore(f"redis+cluster://127.0.0.1:{nodes[0].port}", Retention(), deadline_s=1.0, replicas=1)
     try:
-        replica.start()
-        with nodes[0].client() as first, replica.client() as second:
-            name = first.execute_command("CLUSTER", "MYID")
-            second.execute_command("CLUSTER", "MEET", "127.0.0.1", nodes[0].port)
-            while name.decode() not in str(second.execute_command("CLUSTER", "NODES")):
-                await asyncio.sleep(0.05)
-            second.execute_command("CLUSTER", "REPLICATE", name)
-            while (await asyncio.to_thread(first.info, "replication")).get("slave0", {}).get("state") != "online":
-                await asyncio.sleep(0.05)
+        await attach(replica, nodes[0])
+        with replica.client() as second:
             sent = [response(input=()) for _ in range(20)]
             results = await asyncio.gather(*(store.create("ann", one) for one in sent), return_exceptions=True)
             done = [one for one, result in zip(sent, results, strict=True) if result is None]

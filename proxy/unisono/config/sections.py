@@ -256,8 +256,8 @@ class StoreSettings(Section):
     deadline_s: Seconds = 0.25
     """How long one operation of a shared store may take, in seconds."""
     replicas: Annotated[int, Field(ge=0)] | None = None
-    """Number of Redis replicas that must acknowledge a write. Unset: one, as long as the primary has a connected
-    replica."""
+    """Number of Redis replicas that must acknowledge a write. Unset: one, if the primary has a connected
+    replica or had one within the last 30 seconds."""
     lease_s: Seconds = 10.0
     """After how long without a sign another process takes over a background response, in seconds."""
     spool_dir: Name | None = None

@@ -84,7 +84,6 @@ class Link:
         self._replicas = replicas
         # Until when a write needs a replica (time.monotonic), by primary; without a cluster the only name is empty.
         self._copies_until: dict[str, float] = {}
-        self._has_stale_slots = False
         self._sentinel: Sentinel | None = None
         self._service = ""
         self._standalone_url = ""
@@ -174,12 +173,8 @@ class Link:
 
     async def _send(self, commands: Sequence[Command], written: Sequence[str]) -> list[Any]:
         client = self._client
-        if isinstance(client, RedisCluster):
-            if client.get_default_node() is None:
-                await client.initialize()
-            elif self._has_stale_slots:
-                await client.nodes_manager.initialize()
-            self._has_stale_slots = False
+        if isinstance(client, RedisCluster) and client.get_default_node() is None:
+            await client.initialize()
         for _ in range(MAX_REDIRECTIONS):
             waits = self._waits(written)
             if len(commands) == 1 and not waits:
@@ -209,10 +204,10 @@ class Link:
         values, checks = answers[: len(commands)], answers[len(commands) :]
         for value in values:
             if isinstance(value, Exception):
-                # Other than for a single command, the library does not read the slots again by itself, and the client
-                # would stay with a primary that is gone.
-                if not isinstance(value, MovedError | NoScriptError):
-                    self._has_stale_slots = True
+                if isinstance(self._client, RedisCluster) and not isinstance(value, MovedError | NoScriptError):
+                    # Other than for a single command, the library does not read the slots again by itself, and the
+                    # client would stay with a primary that is gone. Its public `aclose` would close every connection.
+                    self._client._initialize = True
                 raise value
         for (name, count), reached, role in zip(waits.items(), checks[::2], checks[1::2], strict=True):
             self._check_copied(name, count, reached, role)
