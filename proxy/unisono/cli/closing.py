@@ -8,8 +8,11 @@ as its departure, although it may only have finished its request.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import socket
 import struct
+import sys
+import termios
 from asyncio import TimerHandle, Transport
 from collections.abc import Callable
 from contextlib import suppress
@@ -36,6 +39,13 @@ def reset(transport: Transport) -> None:
         # uvloop raises ValueError for a socket that is gone, asyncio OSError.
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     transport.abort()
+
+
+def unacknowledged(connection: socket.socket) -> int:
+    """Bytes in the system's send buffer that the peer has not acknowledged; 0 where the system does not tell."""
+    with suppress(OSError, ValueError):
+        return int.from_bytes(fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    return 0
 
 
 class LingeringTransport(Transport):

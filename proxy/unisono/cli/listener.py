@@ -23,7 +23,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from unisono.api.door import HEALTH_PATHS
 from unisono.api.failures import Formats
-from unisono.cli.closing import HalfClosed, LingeringTransport, reset
+from unisono.cli.closing import HalfClosed, LingeringTransport, reset, unacknowledged
 from unisono.cli.heads import check_head, close_unless_continued, refusal, until_close, without_upgrade
 from unisono.core.log_rate import RateLimitedWarning
 from unisono.errors import HeadersTimeout, HeadersTooLarge, MalformedRequest, TooManyConnections, UnisonoError
@@ -63,12 +63,19 @@ class Delivery:
 
     def watch(self) -> None:
         if self._timer is None:
-            self._seen(self._transport.get_write_buffer_size())
+            self._seen(self._untaken())
 
     def rest(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _untaken(self) -> int:
+        """Bytes that the client has not acknowledged, in our buffer and in the system's.
+
+        The system takes bytes from our buffer in large portions only, so ours alone hides a client that reads slowly.
+        """
+        return self._transport.get_write_buffer_size() + unacknowledged(self._transport.get_extra_info("socket"))
 
     def _seen(self, left: int) -> None:
         """There was progress just now."""
@@ -78,9 +85,9 @@ class Delivery:
 
     def _look(self) -> None:
         self._timer = None
-        left = self._transport.get_write_buffer_size()
-        if not left:
+        if not self._transport.get_write_buffer_size():
             return
+        left = self._untaken()
         if left < self._left:
             self._seen(left)
         elif self._loop.time() >= self._due:
