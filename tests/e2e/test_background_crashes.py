@@ -23,7 +23,7 @@ from tests.fakes import FakeVllm
 from unisono.core.access import LOCAL_TENANT
 from unisono.core.conversation import Tokens
 from unisono.core.state import Retention
-from unisono.store.redis import RedisStore, scripts
+from unisono.store.redis import RedisStore, lease_scripts
 
 OTHERS = (
     b"GET",
@@ -34,7 +34,7 @@ OTHERS = (
     b"EXISTS",
     b"SUBSCRIBE",
     b"UNSUBSCRIBE",
-    scripts.LAPSED.sha.encode(),
+    lease_scripts.LAPSED.sha.encode(),
 )
 """Commands that have to do with no response, or read its log for a client."""
 QUESTION = "Count for me, please."

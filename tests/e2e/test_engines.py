@@ -143,7 +143,7 @@ TOOL_CHATS: dict[str, Said] = {
     "glitch end instead of return": Said("This message ends with end.", rules=("endoftext-stop",)),
     "glitch analysis call": Said(calls=(PARIS,)),
     "glitch recipient in channel": Said(calls=(PARIS,), rules=("marker-in-recipient",)),
-    "glitch unknown channel": Said("A channel that does not exist.Done.", rules=("unknown-channel",)),
+    "glitch unknown channel": Said("A channel that does not exist.\n\nDone.", rules=("unknown-channel",)),
     "glitch only analysis": Said("Done.", "I think, and then I stop.", rules=("analysis-only",)),
     "glitch double start": Said("Done.", "Start twice.", rules=("doubled-start",)),
     "glitch missing start": Said("Done.", "No start token follows.", rules=("missing-start",)),
@@ -192,7 +192,7 @@ async def test_a_call_with_broken_arguments_is_generated_again(site: Site) -> No
     for name, arguments in said.calls:
         assert name == "get_weather"
         # An engine that cannot be kept to JSON may fail again, and then its call is handed over as it is.
-        assert site.kind == "mlx_server" or set(json.loads(arguments)) == {"location"}
+        assert site.kind == "mlx_server" or "location" in json.loads(arguments)
 
 
 async def test_a_tool_round_trip_ends_in_an_answer(site: Site) -> None:
