@@ -10,6 +10,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 from pathlib import Path, PurePath
 
 from unisono.errors import PullError
@@ -18,6 +19,7 @@ SNAPSHOT_FILES = ("*.json", "model*.safetensors")
 """Patterns of the files that mlx-lm reads. A snapshot is complete when it has them."""
 
 MODEL_PREFIX = "mlx/"
+SHA256 = re.compile(r"[0-9a-f]{64}")
 RESUME = "Run the same command again: it continues from the bytes on disk."
 
 
@@ -89,6 +91,9 @@ def _download(model: str, revision: str | None) -> Path:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise PullError(f"the disk is full. Free some space. {RESUME}") from error
         raise PullError(f"the download of {model} broke off: {_first_line(error)}. {RESUME}") from error
+    except (ValueError, LookupError, TypeError) as error:
+        # The library's errors for a hub whose answers have another form, or whose file names leave the snapshot.
+        raise PullError(f"the hub's list of files of {model} cannot be used: {_first_line(error)}") from error
 
 
 # The hub's library throws a partial file away when its process ends, and a file of weights has gigabytes. So the large
@@ -109,6 +114,9 @@ def _download_large_files(model: str, revision: str | None) -> None:
     blobs = Path(constants.HF_HUB_CACHE).expanduser() / repo_folder_name(repo_id=model, repo_type="model") / "blobs"
     for file in files:
         if isinstance(file, RepoFile) and file.lfs is not None and any(map(PurePath(file.path).match, SNAPSHOT_FILES)):
+            # The checksum becomes a file name, so one that is a path would write outside of the cache.
+            if not SHA256.fullmatch(file.lfs.sha256):
+                raise PullError(f"the hub's checksum of {file.path!r} is not a SHA-256, so the file is not downloaded")
             blob = blobs / file.lfs.sha256
             if not blob.exists():
                 _download_blob(hf_hub_url(model, file.path, revision=commit), blob, file.lfs.size, file.path)
@@ -127,6 +135,9 @@ def _download_blob(url: str, blob: Path, size: int, name: str) -> None:
         if blob.exists():
             return
         done = content.seek(0, os.SEEK_END)
+        if done > size:
+            # The hub sent more than the file has, so no request can continue from here.
+            done = content.truncate(0)
         headers = build_hf_headers()
         http_get(url, content, resume_size=done, headers=headers, expected_size=size, displayed_filename=name)
         content.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -178,3 +179,32 @@ def test_a_hub_that_cannot_be_reached_is_an_error_of_one_line(tmp_path: Path) ->
     assert code == 1
     assert "the hub cannot be reached" in errors
     assert len(errors.strip().splitlines()) == 1
+
+
+def test_a_checksum_that_is_a_path_writes_nothing_outside_of_the_cache(hub: Hub, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    hub.checksums = {"model.safetensors": str(outside / hashlib.sha256(WEIGHTS).hexdigest())}
+    code, output, errors = run(hub.url, tmp_path / "home", MODEL)
+    assert (code, output) == (1, "")
+    assert "the hub's checksum of 'model.safetensors' is not a SHA-256" in errors
+    assert not outside.exists()
+
+
+@pytest.mark.parametrize("name", ["../../../outside.json", "{root}/outside.json"])
+def test_a_file_name_that_leaves_the_snapshot_is_refused(hub: Hub, tmp_path: Path, name: str) -> None:
+    hub.files = {**hub.files, name.format(root=tmp_path): b"{}"}
+    code, output, errors = run(hub.url, tmp_path / "home", MODEL)
+    assert (code, output) == (1, "")
+    assert "Traceback" not in errors
+    assert not list(tmp_path.rglob("outside.json"))
+
+
+@pytest.mark.slow
+def test_a_partial_file_that_is_too_long_is_downloaded_again(hub: Hub, tmp_path: Path) -> None:
+    hub.contents = {"model.safetensors": WEIGHTS + b"more"}
+    code, _, errors = run(hub.url, tmp_path, MODEL)
+    assert code == 1, errors
+    hub.contents = {}
+    code, output, errors = run(hub.url, tmp_path, MODEL)
+    assert code == 0, errors
+    assert (Path(output.partition(" (")[0]) / "model.safetensors").read_bytes() == WEIGHTS

@@ -22,6 +22,8 @@ class Hub:
     files: Mapping[str, bytes]
     url: str = ""
     contents: Mapping[str, bytes] = field(default_factory=dict)
+    checksums: Mapping[str, str] = field(default_factory=dict)
+    """What the list of files claims instead of a file's checksum."""
     cut_at: int | None = None
     ranges: list[tuple[str, str]] = field(default_factory=list)
     """File and `Range` header of every download that has one."""
@@ -64,7 +66,9 @@ def _handler_of(hub: Hub) -> type[BaseHTTPRequestHandler]:
             if path in (about, f"{about}/revision/main"):
                 self.answer_json({"id": hub.model, "sha": COMMIT, "siblings": []})
             elif path == f"{about}/tree/{COMMIT}":
-                self.answer_json([_entry(name, content) for name, content in hub.files.items()])
+                self.answer_json(
+                    [_entry(name, content, hub.checksums.get(name)) for name, content in hub.files.items()]
+                )
             elif path.startswith(download) and (name := path.removeprefix(download)) in hub.files:
                 self.answer_file(name, hub.files[name])
             else:
@@ -111,8 +115,8 @@ def _handler_of(hub: Hub) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-def _entry(name: str, content: bytes) -> dict[str, object]:
+def _entry(name: str, content: bytes, checksum: str | None) -> dict[str, object]:
     digest = hashlib.sha256(content).hexdigest()
-    lfs = {"oid": digest, "size": len(content), "pointerSize": 134}
+    lfs = {"oid": checksum or digest, "size": len(content), "pointerSize": 134}
     entry: dict[str, object] = {"type": "file", "path": name, "size": len(content), "oid": digest[:40]}
     return entry | ({"lfs": lfs} if name.endswith(".safetensors") else {})
