@@ -71,8 +71,8 @@ class Runner:
         self._closing = True
         if self._reaping is not None:
             self._reaping.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._reaping
+            # To await the task itself would mix its cancellation up with one of the caller, which a second signal is.
+            await asyncio.wait({self._reaping})
         while lives := list(self._lives.values()):
             await asyncio.gather(*(life.leave(max(ends_at - loop.time(), 0.0), LEAVING_S) for life in lives))
 
