@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from unisono.access.usage_spool import UsageSpool, from_record, to_record
+from unisono.access.usage_spool import SUFFIX, UsageSpool, from_record, to_record
 from unisono.core.access import NO_LIMITS
 from unisono.core.accounts import Account, Claim, Entry, Settlement, Used
 from unisono.errors import StoreUnavailable
@@ -75,7 +76,18 @@ async def test_what_a_process_left_is_replayed_once_and_deleted(tmp_path: Path) 
     await accounts.aclose()
 
 
-DAMAGE = {"cut off": to_record(ONE)[:-9], "garbage": b"\x00\xff{", "another version": b'{"v": 2}\n', "empty": b"\n"}
+DAMAGE = {
+    "cut off": to_record(ONE)[:-9],
+    "garbage": b"\x00\xff{",
+    "another version": b'{"v": 2}\n',
+    "empty": b"\n",
+    "not an object": b"[1]\n",
+    "nesting without end": b"[" * 200_000 + b"\n",
+    "an infinite amount": to_record(ONE).replace(b'"requests":1', b'"requests":1e999'),
+    "an amount that is no number": to_record(ONE).replace(b'"requests":1', b'"requests":NaN'),
+    "an unknown amount": to_record(ONE).replace(b'"requests":1', b'"requests":1,"other":1'),
+    "a claim of another type": to_record(ONE).replace(b"{", b'{"claim":[],', 1),
+}
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
@@ -88,6 +100,34 @@ async def test_a_damaged_line_costs_only_itself(tmp_path: Path, damage: bytes) -
         file.write(damage)
     await UsageSpool(tmp_path, STORE).replay(accounts)
     assert await total(accounts) == 3
+    assert not list(tmp_path.iterdir())
+    await accounts.aclose()
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder", "link to a file", "link to a fifo"])
+@pytest.mark.timeout(20)
+async def test_only_regular_files_are_opened(tmp_path: Path, kind: str) -> None:
+    accounts, folder = await opened(), tmp_path / "spool"
+    spool = UsageSpool(folder, STORE)
+    await spool.append(numbered(3))
+    await spool.release()
+    [path] = folder.iterdir()
+    other, target = path.with_name(path.name.replace(SUFFIX, f"-other{SUFFIX}")), tmp_path / "target"
+    if kind.endswith("fifo"):
+        os.mkfifo(target)
+    elif kind == "folder":
+        target.mkdir()
+    else:
+        target.write_bytes(to_record(replace(ONE, once="linked")))
+    if kind.startswith("link"):
+        other.symlink_to(target)
+    else:
+        target.rename(other)
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    await UsageSpool(folder, STORE).replay(accounts)
+    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+    assert await total(accounts) == 3
+    assert list(folder.iterdir()) == [other]
     await accounts.aclose()
 
 

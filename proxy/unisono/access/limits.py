@@ -183,6 +183,9 @@ class Books:
                 log.debug("the usage spool cannot be replayed yet", extra={"code": error.code})
             except OSError as error:
                 log.warning("the usage spool cannot be read", extra={"cause": str(error)})
+            except Exception as error:
+                # Later records must not wait for a restart.
+                log.exception("the replay of the usage spool failed", exc_info=error)
             await asyncio.sleep(SCAN_INTERVAL_S)
 
     async def _renew(self) -> None:

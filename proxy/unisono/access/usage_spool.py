@@ -11,6 +11,7 @@ import fcntl
 import json
 import logging
 import os
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -53,7 +54,15 @@ def to_record(settlement: Settlement) -> bytes:
 
 
 def from_record(line: bytes) -> Settlement:
-    """Raises ValueError, KeyError or TypeError for a damaged line."""
+    """Raises ValueError for a damaged line."""
+    try:
+        return _parsed(line)
+    # Damage can be anything: nesting without end, numbers without bound, fields of any type.
+    except Exception as error:
+        raise ValueError("a damaged line of the usage spool") from error
+
+
+def _parsed(line: bytes) -> Settlement:
     record = json.loads(line)
     if record["v"] != RECORD_VERSION:
         raise ValueError(f"unknown record version {record['v']!r}")
@@ -98,13 +107,17 @@ class _Segment:
         self.size = 0
 
     def read(self) -> Iterator[Settlement]:
-        with self.path.open("rb") as lines:
+        # The path may name another file by now.
+        with open(self.descriptor, "rb", closefd=False) as lines:
+            lines.seek(0)
             for line in lines:
                 try:
-                    yield from_record(line)
-                except (ValueError, KeyError, TypeError, AttributeError):
+                    settlement = from_record(line)
+                except ValueError:
                     # A process that dies while it writes leaves a truncated last line.
                     log.warning("a damaged line of the usage spool is skipped", extra={"file": self.path.name})
+                else:
+                    yield settlement
 
     def close(self) -> None:
         os.close(self.descriptor)
@@ -211,7 +224,11 @@ class UsageSpool:
                 # The new segment is complete before the old one is deleted: a crash leaves both, and replay is
                 # idempotent.
                 new = self._create()
-                new.write(b"".join(map(to_record, self._outstanding)), self.max_bytes)
+                try:
+                    new.write(b"".join(map(to_record, self._outstanding)), self.max_bytes)
+                except BaseException:
+                    _delete(new)
+                    raise
                 self._own = new
                 _delete(segment)
 
@@ -238,10 +255,10 @@ class UsageSpool:
         descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         try:
             # Locked before it has the name that others look for.
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(descriptor)
             new.rename(path)
             _sync_folder(self.folder)
-        except OSError:
+        except BaseException:
             os.close(descriptor)
             raise
         return _Segment(path, descriptor)
@@ -253,15 +270,12 @@ class UsageSpool:
             if any(path == mine.path for mine in (*self._adopted, *([self._own] if self._own else ()))):
                 continue
             with suppress(OSError):
-                descriptor = os.open(path, os.O_RDWR)
+                descriptor = _open_file(path)
                 try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    # Its owner may have deleted it between the two calls.
-                    if not os.fstat(descriptor).st_nlink:
-                        raise FileNotFoundError(path)
+                    _lock(descriptor)
                     segment = _Segment(path, descriptor)
                     segment.records = sum(1 for _ in segment.read())
-                except OSError:
+                except BaseException:
                     os.close(descriptor)
                     raise
                 self._adopted.append(segment)
@@ -298,6 +312,22 @@ def _delete(segment: _Segment) -> None:
     with suppress(OSError):
         segment.path.unlink()
     segment.close()
+
+
+def _open_file(path: Path) -> int:
+    """Descriptor of a regular file. Raises OSError for anything else, which is neither waited for nor followed."""
+    descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(f"{path} is not a regular file")
+    return descriptor
+
+
+def _lock(descriptor: int) -> None:
+    """Raises OSError if another process has the lock, or has deleted the file before it was locked."""
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if not os.fstat(descriptor).st_nlink:
+        raise FileNotFoundError("the segment is deleted")
 
 
 def _sync_folder(folder: Path) -> None:
