@@ -177,12 +177,13 @@ async def test_what_the_model_writes_is_answered_whole_and_streamed(site: Site, 
 
 
 async def test_the_example_of_the_page_calls_its_tool_every_time(site: Site) -> None:
-    # The playground sends no temperature, so every request samples.
+    # The playground sends no temperature, so every request samples. mlx_lm.server answers one request after the other.
+    seeds = range(8 if site.kind == "mlx" else 2)
     messages = [{"role": "user", "content": EXAMPLE_MESSAGE}]
     answers = await asyncio.gather(
-        *(site.gateway.chat(messages=messages, tools=[EXAMPLE_TOOL], seed=seed) for seed in range(8))
+        *(site.gateway.chat(messages=messages, tools=[EXAMPLE_TOOL], seed=seed) for seed in seeds)
     )
-    assert [message_of(answer).calls for answer in answers] == [[PARIS]] * 8
+    assert [message_of(answer).calls for answer in answers] == [[PARIS]] * len(seeds)
 
 
 @pytest.mark.slow
