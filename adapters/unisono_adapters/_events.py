@@ -40,12 +40,16 @@ async def generate(
         answer = await wire.post(path, body, job, framing)
     except BackendError as error:
         raise refusal(job, error) from error.__cause__
+    # The request of a long prompt, and the echo of its ids in the first event, would be most of what a stream holds
+    # while it waits for its client or its backend.
+    del body
     try:
         while not fold.done:
             events = await answer.read()
             if events is None:
                 raise BackendProtocolError("the backend's stream ended without an end")
             chunk = fold.feed(events)
+            del events
             if chunk is not None:
                 answer.delivered()
                 begun = True

@@ -94,9 +94,9 @@ class VllmBackend:
         tag = None if isinstance(constraint, OneOf) else as_tag(schema_of(constraint))
         ways = [_structured(constraint)] if tag is None else [{"structural_tag": tag}, _structured(constraint)]
         while ways:
-            body = self._body(job, ways.pop(0))
+            answer = _completions.complete(self._wire, self._body(job, ways.pop(0)), job, Form.IDS)
             try:
-                async with aclosing(_completions.complete(self._wire, body, job, Form.IDS)) as chunks:
+                async with aclosing(answer) as chunks:
                     async for chunk in chunks:
                         yield chunk
             except ConstraintRefused:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import orjson
 import pytest
 
 from tests.fakes import Close, FakeVllm, Refusal, Stall, VllmScript, WireServer, inject_at
-from unisono.core.generation import Chunk, FinishReason, Form, Generation, Prompt
+from unisono.core.generation import AnyJson, Chunk, FinishReason, Form, Generation, Prompt
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check
 from unisono.errors import (
@@ -307,3 +310,18 @@ async def test_a_path_before_v1_is_kept(fake: FakeVllm) -> None:
         await collect(backend)
     await backend.aclose()
     assert fake.requests[0].path == "/gpu/7/v1/completions"
+
+
+@pytest.mark.parametrize("constraint", [None, AnyJson()])
+async def test_a_stream_holds_neither_its_request_nor_the_echo_of_its_prompt(
+    backend: VllmBackend, constraint: AnyJson | None
+) -> None:
+    job = replace(JOB, prompt=Prompt([1428] * 100_000), constraint=constraint)
+    tracemalloc.start()
+    try:
+        async with aclosing(backend.complete(job)) as chunks:
+            await anext(chunks)
+            held = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, "*/unisono_adapters/*")])
+    finally:
+        tracemalloc.stop()
+    assert sum(trace.size for trace in held.traces) < 50_000
