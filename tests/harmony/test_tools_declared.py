@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import time
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +18,7 @@ from unisono.core.conversation import FunctionTool
 from unisono.errors import InvalidRequest
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.preamble import tools_section
+from unisono.harmony.tools import _PLANNED as PLANNED
 from unisono.harmony.tools import ToolSet, plan_tools
 
 ONE_LINE = st.text(st.characters(exclude_categories=("Cc", "Zl", "Zp")), min_size=1, max_size=70)
@@ -215,3 +218,18 @@ DEEPEST = {"objects": (deep(48), "a?: {", 47), "alternatives": (alternating(23),
 def test_a_schema_as_deep_as_the_limit_reaches_the_model(encoding: Encoding, case: str) -> None:
     schema, level, count = DEEPEST[case]
     assert tools_section(encoding.harmony, plan_tools([FunctionTool("f", "", schema)])).count(level) == count
+
+
+@pytest.mark.parametrize("tools", [1, 4])
+def test_the_weight_of_remembered_tools_bounds_their_memory(tools: int) -> None:
+    before = PLANNED.weight
+    tracemalloc.start()
+    try:
+        for index in range(200):
+            plan_tools([FunctionTool(f"weight_{tools}_{index}_{place}") for place in range(tools)])
+        gc.collect()
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert PLANNED.weight > before
+    assert held < 12 * (PLANNED.weight - before)

@@ -84,6 +84,10 @@ class ToolSet:
         return known if known is not None else _UNSENDABLE.sub("_", wire_name)[:LONGEST_SENT_NAME]
 
 
+TOOL_WEIGHT = 100
+"""Characters that a tool counts beyond its own, and a set beyond its tools: objects take more memory than short text.
+One unit of the bound is then at most 6 bytes."""
+
 _PLANNED: Recent[bytes, ToolSet] = Recent(2_000_000)
 """Clients send the same tools with every request; planning is pure, so what it gave is remembered by content."""
 
@@ -105,7 +109,7 @@ def plan_tools(
     planned = _PLANNED.get(digest.digest())
     if planned is None:
         planned = _plan(tools, at, schema_field, budget, digest.digest())
-        _PLANNED.put(planned.digest, planned, planned.characters)
+        _PLANNED.put(planned.digest, planned, planned.characters + TOOL_WEIGHT * (1 + len(planned.declared)))
     return planned
 
 
