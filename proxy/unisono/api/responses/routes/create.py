@@ -73,7 +73,8 @@ def create_routes(
                 if wanted.stream:
                     return EventStream(told(posted.logged(claim, response_id)), keep_alive_s=keep_alive_s)
                 if wanted.background:
-                    return shown(await posted.found(response_id), dialect)
+                    # As it was created: by now it may be in progress.
+                    return shown(posted.created or await posted.found(response_id), dialect)
                 response = await until_disconnect(request.receive, posted.finished(claim, response_id))
                 return shown(response, dialect)
             if wanted.stream:
@@ -90,7 +91,8 @@ def create_routes(
 
 
 class Posted:
-    """One request and the ways to answer it. `size` is that of its body in bytes."""
+    """One request and the ways to answer it. `size` is that of its body in bytes; `created` is the response that it
+    began to run, if any."""
 
     def __init__(
         self,
@@ -107,6 +109,7 @@ class Posted:
         self._wanted = wanted
         self._body = body
         self._size = size
+        self.created: StoredResponse | None = None
 
     async def whole(self) -> tuple[StoredResponse, Report]:
         response_id = self._means.new_id("resp_")
@@ -196,7 +199,7 @@ class Posted:
         return True
 
     async def _begin(self, response_id: str, confirm: Callable[[], Awaitable[None]] | None = None) -> None:
-        await self._runner.begin(
+        self.created = await self._runner.begin(
             self._sender, self._wanted, self._body, response_id=response_id, size=self._size, confirm=confirm
         )
 
