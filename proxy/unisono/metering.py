@@ -60,8 +60,8 @@ REFUSALS: Final[Mapping[Limit, Refusal]] = {
 
 class MeteredTurns(Turns):
     """A turn reserves at the highest of `prices` that its answer may have, and settles at the price of the deployment
-    that answered. `lenient` lets turns of keys with limits go on
-    uncounted for now while the store does not answer. `clock` gives seconds since 1970."""
+    that answered. While the store takes no writes, keys with a budget are refused, and other limits are counted by this
+    process alone; with `lenient` turns run without limits then. `clock` gives seconds since 1970."""
 
     def __init__(
         self,
@@ -87,8 +87,7 @@ class MeteredTurns(Turns):
     async def claim(self, turn: Turn, caller: Caller) -> Claim:
         """What a turn asks of its key. Raises what its conversation is refused with."""
         limits, price = caller.limits, self.prices.ceiling(turn.model)
-        budgeted = limits.token_budget is not None or limits.money_budget is not None
-        sent = await self.turns.count(turn) if budgeted else _guessed(turn)
+        sent = await self.turns.count(turn) if limits.has_budget else _guessed(turn)
         # No answer is longer, whatever number a client names: stores and prices count with what is held.
         most = MOST if turn.max_tokens is None else min(turn.max_tokens, MOST)
         least = min(most, EXPECTED)
@@ -212,11 +211,7 @@ class MeteredRun(Around):
     async def _reserve(self, caller: Caller) -> None:
         metered, turn = self._metered, self._turn
         claim = await metered.claim(turn, caller)
-        try:
-            standing = await metered.books.reserve(claim, insist=not metered.lenient)
-        except StoreUnavailable:
-            if not metered.lenient:
-                raise
+        if (standing := await self._standing(claim)) is None:
             return
         if standing.refused is not None:
             raise refused(standing.refused, standing)
@@ -231,6 +226,23 @@ class MeteredRun(Around):
             # Whoever waits for this run has its report already.
             run.report = self.report
             self._run = run
+
+    async def _standing(self, claim: Claim) -> Standing | None:
+        """Standing of a claim; None for a turn that runs without limits because the store takes no writes."""
+        books, is_lenient = self._metered.books, self._metered.lenient
+        # A budget must not be overdrawn, and this process does not know what others spend of it.
+        can_count_locally = not is_lenient and not claim.limits.has_budget
+        # A request does not wait for a store that just failed.
+        if can_count_locally and books.is_down:
+            return books.reserve_locally(claim)
+        try:
+            return await books.reserve(claim, insist=not is_lenient)
+        except StoreUnavailable:
+            if can_count_locally:
+                return books.reserve_locally(claim)
+            if is_lenient:
+                return None
+            raise
 
     def _note(self, finished: Finished) -> None:
         if self._cut and finished.reason is FinishReason.LENGTH and not self.report.unmet:

@@ -182,27 +182,43 @@ async def test_an_answer_is_delivered_while_the_store_takes_no_writes(
 
 
 @pytest.mark.parametrize("fault", ["read_only", "full"])
-async def test_only_a_key_with_limits_is_refused_and_before_generation(
+async def test_only_a_key_with_a_budget_is_refused_and_before_generation(
     tmp_path: Path, store: Redis | Sqlite, fault: str
 ) -> None:
     if not hasattr(store, fault):
         pytest.skip("a file has no such fault")
     async with FakeVllm(tokens=ANSWER) as fake, serving(store, tmp_path, fake) as (running, keys):
-        record, key = await keys.issue(raw=True)
+
+        async def statuses(key: str) -> set[int]:
+            return set(await asyncio.gather(*(status(running, key, *request) for request in REQUESTS)))
+
+        # One request of each is answered before the fault: it counts too.
+        most = len(REQUESTS) + 1
+        passing = [await keys.issue(raw=True, limits=one) for one in (Limits(), Limits(rpm=most))]
         bounded = [(await keys.issue(raw=True, limits=Limits(**{name: 10**6})))[1] for name in BUDGETS]
+        record, small = await keys.issue(raw=True, limits=Limits(tpm=150))
+        await asyncio.gather(*(answered(running, key, *REQUESTS[0]) for key in [small, *(key for _, key in passing)]))
         getattr(store, fault)()
         try:
-            await asyncio.gather(*(answered(running, key, *request) for request in REQUESTS))
+            await asyncio.gather(*(answered(running, key, *request) for _, key in passing for request in REQUESTS))
             generated = len(fake.requests)
-            for one in bounded:
-                for path, body in REQUESTS:
-                    async with running.session.post(running.url + path, json=body, headers=bearing(one)) as answer:
-                        assert answer.status == 503
-                        assert int(answer.headers["retry-after"]) >= 1
+            assert await statuses(passing[1][1]) == {429}
+            assert await statuses(small) == {429}
+            for key in bounded:
+                assert await statuses(key) == {503}
             assert len(fake.requests) == generated
         finally:
             store.recover(running)
-        await accounted(running, keys, record.id, len(REQUESTS))
+        for one, _ in passing:
+            await accounted(running, keys, one.id, most)
+        await accounted(running, keys, record.id, 1)
+
+
+async def status(running: Gateway, key: str, path: str, body: dict[str, Any]) -> int:
+    """Status of a refusal."""
+    async with running.session.post(running.url + path, json=body, headers=bearing(key)) as answer:
+        assert int(answer.headers["retry-after"]) >= 1
+        return answer.status
 
 
 BUDGETS = ("token_budget", "money_budget")

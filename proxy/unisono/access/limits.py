@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
+from unisono.access.local_limits import LocalLimits
 from unisono.access.usage_spool import SCAN_INTERVAL_S, UsageSpool
 from unisono.core.accounts import Account, Accounts, Claim, Entry, Settlement, Standing, Used
 from unisono.errors import StoreError, StoreUnavailable
@@ -73,6 +74,7 @@ class Books:
         self._accounts = accounts
         self._spool = spool or UsageSpool()
         self._on_failure = on_failure
+        self._local = LocalLimits()
         self._open: dict[str, Claim] = {}
         self._renewing: asyncio.Task[None] | None = None
         self._waiting: deque[_Waiting] = deque()
@@ -104,9 +106,20 @@ class Books:
             raise
         if standing.refused is None:
             self._open[claim.once] = claim
+            if not claim.limits.has_budget:
+                self._local.note(claim)
             if self._renewing is None or self._renewing.done():
                 self._renewing = asyncio.create_task(self._renew(), name="renewing claims")
         return standing
+
+    @property
+    def is_down(self) -> bool:
+        """Whether the last write failed; it is repeated until the store accepts it."""
+        return self._down
+
+    def reserve_locally(self, claim: Claim) -> Standing:
+        """Reserve in this process alone, for a claim without a budget that the store could not hold."""
+        return replace(self._local.reserve(claim), limits=claim.limits)
 
     async def _held(self, claim: Claim, *, insist: bool) -> Standing:
         if insist:
@@ -126,6 +139,7 @@ class Books:
     def _entered(self, settlement: Settlement) -> _Waiting:
         if settlement.claim is not None:
             self._open.pop(settlement.claim.once, None)
+            self._local.settle(settlement.claim, settlement.entry.used.tokens)
         waiting = _Waiting(settlement, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         if len(self._waiting) > MOST_WAITING:

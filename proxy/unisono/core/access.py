@@ -63,6 +63,10 @@ class Limits:
             limit is not None for limit in (self.rpm, self.tpm, self.max_parallel, self.token_budget, self.money_budget)
         )
 
+    @property
+    def has_budget(self) -> bool:
+        return self.token_budget is not None or self.money_budget is not None
+
 
 NO_LIMITS = Limits()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from unisono.core.accounts import (
@@ -20,6 +19,7 @@ from unisono.core.accounts import (
     Used,
     entries_of,
 )
+from unisono.core.minute import Minute
 from unisono.store.sqlite.schema import Act
 
 SETTLED_S: Final = 86_400.0
@@ -48,46 +48,6 @@ EXTEND_MARK: Final = "UPDATE account_settled SET expires = ? WHERE tenant = ? AN
 COUNT: Final = f"INSERT OR REPLACE INTO account_counted VALUES ({', '.join('?' * (4 + len(USED)))})"  # noqa: S608
 
 
-@dataclass(frozen=True, slots=True)
-class Minute:
-    """The seconds that count now, the oldest first: which it is, its requests and its tokens."""
-
-    seconds: Sequence[tuple[int, int, int]]
-    now: float
-
-    @property
-    def requests(self) -> int:
-        return sum(second[1] for second in self.seconds)
-
-    @property
-    def tokens(self) -> int:
-        return sum(second[2] for second in self.seconds)
-
-    def frees(self, kind: int, much: int) -> tuple[float, float]:
-        """Seconds until so much of requests (1) or tokens (2) is free again, and until all of it is."""
-        again = every = 0.0
-        for second in self.seconds:
-            if second[kind] > 0:
-                every = second[0] + WINDOW_S + 1 - self.now
-                again = every if much > 0 else again
-                much -= second[kind]
-        return again, every
-
-    def standing(
-        self, claim: Claim, refused: Limit | None = None, again_s: float | None = None, output: int | None = None
-    ) -> Standing:
-        rpm, tpm = claim.limits.rpm, claim.limits.tpm
-        return Standing(
-            refused,
-            again_s,
-            output,
-            None if rpm is None else max(0, rpm - self.requests),
-            self.frees(1, 0)[1],
-            None if tpm is None else max(0, tpm - self.tokens),
-            self.frees(2, 0)[1],
-        )
-
-
 def reserve(act: Act, claim: Claim) -> Standing:
     whose, limits = _whose(claim.account), claim.limits
     act.db.execute("DELETE FROM account_claims WHERE tenant = ? AND key = ? AND expires <= ?", (*whose, act.now))
@@ -97,17 +57,12 @@ def reserve(act: Act, claim: Claim) -> Standing:
     )
     if (there := row.fetchone()) is not None:
         return minute.standing(claim, output=there[0])
-    if not claim.owed:
-        if limits.rpm is not None and minute.requests + 1 > limits.rpm:
-            again = minute.frees(1, minute.requests + 1 - limits.rpm)[0] if limits.rpm > 0 else None
-            return minute.standing(claim, Limit.REQUESTS, again)
-        if limits.tpm is not None and minute.tokens + claim.tokens > limits.tpm:
-            again = minute.frees(2, minute.tokens + claim.tokens - limits.tpm)[0]
-            return minute.standing(claim, Limit.TOKENS, again if claim.tokens <= limits.tpm else None)
-        if limits.max_parallel is not None:
-            count = "SELECT count(*) FROM account_claims WHERE tenant = ? AND key = ?"
-            if act.db.execute(count, whose).fetchone()[0] >= limits.max_parallel:
-                return minute.standing(claim, Limit.PARALLEL)
+    running = 0
+    if limits.max_parallel is not None:
+        count = "SELECT count(*) FROM account_claims WHERE tenant = ? AND key = ?"
+        running = act.db.execute(count, whose).fetchone()[0]
+    if (refusal := minute.refusal(claim, running)) is not None:
+        return refusal
     room = _room(act, claim)
     if isinstance(room, Limit):
         again = None if claim.period_ends is None else max(0.0, claim.period_ends - act.now)

@@ -1,0 +1,81 @@
+"""Limits without a budget, counted by this process alone while the store takes no writes.
+
+Claims that the store granted count too: an outage does not begin a new minute in this process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from unisono.core.accounts import WINDOW_S, Account, Claim, Standing
+from unisono.core.minute import Minute
+
+MAX_ACCOUNTS: Final = 4096
+"""The least recently used accounts are dropped above this number."""
+
+
+@dataclass(slots=True)
+class _Counts:
+    """Requests and tokens by second, and the second and tokens of each running claim."""
+
+    seconds: OrderedDict[int, tuple[int, int]] = field(default_factory=OrderedDict)
+    running: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def add(self, second: int, requests: int, tokens: int) -> None:
+        before = self.seconds.get(second, (0, 0))
+        self.seconds[second] = before[0] + requests, before[1] + tokens
+
+    def minute(self, now: float) -> Minute:
+        while self.seconds and (oldest := next(iter(self.seconds))) < int(now) - WINDOW_S:
+            del self.seconds[oldest]
+        return Minute([(second, *amounts) for second, amounts in self.seconds.items()], now)
+
+
+class LocalLimits:
+    """`clock` gives seconds that never decrease."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._accounts: OrderedDict[Account, _Counts] = OrderedDict()
+
+    def reserve(self, claim: Claim) -> Standing:
+        """Hold what a claim without a budget needs, or refuse it as a store would."""
+        counts, now = self._counts(claim.account), self._clock()
+        refusal = counts.minute(now).refusal(claim, len(counts.running))
+        if refusal is not None:
+            return refusal
+        self._hold(counts, claim, now)
+        return counts.minute(now).standing(claim)
+
+    def note(self, claim: Claim) -> None:
+        """Count a claim that the store granted."""
+        self._hold(self._counts(claim.account), claim, self._clock())
+
+    def settle(self, claim: Claim, tokens: int) -> None:
+        """Count `tokens` in place of what `claim` holds, and end it; nothing happens if it is not held."""
+        counts = self._accounts.get(claim.account)
+        if counts is None or (held := counts.running.pop(claim.once, None)) is None:
+            return
+        second, now = held[0], self._clock()
+        more = tokens - held[1]
+        if more > 0:
+            counts.add(int(now), 0, more)
+        elif second in counts.seconds:
+            counts.add(second, 0, more)
+
+    def _hold(self, counts: _Counts, claim: Claim, now: float) -> None:
+        counts.minute(now)
+        if claim.once not in counts.running:
+            counts.add(int(now), 1, claim.tokens)
+            counts.running[claim.once] = int(now), claim.tokens
+
+    def _counts(self, account: Account) -> _Counts:
+        counts = self._accounts.setdefault(account, _Counts())
+        self._accounts.move_to_end(account)
+        while len(self._accounts) > MAX_ACCOUNTS:
+            self._accounts.popitem(last=False)
+        return counts

@@ -1,0 +1,63 @@
+"""Limits of a minute and of parallel requests, by what an account used in each of the last seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from unisono.core.accounts import WINDOW_S, Claim, Limit, Standing
+
+
+@dataclass(frozen=True, slots=True)
+class Minute:
+    """The seconds that count now, the oldest first: which it is, its requests and its tokens."""
+
+    seconds: Sequence[tuple[int, int, int]]
+    now: float
+
+    @property
+    def requests(self) -> int:
+        return sum(second[1] for second in self.seconds)
+
+    @property
+    def tokens(self) -> int:
+        return sum(second[2] for second in self.seconds)
+
+    def frees(self, kind: int, much: int) -> tuple[float, float]:
+        """Seconds until so much of requests (1) or tokens (2) is free again, and until all of it is."""
+        again = every = 0.0
+        for second in self.seconds:
+            if second[kind] > 0:
+                every = second[0] + WINDOW_S + 1 - self.now
+                again = every if much > 0 else again
+                much -= second[kind]
+        return again, every
+
+    def refusal(self, claim: Claim, running: int) -> Standing | None:
+        """Standing of a claim that has no room in this minute, or beside `running` requests."""
+        limits = claim.limits
+        if claim.owed:
+            return None
+        if limits.rpm is not None and self.requests + 1 > limits.rpm:
+            again = self.frees(1, self.requests + 1 - limits.rpm)[0] if limits.rpm > 0 else None
+            return self.standing(claim, Limit.REQUESTS, again)
+        if limits.tpm is not None and self.tokens + claim.tokens > limits.tpm:
+            again = self.frees(2, self.tokens + claim.tokens - limits.tpm)[0]
+            return self.standing(claim, Limit.TOKENS, again if claim.tokens <= limits.tpm else None)
+        if limits.max_parallel is not None and running >= limits.max_parallel:
+            return self.standing(claim, Limit.PARALLEL)
+        return None
+
+    def standing(
+        self, claim: Claim, refused: Limit | None = None, again_s: float | None = None, output: int | None = None
+    ) -> Standing:
+        rpm, tpm = claim.limits.rpm, claim.limits.tpm
+        return Standing(
+            refused,
+            again_s,
+            output,
+            None if rpm is None else max(0, rpm - self.requests),
+            self.frees(1, 0)[1],
+            None if tpm is None else max(0, tpm - self.tokens),
+            self.frees(2, 0)[1],
+        )
