@@ -15,7 +15,7 @@ LARGEST = 10**15
 MAX_SAMPLES = 1_000
 MAX_LINE_BYTES = 8_192
 _LINE = re.compile(rb"([^\s{]++)(?:\{(.*)\})?[ \t]++(\S++)")
-# The look-behind lets a name begin once only, and nothing that was read is given back: the time is linear in the line.
+# Linear in the line: the lookbehind allows one start per name, and possessive quantifiers never backtrack.
 _LABEL = re.compile(r'(?<!\w)([A-Za-z_]\w*+)\s*+=\s*+"((?:[^"\\\n]++|\\.)*+)"')
 
 

@@ -108,8 +108,8 @@ class Gateway:
         return await self.virtual_keys.caller(tenant, key) if key else Caller(tenant, raw=True)
 
     async def hand_over(self, grace_s: float) -> None:
-        """Leave responses that run in the background to whoever looks for them next, and begin no more of them here.
-        Their running tool calls have `grace_s` seconds to finish."""
+        """Hand background responses over to the next process and start no more of them here. Running tool calls have
+        `grace_s` seconds to finish."""
         if self.runner is not None:
             await self.runner.aclose(grace_s)
 

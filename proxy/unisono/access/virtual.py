@@ -23,7 +23,7 @@ from unisono.errors import StoreUnavailable
 FRESH_S: Final = 0.5
 """How long an answer of the store is good, in seconds."""
 STALLED_FRESH_S: Final = 5.0
-"""How long it is good while the store is being asked again and has not answered yet, in seconds."""
+"""Longest age of a known key that is still accepted while a new lookup in the store has no result yet."""
 LOOKUP_WAIT_S: Final = 0.05
 """How long a request waits for that second answer, in seconds."""
 MOST_REMEMBERED: Final = 4096

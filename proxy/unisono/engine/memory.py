@@ -75,7 +75,7 @@ def _texts(item: Kept) -> tuple[str, ...]:
 
 
 class TurnMemory:
-    """`max_bytes` bounds the memory that entries take; the least recently used goes first."""
+    """`max_bytes` bounds the memory of the entries; the least recently used entry is evicted first."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes

@@ -26,7 +26,7 @@ class Move:
     body: Tokens = ()
     """Whole body of the message, with its terminator; empty where the model writes it."""
     trims: bool = False
-    """The open message stays open and continues with `body`; `kept` is the place behind its header."""
+    """The open message stays open and continues with `body`; `kept` is the position after its header."""
     ends: bool = False
     """Nothing more is generated."""
     rule: str = ""

@@ -23,11 +23,10 @@ from unisono.errors import StoreConflict
 ASKED = "asked"
 """The note that holds the request without its input; it is gone when the response is over."""
 TRIES = "tries"
-"""The note that counts how often the response was taken over after a crash since a token of it was last logged, and
-says how many there were then."""
+"""Note with the number of takeovers after a crash since a token was last logged, and the number of tokens then."""
 HANDED_OVER = "handed_over"
-"""The note that an owner leaves that hands the response over: its `TRIES`. A next owner that does not know this note
-changes `TRIES`, so that a crash of that owner counts."""
+"""Note of an owner that hands the response over: the value of `TRIES` at that moment. An owner of an earlier version
+ignores this note and changes `TRIES`, so that a crash of that owner counts."""
 
 
 async def recorded(means: Means, asked: Asked, body: Mapping[str, Json], size: int = 0) -> StoredResponse:

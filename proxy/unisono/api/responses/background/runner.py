@@ -86,9 +86,10 @@ class Runner:
         size: int = 0,
         confirm: Callable[[], Awaitable[None]] | None = None,
     ) -> StoredResponse:
-        """Make the response durable and let it run. Raises what the request is refused with, and the StoreError
-        family; then nothing of it is left, unless the store could not even be told so. `confirm` runs under the lease
-        and before anything else: what it raises refuses the request."""
+        """Store the response and start to generate it. `confirm` runs first, under the lease.
+
+        Raises the error that refuses the request, an error of `confirm`, or the StoreError family. The response is
+        deleted then, unless the store fails for the deletion too."""
         if len(self._lives) >= MOST_AT_ONCE:
             raise BackendOverloaded("Too many responses run in the background; try again later.", retry_after_s=5)
         model = self._means.resolve(request.model, sender.caller)
@@ -122,7 +123,7 @@ class Runner:
         past = await recall(self._means.store, sender.tenant, request)
         asked = await assembled(
             self._means,
-            # Logs are in one dialect, whoever reads them in which.
+            # Logs are stored in one dialect and translated when they are read.
             replace(sender, dialect=OPENAI),
             request,
             past,
