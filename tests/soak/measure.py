@@ -28,7 +28,7 @@ REPORT_TIMEOUT_S = 30.0
 class Sample:
     """One look at the process. Sizes are in bytes; `requests` counts those that ended so far.
 
-    `cached` is the size of the conversation cache, which fills for longer than a soak warms up.
+    `caches` is the size of the caches by class. Each is bounded, and fills for longer than a soak warms up.
     """
 
     at_s: float
@@ -42,8 +42,12 @@ class Sample:
     cpu_s: float
     tasks: int
     objects: int
-    cached: int
+    caches: Mapping[str, int]
     types: Mapping[str, int] = field(repr=False)
+
+    @property
+    def cached(self) -> int:
+        return sum(self.caches.values())
 
     @property
     def uncached(self) -> int:
@@ -77,7 +81,7 @@ async def take_sample(pid: int, report: Path, at_s: float, requests: int) -> Sam
         cpu_s=(int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK"),
         tasks=inside["tasks"],
         objects=inside["objects"],
-        cached=inside["cached"],
+        caches=inside["cached"],
         types=inside["types"],
     )
 

@@ -16,7 +16,7 @@ PER_SAMPLE = 120
 
 def samples(bytes_per_request: float, noise: int, count: int = 600) -> list[Sample]:
     dice = Random(3)
-    start = Sample(0.0, 0, 0, 0, 120 * MB, 120 * MB, 20, 9, 0.0, 16, 100_000, 0, {})
+    start = Sample(0.0, 0, 0, 0, 120 * MB, 120 * MB, 20, 9, 0.0, 16, 100_000, {}, {})
     return [
         replace(start, requests=requests, uss=round(start.uss + requests * bytes_per_request + dice.gauss(0, noise)))
         for requests in range(0, count * PER_SAMPLE, PER_SAMPLE)

@@ -8,23 +8,60 @@ import json
 import os
 import signal
 import tracemalloc
-from collections import Counter
+from collections import Counter, OrderedDict
 from pathlib import Path
+from sys import getsizeof
+from typing import Any
+from weakref import WeakSet
 
 TARGET = "SOAK_REPORT"
 """Environment variable: the path of the report."""
 MAX_TYPES = 400
+NODE_BYTES = 88
+"""Memory of one place in an OrderedDict beyond its key and value: the linked node and its share of two tables."""
+
+caches: WeakSet[Any] = WeakSet()
+"""The caches of the process. Each has a bound, and fills for longer than a soak warms up."""
+
+
+def register_instances(kind: type) -> None:
+    """Add each object that `kind` makes from now on to `caches`."""
+    made = kind.__init__
+
+    def registering(self: object, *args: object, **options: object) -> None:
+        made(self, *args, **options)  # type: ignore[misc]
+        caches.add(self)
+
+    kind.__init__ = registering  # type: ignore[misc]
+
+
+def memory_of(cache: object) -> int:
+    """Bytes of the entries of a cache."""
+    tables = [table for table in vars(cache).values() if isinstance(table, OrderedDict)]
+    return sum(_entry_bytes(key, value) for table in tables for key, value in list(table.items()))
+
+
+def _entry_bytes(key: object, value: Any) -> int:
+    # An entry of the conversation cache states its own size.
+    size = getattr(value, "size", None)
+    return size if size is not None else NODE_BYTES + _bytes_of(key) + _bytes_of(value)
+
+
+def _bytes_of(value: object) -> int:
+    parts = value if isinstance(value, tuple) else ()
+    # The ids of tokens are objects that all entries share, so that only their places count.
+    return getsizeof(value) + sum(_bytes_of(part) for part in parts if not isinstance(parts[0], int))
 
 
 def write_report(*_: object) -> None:
     """Count tasks and objects; with tracemalloc on, write a snapshot next to the report."""
     path = Path(os.environ[TARGET])
     objects = gc.get_objects()
-    # The cache itself is frozen and not listed; its entries are.
-    entries = (each for each in objects if type(each).__qualname__ == "_Entry" and hasattr(each, "size"))
-    cached = sum(each.size for each in entries)
     types = Counter(f"{type(each).__module__}.{type(each).__qualname__}" for each in objects)
     loop = asyncio.get_running_loop()
+    cached: Counter[str] = Counter()
+    for cache in caches:
+        cached[type(cache).__name__] += memory_of(cache)
     report = {
         "pid": os.getpid(),
         "tasks": len(asyncio.all_tasks(loop)),
@@ -32,7 +69,7 @@ def write_report(*_: object) -> None:
         "cached": cached,
         "types": dict(types.most_common(MAX_TYPES)),
     }
-    del objects, entries
+    del objects
     if tracemalloc.is_tracing():
         tracemalloc.take_snapshot().dump(str(path.with_suffix(".snapshot")))
     # The reader must not see half a report.
@@ -42,4 +79,9 @@ def write_report(*_: object) -> None:
 
 
 if TARGET in os.environ:
+    from unisono.engine.memory import TurnMemory
+    from unisono.harmony.recent import Recent
+
+    register_instances(TurnMemory)
+    register_instances(Recent)
     signal.signal(signal.SIGUSR2, write_report)
