@@ -40,7 +40,7 @@ help:
 	@echo "make test-slow      all that make test leaves out for its length"
 	@echo "make test-deep      properties with many examples, other ones every time"
 	@echo "make test-restarts  restart replicas under load; a minute"
-	@echo "make test-failover  42 failovers of Redis under Sentinel and in a cluster, under load; a quarter of an hour"
+	@echo "make test-failover  62 failovers of Redis under Sentinel and in a cluster, under load; 40 minutes"
 	@echo "make test-deploy    compose files and chart by the schemas, the chart rendered where helm is, the image's steps for root"
 	@echo "make test-dist      what make dist makes: what is in it, and whether it serves by itself"
 	@echo "make chaos          storms of faults for as long as one likes (ARGS='--minutes 15', '--seed 7 --talk 3')"

@@ -6,18 +6,21 @@ A machine without one fails here, loudly: state that replicas share is not teste
 from __future__ import annotations
 
 import os
+import random
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import redis
 
-STARTING_S = 10.0
+STARTING_S = 20.0
 
 
 def program() -> str:
@@ -27,14 +30,25 @@ def program() -> str:
     raise RuntimeError("no redis-server or valkey-server on PATH: `make test` installs one (Debian: redis-server)")
 
 
+# A server listens long after its port is chosen, and some servers are started again on the same one. The system takes
+# the ports of outgoing connections from 32768 up: they must not meet these, nor those of the cluster bus 10000 above.
+FIRST_PORT, LAST_PORT = 10_000, 19_999
+BUS_OFFSET = 10_000
+_ports = iter(range(random.SystemRandom().randrange(FIRST_PORT, LAST_PORT - 2_000), LAST_PORT))
+
+
 def free_port() -> int:
-    """Below 55536, since a cluster node takes the port 10000 above its own too."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-        if port < 55_000:
-            return port
+    """A port that nobody listens on, nor on its cluster bus port; no port is returned twice by one process."""
+    return next(port for port in _ports if _is_free(port) and _is_free(port + BUS_OFFSET))
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 @dataclass
@@ -62,7 +76,10 @@ class Server:
         while True:
             try:
                 with self.client() as client:
-                    client.ping()
+                    answering = client.info("server")["process_id"]
+                # Another server may have the port: this one is about to end then.
+                if answering != self.process.pid:
+                    raise redis.ConnectionError("another server answers")
             except redis.RedisError:
                 if time.monotonic() > deadline or self.process.poll() is not None:
                     raise RuntimeError((self.folder / "log").read_text()[-2_000:]) from None
@@ -89,11 +106,11 @@ class Server:
 
 
 SLOTS = 16_384
+CLUSTERED = ("cluster-enabled yes", "cluster-node-timeout 2000", "appendonly yes", "maxmemory-policy noeviction")
 
 
-def cluster(folder: Path, size: int = 3) -> list[Server]:
+def cluster(folder: Path, size: int = 3, settings: Sequence[str] = CLUSTERED) -> list[Server]:
     """That many primaries that share the slots, started and agreed. Ends them itself when they do not agree."""
-    settings = ("cluster-enabled yes", "cluster-node-timeout 2000", "appendonly yes", "maxmemory-policy noeviction")
     nodes = [Server(folder / f"node{number}", settings) for number in range(size)]
     try:
         for number, node in enumerate(nodes):
@@ -103,11 +120,7 @@ def cluster(folder: Path, size: int = 3) -> list[Server]:
                 slots = range(SLOTS * number // size, SLOTS * (number + 1) // size)
                 client.execute_command("CLUSTER", "ADDSLOTS", *slots)
                 client.execute_command("CLUSTER", "MEET", "127.0.0.1", nodes[0].port)
-        deadline = time.monotonic() + STARTING_S
-        while not all(agreed(node, size) for node in nodes):
-            if time.monotonic() > deadline:
-                raise RuntimeError("the nodes of the cluster do not find each other")
-            time.sleep(0.05)
+        _until(lambda: all(agreed(node, size) for node in nodes))
     except BaseException:
         end(nodes)
         raise
@@ -116,9 +129,42 @@ def cluster(folder: Path, size: int = 3) -> list[Server]:
 
 def agreed(node: Server, size: int) -> bool:
     with node.client() as client:
-        state = client.execute_command("CLUSTER", "INFO")
-    text = state.decode() if isinstance(state, bytes) else str(state)
+        text = _told(client.execute_command("CLUSTER", "INFO"))
     return "cluster_state:ok" in text and f"cluster_known_nodes:{size}\r" in text
+
+
+def attach(replica: Server, primary: Server, nodes: Sequence[Server]) -> None:
+    """Start `replica` in the cluster of `nodes`, and return when it is in step and each node knows whose it is."""
+    replica.start()
+    with primary.client() as first, replica.client() as second:
+        name = _told(first.execute_command("CLUSTER", "MYID"))
+        first.execute_command("CLUSTER", "MEET", "127.0.0.1", replica.port)
+        _until(lambda: name in _told(second.execute_command("CLUSTER", "NODES")))
+        second.execute_command("CLUSTER", "REPLICATE", name)
+        _until(lambda: first.info("replication").get("slave0", {}).get("state") == "online")
+        # A primary that does not know the replica does not vote for it. An election that fails is repeated late.
+        replicating = re.compile(
+            rf"^{_told(second.execute_command('CLUSTER', 'MYID'))} .* slave {name} .* connected", re.M
+        )
+    for node in nodes:
+        _until(partial(_knows, node, replicating))
+
+
+def _knows(node: Server, listed: re.Pattern[str]) -> bool:
+    with node.client() as client:
+        return listed.search(_told(client.execute_command("CLUSTER", "NODES"))) is not None
+
+
+def _until(is_so: Callable[[], object]) -> None:
+    deadline = time.monotonic() + STARTING_S
+    while not is_so():
+        if time.monotonic() > deadline:
+            raise RuntimeError("the nodes of the cluster do not agree")
+        time.sleep(0.05)
+
+
+def _told(answer: object) -> str:
+    return answer.decode() if isinstance(answer, bytes) else str(answer)
 
 
 def end(servers: Sequence[Server]) -> None:

@@ -8,13 +8,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.failover.run import Setting, failover
+from tests.failover.run import PACES, Setting, failover
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--topology", default="sentinel")
     parser.add_argument("--replicas", default="1")
+    parser.add_argument("--pace", default="quick", choices=PACES)
     parser.add_argument("--seeds", default="0-5")
     parser.add_argument("--folder", type=Path, help="kept afterwards")
     given = parser.parse_args()
@@ -24,7 +25,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             began_s = time.monotonic()
             at = Path(folder) if given.folder is None else given.folder / str(seed)
-            outcome = asyncio.run(failover(Setting(given.topology, replicas), seed, at))
+            outcome = asyncio.run(failover(Setting(given.topology, replicas, PACES[given.pace]), seed, at))
             print(f"{outcome} ({time.monotonic() - began_s:.1f} s)", flush=True)
             for bad in (*outcome.lost, *outcome.unfinished, *outcome.called_twice):
                 print("   ", bad)

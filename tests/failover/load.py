@@ -79,12 +79,15 @@ class Outcome:
     unknown: int
     statuses: Counter[str]
     samples: dict[str, str]
+    served_after_s: float
+    """Seconds from the fault until every gateway acknowledged a write again, the duration of the fault included."""
 
     def __str__(self) -> str:
         bad = f"lost {len(self.lost)}, unfinished {len(self.unfinished)}, called twice {len(self.called_twice)}"
         return (
             f"{self.setting} seed {self.seed} [{self.fault}]: {self.acknowledged} acknowledged, {bad} of {self.calls}; "
-            f"outcome unknown {self.unknown}; ended {dict(self.statuses)}; failures {dict(self.failures)}"
+            f"served after {self.served_after_s:.1f} s; outcome unknown {self.unknown}; "
+            f"ended {dict(self.statuses)}; failures {dict(self.failures)}"
         )
 
 
@@ -104,6 +107,11 @@ class Clients:
         async with asyncio.TaskGroup() as group:
             for kind in kinds:
                 group.create_task(self._repeat(kind))
+
+    async def served(self, within_s: float) -> None:
+        """Return when each gateway acknowledges a write."""
+        async with asyncio.timeout(within_s):
+            await asyncio.gather(*(_acknowledges_writes(self._session, url) for url in self.urls))
 
     def stop(self) -> None:
         self._stopped.set()
@@ -172,8 +180,7 @@ class Audit:
 
     async def check(self, ledger: Ledger) -> None:
         async with asyncio.timeout(self.within_s):
-            while not await self._works():
-                await asyncio.sleep(0.1)
+            await _acknowledges_writes(self.session, self.url)
         for id, name in ledger.stored.items():
             body = await self._get(f"/v1/responses/{id}")
             if body is None or text_of(body) != answer_to(name):
@@ -185,10 +192,6 @@ class Audit:
         deadline = asyncio.get_running_loop().time() + self.within_s
         for id, name in ledger.background.items():
             await self._finished(id, name, deadline)
-
-    async def _works(self) -> bool:
-        async with self.session.post(self.url + "/v1/conversations", json={}) as answer:
-            return answer.status == 200
 
     async def _finished(self, id: str, name: str, deadline: float) -> None:
         while True:
@@ -216,6 +219,15 @@ class Audit:
                     if answer.status == 200:
                         return await answer.json()
                 await asyncio.sleep(0.1)
+
+
+async def _acknowledges_writes(session: aiohttp.ClientSession, url: str) -> None:
+    """Return when the gateway at `url` acknowledges a write."""
+    while True:
+        async with session.post(url + "/v1/conversations", json={}) as answer:
+            if answer.status == 200:
+                return
+        await asyncio.sleep(0.1)
 
 
 def text_of(body: Json) -> str:

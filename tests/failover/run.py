@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +16,15 @@ from tests.e2e.gateway import config_of
 from tests.e2e.hosting import hosts
 from tests.e2e.replicas import Replica
 from tests.failover.load import Audit, Clients, Outcome, called_twice, script
-from tests.failover.topologies import cluster_of_six, sentinels
+from tests.failover.topologies import QUICK, REALISTIC, Pace, cluster_of_six, sentinels
 from tests.fakes import FakeVllm
 from tests.mcp.conftest import start_upstream
 
 TOPOLOGIES: dict[str, Any] = {"sentinel": sentinels, "cluster": cluster_of_six}
 LOAD_BEFORE_S = (0.8, 2.0)
-LOAD_AFTER_S = 3.0
+LOAD_AFTER_S = 10.0
+SERVING_WITHIN_S = 90.0
+PACES = {pace.name: pace for pace in (QUICK, REALISTIC)}
 
 
 @dataclass(frozen=True)
@@ -30,9 +33,10 @@ class Setting:
 
     topology: str
     replicas: int | None
+    pace: Pace = QUICK
 
     def __str__(self) -> str:
-        return f"{self.topology} replicas {self.replicas}"
+        return f"{self.topology} replicas {self.replicas}" + (" realistic" if self.pace is REALISTIC else "")
 
 
 async def failover(setting: Setting, seed: int, folder: Path) -> Outcome:
@@ -41,7 +45,7 @@ async def failover(setting: Setting, seed: int, folder: Path) -> Outcome:
         (folder / "upstream").mkdir(parents=True)
         _, upstream = stack.enter_context(start_upstream(folder / "upstream"))
         fake = await stack.enter_async_context(FakeVllm(script=script))
-        topology = await stack.enter_async_context(TOPOLOGIES[setting.topology](folder))
+        topology = await stack.enter_async_context(TOPOLOGIES[setting.topology](folder, setting.pace))
         store: dict[str, Any] = {"url": topology.url, "lease_s": 1.0, "deadline_s": 0.5}
         if setting.replicas is not None:
             store["replicas"] = setting.replicas
@@ -59,8 +63,12 @@ async def failover(setting: Setting, seed: int, folder: Path) -> Outcome:
         # Half of the faults take a gateway with them, so that the other one has to take over its responses.
         is_killed = seed // len(names) % 2 == 1
         killing = asyncio.create_task(_kill(gateways[0], clients, chance.uniform(0.1, 2.0), is_killed))
+        began_s = time.monotonic()
         await topology.faults[fault](chance)
         await killing
+        await clients.served(SERVING_WITHIN_S)
+        served_after_s = time.monotonic() - began_s
+        # The former primary returns under load, too.
         await asyncio.sleep(LOAD_AFTER_S)
         clients.stop()
         await running
@@ -81,6 +89,7 @@ async def failover(setting: Setting, seed: int, folder: Path) -> Outcome:
             audit.unknown,
             audit.statuses,
             ledger.samples,
+            served_after_s,
         )
 
 

@@ -11,12 +11,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from tests.contract.servers import Server, agreed, cluster, end
+from tests.contract.servers import CLUSTERED, Server, agreed, attach, cluster, end
 from tests.listening import Listener, connected
 
 REPLICATED = ("appendonly yes", "appendfsync everysec", "maxmemory-policy noeviction", "repl-diskless-sync-delay 0")
-DOWN_AFTER_MS = 400
 STARTING_S = 20.0
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Settings that decide how soon a failover happens. Faults last longer where it happens later."""
+
+    name: str
+    down_after_s: float
+    failover_timeout_s: float
+    node_timeout_s: float
+    settings: tuple[str, ...] = ()
+
+
+QUICK = Pace("quick", 0.4, 3.0, 2.0)
+# The settings that docs/operations.md recommends.
+REALISTIC = Pace("realistic", 5.0, 20.0, 5.0, ("min-replicas-to-write 1", "min-replicas-max-lag 10"))
 
 
 @dataclass
@@ -72,6 +87,7 @@ class Sentinels:
     replica: Server
     sentinels: list[Server]
     link: ReplicationLink
+    pace: Pace
 
     @property
     def url(self) -> str:
@@ -101,12 +117,12 @@ class Sentinels:
         self.primary.end()
         # What is in the relay is lost, as it would be with the primary's host.
         await self.link.aclose()
-        await asyncio.sleep(2.5)
+        await asyncio.sleep(self.pace.down_after_s + 2.1)
         await asyncio.to_thread(self.primary.start)
 
     async def _crash(self, chance: random.Random) -> None:
         self.primary.end()
-        await asyncio.sleep(chance.uniform(1.0, 3.0))
+        await asyncio.sleep(self.pace.down_after_s + chance.uniform(0.6, 2.6))
         await asyncio.to_thread(self.primary.start)
 
     async def _restart(self, chance: random.Random) -> None:
@@ -116,7 +132,7 @@ class Sentinels:
 
     async def _freeze(self, chance: random.Random) -> None:
         self.primary.signal(signal.SIGSTOP)
-        await asyncio.sleep(chance.uniform(0.5, 3.0))
+        await asyncio.sleep(self.pace.down_after_s + chance.uniform(0.1, 2.6))
         self.primary.signal(signal.SIGCONT)
 
     async def _ordered(self, chance: random.Random) -> None:
@@ -136,12 +152,13 @@ class Sentinels:
 
 
 @asynccontextmanager
-async def sentinels(folder: Path) -> AsyncIterator[Sentinels]:
-    primary, replica = Server(folder / "a", REPLICATED), Server(folder / "b", REPLICATED)
+async def sentinels(folder: Path, pace: Pace) -> AsyncIterator[Sentinels]:
+    settings = (*REPLICATED, *pace.settings)
+    primary, replica = Server(folder / "a", settings), Server(folder / "b", settings)
     lines = (
         f"sentinel monitor state 127.0.0.1 {primary.port} 2",
-        f"sentinel down-after-milliseconds state {DOWN_AFTER_MS}",
-        "sentinel failover-timeout state 3000",
+        f"sentinel down-after-milliseconds state {int(pace.down_after_s * 1000)}",
+        f"sentinel failover-timeout state {int(pace.failover_timeout_s * 1000)}",
     )
     watching = [Server(folder / f"s{number}", lines, sentinel=True) for number in range(3)]
     link = ReplicationLink(primary.port)
@@ -156,7 +173,7 @@ async def sentinels(folder: Path) -> AsyncIterator[Sentinels]:
             await asyncio.gather(*(asyncio.to_thread(one.start) for one in watching))
             for one in watching:
                 await _discovered(one)
-        yield Sentinels(primary, replica, watching, link)
+        yield Sentinels(primary, replica, watching, link, pace)
     finally:
         await link.aclose()
         end([*watching, replica, primary])
@@ -184,6 +201,7 @@ class Cluster:
 
     nodes: list[Server]
     replicas: list[Server]
+    pace: Pace
 
     @property
     def url(self) -> str:
@@ -196,13 +214,13 @@ class Cluster:
     async def _crash(self, chance: random.Random) -> None:
         node = chance.choice(self.nodes)
         node.end()
-        await asyncio.sleep(chance.uniform(2.0, 3.0))
+        await asyncio.sleep(self.pace.node_timeout_s + chance.uniform(0.0, 3.0))
         await asyncio.to_thread(node.start)
 
     async def _freeze(self, chance: random.Random) -> None:
         node = chance.choice(self.nodes)
         node.signal(signal.SIGSTOP)
-        await asyncio.sleep(chance.uniform(1.0, 3.0))
+        await asyncio.sleep(self.pace.node_timeout_s + chance.uniform(-1.0, 3.0))
         node.signal(signal.SIGCONT)
 
     async def _ordered(self, chance: random.Random) -> None:
@@ -217,25 +235,16 @@ class Cluster:
 
 
 @asynccontextmanager
-async def cluster_of_six(folder: Path) -> AsyncIterator[Cluster]:
-    nodes = await asyncio.to_thread(cluster, folder)
-    settings = ("cluster-enabled yes", "cluster-node-timeout 2000", *REPLICATED)
+async def cluster_of_six(folder: Path, pace: Pace) -> AsyncIterator[Cluster]:
+    settings = (*CLUSTERED, *REPLICATED, *pace.settings, f"cluster-node-timeout {int(pace.node_timeout_s * 1000)}")
+    nodes = await asyncio.to_thread(cluster, folder, settings=settings)
     replicas = [Server(folder / f"replica{number}", settings) for number in range(len(nodes))]
     try:
         for node, replica in zip(nodes, replicas, strict=True):
-            replica.start()
-            with node.client() as first, replica.client() as second:
-                for one in nodes + replicas:
-                    one.process and first.execute_command("CLUSTER", "MEET", "127.0.0.1", one.port)
-                name = first.execute_command("CLUSTER", "MYID").decode()
-                async with asyncio.timeout(STARTING_S):
-                    while name not in str(second.execute_command("CLUSTER", "NODES")):
-                        await asyncio.sleep(0.05)
-                second.execute_command("CLUSTER", "REPLICATE", name)
+            await asyncio.to_thread(attach, replica, node, nodes)
         async with asyncio.timeout(STARTING_S):
-            await asyncio.gather(*map(_online, nodes))
             while not all(agreed(node, 6) for node in nodes + replicas):
                 await asyncio.sleep(0.05)
-        yield Cluster(nodes, replicas)
+        yield Cluster(nodes, replicas, pace)
     finally:
         end([*nodes, *replicas])
