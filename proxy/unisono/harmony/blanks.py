@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
+
+from unisono.harmony.encoding import Encoding
 
 MAX_BLANKS: Final = 64
 """Characters in a row; a deep indentation is shorter."""
@@ -54,3 +57,51 @@ class BlankScanner:
             self._depth += 1
         elif character in "]}":
             self._depth -= 1
+
+
+class BlankFilter:
+    """Withholds blanks outside of strings until something follows them, and finds the run that is too long."""
+
+    def __init__(self) -> None:
+        self._scanner = BlankScanner()
+        self._held = ""
+        self._run_start = 0
+
+    @property
+    def is_too_long(self) -> bool:
+        return self._scanner.is_too_long
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the body in front of the run is complete JSON."""
+        return self._scanner.is_complete
+
+    def feed(self, text: str, position: int) -> str:
+        """Return what may be shown with some more text, which the token at `position` of the body ends."""
+        before = self._scanner.run
+        self._scanner.feed(text)
+        if (self._scanner.run and self._scanner.run != before + len(text)) or not before:
+            self._run_start = position
+        text = self._held + text
+        shown = len(text) - self._scanner.run
+        self._held = text[shown:]
+        return text[:shown]
+
+    def trimmed(self, encoding: Encoding, body: Sequence[int]) -> tuple[int, ...]:
+        """Return the tokens of the body without the run of blanks that it ends in."""
+        begin = self._run_start
+        # The token that the run begins in may end a character that tokens before it began.
+        while begin and _is_continuation(encoding.decode_bytes(body[begin : self._run_start + 1])):
+            begin -= 1
+        kept = encoding.decode(body[begin : self._run_start + 1]).rstrip(BLANKS)
+        return (*body[:begin], *encoding.encode_generated(kept))
+
+    def restart(self) -> None:
+        """Continue behind the body without the run."""
+        self._held = ""
+        self._scanner.run = 0
+
+
+def _is_continuation(raw: bytes) -> bool:
+    """Whether bytes begin inside of a UTF-8 character."""
+    return raw[:1] != b"" and raw[0] & 0xC0 == 0x80

@@ -59,6 +59,11 @@ class Header:
     def is_call(self) -> bool:
         return self.recipient.kind in CALLS
 
+    @property
+    def is_answer(self) -> bool:
+        """Whether stray text behind the message is no answer: it is one itself, or for a tool."""
+        return self.recipient.kind is not Kind.NOBODY or self.channel == FINAL
+
     def spelled(self) -> str:
         """The canonical header, from the channel on, with markers spelled out."""
         to = ""

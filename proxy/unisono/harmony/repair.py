@@ -7,25 +7,21 @@ tokens. At most one header is held, or one message that its end decides.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from unisono.core.events import Repaired
-from unisono.core.generation import CALL, CHANNEL, END, FIRST_SPECIAL, MESSAGE, RETURN, START, FinishReason
-from unisono.harmony.bodyless import holds_message, may_be_answer, may_be_header, read_bodyless, without_markers
+from unisono.core.generation import CALL, CHANNEL, END, FIRST_SPECIAL, RETURN, START, FinishReason
+from unisono.harmony.bodyless import holds_message, may_be_answer, may_be_header, without_markers
 from unisono.harmony.candidates import decide
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.grammar import STEPS, State, Step, mark_of
-from unisono.harmony.header import ANALYSIS, COMMENTARY, FINAL, Header, as_offered, read_header
+from unisono.harmony.header import ANALYSIS, COMMENTARY, FINAL, Header
+from unisono.harmony.held_header import MAX_REREAD_LENGTH, HeldHeader
 from unisono.harmony.legal import Body, Legal, Open, Shut
 from unisono.harmony.recipients import NOBODY, Kind, respell
-from unisono.harmony.sentinels import header_text
 
 _TERMINATORS = frozenset({END, RETURN, CALL})
-
-# A header that is started again is read again, up to this length: the work stays linear.
-_LONGEST_HEADER = 256  # characters
-_BYTES = 4  # tokens per character
 
 
 class Repair:
@@ -33,7 +29,7 @@ class Repair:
 
     `declared` are the wire names of the tools on offer, None when unknown; `builtins` the tools of gpt-oss's training
     that are. `opening` is the header of a message the prompt leaves open (a prefill, a forced header); without it the
-    prompt ends in `<|start|>assistant`.
+    prompt ends in `<|start|>assistant`. `answered`: the prompt holds an answer or a call of the same step.
     """
 
     def __init__(
@@ -42,19 +38,19 @@ class Repair:
         declared: frozenset[str] | None,
         opening: Header | None = None,
         builtins: frozenset[str] = frozenset(),
+        *,
+        answered: bool = False,
     ) -> None:
         self._encoding = encoding
         self._declared = declared
-        self._builtins = builtins
-        self._start = tuple(encoding.encode_marked("<|start|>assistant"))
         self.position = 0  # tokens fed so far
         self.origin = 0  # `position` at the place 0 (see `legal`)
         self.closed_to = 0  # the place at the end of the last closed message
         self._out: list[Legal] = []
         self._run: list[int] = []
         self._state = State.HEADER if opening is None else State.BODY
-        self._held: list[int] = []
-        self._role_given = self._supplied = self._undecided = self._dropping = self._cut_preamble = False
+        self._held = HeldHeader(encoding, declared, builtins)
+        self._undecided = self._dropping = self._cut_preamble = False
         self._first = True
         self._header = opening or Header()
         self._pending: Open | None = None
@@ -62,9 +58,23 @@ class Repair:
         self.thought: tuple[Header, int, int] | None = None
         self.cut_call = False  # a call was begun and never completed
         self.restored_stop = False
-        self._answered = False  # an answer or a call was closed
-        # Each step has the method of its name.
-        self._acts = {step: getattr(self, f"_{step.name.lower()}") for step in Step}
+        self._answered = answered  # an answer or a call was closed
+        self._acts: Mapping[Step, Callable[[int, str | None], None]] = {
+            Step.PASS: self._pass,
+            Step.HOLD: self._hold,
+            Step.OPEN: self._open,
+            Step.RESOLVE: self._resolve,
+            Step.CLOSE: self._close,
+            Step.CLOSE_TEXT: self._close_text,
+            Step.CUT: self._cut,
+            Step.BODYLESS: self._bodyless,
+            Step.CHANNEL: self._channel,
+            Step.RESTART: self._restart,
+            Step.SUPPLY_START: self._supply_start,
+            Step.LEAVE_GAP: self._leave_gap,
+            Step.DROP_GAP: self._drop_gap,
+            Step.DROP: self._drop,
+        }
 
     def feed(self, tokens: Sequence[int]) -> list[Legal]:
         for token in tokens:
@@ -118,8 +128,8 @@ class Repair:
 
     def _hold(self, token: int, rule: str | None) -> None:
         if self._state is State.BETWEEN:
-            self._state, self._held = State.GAP, []
-        self._held.append(token)
+            self._state, self._held.tokens = State.GAP, []
+        self._held.tokens.append(token)
 
     def _open(self, token: int, rule: str | None) -> None:
         self._begin_header(role_given=True)
@@ -131,15 +141,13 @@ class Repair:
         self._take(token)
 
     def _begin_header(self, *, role_given: bool, supplied: bool = False) -> None:
-        self._state, self._held = State.HEADER, []
-        self._role_given, self._supplied = role_given, supplied
+        self._state = State.HEADER
+        self._held.begin(role_given=role_given, supplied=supplied)
 
     # -- headers
 
     def _resolve(self, token: int, rule: str | None) -> None:
-        text = self._held_text()
-        header = read_header(text, self._declared, role_given=self._role_given, supplied=self._supplied)
-        header = as_offered(header, self._declared, self._builtins)
+        header = self._held.read(self._held_text())
         if self._cut_preamble:
             calls = header.recipient.kind is not Kind.NOBODY
             self._note("embedded-call" if calls else "missing-end")
@@ -153,57 +161,45 @@ class Repair:
         self._undecided = header.if_called is not NOBODY or header.if_json is not None
         self._bodies = []
         self._pending = None if self._dropping or self._undecided else self._opened(header)
-        self._held = [] if self._pending is not None else self._held
-
-    def _bodyless_header(self, text: str) -> Header:
-        header = read_bodyless(text, self._declared, role_given=self._role_given, first=self._first)
-        return as_offered(header, self._declared, self._builtins)
+        self._held.tokens = []
 
     def _opened(self, header: Header) -> Open:
-        if header.verbatim:
-            held = tuple(self._held)
-            # A header that the prompt began carries the prompt's own start.
-            lead = (START,) if self._role_given else self._start
-            return Open(header, (*lead, *held, MESSAGE), self.closed_to, self._place)
-        return Open(header, self._spelled(header), self.closed_to, self._place)
-
-    def _spelled(self, header: Header) -> tuple[int, ...]:
-        return (*self._start, *self._encoding.encode_marked(header.spelled()))
+        return Open(header, self._held.legal(header), self.closed_to, self._place)
 
     @property
     def _place(self) -> int:
         return self.position - self.origin
 
     def _held_text(self) -> str:
-        text, whole = header_text(self._encoding, self._held)
+        text, whole = self._held.text()
         if not whole:
             self._note("undecodable-header")
         return text
 
     def _channel(self, token: int, rule: str | None) -> None:
-        first = self._first and not self._role_given
+        first = self._first and not self._held.role_given
         if self._is_short() and holds_message(respell(self._held_text(), self._declared), first=first):
             self._bodyless(START, None)
             self._supply_start(token, "missing-start")
         else:
-            self._held.append(token)
+            self._held.tokens.append(token)
 
     def _is_short(self) -> bool:
-        return len(self._held) <= _BYTES * _LONGEST_HEADER and len(self._held_text()) <= _LONGEST_HEADER
+        return self._held.may_be_short and len(self._held_text()) <= MAX_REREAD_LENGTH
 
     def _restart(self, token: int, rule: str | None) -> None:
         if self._is_short() and self._says_nothing():
-            self._held.append(token)
+            self._held.tokens.append(token)
         else:
             self._bodyless(token, None)
             self._open(token, None)
 
     def _says_nothing(self) -> bool:
         text = self._held_text()
-        return not text.strip() or not self._bodyless_header(text).body
+        return not text.strip() or not self._held.read_bodyless(text, first=self._first).body
 
     def _bodyless(self, token: int, rule: str | None) -> None:
-        header = self._bodyless_header(self._held_text())
+        header = self._held.read_bodyless(self._held_text(), first=self._first)
         # A start belongs to the next message.
         begin, end = self.closed_to, self._place - (token == START)
         self._leave_preamble()
@@ -229,13 +225,13 @@ class Repair:
         self.closed_to = end
 
     def _put(self, header: Header, body: Sequence[int], shut: Shut, begin: int) -> None:
-        self._out.append(Open(header, self._spelled(header), begin, shut.end, is_whole=True))
+        self._out.append(Open(header, self._held.spelled(header), begin, shut.end, is_whole=True))
         self._out += [Body(body)] if body else []
         self._close_item(header, shut)
 
     def _close_item(self, header: Header, shut: Shut) -> None:
         self._out.append(shut)
-        self._answered = self._answered or header.recipient.kind is not Kind.NOBODY or header.channel == FINAL
+        self._answered = self._answered or header.is_answer
 
     def _settle_thought(self, *, more: bool, complete: bool = True) -> None:
         """Text without any channel: the answer when nothing follows; else thoughts, or nothing if it had no header."""
@@ -318,7 +314,7 @@ class Repair:
             self._note(rule)
         self._begin_header(role_given=token == START, supplied=token == CHANNEL)
         if token == CHANNEL:
-            self._held.append(token)
+            self._held.tokens.append(token)
 
     def _leave_preamble(self) -> None:
         if self._cut_preamble:
@@ -338,8 +334,8 @@ class Repair:
             self._supply_start(token, "missing-start")
             return
         self._note("missing-start")
-        self._state, self._supplied = State.HEADER, True
-        self._role_given = text.startswith("assistant")
+        self._state, self._held.supplied = State.HEADER, True
+        self._held.role_given = text.startswith("assistant")
         self._take(token)
 
     def _drop_gap(self, token: int, rule: str | None) -> None:
@@ -351,7 +347,7 @@ class Repair:
                 rules=("missing-start", "missing-channel"), body=without_markers(self._held_text()), stray=True
             )
             self.thought = (header, self.closed_to, self._place)
-            self._state, self._held = State.BETWEEN, []
+            self._state, self._held.tokens = State.BETWEEN, []
         step, _ = STEPS[State.BETWEEN, mark_of(token)]
         # The dropped text is the repair; a terminator behind it belongs to it.
         if step is not Step.DROP:
@@ -362,13 +358,13 @@ class Repair:
 
     def _drop_gap_text(self) -> None:
         self._note("free-text-between", dropped=len(self._held_text()))
-        self._state, self._held = State.BETWEEN, []
+        self._state, self._held.tokens = State.BETWEEN, []
 
     def _restore_stop(self) -> None:
         if self._state is State.BODY:
             call = self._header.recipient.kind is not Kind.NOBODY or self._undecided
         elif self._state is State.HEADER and not self._says_nothing():
-            call = self._bodyless_header(self._held_text()).recipient.kind is not Kind.NOBODY
+            call = self._held.read_bodyless(self._held_text(), first=self._first).recipient.kind is not Kind.NOBODY
         elif self._state is State.GAP and self._holds_answer():
             call = False
         else:
@@ -382,7 +378,7 @@ class Repair:
         self._leave_preamble()
         if not text.strip() and (self._first or not text):
             return
-        header = self._bodyless_header(text)
+        header = self._held.read_bodyless(text, first=self._first)
         # Of a recipient that was begun: the tokenizer cuts ` to` from `=functions`.
         begun = reason is FinishReason.LENGTH and not header.thought and header.body in ("t", "to")
         if not text.strip() or not header.body or (begun and header.rules == ("header-without-message",)):

@@ -16,7 +16,7 @@ import openai_harmony
 from unisono.core.conversation import Phase
 from unisono.core.events import Closed, Delta, Event, Finished, Item, Opened, Reasoning, Repaired, Text, ToolCall
 from unisono.core.generation import FinishReason, Usage
-from unisono.harmony.blanks import BLANKS, BlankScanner
+from unisono.harmony.blanks import BlankFilter
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import ANALYSIS, COMMENTARY, Header
 from unisono.harmony.legal import Body, Legal, Open, Shut
@@ -111,7 +111,8 @@ class HarmonyRouter:
         self._tokens = 0
         self._generated = 0
         self._reasoning_tokens = 0
-        self._repair = Repair(encoding, tools.declared, builtins=tools.builtins)
+        self._is_answered = False  # in this step, by an answer or a call
+        self._repair = self._new_repair()
         self._any_header = encoding.encode_marked(ANY_HEADER)
         self._inner = self._new_parser()
         self._item: Item | None = None
@@ -120,9 +121,11 @@ class HarmonyRouter:
         self._body_tokens: list[int] = []
         self._delivered = 0
         self._opened: list[Event] = []
-        self._scanner: BlankScanner | None = None
-        self._held_blanks = ""
-        self._run_start = 0
+        self._blanks: BlankFilter | None = None
+
+    def _new_repair(self, opening: Header | None = None) -> Repair:
+        tools = self._tools
+        return Repair(self._encoding, tools.declared, opening, tools.builtins, answered=self._is_answered)
 
     def _new_parser(self) -> Any:
         """The library's own, without the properties that copy what they give."""
@@ -131,7 +134,8 @@ class HarmonyRouter:
     def resume(self, header: Header | None = None, opening: Sequence[int] = ()) -> None:
         """A new generation begins. `opening` are the tokens of the message the prompt leaves open, from its
         `<|start|>`, and `header` says which kind it is; without them the prompt ends in `<|start|>assistant`."""
-        self._repair = Repair(self._encoding, self._tools.declared, header, self._tools.builtins)
+        self._is_answered = False
+        self._repair = self._new_repair(header)
         self._repair.position = self._repair.origin = self._generated
         self._inner = self._new_parser()
         self.stopped = None
@@ -147,7 +151,7 @@ class HarmonyRouter:
         generated them."""
         # What came behind the place where the reading stopped counts, however much of it came along with that.
         generated = self._generated
-        self._repair = Repair(self._encoding, self._tools.declared, builtins=self._tools.builtins)
+        self._repair = self._new_repair()
         self._repair.position = generated - len(header)
         self._repair.origin = generated - end
         self._repair.closed_to = begin
@@ -179,7 +183,7 @@ class HarmonyRouter:
 
     def trim(self, body: Sequence[int], end: int) -> None:
         """Continue the open message with `body` in the place of its tokens so far. It ends at the place `end`."""
-        self._repair = Repair(self._encoding, self._tools.declared, self._open.header, self._tools.builtins)
+        self._repair = self._new_repair(self._open.header)
         self._repair.position = self._generated
         self._repair.origin = self._generated - end
         self._repair.closed_to = self._open.begin
@@ -187,9 +191,9 @@ class HarmonyRouter:
         for token in (*self._any_header, *body):
             self._inner.process(token)
         self._body_tokens = list(body)
-        self._held_blanks, self.stopped = "", None
-        if self._scanner is not None:
-            self._scanner.run = 0
+        self.stopped = None
+        if self._blanks is not None:
+            self._blanks.restart()
 
     def count(self, tokens: int) -> None:
         """So many tokens were generated that are not read."""
@@ -284,10 +288,9 @@ class HarmonyRouter:
         if isinstance(self._item, Text) and self._gate is not None:
             held = self._gate.holds(header)
         self._visible = not held and self._wanted(self._item)
-        self._held_blanks = ""
         # The prompt cannot end inside a message that was read as a whole: its tokens have no header to continue behind.
         limits_blanks = self._gate is not None and not self._open.is_whole and self._gate.limits_blanks(header)
-        self._scanner = BlankScanner() if limits_blanks else None
+        self._blanks = BlankFilter() if limits_blanks else None
         return Opened(self._item) if self._visible else None
 
     def _item_of(self, header: Header) -> Item:
@@ -309,42 +312,29 @@ class HarmonyRouter:
         process = inner.process
         if isinstance(item, Reasoning):
             self._reasoning_tokens += len(tokens)
-        scanner = self._scanner
+        blanks = self._blanks
         for token in tokens:
             process(token)
             self._body_tokens.append(token)
             text = inner.last_content_delta
-            if text and scanner is not None:
-                text = self._without_blanks(scanner, text)
-                if scanner.is_too_long:
+            if text and blanks is not None:
+                text = blanks.feed(text, len(self._body_tokens) - 1)
+                if blanks.is_too_long:
                     if text and self._visible:
                         events.append(Delta(item, text))
                     self._delivered += len(text)
-                    self._stop_at_blanks(scanner.is_complete)
+                    self._stop_at_blanks(blanks)
                     return
             if text:
                 self._delivered += len(text)
                 if self._visible:
                     events.append(Delta(item, text))
 
-    def _without_blanks(self, scanner: BlankScanner, text: str) -> str:
-        """What may be shown with some more text: blanks wait for what follows them, since they may be removed."""
-        before = scanner.run
-        scanner.feed(text)
-        if (scanner.run and scanner.run != before + len(text)) or not before:
-            self._run_start = len(self._body_tokens) - 1
-        text = self._held_blanks + text
-        shown = len(text) - scanner.run
-        self._held_blanks = text[shown:]
-        return text[:shown]
-
-    def _stop_at_blanks(self, is_complete: bool) -> None:
+    def _stop_at_blanks(self, blanks: BlankFilter) -> None:
         opened, item = self._open, self._item
-        first = self._encoding.decode_bytes(self._body_tokens[self._run_start : self._run_start + 1])
-        rest = self._encoding.encode_generated(first.decode("utf-8", "replace").rstrip(BLANKS))
-        trimmed = (*self._body_tokens[: self._run_start], *rest)
+        trimmed = blanks.trimmed(self._encoding, self._body_tokens)
         is_shown = self._visible and item is not None
-        text = self._encoding.decode(trimmed)
+        text, is_complete = self._encoding.decode(trimmed), blanks.is_complete
         self.stopped = Stopped(
             opened.header, opened.tokens, opened.begin, opened.end, opened.end, text, trimmed, is_complete, is_shown
         )
@@ -367,6 +357,7 @@ class HarmonyRouter:
             if says != text:
                 events.append(Repaired("code-fence", self._repair.position, dropped=len(text) - len(says)))
                 text, self._body_tokens = says, self._encoding.encode_generated(says)
+        self._is_answered = self._is_answered or self._open.header.is_answer
         # The parser's deltas are a beginning of the text: it keeps the bytes of a character that never came whole, and
         # whatever stands behind such bytes in the same token.
         if self._visible and (rest := text[self._delivered :]):
