@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import resource
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from unisono.access.usage_spool import SUFFIX, UsageSpool, from_record, to_record
+from unisono.access.limits import Books
+from unisono.access.usage_spool import NEW_SUFFIX, STALE_S, SUFFIX, UsageSpool, from_record, to_record
 from unisono.core.access import NO_LIMITS
 from unisono.core.accounts import Account, Claim, Entry, Settlement, Used
 from unisono.errors import StoreUnavailable
@@ -106,7 +111,7 @@ async def test_a_damaged_line_costs_only_itself(tmp_path: Path, damage: bytes) -
 
 @pytest.mark.parametrize("kind", ["fifo", "folder", "link to a file", "link to a fifo"])
 @pytest.mark.timeout(20)
-async def test_only_regular_files_are_opened(tmp_path: Path, kind: str) -> None:
+async def test_only_regular_files_are_opened(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     accounts, folder = await opened(), tmp_path / "spool"
     spool = UsageSpool(folder, STORE)
     await spool.append(numbered(3))
@@ -124,7 +129,10 @@ async def test_only_regular_files_are_opened(tmp_path: Path, kind: str) -> None:
     else:
         target.rename(other)
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
-    await UsageSpool(folder, STORE).replay(accounts)
+    replaying = UsageSpool(folder, STORE)
+    for _ in range(3):
+        await replaying.replay(accounts)
+    assert [record.message for record in caplog.records].count("usage records cannot be read") == 1
     assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
     assert await total(accounts) == 3
     assert list(folder.iterdir()) == [other]
@@ -158,6 +166,73 @@ async def test_a_file_waits_for_its_store_with_one_process(tmp_path: Path) -> No
     accounts.down = False
     await first.replay(accounts)
     assert (first.pending, await total(accounts)) == (0, 2)
+    await accounts.aclose()
+
+
+async def test_a_folder_that_is_none_is_an_error(tmp_path: Path) -> None:
+    accounts, path = await opened(), tmp_path / "file"
+    path.touch()
+    spool = UsageSpool(path, STORE)
+    assert not await spool.append(numbered(1))
+    with pytest.raises(NotADirectoryError):
+        await spool.replay(accounts)
+    # Its records may be on another disk that is mounted later.
+    await UsageSpool(tmp_path / "nowhere", STORE).replay(accounts)
+    await accounts.aclose()
+
+
+async def test_a_segment_without_records_is_deleted(tmp_path: Path) -> None:
+    accounts, spool = await opened(), UsageSpool(tmp_path, STORE)
+    assert await spool.append(numbered(1))
+    [path] = tmp_path.iterdir()
+    fresh, stale = (path.with_name(f"{path.stem}{number}{NEW_SUFFIX}") for number in range(2))
+    for one in (fresh, stale):
+        one.touch()
+    then = time.time() - 2 * STALE_S
+    os.utime(stale, (then, then))
+    await UsageSpool(tmp_path, STORE).replay(accounts)
+    assert set(tmp_path.iterdir()) == {path, fresh}
+    await spool.release()
+    await accounts.aclose()
+
+
+async def test_a_segment_that_cannot_be_made_leaves_nothing(tmp_path: Path) -> None:
+    spool, opened_files = UsageSpool(tmp_path, STORE), list[int]()
+    await asyncio.to_thread(os.getpid)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+    try:
+        with suppress(OSError):
+            while True:
+                opened_files.append(os.open(os.devnull, os.O_RDONLY))
+        # Enough for the segment, and not for its folder.
+        os.close(opened_files.pop())
+        assert not await spool.append(numbered(1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for one in opened_files:
+            os.close(one)
+    assert not list(tmp_path.iterdir())
+    assert await spool.append(numbered(1))
+
+
+async def test_a_settlement_that_comes_while_a_segment_is_sealed_is_written(tmp_path: Path) -> None:
+    accounts, spool = await opened(), UsageSpool(tmp_path, STORE)
+    books = Books(accounts, held_s=10.0, spool=spool)
+    async with asyncio.timeout(30):
+        for number in range(30):
+            first, last = numbered(3 * number + 3)[-2:]
+            # Memory does not have this one: its segment is sealed behind the next write.
+            await spool.append(numbered(3 * number + 1)[-1:])
+            books.enter(first)
+            while await total(accounts) <= 2 * number:
+                await asyncio.sleep(0)
+            for _ in range(number):
+                await asyncio.sleep(0)
+            books.enter(last)
+            while await total(accounts) < 2 * number + 2:
+                await asyncio.sleep(0.001)
+    await books.aclose()
     await accounts.aclose()
 
 

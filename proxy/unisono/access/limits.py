@@ -190,13 +190,16 @@ class Books:
                 log.error("an entry of the ledger is lost: the store is down", extra=_about(one.settlement))
 
     async def _replay(self) -> None:
+        cause = ""
         while True:
             try:
                 await self._spool.replay(self._accounts)
+                cause = ""
             except StoreError as error:
                 log.debug("the usage spool cannot be replayed yet", extra={"code": error.code})
             except OSError as error:
-                log.warning("the usage spool cannot be read", extra={"cause": str(error)})
+                if cause != (cause := str(error)):
+                    log.warning("the usage spool cannot be read", extra={"cause": cause})
             except Exception as error:
                 # Later records must not wait for a restart.
                 log.exception("the replay of the usage spool failed", exc_info=error)
@@ -213,6 +216,12 @@ class Books:
                 log.debug("claims could not be renewed", extra={"code": error.code})
 
     async def _write(self) -> None:
+        while self._waiting:
+            await self._write_waiting()
+            # Spooled records that memory had no room for. Further settlements may come meanwhile.
+            await self._spool.seal()
+
+    async def _write_waiting(self) -> None:
         pause_s, alone = AGAIN_S, 0
         loop = asyncio.get_running_loop()
         while self._waiting:
@@ -244,8 +253,6 @@ class Books:
                 if loop.time() - began <= LEDGER_WAIT_S:
                     self._is_slow = False
                 await self._wrote(batch)
-        # Spooled records that memory had no room for.
-        await self._spool.seal()
 
     async def _wrote(self, batch: Sequence[_Waiting]) -> None:
         for one in batch:

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -29,6 +30,9 @@ log = logging.getLogger("unisono.access")
 
 RECORD_VERSION: Final = 1
 SUFFIX: Final = ".jsonl"
+NEW_SUFFIX: Final = ".new"
+"""Of a segment before its first record; its process may die before it gets its name."""
+STALE_S: Final = 60.0
 COMPACTION_BYTES: Final = 1024 * 1024
 REPLAY_BATCH: Final = 128
 SCAN_INTERVAL_S: Final = 2.0
@@ -136,6 +140,7 @@ class UsageSpool:
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _queue: list[Settlement] = field(default_factory=list)
     _is_failing: bool = False
+    _unreadable: set[Path] = field(default_factory=set)
 
     @property
     def pending(self) -> int:
@@ -251,7 +256,7 @@ class UsageSpool:
         assert self.folder is not None
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = self.folder / f"{self._prefix}-{os.getpid()}-{token_hex(4)}{SUFFIX}"
-        new = path.with_suffix(".new")
+        new = path.with_suffix(NEW_SUFFIX)
         descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         try:
             # Locked before it has the name that others look for.
@@ -259,26 +264,43 @@ class UsageSpool:
             new.rename(path)
             _sync_folder(self.folder)
         except BaseException:
+            for name in (new, path):
+                with suppress(OSError):
+                    name.unlink()
             os.close(descriptor)
             raise
         return _Segment(path, descriptor)
 
     def _adopt(self) -> None:
-        if self.folder is None or not self.folder.is_dir():
+        """Lock the segments that have no owner. Raises OSError for a folder that cannot be read."""
+        if self.folder is None:
             return
-        for path in sorted(self.folder.glob(f"{self._prefix}-*{SUFFIX}")):
-            if any(path == mine.path for mine in (*self._adopted, *([self._own] if self._own else ()))):
+        try:
+            paths = sorted(self.folder.iterdir())
+        except FileNotFoundError:
+            return
+        known = {mine.path for mine in (*self._adopted, *([self._own] if self._own else ()))}
+        for path in paths:
+            if not path.name.startswith(f"{self._prefix}-") or path in known:
                 continue
-            with suppress(OSError):
-                descriptor = _open_file(path)
-                try:
-                    _lock(descriptor)
-                    segment = _Segment(path, descriptor)
-                    segment.records = sum(1 for _ in segment.read())
-                except BaseException:
-                    os.close(descriptor)
-                    raise
-                self._adopted.append(segment)
+            if path.suffix == NEW_SUFFIX:
+                _delete_stale(path)
+            elif path.suffix == SUFFIX:
+                self._adopt_segment(path)
+
+    def _adopt_segment(self, path: Path) -> None:
+        try:
+            segment = _open_segment(path)
+        except (BlockingIOError, FileNotFoundError):
+            # Another process has it, or has deleted it.
+            return
+        except OSError as error:
+            if path not in self._unreadable:
+                log.warning("usage records cannot be read", extra={"file": path.name, "cause": str(error)})
+            self._unreadable.add(path)
+            return
+        self._unreadable.discard(path)
+        self._adopted.append(segment)
 
     @property
     def _prefix(self) -> str:
@@ -312,6 +334,25 @@ def _delete(segment: _Segment) -> None:
     with suppress(OSError):
         segment.path.unlink()
     segment.close()
+
+
+def _delete_stale(path: Path) -> None:
+    with suppress(OSError):
+        if time.time() - path.stat(follow_symlinks=False).st_mtime > STALE_S:
+            path.unlink()
+
+
+def _open_segment(path: Path) -> _Segment:
+    """Lock a segment and count its records. Raises OSError."""
+    descriptor = _open_file(path)
+    try:
+        _lock(descriptor)
+        segment = _Segment(path, descriptor)
+        segment.records = sum(1 for _ in segment.read())
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return segment
 
 
 def _open_file(path: Path) -> int:
