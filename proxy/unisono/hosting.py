@@ -15,7 +15,7 @@ from unisono.api.builtins import allowed
 from unisono.api.responses.hosting.servers import ServerRules
 from unisono.config import Config
 from unisono.core.access import Caller
-from unisono.core.conversation import Json
+from unisono.core.tool_arguments import ToolArguments
 from unisono.core.tools import Approval, LeftOutTool, Progress, ToolFilter, ToolHost, ToolList, ToolOutcome, ToolServer
 from unisono.errors import ConfigError, InvalidRequest, ToolServerNotAllowed
 
@@ -84,7 +84,7 @@ class NoTools(ToolHost):
         self,
         server: ToolServer,
         tool: str,
-        arguments: Mapping[str, Json],
+        arguments: ToolArguments,
         *,
         deadline: float | None = None,
         progress: Progress | None = None,

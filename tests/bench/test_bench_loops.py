@@ -12,6 +12,7 @@ import pytest
 from bench import http_client, loops, tool_model, tool_server, vllm_wire
 from bench.material import Material, build
 from bench.tool_model import ANSWER_TOKENS, STEPS, TIMES
+from tests.mcp.arguments import sent
 from unisono.core.generation import CALL
 from unisono.core.tools import ToolServer, ToolTransport
 from unisono.harmony.encoding import load_encoding
@@ -91,7 +92,7 @@ async def test_the_gateways_own_host_uses_the_tool(stuff: Material) -> None:
     there = ToolServer("bench", url, transport=ToolTransport.STREAMABLE_HTTP, configured=True)
     try:
         assert [tool.name for tool in (await host.list_tools(there)).tools] == [tool_model.TOOL]
-        assert (await host.call(there, tool_model.TOOL, {"text": "1-0"})).text == "1-0"
+        assert (await host.call(there, tool_model.TOOL, sent({"text": "1-0"}))).text == "1-0"
         asked, answered = orjson.loads(await said(port, TIMES.decode(), {}))["1-0"]
         assert asked <= answered
         assert noted == {}

@@ -11,6 +11,7 @@ from tests.engine.test_resuming import Continuing, tokens_of
 from unisono.core.conversation import Json
 from unisono.core.events import Closed, Delta, Event, Finished, HostedCall, Item, Listed, Listing, Opened, Ran, ToolCall
 from unisono.core.generation import Capabilities, Generation
+from unisono.core.tool_arguments import ToolArguments
 from unisono.core.tools import Approval, HostedTool, Progress, ToolHost, ToolList, ToolOutcome, ToolServer
 from unisono.engine.engine import Engine
 from unisono.engine.memory import TurnMemory
@@ -71,18 +72,18 @@ class Servers(ToolHost):
         self,
         server: ToolServer,
         tool: str,
-        arguments: Mapping[str, Json],
+        arguments: ToolArguments,
         *,
         deadline: float | None = None,
         progress: Progress | None = None,
     ) -> ToolOutcome:
-        self.made.append((server.label, tool, arguments))
+        self.made.append((server.label, tool, arguments.members))
         try:
             await asyncio.sleep(self.takes_s)
         except asyncio.CancelledError:
             self.left.append(tool)
             raise
-        return self.answer(tool, arguments)
+        return self.answer(tool, arguments.members)
 
     async def aclose(self) -> None:
         pass

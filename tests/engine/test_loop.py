@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -439,6 +440,32 @@ async def test_a_decision_about_nothing_changes_nothing() -> None:
     assert (talk.host.made, calls_of(events)) == ([], [])
 
 
+# -- arguments
+
+
+class Threads(ThreadPoolExecutor):
+    """Threads that record which functions they run."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.ran: list[str] = []
+
+    def submit(self, fn: Any, /, *args: Any, **more: Any) -> Any:
+        self.ran.append(fn.args[0].__qualname__)
+        return super().submit(fn, *args, **more)
+
+
+@pytest.mark.parametrize(("length", "in_threads"), [(10_000, 0), (20_000, 2)])
+async def test_long_arguments_are_read_once_and_in_a_thread(length: int, in_threads: int) -> None:
+    threads = Threads()
+    asyncio.get_running_loop().set_default_executor(threads)
+    texts = ["".join(map(str, range(first, length)))[:length] for first in (1, 2)]
+    talk = Talk([*(call("docs__search", f'{{"q":"{text}"}}') for text in texts), ANSWER])
+    events, _ = await talk.events()
+    assert len(calls_of(events)) == 2
+    assert [name for name in threads.ran if name == "Round.read_next"] == ["Round.read_next"] * in_threads
+
+
 # -- what goes wrong
 
 
@@ -453,9 +480,9 @@ def lost(name: str, arguments: object) -> ToolOutcome:
 FAULTS: dict[str, tuple[str, Servers, str, str]] = {
     "arguments that are no JSON": (call("docs__search", "{q"), Servers(), "no JSON object", "bad-tool-arguments"),
     "arguments that are no object": (call("docs__search", "[1]"), Servers(), "something else", "bad-tool-arguments"),
-    "half a character": (call("docs__search", '{"q":"\\ud800"}'), Servers(), "no JSON object", "bad-tool-arguments"),
+    "half a character": (call("docs__search", '{"q":"\\ud800"}'), Servers(), "surrogate pair", "bad-tool-arguments"),
     "endless nesting": (call("docs__search", '{"q":' + "[" * 9000), Servers(), "no JSON object", "bad-tool-arguments"),
-    "no number": (call("docs__search", '{"q":1e999}'), Servers(), "no JSON object", "bad-tool-arguments"),
+    "no number": (call("docs__search", '{"q":1e999}'), Servers(), "1e999 is out of range", "bad-tool-arguments"),
     "a tool its server does not have": (call("docs__write"), Servers(), "docs__search, docs__fetch", "unknown-tool"),
     "a name made up": (call("made_up"), Servers(), "There is: docs__search", "unknown-tool"),
     "a tool that fails": (SEARCH, Servers(answer=failing), "The disk is full.", ""),

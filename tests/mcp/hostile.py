@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -21,8 +22,23 @@ def message(**fields: Any) -> bytes:
     return json.dumps({"jsonrpc": "2.0", **fields}).encode()
 
 
+METHOD, ID = re.compile(rb'"method":"([^"]*)"'), re.compile(rb'"id":(\d+)')
+
+
+def method_of(seen: Seen) -> str:
+    """The method of a request, whose arguments no library may be able to read."""
+    found = METHOD.search(seen.body)
+    return found[1].decode() if found else ""
+
+
+def id_of(seen: Seen) -> int:
+    found = ID.search(seen.body)
+    assert found is not None
+    return int(found[1])
+
+
 def answer(seen: Seen, result: Any, **more: Any) -> Write:
-    return plain(200, message(id=seen.json["id"], result=result, **more))
+    return plain(200, message(id=id_of(seen), result=result, **more))
 
 
 def text(seen: Seen, words: str = "acted") -> Write:
@@ -60,8 +76,7 @@ class Hostile(WireServer):
             return [plain(200)]
         if seen.method == "GET":
             return [plain(405)]
-        asked = seen.json
-        match asked["method"]:
+        match method_of(seen):
             case "server/discover":
                 return [plain(400)]
             case "initialize":
@@ -71,7 +86,7 @@ class Hostile(WireServer):
                     "serverInfo": {"name": "hostile", "version": "1"},
                 }
                 session = f"Mcp-Session-Id: s{len(self.calls)}"
-                return [plain(200, message(id=asked["id"], result=about), "application/json", session)]
+                return [plain(200, message(id=id_of(seen), result=about), "application/json", session)]
             case "tools/list":
                 return self._listing(seen) if self._listing else [answer(seen, {"tools": [TOOL]})]
             case "tools/call":

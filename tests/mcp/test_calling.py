@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.mcp.arguments import sent
 from tests.mcp.conftest import WAYS, Upstream, start_upstream
+from unisono.core.tool_arguments import read_arguments
 from unisono.core.tools import ToolTimeouts
 from unisono.mcp import Limits, McpHost
 
@@ -28,9 +30,9 @@ a note"""
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_call_comes_back_as_text(host: McpHost, upstream: Upstream, way: str) -> None:
     server = upstream.server(way)
-    assert (await host.call(server, "echo", {"text": "så ⟂"})).text == "så ⟂"
-    assert (await host.call(server, "mixed", {})).text == MIXED
-    facts = await host.call(server, "facts", {})
+    assert (await host.call(server, "echo", sent({"text": "så ⟂"}))).text == "så ⟂"
+    assert (await host.call(server, "mixed", sent({}))).text == MIXED
+    facts = await host.call(server, "facts", sent({}))
     assert (facts.text, facts.structured) == ('{"answer":42}', {"answer": 42})
 
 
@@ -38,7 +40,7 @@ async def test_a_call_comes_back_as_text(host: McpHost, upstream: Upstream, way:
 async def test_what_a_tool_does_wrong_is_an_outcome(host: McpHost, upstream: Upstream, way: str) -> None:
     server = upstream.server(way)
     for tool, arguments in (("broken", {}), ("nobody", {}), ("echo", {"text": 5}), ("echo", {})):
-        outcome = await host.call(server, tool, arguments)
+        outcome = await host.call(server, tool, sent(arguments))
         assert outcome.is_error
         assert not outcome.outcome_unknown
         assert outcome.text
@@ -47,7 +49,7 @@ async def test_what_a_tool_does_wrong_is_an_outcome(host: McpHost, upstream: Ups
 @pytest.mark.parametrize("way", ["modern", "legacy", "sse", "stdio"])
 async def test_progress_is_told(host: McpHost, upstream: Upstream, way: str) -> None:
     told: list[tuple[float, float | None, str]] = []
-    outcome = await host.call(upstream.server(way), "steps", {}, progress=lambda *step: told.append(step))
+    outcome = await host.call(upstream.server(way), "steps", sent({}), progress=lambda *step: told.append(step))
     assert outcome.text == "walked"
     assert sorted(told) == [(1, 3, "step 1"), (2, 3, "step 2"), (3, 3, "step 3")]
 
@@ -55,7 +57,7 @@ async def test_progress_is_told(host: McpHost, upstream: Upstream, way: str) -> 
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_long_result_is_cut(upstream: Upstream, way: str) -> None:
     host = McpHost(limits=Limits(output_bytes=1000))
-    outcome = await host.call(upstream.server(way), "huge", {"size": 300_000})
+    outcome = await host.call(upstream.server(way), "huge", sent({"size": 300_000}))
     assert outcome.text == "ü" * 500 + "\n[cut: the result has 300000 bytes, of which this is the beginning]"
     await host.aclose()
 
@@ -66,27 +68,45 @@ async def test_a_result_larger_than_is_taken_is_not_read_to_its_end(upstream: Up
     host = McpHost(limits=Limits(answer_bytes=200_000))
     server = upstream.server(way)
     begun = time.monotonic()
-    outcome = await host.call(server, "huge", {"size": 30_000_000})
+    outcome = await host.call(server, "huge", sent({"size": 30_000_000}))
     assert outcome.is_error
     assert len(outcome.text) < 300
     assert time.monotonic() - begun < 5
-    assert (await host.call(server, "echo", {"text": "still here"})).text == "still here"
+    assert (await host.call(server, "echo", sent({"text": "still here"}))).text == "still here"
     await host.aclose()
 
 
 @pytest.mark.slow
 async def test_a_hundred_megabytes_cost_no_hundred_megabytes(host: McpHost, upstream: Upstream) -> None:
     before = _resident()
-    outcome = await host.call(upstream.server("modern_json"), "huge", {"size": 100_000_000})
+    outcome = await host.call(upstream.server("modern_json"), "huge", sent({"size": 100_000_000}))
     assert outcome.is_error
     assert _resident() - before < 60 << 20
 
 
 async def test_arguments_are_bounded(host: McpHost, upstream: Upstream) -> None:
-    outcome = await host.call(upstream.server("modern"), "echo", {"text": "x" * (1 << 20)})
+    outcome = await host.call(upstream.server("modern"), "echo", sent({"text": "x" * (1 << 20)}))
     assert outcome.is_error
     assert "bytes" in outcome.text
     assert upstream.noted("xxxx") == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_server_gets_the_digits_that_the_model_wrote(host: McpHost, upstream: Upstream, way: str) -> None:
+    digits = "7" * 4_000
+    outcome = await host.call(upstream.server(way), "digits", read_arguments("", f'{{"number":{digits}}}'))
+    assert outcome.text == digits
+
+
+@pytest.mark.parametrize("way", sorted(set(WAYS) - {"stdio"}))
+async def test_a_server_that_cannot_read_the_arguments_is_an_error_at_once(
+    host: McpHost, upstream: Upstream, way: str
+) -> None:
+    for arguments in (f'{{"number":{"7" * 5_000}}}', '{"number":' + "[" * 3_000 + "]" * 3_000 + "}"):
+        outcome = await host.call(upstream.server(way), "digits", read_arguments("", arguments))
+        assert (outcome.is_error, outcome.outcome_unknown) == (True, False)
+        assert "refused the call: HTTP 400." in outcome.text
+    assert (await host.call(upstream.server(way), "echo", sent({"text": "next"}))).text == "next"
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -94,12 +114,12 @@ async def test_a_call_has_a_time_of_its_own_and_the_server_is_told(host: McpHost
     server = upstream.server(way, timeouts=ToolTimeouts(call_s=0.3, connect_s=20))
     await host.list_tools(server)
     begun = time.monotonic()
-    outcome = await host.call(server, "slow", {"seconds": 30, "name": f"timeout {way}"})
+    outcome = await host.call(server, "slow", sent({"seconds": 30, "name": f"timeout {way}"}))
     assert time.monotonic() - begun < 1.5
     assert (outcome.is_error, outcome.outcome_unknown) == (True, True)
     if way in HEARS:
         await upstream.until_noted(f"slow cancelled timeout {way}")
-    assert (await host.call(server, "echo", {"text": "next"})).text == "next"
+    assert (await host.call(server, "echo", sent({"text": "next"}))).text == "next"
 
 
 async def test_a_call_keeps_to_its_callers_deadline(host: McpHost, upstream: Upstream) -> None:
@@ -107,7 +127,7 @@ async def test_a_call_keeps_to_its_callers_deadline(host: McpHost, upstream: Ups
     await host.list_tools(server)
     begun = time.monotonic()
     deadline = asyncio.get_running_loop().time() + 0.3
-    assert (await host.call(server, "slow", {"seconds": 30}, deadline=deadline)).outcome_unknown
+    assert (await host.call(server, "slow", sent({"seconds": 30}), deadline=deadline)).outcome_unknown
     assert time.monotonic() - begun < 1
 
 
@@ -116,10 +136,10 @@ async def test_a_call_keeps_to_its_callers_deadline(host: McpHost, upstream: Ups
 async def test_who_leaves_is_free_at_once_and_the_server_is_told(host: McpHost, upstream: Upstream, way: str) -> None:
     server = upstream.server(way)
     calls = [
-        asyncio.create_task(host.call(server, "slow", {"seconds": 30, "name": f"left {way} {index}"}))
+        asyncio.create_task(host.call(server, "slow", sent({"seconds": 30, "name": f"left {way} {index}"})))
         for index in range(3)
     ]
-    stays = asyncio.create_task(host.call(server, "slow", {"seconds": 0.6, "name": f"stays {way}"}))
+    stays = asyncio.create_task(host.call(server, "slow", sent({"seconds": 0.6, "name": f"stays {way}"})))
     for index in range(3):
         await upstream.until_noted(f"slow begins left {way} {index}")
     await upstream.until_noted(f"slow begins stays {way}")
@@ -139,7 +159,9 @@ async def test_calls_beyond_the_places_of_a_server_wait_in_order(host: McpHost, 
     server = upstream.server("modern", concurrent=2)
     names = [f"place {index}" for index in range(6)]
     begun = time.monotonic()
-    outcomes = await asyncio.gather(*(host.call(server, "slow", {"seconds": 0.2, "name": name}) for name in names))
+    outcomes = await asyncio.gather(
+        *(host.call(server, "slow", sent({"seconds": 0.2, "name": name})) for name in names)
+    )
     assert [outcome.text for outcome in outcomes] == ["done"] * 6
     assert 0.6 <= time.monotonic() - begun < 3
     begins = upstream.noted("slow begins place")
@@ -150,16 +172,16 @@ async def test_calls_beyond_the_places_of_a_server_wait_in_order(host: McpHost, 
 
 async def test_who_waits_for_a_place_too_long_was_never_sent(host: McpHost, upstream: Upstream) -> None:
     server = upstream.server("modern", concurrent=1)
-    first = asyncio.create_task(host.call(server, "slow", {"seconds": 1, "name": "holds"}))
+    first = asyncio.create_task(host.call(server, "slow", sent({"seconds": 1, "name": "holds"})))
     await upstream.until_noted("slow begins holds")
     late = asyncio.get_running_loop().time() + 0.2
-    outcome = await host.call(server, "slow", {"seconds": 0, "name": "waits"}, deadline=late)
+    outcome = await host.call(server, "slow", sent({"seconds": 0, "name": "waits"}), deadline=late)
     assert (outcome.is_error, outcome.outcome_unknown) == (True, False)
-    waiting = asyncio.create_task(host.call(server, "slow", {"seconds": 0, "name": "leaves"}))
+    waiting = asyncio.create_task(host.call(server, "slow", sent({"seconds": 0, "name": "leaves"})))
     await asyncio.sleep(0.05)
     waiting.cancel()
     assert (await first).text == "done"
-    assert (await host.call(server, "echo", {"text": "free again"})).text == "free again"
+    assert (await host.call(server, "echo", sent({"text": "free again"}))).text == "free again"
     assert upstream.noted("waits") == upstream.noted("leaves") == []
 
 
@@ -169,25 +191,25 @@ async def test_a_server_that_dies_in_a_call_leaves_an_unknown_outcome_and_one_at
 ) -> None:
     with start_upstream(tmp_path) as (_, upstream):
         server = upstream.server(way)
-        assert (await host.call(server, "echo", {"text": "before"})).text == "before"
+        assert (await host.call(server, "echo", sent({"text": "before"}))).text == "before"
         begun = time.monotonic()
-        outcome = await host.call(server, "die", {})
+        outcome = await host.call(server, "die", sent({}))
         assert (outcome.is_error, outcome.outcome_unknown) == (True, True)
         assert time.monotonic() - begun < 5
         assert len(upstream.noted("die")) == 1
         # Its other connections fall one by one; a call on one of them would be as unknown.
         await asyncio.sleep(0.1)
-        after = await host.call(server, "echo", {"text": "after"})
+        after = await host.call(server, "echo", sent({"text": "after"}))
         assert (after.is_error, after.outcome_unknown) == (True, False), after.text
 
 
 @pytest.mark.slow
 async def test_a_process_that_dies_is_started_again_for_the_next_call(host: McpHost, upstream: Upstream) -> None:
     server = upstream.server("stdio")
-    outcome = await host.call(server, "die", {"name": "stdio"})
+    outcome = await host.call(server, "die", sent({"name": "stdio"}))
     assert (outcome.is_error, outcome.outcome_unknown) == (True, True)
     assert upstream.noted("die stdio") == ["die stdio"]
-    assert (await host.call(server, "echo", {"text": "again"})).text == "again"
+    assert (await host.call(server, "echo", sent({"text": "again"}))).text == "again"
 
 
 @pytest.mark.slow
@@ -198,10 +220,10 @@ async def test_a_server_that_came_back_elsewhere_in_time_is_found(host: McpHost,
         await host.list_tools(server)
         old.kill()
         old.wait()
-        assert (await host.call(server, "echo", {"text": "gone"})).is_error
+        assert (await host.call(server, "echo", sent({"text": "gone"}))).is_error
         with start_upstream(tmp_path) as (_, successor):
             moved = replace(server, url=successor.urls["legacy"])
-            assert (await host.call(moved, "echo", {"text": "back"})).text == "back"
+            assert (await host.call(moved, "echo", sent({"text": "back"}))).text == "back"
 
 
 def _resident() -> int:

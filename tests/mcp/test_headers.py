@@ -6,7 +6,9 @@ import json
 
 import pytest
 
+from tests.mcp.arguments import sent
 from tests.mcp.conftest import Upstream
+from unisono.core.tool_arguments import read_arguments
 from unisono.core.tools import ToolServer
 from unisono.errors import InvalidRequest
 from unisono.mcp import McpHost, check_headers
@@ -58,6 +60,13 @@ OURS = {"accept", "accept-encoding", "connection", "content-length", "content-ty
         "mcp-method", "mcp-name", "mcp-protocol-version"}  # fmt: skip
 
 
+async def test_an_argument_that_a_tool_wants_in_a_header_is_repeated_there(host: McpHost, upstream: Upstream) -> None:
+    number = "7" * 4_000
+    arguments = read_arguments("", f'{{"place":"north","number":{number}}}')
+    outcome = await host.call(upstream.server("modern"), "mirrored", arguments)
+    assert outcome.text == f"north {number}"
+
+
 @pytest.mark.parametrize(
     ("entry", "shown"),
     [
@@ -79,7 +88,7 @@ async def test_a_server_sees_what_its_entry_says_and_nothing_else(
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
     server: ToolServer = upstream.server("modern", **entry)
-    seen = json.loads((await host.call(server, "headers", {})).text)
+    seen = json.loads((await host.call(server, "headers", sent({}))).text)
     assert {name: value for name, value in seen.items() if name not in OURS} == shown
     assert seen["user-agent"] == "unisono"
     assert seen["accept-encoding"] == "identity"

@@ -13,6 +13,7 @@ from dataclasses import replace
 import pytest
 
 from tests.fakes.wire import Close, Reset, Seen, Sleep, Stall, Step, Write
+from tests.mcp.arguments import sent
 from tests.mcp.hostile import EVENTS, TOOL, Acting, Hostile, answer, event, message, plain, text
 from unisono.core.tools import ToolTimeouts
 from unisono.errors import (
@@ -68,13 +69,13 @@ async def test_a_call_without_an_answer_is_an_unknown_outcome_and_never_repeated
     async with Hostile(act) as hostile:
         server = hostile.server(timeouts=SHORT)
         begun = time.monotonic()
-        outcome = await host.call(server, "act", {})
+        outcome = await host.call(server, "act", sent({}))
         assert (outcome.is_error, outcome.outcome_unknown) == (True, True), outcome.text
         assert time.monotonic() - begun < 5
         assert len(hostile.calls) == 1
         assert len(outcome.text) < 300
         hostile._act = lambda seen: [text(seen)]
-        assert (await host.call(server, "act", {})).text == "acted"
+        assert (await host.call(server, "act", sent({}))).text == "acted"
 
 
 KNOWN: dict[str, tuple[Acting, str]] = {
@@ -118,7 +119,7 @@ KNOWN: dict[str, tuple[Acting, str]] = {
 async def test_a_refusal_is_an_error_the_model_can_read(act: Acting, words: str) -> None:
     host = McpHost(limits=Limits(answer_bytes=1 << 20))
     async with Hostile(act) as hostile:
-        outcome = await host.call(hostile.server(), "act", {})
+        outcome = await host.call(hostile.server(), "act", sent({}))
         assert outcome.is_error
         assert words in outcome.text
         assert not outcome.outcome_unknown
@@ -130,7 +131,7 @@ async def test_a_refusal_is_an_error_the_model_can_read(act: Acting, words: str)
 @pytest.mark.parametrize("version", ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"])
 async def test_every_earlier_revision_is_spoken(host: McpHost, version: str) -> None:
     async with Hostile(lambda seen: [text(seen)], version=version) as hostile:
-        assert (await host.call(hostile.server(), "act", {})).text == "acted"
+        assert (await host.call(hostile.server(), "act", sent({}))).text == "acted"
         assert hostile.calls[0].headers["mcp-protocol-version"] == version
 
 
@@ -139,13 +140,13 @@ async def test_a_server_that_forgot_the_session_is_greeted_again(host: McpHost) 
         return [text(seen)] if seen.headers["mcp-session-id"] != "s0" else [plain(404)]
 
     async with Hostile(forgetful) as hostile:
-        assert (await host.call(hostile.server(), "act", {})).text == "acted"
+        assert (await host.call(hostile.server(), "act", sent({}))).text == "acted"
         assert [seen.headers["mcp-session-id"] for seen in hostile.calls] == ["s0", "s1"]
 
 
 async def test_a_server_that_always_forgets_is_not_asked_for_ever(host: McpHost) -> None:
     async with Hostile(lambda seen: [plain(404)]) as hostile:
-        outcome = await host.call(hostile.server(), "act", {})
+        outcome = await host.call(hostile.server(), "act", sent({}))
         assert (outcome.is_error, outcome.outcome_unknown) == (True, False)
         assert len(hostile.calls) == 2
 
@@ -164,7 +165,7 @@ async def test_an_answer_that_broke_off_and_can_be_had_again_is_had_again(host: 
             return super()._respond(seen)
 
     async with Resuming(act) as hostile:
-        assert (await host.call(hostile.server(), "act", {})).text == "acted"
+        assert (await host.call(hostile.server(), "act", sent({}))).text == "acted"
         assert len(hostile.calls) == 1
 
 
@@ -181,7 +182,7 @@ async def test_who_leaves_frees_the_connection_within_a_moment_and_the_server_is
     host: McpHost, act: Acting
 ) -> None:
     async with Hostile(act) as hostile:
-        call = asyncio.create_task(host.call(hostile.server(), "act", {}))
+        call = asyncio.create_task(host.call(hostile.server(), "act", sent({})))
         async with asyncio.timeout(5):
             while not hostile.calls:
                 await asyncio.sleep(0.01)
@@ -209,7 +210,7 @@ async def test_a_server_that_takes_no_notices_holds_nobody_up() -> None:
 
     async with Deaf(lambda seen: [text(seen)]) as hostile:
         begun = time.monotonic()
-        assert (await host.call(hostile.server(), "act", {})).text == "acted"
+        assert (await host.call(hostile.server(), "act", sent({}))).text == "acted"
         assert time.monotonic() - begun < 3
         await host.aclose()
 
@@ -286,7 +287,7 @@ async def test_a_schema_is_neither_run_nor_followed(host: McpHost) -> None:
     ) as hostile:
         await host.list_tools(hostile.server())
         begun = time.monotonic()
-        outcome = await host.call(hostile.server(), "act", {})
+        outcome = await host.call(hostile.server(), "act", sent({}))
         assert outcome.structured == found["structuredContent"]
         assert time.monotonic() - begun < 1
 
@@ -333,7 +334,7 @@ async def test_a_listener_that_is_always_hung_up_on_does_not_call_back_at_once(h
             return super()._respond(seen)
 
     async with Short(lambda seen: [text(seen)]) as hostile:
-        await host.call(hostile.server(), "act", {})
+        await host.call(hostile.server(), "act", sent({}))
         await asyncio.sleep(0.5)
         assert len([seen for seen in hostile.probes if seen.method == "GET"]) <= 2
 
@@ -354,7 +355,7 @@ async def test_no_secret_and_no_content_reaches_the_log(host: McpHost, caplog: p
             )
             for act in acts:
                 hostile._act = act
-                await host.call(server, "act", {"secret": "canary-argument"})
+                await host.call(server, "act", sent({"secret": "canary-argument"}))
             assert hostile.calls[0].headers["authorization"] == "Bearer canary-token"
             assert "canary-argument" in json.dumps(hostile.calls[0].json)
         await host.aclose()
@@ -366,7 +367,7 @@ async def test_no_secret_and_no_content_reaches_the_log(host: McpHost, caplog: p
 async def test_a_result_of_endless_parts_is_read_to_a_bound_and_says_so(host: McpHost) -> None:
     parts = [{"type": "text", "text": f"{number}"} for number in range(50_000)]
     async with Hostile(lambda seen: [answer(seen, {"content": parts})]) as hostile:
-        outcome = await host.call(hostile.server(), "act", {})
+        outcome = await host.call(hostile.server(), "act", sent({}))
     most = host.limits.entries
     assert outcome.text.split("\n")[most - 1 :] == [
         f"{most - 1}",
@@ -382,6 +383,6 @@ async def test_an_answer_that_takes_long_to_read_is_no_other_answer(
     monkeypatch.setattr("unisono.mcp.session.ANSWER_GRACE_S", 0.02)
     parts = {"content": [], "structuredContent": {"a": [{"b": number} for number in range(200_000)]}}
     async with Hostile(lambda seen: [answer(seen, parts)]) as hostile:
-        outcome = await host.call(hostile.server(), "act", {})
+        outcome = await host.call(hostile.server(), "act", sent({}))
     assert outcome.text.startswith('{"a": [{"b": 0},')
     assert not outcome.is_error

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.depth import examples
 from tests.fakes.wire import Seen, Step, Write
+from tests.mcp.arguments import sent
 from tests.mcp.hostile import EVENTS, Hostile, event, message, plain
 from unisono.mcp import Limits, McpHost
 from unisono.mcp.light import FEW, TooMuch, children, lightened
@@ -149,7 +150,7 @@ async def test_others_go_on_while_a_large_answer_is_read(host: McpHost, way: str
                 worst, last = max(worst, now - last), now
 
         ticking = asyncio.create_task(tick())
-        outcome = await host.call(hostile.server(), "act", {})
+        outcome = await host.call(hostile.server(), "act", sent({}))
         ended.set()
         await ticking
     assert outcome.text

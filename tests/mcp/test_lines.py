@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.mcp.arguments import sent
 from tests.mcp.conftest import Upstream
 from unisono.mcp import Limits, McpHost
 from unisono.mcp.lines import Line, NoPlace
@@ -112,7 +113,7 @@ async def test_the_places_of_a_server_are_for_all_owners_together(upstream: Upst
         nonlocal running, most
         # A talk of an owner has connections of its own, and no places of its own.
         server = upstream.server("modern", concurrent=2, owner=f"{owner}\0talk {number}")
-        outcome = await host.call(server, "slow", {"seconds": 0.2, "name": f"shared {owner}{number}"})
+        outcome = await host.call(server, "slow", sent({"seconds": 0.2, "name": f"shared {owner}{number}"}))
         assert outcome.text == "done"
 
     async with asyncio.TaskGroup() as group:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.mcp.arguments import sent
 from tests.mcp.conftest import HTTP_WAYS, WAYS, Upstream
 from unisono.core.tools import Approval, HostedTool, ToolFilter, ToolServer, ToolTransport
 from unisono.errors import (
@@ -47,7 +48,7 @@ async def test_only_allowed_tools_are_listed_and_called(
     server = upstream.server("modern", allowed=allowed)
     assert [tool.name for tool in (await host.list_tools(server)).tools] == names
     for tool, arguments in (("echo", {"text": "a"}), ("facts", {})):
-        assert (await host.call(server, tool, arguments)).is_error is (tool not in names)
+        assert (await host.call(server, tool, sent(arguments))).is_error is (tool not in names)
 
 
 @pytest.mark.parametrize("way", ["modern", "modern_json", "legacy", "legacy_json", "sse", "stdio"])
@@ -58,7 +59,7 @@ async def test_a_list_is_remembered_until_its_server_says_it_changed(
     before = await host.list_tools(server)
     assert await host.list_tools(server) == before
     grown = f"grown_{way}_{len(before.tools)}"
-    await host.call(server, "grow", {"name": grown})
+    await host.call(server, "grow", sent({"name": grown}))
     async with asyncio.timeout(5):
         while (after := await host.list_tools(server)).digest == before.digest:
             await asyncio.sleep(0.02)
@@ -69,7 +70,7 @@ async def test_a_list_of_a_server_that_never_tells_is_asked_for_again_when_it_is
     host = McpHost(limits=Limits(list_ttl_s=0.2))
     server = upstream.server("stateless")
     before = await host.list_tools(server)
-    await host.call(server, "grow", {"name": "another"})
+    await host.call(server, "grow", sent({"name": "another"}))
     assert await host.list_tools(server) == before
     await asyncio.sleep(0.25)
     assert (await host.list_tools(server)).tools[-1].name == "another"
@@ -115,12 +116,12 @@ async def test_a_server_that_cannot_be_used_is_an_error_of_the_request(
     assert "127.0.0.1" not in raised.value.message
     if issubclass(error, ToolServerError):
         # In the middle of a response it is something the model can be told.
-        outcome = await host.call(server, "echo", {})
+        outcome = await host.call(server, "echo", sent({}))
         assert outcome.is_error
         assert not outcome.outcome_unknown
     else:
         with pytest.raises(error):
-            await host.call(server, "echo", {})
+            await host.call(server, "echo", sent({}))
 
 
 async def test_one_broken_server_is_no_other_servers_business(host: McpHost, upstream: Upstream) -> None:

@@ -22,6 +22,7 @@ from cryptography.x509.oid import NameOID
 
 from tests.fakes.wire import Seen, Step, WireServer, Write
 from tests.listening import listening
+from tests.mcp.arguments import sent
 from tests.mcp.conftest import Upstream
 from unisono.core.tools import ToolServer, ToolTransport
 from unisono.errors import ToolServerNotAllowed, ToolServerUnavailable
@@ -115,7 +116,7 @@ async def test_no_spelling_of_a_place_inside_is_reached() -> None:
                     await host.list_tools(server)
                 assert refused.value.message == NOT_ALLOWED, spelling
                 with pytest.raises(ToolServerNotAllowed):
-                    await host.call(server, "echo", {})
+                    await host.call(server, "echo", sent({}))
         assert birds.seen == []
     await host.aclose()
     assert len(SPELLINGS) > 60
@@ -301,6 +302,6 @@ async def test_a_guarded_server_that_was_allowed_works(upstream: Upstream) -> No
     for way in ("modern", "legacy", "sse"):
         transport = ToolTransport.SSE if way == "sse" else ToolTransport.STREAMABLE_HTTP
         server = ToolServer(way, upstream.urls[way], transport=transport)
-        assert (await host.call(server, "echo", {"text": "hi"})).text == "hi"
-    assert "host" in json.loads((await host.call(ToolServer("b", upstream.urls["modern"]), "headers", {})).text)
+        assert (await host.call(server, "echo", sent({"text": "hi"}))).text == "hi"
+    assert "host" in json.loads((await host.call(ToolServer("b", upstream.urls["modern"]), "headers", sent({}))).text)
     await host.aclose()

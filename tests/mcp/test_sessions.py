@@ -14,6 +14,7 @@ from urllib.parse import parse_qs
 import pytest
 
 from tests.fakes.wire import Seen, Step, WireServer, Write
+from tests.mcp.arguments import sent
 from tests.mcp.conftest import Upstream, nobody_left
 from tests.mcp.hostile import Hostile, plain, text
 from unisono.core.tools import ClientCredentials, Command, ToolServer, ToolTimeouts, ToolTransport
@@ -29,7 +30,7 @@ def greeted(hostile: Hostile) -> int:
 async def test_one_connection_serves_many_calls(host: McpHost) -> None:
     async with Hostile(lambda seen: [text(seen)]) as hostile:
         server = hostile.server()
-        await asyncio.gather(*(host.call(server, "act", {}) for _ in range(30)))
+        await asyncio.gather(*(host.call(server, "act", sent({})) for _ in range(30)))
         assert greeted(hostile) == 1
 
 
@@ -57,14 +58,14 @@ def test_only_equal_servers_share_a_connection() -> None:
 async def test_owners_never_share_a_connection(host: McpHost) -> None:
     async with Hostile(lambda seen: [text(seen)]) as hostile:
         for owner in ("a", "b", "a"):
-            await host.call(hostile.server(owner=owner), "act", {})
+            await host.call(hostile.server(owner=owner), "act", sent({}))
         assert greeted(hostile) == 2
 
 
 async def test_an_idle_connection_is_closed_and_opened_again_when_needed(host: McpHost) -> None:
     async with Hostile(lambda seen: [text(seen)]) as hostile:
         server = hostile.server(timeouts=ToolTimeouts(idle_s=0.2))
-        await host.call(server, "act", {})
+        await host.call(server, "act", sent({}))
         async with asyncio.timeout(5):
             while hostile.open:
                 await asyncio.sleep(0.01)
@@ -73,7 +74,7 @@ async def test_an_idle_connection_is_closed_and_opened_again_when_needed(host: M
         async with asyncio.timeout(2):
             while len(asyncio.all_tasks()) > 1:
                 await asyncio.sleep(0.01)
-        assert (await host.call(server, "act", {})).text == "acted"
+        assert (await host.call(server, "act", sent({}))).text == "acted"
         assert greeted(hostile) == 2
 
 
@@ -81,14 +82,16 @@ async def test_an_idle_connection_makes_room_and_a_used_one_does_not(upstream: U
     host = McpHost(limits=Limits(sessions=2))
     server = upstream.server("modern")
     for owner in ("a", "b", "c", "a"):
-        assert (await host.call(replace(server, owner=owner), "echo", {"text": "hi"})).text == "hi"
+        assert (await host.call(replace(server, owner=owner), "echo", sent({"text": "hi"}))).text == "hi"
     busy = [
-        asyncio.create_task(host.call(replace(server, owner=owner), "slow", {"seconds": 1, "name": f"room {owner}"}))
+        asyncio.create_task(
+            host.call(replace(server, owner=owner), "slow", sent({"seconds": 1, "name": f"room {owner}"}))
+        )
         for owner in ("d", "e")
     ]
     for owner in ("d", "e"):
         await upstream.until_noted(f"slow begins room {owner}")
-    outcome = await host.call(replace(server, owner="f"), "echo", {"text": "hi"})
+    outcome = await host.call(replace(server, owner="f"), "echo", sent({"text": "hi"}))
     assert (outcome.is_error, outcome.outcome_unknown) == (True, False)
     assert [(await call).text for call in busy] == ["done", "done"]
     await host.aclose()
@@ -98,7 +101,7 @@ async def test_an_idle_connection_makes_room_and_a_used_one_does_not(upstream: U
 async def test_closing_ends_calls_that_run_and_nobody_is_served_afterwards(upstream: Upstream) -> None:
     host = McpHost()
     calls = [
-        asyncio.create_task(host.call(upstream.server(way), "slow", {"seconds": 30, "name": f"closed {way}"}))
+        asyncio.create_task(host.call(upstream.server(way), "slow", sent({"seconds": 30, "name": f"closed {way}"})))
         for way in ("modern", "legacy", "sse", "stdio")
     ]
     for way in ("modern", "legacy", "sse", "stdio"):
@@ -110,7 +113,7 @@ async def test_closing_ends_calls_that_run_and_nobody_is_served_afterwards(upstr
     nobody_left()
     with pytest.raises(ToolServerUnavailable):
         await host.list_tools(upstream.server("modern"))
-    assert (await host.call(upstream.server("modern"), "echo", {"text": "late"})).is_error
+    assert (await host.call(upstream.server("modern"), "echo", sent({"text": "late"}))).is_error
 
 
 async def test_a_closed_host_that_was_never_used_never_loads_anything(upstream: Upstream) -> None:
@@ -164,12 +167,12 @@ async def test_client_credentials_get_one_token_for_many_connections(host: McpHo
     async with Guarded() as guarded:
         oauth = ClientCredentials("gateway", guarded.url, "canary-secret")
         server = guarded.server(oauth=oauth, timeouts=ToolTimeouts(idle_s=0.2))
-        assert (await host.call(server, "act", {})).text == "acted"
-        assert (await host.call(server, "act", {})).text == "acted"
+        assert (await host.call(server, "act", sent({}))).text == "acted"
+        assert (await host.call(server, "act", sent({}))).text == "acted"
         async with asyncio.timeout(5):
             while guarded.open:
                 await asyncio.sleep(0.01)
-        assert (await host.call(server, "act", {})).text == "acted"
+        assert (await host.call(server, "act", sent({}))).text == "acted"
         (asked,) = guarded.given
         form = parse_qs(asked.body.decode())
         assert (form["grant_type"], form["scope"]) == (["client_credentials"], ["tools"])

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.processes import lives
+from tests.mcp.arguments import sent
 from tests.mcp.conftest import Upstream
 from unisono.core.tools import Command, ToolServer, ToolTimeouts, ToolTransport
 from unisono.errors import ToolServerNotAllowed, ToolServerTimeout, ToolServerUnavailable
@@ -33,7 +34,7 @@ async def test_a_process_sees_what_it_was_given_and_little_else(
     host: McpHost, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UNISONO_MASTER_KEY", "canary-key")
-    seen = json.loads((await host.call(upstream.server("stdio"), "environment", {})).text)
+    seen = json.loads((await host.call(upstream.server("stdio"), "environment", sent({}))).text)
     # What a Python sets for itself is not inherited.
     assert set(seen) - {"LC_CTYPE", "__CF_USER_TEXT_ENCODING"} <= HARMLESS | {"UPSTREAM_NOTES"}
     assert "canary-key" not in json.dumps(seen)
@@ -42,7 +43,7 @@ async def test_a_process_sees_what_it_was_given_and_little_else(
 async def test_at_the_end_the_process_and_its_children_are_gone(upstream: Upstream) -> None:
     host = McpHost()
     server = upstream.server("stdio")
-    pids = [int(pid) for pid in (await host.call(server, "child", {})).text.split()]
+    pids = [int(pid) for pid in (await host.call(server, "child", sent({}))).text.split()]
     assert all(lives(pid) for pid in pids)
     await host.aclose()
     async with asyncio.timeout(1):  # a signal takes its moment
@@ -96,14 +97,14 @@ os.execv(sys.executable, {list(real.argv)!r})
 """
     command = Command((sys.executable, "-c", chatty), real.environment)
     server = ToolServer("a", command=command, transport=ToolTransport.STDIO, configured=True)
-    assert (await host.call(server, "echo", {"text": "heard"})).text == "heard"
+    assert (await host.call(server, "echo", sent({"text": "heard"}))).text == "heard"
 
 
 async def test_complaints_are_logged_in_bounds(
     host: McpHost, upstream: Upstream, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "unisono.mcp.stdio"):
-        assert (await host.call(upstream.server("stdio"), "complain", {"lines": 400})).text == "complained"
+        assert (await host.call(upstream.server("stdio"), "complain", sent({"lines": 400}))).text == "complained"
     said = [record for record in caplog.records if "tool server says" in record.message]
     assert 0 < len(said) <= 200
     assert all(len(record.message) < 600 for record in said)
@@ -162,7 +163,7 @@ async def test_no_request_starts_a_process(server: ToolServer) -> None:
         with pytest.raises(ToolServerNotAllowed):
             await host.list_tools(server)
         with pytest.raises(ToolServerNotAllowed):
-            await host.call(server, "echo", {})
+            await host.call(server, "echo", sent({}))
     await host.aclose()
 
 

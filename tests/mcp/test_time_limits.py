@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import pytest
 
 from tests.fakes.wire import Seen, Sleep, Step, WireServer, Write
+from tests.mcp.arguments import sent
 from tests.mcp.hostile import EVENTS, TOOL, Acting, Hostile, answer, text
 from unisono.core.tools import Command, ToolServer, ToolTimeouts, ToolTransport
 from unisono.errors import ToolServerTimeout
@@ -87,7 +88,7 @@ async def test_a_list_is_late_in_time_where_a_process_drips(host: McpHost) -> No
 async def test_a_call_is_late_in_time_where_its_answer_drips(host: McpHost, name: str) -> None:
     async with Hostile(LISTINGS[name]) as hostile:
         begun = time.monotonic()
-        outcome = await host.call(hostile.server(timeouts=TIMEOUTS), "act", {})
+        outcome = await host.call(hostile.server(timeouts=TIMEOUTS), "act", sent({}))
         assert (outcome.is_error, outcome.outcome_unknown) == (True, True)
         assert time.monotonic() - begun < MAX_S
 

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import uvicorn
 from mcp.server.mcpserver import Context, MCPServer
@@ -31,6 +31,7 @@ from mcp_types import (
     TextResourceContents,
     ToolAnnotations,
 )
+from pydantic import Field
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 NOTES = Path(os.environ.get("UPSTREAM_NOTES") or tempfile.mkdtemp())
@@ -132,6 +133,18 @@ def build() -> MCPServer:
         """Starts a process of its own and says which."""
         process = subprocess.Popen(["sleep", "60"], stdin=subprocess.DEVNULL)
         return f"{os.getpid()} {process.pid}"
+
+    @server.tool()
+    def digits(number: int) -> str:
+        return str(number)
+
+    @server.tool()
+    def mirrored(
+        place: Annotated[str, Field(json_schema_extra={"x-mcp-header": "Place"})], number: int, ctx: Context
+    ) -> str:
+        """The header that repeats an argument, beside an argument."""
+        request = ctx.request_context.request
+        return f"{request.headers['mcp-param-place'] if request is not None else ''} {number}"
 
     return server
 

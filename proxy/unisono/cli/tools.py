@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,7 +11,7 @@ import click
 
 from unisono.cli.setup import configured
 from unisono.cli.terminal import harmless
-from unisono.core.conversation import Json
+from unisono.core.tool_arguments import ToolArguments, read_arguments
 from unisono.core.tools import HostedTool, ToolHost, ToolOutcome, ToolServer
 from unisono.errors import ConfigError, UnisonoError
 from unisono.hosting import Hosting, build_hosting
@@ -80,14 +79,11 @@ def _server(hosting: Hosting, label: str) -> ToolServer:
     return server
 
 
-def _arguments(text: str) -> Mapping[str, Json]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise click.BadParameter(f"not JSON: {error}", param_hint="JSON") from error
-    if not isinstance(value, dict):
-        raise click.BadParameter("not a JSON object", param_hint="JSON")
-    return value
+def _arguments(text: str) -> ToolArguments:
+    arguments = read_arguments("", text)
+    if arguments.problem:
+        raise click.BadParameter(f"the arguments cannot be sent: {arguments.problem}", param_hint="JSON")
+    return arguments
 
 
 async def _listed(host: ToolHost, server: ToolServer) -> tuple[HostedTool, ...] | UnisonoError:

@@ -8,11 +8,12 @@ text of its Closed. Items never overlap: one is closed before the next opens.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from unisono.core.conversation import Json, Phase, Tokens
 from unisono.core.generation import FinishReason, Usage
+from unisono.core.tool_arguments import ToolArguments
 from unisono.core.tools import HostedTool, ToolOutcome
 
 
@@ -59,6 +60,7 @@ class HostedCall:
     tool: str
     needs_approval: bool = False
     approval: str = ""
+    arguments: ToolArguments = field(default=ToolArguments("{}"), compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Final
 
 MAX_LEVELS: Final = 10_000
@@ -34,6 +35,29 @@ def json_kind(text: str) -> type | None:
     except ValueError:
         return None
     return type(value)
+
+
+def levels(text: str) -> int:
+    """Levels of nesting of JSON, counted up to one more than `MAX_LEVELS`."""
+    deepest = level = 0
+    for token in _TOKEN.finditer(text):
+        if token.lastgroup == "open":
+            level += 1
+            deepest = max(deepest, level)
+        elif token.lastgroup == "close":
+            level -= 1
+        if level > MAX_LEVELS:
+            break
+    return deepest
+
+
+def leaves(text: str) -> Iterator[str]:
+    """Every name, string, number and constant of JSON as it is written."""
+    for token in _TOKEN.finditer(text):
+        if token.lastgroup == "name":
+            yield token[0].rstrip(": \t\n\r")
+        elif token.lastgroup in ("text", "scalar"):
+            yield token[0]
 
 
 def _refuse(constant: str) -> None:

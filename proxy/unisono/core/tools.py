@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Protocol, TypeAlias
 
 from unisono.core.conversation import Json
+from unisono.core.tool_arguments import ToolArguments
 
 
 class ToolTransport(StrEnum):
@@ -206,7 +207,7 @@ class ToolHost(Protocol):
         self,
         server: ToolServer,
         tool: str,
-        arguments: Mapping[str, Json],
+        arguments: ToolArguments,
         *,
         deadline: float | None = None,
         progress: Progress | None = None,

@@ -5,13 +5,11 @@ Pure, and bounded for anything a model may write: calls that lead nowhere, and c
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Final
 
-from unisono.core.conversation import Json
+from unisono.core.tool_arguments import ToolArguments
 from unisono.engine.hosted import HostedTools
 from unisono.engine.steps import Call
 
@@ -38,26 +36,24 @@ MOST_CALLS: Final = 512
 
 OUTCOME_UNKNOWN: Final = "It is not known whether the call was carried out; it was not repeated."
 
-PYTHON: Final = "python"
-CODE: Final = "code"
-"""The trained tool that takes no JSON, and what its server's argument is called."""
-
 THE_MODELS_FAULT: Final = frozenset({UNKNOWN_TOOL, BAD_ARGUMENTS})
 
 
-def _unknown(call: Call, tools: HostedTools) -> str:
+def _unknown(call: Call, _: ToolArguments, tools: HostedTools) -> str:
     near = ", ".join(tools.names_near(call))
     return f"There is no tool {call.name!r}. " + (f"There is: {near}." if near else "There are no tools.")
 
 
-def _no_time_left(_: Call, tools: HostedTools) -> str:
+def _no_time_left(_: Call, __: ToolArguments, tools: HostedTools) -> str:
     then = "Answer with what is known." if tools.hosting.pause_after is None else "It may be made again."
     return f"No time is left for calls. The call was not made. {then}"
 
 
-TOLD: Final[Mapping[str, Callable[[Call, HostedTools], str]]] = {
+FITTING: Final = "Give a JSON object that fits the tool."
+
+TOLD: Final[Mapping[str, Callable[[Call, ToolArguments, HostedTools], str]]] = {
     UNKNOWN_TOOL: _unknown,
-    BAD_ARGUMENTS: lambda call, _: f"The arguments are no JSON object: {_problem(call)}. Give one that fits the tool.",
+    BAD_ARGUMENTS: lambda _, arguments, __: f"The arguments cannot be sent: {arguments.problem}. {FITTING}",
     REPEATED: lambda *_: "The same call was made before, with the same arguments. It was not made again.",
     NO_CALLS_LEFT: lambda *_: "No calls are left. The call was not made. Answer with what is known.",
     NO_TIME_LEFT: _no_time_left,
@@ -97,7 +93,7 @@ class Ledger:
         self._late = True
         self.exhausted = self.exhausted or self.tools.hosting.pause_after is None
 
-    def judge(self, call: Call, *, late: bool = False) -> str:
+    def judge(self, call: Call, arguments: ToolArguments, *, late: bool = False) -> str:
         """`MAKE`, `ASK` or the rule by which the model is told something instead. `late`: the turn's time is over."""
         tool = self.tools.tool(call.name)
         if self.exhausted:
@@ -108,75 +104,21 @@ class Ledger:
             return NO_CALLS_LEFT
         if tool is None:
             return VOID if call.approval else UNKNOWN_TOOL
-        if arguments_of(call) is None:
+        if arguments.problem:
             return BAD_ARGUMENTS
-        if self._alike >= MOST_ALIKE and digest_of(call) == self._last:
+        if self._alike >= MOST_ALIKE and arguments.digest == self._last:
             return REPEATED
         if not call.approval and self.tools.server(tool).approval.needed(tool):
             return ASK
         return MAKE
 
-    def enter(self, call: Call, verdict: str) -> None:
-        """`call` was judged so."""
-        digest = digest_of(call)
-        self._alike = self._alike + 1 if digest == self._last else 1
-        self._last = digest
+    def enter(self, arguments: ToolArguments, verdict: str) -> None:
+        """A call with these arguments was judged so."""
+        self._alike = self._alike + 1 if arguments.digest == self._last else 1
+        self._last = arguments.digest
         self._made += verdict == MAKE
         self._faults = self._faults + 1 if verdict in THE_MODELS_FAULT else 0
         once_more = verdict == REPEATED and self._alike > MOST_ALIKE + 1
         self.exhausted = self.exhausted or verdict == NO_CALLS_LEFT or self._faults >= FAULTS or once_more
         if verdict == NO_TIME_LEFT:
             self.time_is_over()
-
-
-def arguments_of(call: Call) -> dict[str, Json] | None:
-    """The arguments; none at all where the model wrote nothing. None for what is no JSON object: what is said to
-    `python` is code and need not be."""
-    try:
-        return _code(call.arguments) if call.name == PYTHON else _read(call.arguments)
-    except ValueError:
-        return None
-
-
-def digest_of(call: Call) -> str:
-    """Equal for calls of one tool with equal arguments, however they are spelled."""
-    arguments = arguments_of(call)
-    said = call.arguments if arguments is None else _canonical(arguments)
-    return sha256(f"{call.name}\0{said}".encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _code(text: str) -> dict[str, Json]:
-    """Raises ValueError. Where the model wrapped the code as for a function, it is taken out."""
-    try:
-        value = _read(text)
-    except ValueError:
-        value = {}
-    if value.keys() != {CODE} or not isinstance(value[CODE], str):
-        value = {CODE: text}
-    _canonical(value).encode()
-    return value
-
-
-def _read(text: str) -> dict[str, Json]:
-    """Raises ValueError."""
-    try:
-        value = json.loads(text) if text.strip() else {}
-        if not isinstance(value, dict):
-            raise ValueError("it is something else")  # noqa: TRY004 - the text is wrong
-        # Neither infinity nor half a character can be sent to anybody.
-        _canonical(value).encode()
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    return value
-
-
-def _canonical(arguments: Mapping[str, Json]) -> str:
-    return json.dumps(arguments, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-
-
-def _problem(call: Call) -> str:
-    try:
-        _read(call.arguments)
-    except ValueError as problem:
-        return str(problem)
-    return ""

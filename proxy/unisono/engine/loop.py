@@ -7,17 +7,17 @@ What a call does wrong is told to the model, which goes on. Cancelling whoever w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Final
 
-from unisono.core.conversation import Json
 from unisono.core.events import Event
+from unisono.core.tool_arguments import ToolArguments
 from unisono.core.tools import HostedTool, ToolHost, ToolOutcome, ToolServer
 from unisono.core.tracing import DOING, Trace, tool_span
 from unisono.core.watching import ToolDone, ToolEnd
 from unisono.engine.hosted import Offer
-from unisono.engine.judging import NO_TIME_LEFT, NOT_REPEATED, OUTCOME_UNKNOWN, arguments_of
+from unisono.engine.judging import NO_TIME_LEFT, NOT_REPEATED, OUTCOME_UNKNOWN
 from unisono.engine.reading import Reading
 from unisono.engine.round import Calling, Told
 from unisono.engine.steps import Call
@@ -26,6 +26,8 @@ from unisono.errors import InvalidRequest, ToolServerError, ToolServerNotAllowed
 
 GRACE_S: Final = 2.0
 """How much later than its deadline a host is given up that does not keep to it."""
+OFF_LOOP_CHARACTERS: Final = 16 * 1024
+"""Longer arguments of a call are read in a thread."""
 
 
 class ToolLoop:
@@ -79,6 +81,8 @@ class ToolLoop:
         if (calling := reading.round.calling) is not None:
             yield reading.ran(await self._told_late(reading, calling))
         while reading.round.calls:
+            if len(reading.round.calls[0].arguments) > OFF_LOOP_CHARACTERS:
+                await asyncio.to_thread(reading.round.read_next)
             yield reading.call(late=self._late())
             if (calling := reading.round.calling) is not None:
                 # A call whose predecessors may be missing from the journal may be one of them.
@@ -100,18 +104,14 @@ class ToolLoop:
         if (told := reading.round.told(calling)) is not None:
             return told
         tool = reading.round.tools.tool(calling.call.name)
-        arguments = arguments_of(calling.call)
         assert tool is not None
-        assert arguments is not None
         if calling.call.approval and self._hosting.take is not None:
             await self._hosting.take(calling.call.approval)
-        outcome = await self._made(calling.call, reading.round.tools.server(tool), tool, arguments)
+        outcome = await self._made(calling.call, reading.round.tools.server(tool), tool, calling.arguments)
         unknown = NOT_REPEATED if outcome.outcome_unknown else ""
         return Told(outcome, outcome.text, NO_TIME_LEFT if self._late() else unknown)
 
-    async def _made(
-        self, call: Call, server: ToolServer, tool: HostedTool, arguments: Mapping[str, Json]
-    ) -> ToolOutcome:
+    async def _made(self, call: Call, server: ToolServer, tool: HostedTool, arguments: ToolArguments) -> ToolOutcome:
         facts, began_s, end = self._report.facts, self._report.now_s(), ToolEnd.LEFT
         below = DOING.set(None if self._span is None else self._span.child(tool_span(len(facts.tools))))
         try:

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 from unisono.core.conversation import Conversation, Json, ToolResult
 from unisono.core.events import Closed, Delta, Event, HostedCall, Listed, Listing, Opened, Ran, Repaired
+from unisono.core.tool_arguments import ToolArguments, read_arguments
 from unisono.core.tools import ToolOutcome
 from unisono.engine.hosted import HostedTools, decided_calls
 from unisono.engine.journal import Note
-from unisono.engine.judging import ASK, MOST_CALLS, NO_TIME_LEFT, TOLD, Ledger, digest_of
+from unisono.engine.judging import ASK, MOST_CALLS, NO_TIME_LEFT, TOLD, Ledger
 from unisono.engine.steps import Call
 
 CALL, OF, VERDICT = "call", "of", "verdict"
@@ -28,6 +29,7 @@ class Calling:
 
     item: HostedCall
     call: Call
+    arguments: ToolArguments
     verdict: str
 
 
@@ -56,6 +58,7 @@ class Round:
         self.calls = deque(calls)
         """Those that are to come."""
         self.calling: Calling | None = None
+        self._arguments: ToolArguments | None = None
         self.asked = False
         """Whether somebody is asked about a call of this round."""
         self.decided: list[ToolResult] = denied
@@ -79,34 +82,50 @@ class Round:
             events += (Opened(listing), Listed(listing, offer.tools, offer.error))
         return events
 
+    def read_next(self) -> None:
+        """Read the arguments of the next call, ahead of `call`."""
+        call = self.calls[0]
+        self._arguments = read_arguments(call.name, call.arguments)
+
     def call(self, index: int, *, late: bool) -> tuple[Note, list[Event]]:
         """The next call, as the item `index`."""
-        call = self.calls.popleft()
-        return self._call(call, index, self.ledger.judge(call, late=late))
+        call, arguments = self._next()
+        return self._call(call, arguments, index, self.ledger.judge(call, arguments, late=late))
 
     def call_again(self, note: Mapping[str, Json], index: int) -> tuple[Note, list[Event]]:
         """The next call as it was noted. Raises ValueError when the note is of another one."""
-        call = self.calls.popleft() if self.calls else None
-        if call is None or note.get(OF) != digest_of(call):
+        if not self.calls:
             raise ValueError("a note of another call")
-        return self._call(call, index, str(note.get(VERDICT)))
+        call, arguments = self._next()
+        if note.get(OF) != arguments.digest:
+            raise ValueError("a note of another call")
+        return self._call(call, arguments, index, str(note.get(VERDICT)))
 
-    def _call(self, call: Call, index: int, verdict: str) -> tuple[Note, list[Event]]:
+    def _next(self) -> tuple[Call, ToolArguments]:
+        if self._arguments is None:
+            self.read_next()
+        assert self._arguments is not None
+        arguments, self._arguments = self._arguments, None
+        return self.calls.popleft(), arguments
+
+    def _call(self, call: Call, arguments: ToolArguments, index: int, verdict: str) -> tuple[Note, list[Event]]:
         server, tool = self.tools.place(call)
-        item = HostedCall(index, call.call_id, call.name, server, tool, verdict == ASK, call.approval)
-        self.ledger.enter(call, verdict)
+        item = HostedCall(index, call.call_id, call.name, server, tool, verdict == ASK, call.approval, arguments)
+        self.ledger.enter(arguments, verdict)
         if verdict == ASK:
             self.asked = True
         else:
-            self.calling = Calling(item, call, verdict)
+            self.calling = Calling(item, call, arguments, verdict)
         deltas = [Delta(item, call.arguments)] if call.arguments else []
-        note = Note({CALL: call.call_id, OF: digest_of(call), VERDICT: verdict})
+        note = Note({CALL: call.call_id, OF: arguments.digest, VERDICT: verdict})
         return note, [Opened(item), *deltas, Closed(item, call.arguments, call.tokens)]
 
     def told(self, calling: Calling) -> Told | None:
         """What the model is told instead of a result; None for a call that is to be made."""
         says = TOLD.get(calling.verdict)
-        return None if says is None else Told.instead(says(calling.call, self.tools), calling.verdict)
+        if says is None:
+            return None
+        return Told.instead(says(calling.call, calling.arguments, self.tools), calling.verdict)
 
     def ran(self, told: Told, position: int) -> tuple[Note, list[Event], ToolResult | None]:
         """What came of the call, and its result where that stands behind what this answer said. `position` as in

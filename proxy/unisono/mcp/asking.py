@@ -7,7 +7,7 @@ results; this one sends the call and takes the answer.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,7 +18,7 @@ from mcp_types import CallToolResult, InputRequiredResult
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import TypeAdapter, ValidationError
 
-from unisono.core.conversation import Json
+from unisono.core.tool_arguments import ToolArguments
 from unisono.core.tools import HostedTool, Progress, ToolOutcome, ToolServer
 from unisono.core.tracing import DOING
 from unisono.errors import ToolServerError, ToolServerProtocolError, ToolServerUnauthorized
@@ -26,6 +26,7 @@ from unisono.mcp.content import cut, to_outcome
 from unisono.mcp.exchange import Exchange
 from unisono.mcp.limits import Limits
 from unisono.mcp.lists import size_of
+from unisono.mcp.messages import mirrorable
 from unisono.mcp.session import NoAnswer, Session
 from unisono.mcp.tracing import below
 
@@ -74,13 +75,15 @@ async def tools(session: Session, server: ToolServer, limits: Limits, until: flo
 async def call(
     session: Session,
     tool: str,
-    arguments: Mapping[str, Json],
+    arguments: ToolArguments,
     limits: Limits,
     until: float,
     progress: Progress | None,
 ) -> Asked:
     """Run a tool. Raises nothing but cancellation: everything else is an outcome."""
-    exchange = Exchange()
+    exchange = Exchange(arguments=arguments.text)
+    # The SDK copies arguments into headers where a tool asks for that. What is sent is the text.
+    mirrored = mirrorable(arguments.members)
 
     report = progress
 
@@ -91,7 +94,7 @@ async def call(
     async def work(client: Client) -> CallToolResult | InputRequiredResult:
         async def send() -> CallToolResult | InputRequiredResult:
             return await client.session.send_request(
-                types.CallToolRequest(params=types.CallToolRequestParams(name=tool, arguments=dict(arguments))),
+                types.CallToolRequest(params=types.CallToolRequestParams(name=tool, arguments=mirrored)),
                 RESULT,
                 # The caller's own deadline comes first.
                 request_read_timeout_seconds=until - asyncio.get_running_loop().time() + 60.0,
@@ -116,6 +119,8 @@ async def call(
     except ValidationError:
         return Asked(_failed("The tool server's answer was not understood.", unknown=True))
     except NoAnswer:
+        if exchange.status >= 300:
+            return _refused(exchange, MCPError(types.INTERNAL_ERROR, ""), session)
         return Asked(_failed("The tool server answered something else.", unknown=True))
     except MCPError as error:
         return _refused(exchange, error, session)

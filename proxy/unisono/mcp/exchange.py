@@ -28,6 +28,8 @@ class Exchange:
     problem: str = ""
     over: Callable[[], object] | None = None
     """Called when a whole answer has been read."""
+    arguments: str = ""
+    """JSON that takes the place of the arguments in a call of a tool."""
     aside: bool = False
     """Nobody waits for an answer: it is given up after a moment, since others queue behind it."""
     _left: bool = False

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import json
 import ssl
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from unisono.core.conversation import Json
+from unisono.core.tool_arguments import ToolArguments
 from unisono.core.tools import (
     TALK,
     HostedTool,
@@ -97,14 +96,14 @@ class McpHost(ToolHost):
         self,
         server: ToolServer,
         tool: str,
-        arguments: Mapping[str, Json],
+        arguments: ToolArguments,
         *,
         deadline: float | None = None,
         progress: Progress | None = None,
     ) -> ToolOutcome:
         """See `ToolHost.call`."""
         self._check(server)
-        size = len(json.dumps(arguments).encode())
+        size = len(arguments.text.encode())
         if size > self.limits.arguments_bytes:
             return _failed(f"The arguments have {size} bytes; {self.limits.arguments_bytes} are taken.")
         until = _earlier(server.timeouts.call_s, deadline)
@@ -168,7 +167,7 @@ class McpHost(ToolHost):
         return listed
 
     async def _call(
-        self, server: ToolServer, tool: str, arguments: Mapping[str, Json], until: float, progress: Progress | None
+        self, server: ToolServer, tool: str, arguments: ToolArguments, until: float, progress: Progress | None
     ) -> ToolOutcome:
         async with asyncio.timeout_at(until):
             sessions = await self._open_sessions()

@@ -121,6 +121,9 @@ class Session:
         loop = asyncio.get_running_loop()
         if self._server.transport is ToolTransport.STREAMABLE_HTTP:
             exchange.over = lambda: loop.call_later(ANSWER_GRACE_S, _give_up, task, exchange)
+        elif self._server.transport is ToolTransport.SSE:
+            # The answer comes by another stream, but not to a message that was refused.
+            exchange.over = lambda: exchange.status >= 300 and task.cancel()
         try:
             done, _ = await asyncio.wait({task}, timeout=max(deadline - loop.time(), 0.0))
         except asyncio.CancelledError:

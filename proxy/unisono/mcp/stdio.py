@@ -25,6 +25,7 @@ from mcp_types import jsonrpc_message_adapter
 from unisono.core.tools import Command
 from unisono.mcp.light import TooMuch, light
 from unisono.mcp.limits import Limits
+from unisono.mcp.messages import OutgoingMessage, encoded
 from unisono.mcp.orphans import WATCH
 
 log = logging.getLogger(__name__)
@@ -127,8 +128,9 @@ async def _write(
     assert child.stdin is not None
     try:
         async for item in from_session:
-            line = item.message.model_dump_json(by_alias=True, exclude_unset=True)
-            child.stdin.write(line.encode("utf-8", "replace") + b"\n")
+            message = item.message.model_dump(by_alias=True, mode="json", exclude_unset=True)
+            arguments = item.arguments if isinstance(item, OutgoingMessage) else ""
+            child.stdin.write(encoded(message, arguments) + b"\n")
             await child.stdin.drain()
     except OSError:
         # It no longer reads: the session is to know at once, not when somebody gives up waiting.

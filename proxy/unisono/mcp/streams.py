@@ -13,6 +13,7 @@ from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCRequest, JSONRPCResponse
 
 from unisono.mcp.exchange import CALL, EXCHANGE, Exchange
+from unisono.mcp.messages import OutgoingMessage
 
 
 class Reading(Protocol):
@@ -131,7 +132,7 @@ class _Outbox(_Stream):
         try:
             # Where HTTP is between, only the wire knows; a pipe has what it was given.
             exchange.sent = exchange.sent or not self._by_wire
-            await self._inner.send(item)
+            await self._inner.send(OutgoingMessage(item.message, item.metadata, exchange.arguments))
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             exchange.sent = False
             raise

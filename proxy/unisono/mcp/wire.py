@@ -20,6 +20,7 @@ from mcp.client.auth import OAuthFlowError
 from unisono.mcp.bodies import TOO_LARGE, Events, Refused, Whole
 from unisono.mcp.exchange import EXCHANGE, Exchange
 from unisono.mcp.limits import Limits
+from unisono.mcp.messages import encoded
 from unisono.net.ssrf_guard import DestinationNotAllowed, DialTarget, public_target
 
 STAND_IN: Final = 502
@@ -191,6 +192,15 @@ class Outgoing(httpx2.AsyncClient):
         self._limits = limits
         self._fragile = fragile
         self._listened = -limits.reconnect_s
+
+    def build_request(self, method: str, url: httpx2.URL | str, *, json: Any = None, **how: Any) -> httpx2.Request:
+        """The request; a call of a tool with the arguments of its record."""
+        exchange = EXCHANGE.get()
+        if exchange is None or not exchange.arguments or not isinstance(json, dict):
+            return super().build_request(method, url, json=json, **how)
+        headers = httpx2.Headers(how.pop("headers", None))
+        headers["content-type"] = "application/json"
+        return super().build_request(method, url, content=encoded(json, exchange.arguments), headers=headers, **how)
 
     async def send(self, request: httpx2.Request, **how: Any) -> httpx2.Response:
         """The answer, or a stand-in for it. Raises nothing but cancellation."""

@@ -31,6 +31,7 @@ from unisono.api.messages.outbound import Frame, MessageEvents, to_message
 from unisono.core.conversation import AssistantCall, AssistantReasoning, ToolResult
 from unisono.core.events import Closed, Delta, Event, Finished, HostedCall, Opened, Ran, Repaired
 from unisono.core.generation import FinishReason
+from unisono.core.tool_arguments import read_arguments
 from unisono.core.tools import ToolOutcome
 from unisono.engine.collect import collect
 from unisono.engine.plan import UNMET_FORM
@@ -54,7 +55,8 @@ EARLY = replace(FRAME, hold_calls=False)
 
 
 def served(builtin: str, tool: str, said: str, outcome: ToolOutcome) -> list[Event]:
-    item = HostedCall(0, "call_h", f"{builtin}.{tool}" if tool else builtin, f"builtin:{builtin}", tool)
+    name = f"{builtin}.{tool}" if tool else builtin
+    item = HostedCall(0, "call_h", name, f"builtin:{builtin}", tool, arguments=read_arguments(name, said))
     return [Opened(item), Delta(item, said), Closed(item, said, (7, 8)), Ran(item, outcome, outcome.text)]
 
 

@@ -3,6 +3,7 @@ is to the model."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from unisono.api.responses.outbound.response import Frame
 from unisono.core.conversation import AssistantCall, Json, Phase, ToolResult
 from unisono.core.events import Closed, Delta, Event, Finished, HostedCall, Opened, Ran, Text
 from unisono.core.generation import FinishReason, Usage
+from unisono.core.tool_arguments import read_arguments
 from unisono.core.tools import Approval, Command, ToolFilter, ToolOutcome, ToolServer, ToolTransport
 from unisono.engine.turn import Report
 
@@ -96,6 +98,7 @@ def hosted(index: int, name: str, tool: str, builtin: str) -> HostedCall:
 
 def made(item: HostedCall, said: str, outcome: ToolOutcome) -> list[Event]:
     tokens = (1, 2, 3)
+    item = replace(item, arguments=read_arguments(item.name, said))
     return [Opened(item), Delta(item, said), Closed(item, said, tokens), Ran(item, outcome, outcome.text)]
 
 

@@ -127,7 +127,7 @@ def to_message(result: Result, report: Report, frame: Frame) -> dict[str, Any]:
                     shown.calls += 1
             case HostedCall():
                 if frame.shows(item):
-                    content.append(to_use(item, closed.text))
+                    content.append(to_use(item))
                     shown.served.append(name_of(item))
                     if item.call_id in ran:
                         content.append(frame.result(closed, ran[item.call_id]))
@@ -281,7 +281,7 @@ class MessageEvents:
                 if not self._frame.shows(item):
                     return b""
                 self._served[item.call_id] = closed
-                use = to_use(item, closed.text)
+                use = to_use(item)
                 self._shown.served.append(use["name"])
                 start = self._start({**use, "input": {}}, _JSON)
                 return start + self._delta + orjson.dumps(orjson.dumps(use["input"]).decode()) + _END + self._stop()

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+import orjson
+
 from unisono.api.builtins import BROWSER, PYTHON, builtin_of
 from unisono.api.messages.arguments import exact
 from unisono.api.messages.ids import SERVERS, shown_id
 from unisono.core.conversation import Json
 from unisono.core.events import HostedCall, Ran
-from unisono.engine.judging import BAD_ARGUMENTS, NO_CALLS_LEFT, arguments_of
-from unisono.engine.steps import Call
+from unisono.core.tool_arguments import ToolArguments
+from unisono.engine.judging import BAD_ARGUMENTS, NO_CALLS_LEFT
 
 SEALED: Final = "encrypted_content"
 SEARCH, FETCH, CODE = "web_search", "web_fetch", "code_execution"
@@ -36,16 +38,24 @@ def name_of(item: HostedCall) -> str:
     return CODE if builtin == PYTHON else NAMES.get((builtin, item.tool), "")
 
 
-def to_use(item: HostedCall, said: str) -> dict[str, Any]:
-    """The call; `said` is what the model wrote."""
+def to_use(item: HostedCall) -> dict[str, Any]:
+    """The call."""
     name = name_of(item)
-    arguments = arguments_of(Call(item.call_id, item.name, said)) or {}
     return {
         "type": "server_tool_use",
         "id": shown_id(item.call_id, SERVERS),
         "name": name,
-        "input": exact(arguments, said) if arguments and name != CODE else arguments,
+        "input": _input(item.arguments, name),
     }
+
+
+def _input(arguments: ToolArguments, name: str) -> Any:
+    members = dict(arguments.members)
+    if name == CODE or arguments.problem:
+        return members
+    # Arguments that are nested too deeply for Python have no members here, but they are not empty.
+    is_whole = bool(members) or ":" not in arguments.text
+    return exact(members, arguments.text) if is_whole else orjson.Fragment(arguments.text)
 
 
 def to_result(ran: Ran, sealed: str) -> dict[str, Any]:

@@ -221,7 +221,7 @@ class Events:
             if not is_shown(closed) and not isinstance(closed.item, HostedCall):
                 self._unseen += silent(closed)
                 return
-            shown = self._show(closed.item, closed.text)
+            shown = self._show(closed.item)
         text = self._told(shown.life, closed)
         said = shown.text.getvalue()
         self._say(shown, text[len(said) :])
@@ -294,12 +294,11 @@ class Events:
             case _:
                 assert_never(item)
 
-    def _show(self, item: Made, said: str = "") -> Shown:
-        """`said` is what is known of it by now."""
+    def _show(self, item: Made) -> Shown:
         self._settle(COMPLETED)
-        return self._begin_item(item, self._frame.item_id(item, self._new_id), self._life(item), said)
+        return self._begin_item(item, self._frame.item_id(item, self._new_id), self._life(item))
 
-    def _begin_item(self, item: Made, item_id: str, life: Life, said: str = "") -> Shown:
+    def _begin_item(self, item: Made, item_id: str, life: Life) -> Shown:
         hidden = life is WORDLESS or (life is REASONING and not self._frame.show_reasoning)
         shown = Shown(item, item_id, len(self._output), life, hidden, self._unseen)
         shown.delta = self._telling.form(f"{life.event}.delta", shown.where, life.more)
@@ -307,7 +306,7 @@ class Events:
             shown.citations = Citations(self._trained.pages)
         self._shown = shown
         self._unseen = []
-        added = self._added(item, item_id, said)
+        added = self._added(item, item_id)
         self._put("response.output_item.added", {"output_index": shown.place, "item": self._frame.dialect.item(added)})
         if life.part is not None and not shown.hidden:
             self._put("response.content_part.added", {**shown.where, "part": life.part("")})
@@ -315,11 +314,11 @@ class Events:
             self._step(shown, "in_progress")
         return shown
 
-    def _added(self, item: Made, item_id: str, said: str) -> Wire:
+    def _added(self, item: Made, item_id: str) -> Wire:
         """An item of which nothing came yet."""
         match item:
             case HostedCall():
-                return hosted.begun(item, item_id, said, self._trained)
+                return hosted.begun(item, item_id, self._trained)
             case Listing():
                 return hosted.listing(item, item_id)
             case _:

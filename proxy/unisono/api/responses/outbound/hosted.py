@@ -27,14 +27,14 @@ def kind_of(item: Made) -> Kind:
 
 def told(item: HostedCall, said: str) -> str:
     """What the deltas of a call come to, where the model wrote `said`."""
-    return code_of(item, said) if is_trained(item) else said
+    return code_of(item) if is_trained(item) else said
 
 
-def begun(item: HostedCall, item_id: str, said: str, trained: Trained) -> Wire:
+def begun(item: HostedCall, item_id: str, trained: Trained) -> Wire:
     """A call that is about to be made. What is told piece by piece is not in it yet."""
     if not is_trained(item):
         return call(item, item_id, "")
-    shown = trained.shown(item, item_id, said, IN_PROGRESS)
+    shown = trained.shown(item, item_id, IN_PROGRESS)
     return shown | {"code": ""} if "code" in shown else shown
 
 
@@ -105,7 +105,7 @@ def to_stored_call(
     made = to_said(closed)
     result = ToolResult(item.call_id, item.name, OUTCOME_UNKNOWN if ran is None else ran.said)
     if is_trained(item):
-        shown = trained.shown(item, item_id, closed.text, status_of(ran), ran)
+        shown = trained.shown(item, item_id, status_of(ran), ran)
     else:
         shown = call(item, item_id, closed.text, status_of(ran), ran)
     return StoredItem(item_id, (*before, *(() if made is None else (made,)), result), shown)

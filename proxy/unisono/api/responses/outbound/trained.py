@@ -11,8 +11,6 @@ from unisono.api.responses.items import Wire
 from unisono.api.responses.outbound.pages import Pages
 from unisono.core.conversation import Json
 from unisono.core.events import HostedCall, Ran
-from unisono.engine.judging import arguments_of
-from unisono.engine.steps import Call
 
 ACTIONS: Final = {"search": "search", "open": "open_page", "find": "find_in_page"}
 """What each function of the browser is called as an action."""
@@ -28,9 +26,9 @@ class Trained:
     container: str = ""
     pages: Pages = field(default_factory=Pages)
 
-    def shown(self, item: HostedCall, item_id: str, said: str, status: str, ran: Ran | None = None) -> Wire:
-        """A call of one of them; `said` is what the model wrote, `ran` what came of it."""
-        arguments = arguments_of(Call(item.call_id, item.name, said)) or {}
+    def shown(self, item: HostedCall, item_id: str, status: str, ran: Ran | None = None) -> Wire:
+        """A call of one of them; `ran` is what came of it."""
+        arguments = item.arguments.members
         if builtin_of(item.server) == BROWSER:
             action = self._action(item.tool, arguments, ran)
             return {"id": item_id, "type": "web_search_call", "status": status, "action": action}
@@ -80,11 +78,11 @@ def is_trained(item: HostedCall) -> bool:
     return builtin == PYTHON or (builtin == BROWSER and item.tool in ACTIONS)
 
 
-def code_of(item: HostedCall, said: str) -> str:
+def code_of(item: HostedCall) -> str:
     """What a call is shown to say, piece by piece: the code of one that runs code."""
     if builtin_of(item.server) != PYTHON:
         return ""
-    return _text((arguments_of(Call(item.call_id, item.name, said)) or {}).get("code"))
+    return _text(item.arguments.members.get("code"))
 
 
 def _sources(facts: Mapping[str, Json]) -> list[Wire]:

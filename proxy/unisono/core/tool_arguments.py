@@ -1,0 +1,134 @@
+"""Arguments of a server tool's call, read once: the text to send, its members, and a digest for comparisons.
+
+The text is sent as the model wrote it: Python converts no integer of more than 4,300 digits, and its readers and
+writers of JSON follow about a thousand levels of nesting.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Final, NoReturn
+
+from unisono.core.conversation import Json
+from unisono.core.json_syntax import MAX_LEVELS, json_kind, leaves, levels
+
+MAX_MEMBER_LEVELS: Final = 200
+"""Levels of nesting of arguments whose members are read."""
+MAX_MEMBER_DIGITS: Final = 4_000
+"""Digits of an integer that is read."""
+QUOTED_CHARACTERS: Final = 40
+"""Characters of a number in an error."""
+
+NOT_AN_OBJECT: Final = "they are no JSON object"
+
+PYTHON: Final = "python"
+CODE: Final = "code"
+"""The trained tool whose body is code and not JSON, and the argument that its server takes the code as."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolArguments:
+    """What a call says.
+
+    `text` is a JSON object; with a `problem` it is not to be sent. `members` are its members, without those that Python
+    cannot represent: integers of more than `MAX_MEMBER_DIGITS` digits are None, and there are no members at all if they
+    are nested deeper than `MAX_MEMBER_LEVELS`. `digest` is equal for calls of one tool with equal arguments.
+    """
+
+    text: str
+    members: Mapping[str, Json] = field(default_factory=dict, repr=False)
+    digest: str = ""
+    problem: str = ""
+
+
+def read_arguments(tool: str, text: str) -> ToolArguments:
+    """The arguments that the model wrote for `tool`; an empty text is an empty object. Every text is code to `python`,
+    unless it is an object that holds the code."""
+    try:
+        return _code(tool, text) if tool == PYTHON else _object(tool, text)
+    except json.JSONDecodeError as error:
+        return ToolArguments("{}", digest=_digest(tool, text), problem=f"{NOT_AN_OBJECT}: {error}")
+    except ValueError as error:
+        return ToolArguments("{}", digest=_digest(tool, text), problem=str(error))
+
+
+def _code(tool: str, text: str) -> ToolArguments:
+    """Raises ValueError."""
+    try:
+        found = _object(tool, text)
+    except ValueError:
+        found = ToolArguments("{}")
+    if found.members.keys() == {CODE} and isinstance(found.members[CODE], str):
+        return found
+    _check_characters(text)
+    sent = _canonical({CODE: text})
+    return ToolArguments(sent, {CODE: text}, _digest(tool, sent))
+
+
+def _object(tool: str, text: str) -> ToolArguments:
+    """Raises ValueError."""
+    text = text.strip() or "{}"
+    depth = levels(text) if text.count("[") + text.count("{") > MAX_MEMBER_LEVELS else 0
+    if depth > MAX_LEVELS:
+        raise ValueError(f"they are nested deeper than {MAX_LEVELS:,} levels")
+    if depth > MAX_MEMBER_LEVELS:
+        _check_deep(text)
+        return ToolArguments(text, digest=_digest(tool, text))
+    long: list[str] = []
+
+    def integer(digits: str) -> int | None:
+        if len(digits) <= MAX_MEMBER_DIGITS:
+            return int(digits)
+        long.append(digits)
+        return None
+
+    value = json.loads(text, parse_int=integer, parse_float=_finite, parse_constant=_refuse)
+    if not isinstance(value, dict):
+        raise ValueError(f"{NOT_AN_OBJECT} but something else")  # noqa: TRY004 - the text is wrong
+    canonical = _canonical(value)
+    _check_characters(canonical)
+    return ToolArguments(text, value, _digest(tool, text if long else canonical))
+
+
+def _check_deep(text: str) -> None:
+    """Raises ValueError."""
+    if json_kind(text) is not dict:
+        raise ValueError(f"{NOT_AN_OBJECT}: a bracket, a comma or a quote is missing or wrong")
+    for leaf in leaves(text):
+        if leaf.startswith('"'):
+            _check_characters(json.loads(leaf))
+        else:
+            json.loads(leaf, parse_int=len, parse_float=_finite)
+
+
+def _check_characters(text: str) -> None:
+    """Raises ValueError."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(text[error.start]):04x}"
+        raise ValueError(f"they hold {half}, which is half of a surrogate pair and no character") from None
+
+
+def _finite(text: str) -> float:
+    """Raises ValueError. Most readers take a number that is too large for a double as infinity."""
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"the number {text[:QUOTED_CHARACTERS]} is out of range, which ends at 1.8e308")
+    return value
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON number")
+
+
+def _canonical(arguments: Mapping[str, Json]) -> str:
+    return json.dumps(arguments, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def _digest(tool: str, said: str) -> str:
+    return sha256(f"{tool}\0{said}".encode("utf-8", "surrogatepass")).hexdigest()

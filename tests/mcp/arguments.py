@@ -1,0 +1,13 @@
+"""Arguments as a host is given them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from unisono.core.conversation import Json
+from unisono.core.tool_arguments import ToolArguments, read_arguments
+
+
+def sent(arguments: Mapping[str, Json]) -> ToolArguments:
+    return read_arguments("", json.dumps(arguments))
