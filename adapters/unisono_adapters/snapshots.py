@@ -9,9 +9,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import io
 import os
 import re
 from pathlib import Path, PurePath
+from typing import Any
 
 from unisono.errors import PullError
 
@@ -91,7 +93,7 @@ def _download(model: str, revision: str | None) -> Path:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise PullError(f"the disk is full. Free some space. {RESUME}") from error
         raise PullError(f"the download of {model} broke off: {_first_line(error)}. {RESUME}") from error
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         # The library's errors for a hub whose answers have another form, or whose file names leave the snapshot.
         raise PullError(f"the hub's list of files of {model} cannot be used: {_first_line(error)}") from error
 
@@ -118,7 +120,7 @@ def _download_large_files(model: str, revision: str | None) -> None:
             if not SHA256.fullmatch(file.lfs.sha256):
                 raise PullError(f"the hub's checksum of {file.path!r} is not a SHA-256, so the file is not downloaded")
             blob = blobs / file.lfs.sha256
-            if not blob.exists():
+            if not _is_whole(blob, file.lfs.size):
                 _download_blob(hf_hub_url(model, file.path, revision=commit), blob, file.lfs.size, file.path)
 
 
@@ -129,15 +131,17 @@ def _download_blob(url: str, blob: Path, size: int, name: str) -> None:
 
     blob.parent.mkdir(parents=True, exist_ok=True)
     partial = blob.with_name(f"{blob.name}.unisono-partial")
-    with partial.open("a+b") as content:
+    # Never through a symbolic link: what it names is no part of the cache.
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    with _BoundedFile(os.open(partial, flags, 0o644), size) as content:
         # A second `unisono pull` of the same model waits, and then finds the finished file.
         fcntl.flock(content, fcntl.LOCK_EX)
-        if blob.exists():
+        if _is_whole(blob, size):
             return
         done = content.seek(0, os.SEEK_END)
         if done > size:
-            # The hub sent more than the file has, so no request can continue from here.
-            done = content.truncate(0)
+            # An older version of the file, or of this program: no request can continue from here.
+            done = content.seek(content.truncate(0))
         headers = build_hf_headers()
         http_get(url, content, resume_size=done, headers=headers, expected_size=size, displayed_filename=name)
         content.flush()
@@ -146,6 +150,24 @@ def _download_blob(url: str, blob: Path, size: int, name: str) -> None:
             partial.unlink()
             raise PullError(f"{name} is damaged: its checksum is not the hub's. Run the same command again.")
         partial.rename(blob)
+
+
+def _is_whole(blob: Path, size: int) -> bool:
+    """Whether a finished file is there. A crash of the machine may have cut one."""
+    return blob.is_file() and blob.stat().st_size == size
+
+
+class _BoundedFile(io.BufferedRandom):
+    """A file of at most `max_bytes`: a hub that sends without end must not fill the disk."""
+
+    def __init__(self, descriptor: int, max_bytes: int) -> None:
+        super().__init__(io.FileIO(descriptor, "r+b"))
+        self._max_bytes = max_bytes
+
+    def write(self, data: Any, /) -> int:
+        if self.tell() + len(data) > self._max_bytes:
+            raise OSError("the hub sends more bytes than the file has")
+        return super().write(data)
 
 
 def _first_line(error: BaseException) -> str:

@@ -199,12 +199,51 @@ def test_a_file_name_that_leaves_the_snapshot_is_refused(hub: Hub, tmp_path: Pat
     assert not list(tmp_path.rglob("outside.json"))
 
 
-@pytest.mark.slow
-def test_a_partial_file_that_is_too_long_is_downloaded_again(hub: Hub, tmp_path: Path) -> None:
-    hub.contents = {"model.safetensors": WEIGHTS + b"more"}
+@pytest.mark.parametrize("more", [b"more", os.urandom(WRITTEN_AT_ONCE)], ids=["a few bytes", "many bytes"])
+def test_more_bytes_than_the_file_has_are_refused(hub: Hub, tmp_path: Path, more: bytes) -> None:
+    hub.contents = {"model.safetensors": WEIGHTS + more}
     code, _, errors = run(hub.url, tmp_path, MODEL)
-    assert code == 1, errors
+    assert code == 1
+    assert "the hub sends more bytes than the file has" in errors
+    [partial] = tmp_path.rglob("*.unisono-partial")
+    assert partial.stat().st_size <= len(WEIGHTS)
     hub.contents = {}
     code, output, errors = run(hub.url, tmp_path, MODEL)
     assert code == 0, errors
     assert (Path(output.partition(" (")[0]) / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_a_truncated_file_of_the_cache_is_downloaded_again(hub: Hub, tmp_path: Path) -> None:
+    blob = blob_of(tmp_path)
+    blob.write_bytes(WEIGHTS[:1000])
+    partial = blob.with_name(f"{blob.name}.unisono-partial")
+    partial.write_bytes(WEIGHTS + b"more")
+    code, output, errors = run(hub.url, tmp_path, MODEL)
+    assert code == 0, errors
+    assert (Path(output.partition(" (")[0]) / "model.safetensors").read_bytes() == WEIGHTS
+    assert not partial.exists()
+
+
+def test_a_symbolic_link_is_not_written_through(hub: Hub, tmp_path: Path) -> None:
+    blob, outside = blob_of(tmp_path), tmp_path / "outside"
+    outside.write_bytes(b"mine")
+    blob.with_name(f"{blob.name}.unisono-partial").symlink_to(outside)
+    code, _, errors = run(hub.url, tmp_path, MODEL)
+    assert code == 1
+    assert "Traceback" not in errors
+    assert outside.read_bytes() == b"mine"
+
+
+def blob_of(home: Path) -> Path:
+    """Where the cache has the weights."""
+    folder = home / "hub" / f"models--{MODEL.replace('/', '--')}" / "blobs"
+    folder.mkdir(parents=True)
+    return folder / hashlib.sha256(WEIGHTS).hexdigest()
+
+
+def test_a_list_of_files_without_end_is_an_error_of_one_line(hub: Hub, tmp_path: Path) -> None:
+    hub.listing = b"[" * 1_000_000
+    code, output, errors = run(hub.url, tmp_path, MODEL)
+    assert (code, output) == (1, "")
+    assert "the hub's list of files" in errors
+    assert len(errors.strip().splitlines()) == 1

@@ -24,6 +24,8 @@ class Hub:
     contents: Mapping[str, bytes] = field(default_factory=dict)
     checksums: Mapping[str, str] = field(default_factory=dict)
     """What the list of files claims instead of a file's checksum."""
+    listing: bytes = b""
+    """What is sent instead of the list of files."""
     cut_at: int | None = None
     ranges: list[tuple[str, str]] = field(default_factory=list)
     """File and `Range` header of every download that has one."""
@@ -64,19 +66,17 @@ def _handler_of(hub: Hub) -> type[BaseHTTPRequestHandler]:
             path = self.path.partition("?")[0]
             about, download = f"/api/models/{hub.model}", f"/{hub.model}/resolve/{COMMIT}/"
             if path in (about, f"{about}/revision/main"):
-                self.answer_json({"id": hub.model, "sha": COMMIT, "siblings": []})
+                self.answer_text(json.dumps({"id": hub.model, "sha": COMMIT, "siblings": []}).encode())
             elif path == f"{about}/tree/{COMMIT}":
-                self.answer_json(
-                    [_entry(name, content, hub.checksums.get(name)) for name, content in hub.files.items()]
-                )
+                listed = [_entry(name, content, hub.checksums.get(name)) for name, content in hub.files.items()]
+                self.answer_text(hub.listing or json.dumps(listed).encode())
             elif path.startswith(download) and (name := path.removeprefix(download)) in hub.files:
                 self.answer_file(name, hub.files[name])
             else:
                 known = path.startswith(about)
                 self.refuse("RevisionNotFound" if known else "RepoNotFound")
 
-        def answer_json(self, value: object) -> None:
-            body = json.dumps(value).encode()
+        def answer_text(self, body: bytes) -> None:
             self.send_response(200)
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(body)))
