@@ -39,6 +39,8 @@ _METADATA = """
     169.254.169.254 168.63.129.16 192.0.0.192 100.100.100.200 fd00:ec2::254 fd00:ec2::254%eth0 ::ffff:169.254.169.254
     ::169.254.169.254 64:ff9b::a9fe:a9fe 64:ff9b:1::a9fe:a9fe 64:ff9b:1:a9fe:a9:fe00:: 2002:a9fe:a9fe::1
     2001:0:a9fe:a9fe::1 2001::5601:5601 2606:4700::5efe:a9fe:a9fe fe80::200:5efe:a9fe:a9fe
+    169.254.170.2 169.254.170.23 169.254.0.23 169.254.42.42 fd00:ec2::23 fd20:ce::254 fd00:c1::a9fe:a9fe fd00:42::42
+    fe80::a9fe:a9fe fe80::a9fe:a9fe%eth0 ::ffff:169.254.170.2 64:ff9b::a9fe:aa02
 """
 METADATA = _METADATA.split()
 
@@ -113,6 +115,15 @@ async def test_every_answer_of_a_name_must_be_public(answers: list[str], allowed
         await public_target("http://a.example/x", resolver)
 
 
+# Packages that open connections of their own, and the modules that use them for addresses that the operator wrote.
+CONNECTING_PACKAGES = {"huggingface_hub", "litellm", "redis", "requests", "urllib3"}
+CONFIGURED = {
+    "adapters/unisono_adapters/mlx_engine.py",
+    "adapters/unisono_adapters/snapshots.py",
+    "proxy/unisono/integrations/litellm_provider.py",
+    "proxy/unisono/store/redis/",
+}
+
 # Modules that open connections. "guard": to addresses that others name, checked by the guard. "configured": only to
 # addresses that the operator wrote.
 CONNECTING = {
@@ -168,3 +179,17 @@ def test_every_module_that_connects_is_configured_or_guarded() -> None:
     for name, why in CONNECTING.items():
         uses_guard = "unisono.net.ssrf_guard" in SOURCES[name].read_text()
         assert uses_guard is (why == "guard"), name
+
+
+def _imported(path: Path) -> set[str]:
+    """Top-level packages that a module imports, wherever in it."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
+    return {name.partition(".")[0] for name in names}
+
+
+def test_packages_that_connect_are_used_by_known_modules_only() -> None:
+    using = {name for name, path in SOURCES.items() if CONNECTING_PACKAGES & _imported(path)}
+    assert {name for name in using if not name.startswith(tuple(CONFIGURED))} == set()
+    assert all(any(name.startswith(known) for name in using) for known in CONFIGURED)

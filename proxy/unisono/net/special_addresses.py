@@ -8,7 +8,7 @@ https://www.iana.org/assignments/iana-ipv6-special-registry
 
 from __future__ import annotations
 
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
 from typing import Final
 
 _IPV4: Final = """
@@ -56,9 +56,19 @@ SPECIAL_IPV6: Final = tuple(IPv6Network(line.split()[0]) for line in _IPV6.strip
 # IANA allocates unicast addresses from this block only.
 GLOBAL_UNICAST_IPV6: Final = IPv6Network("2000::/3")
 
-# Services of cloud platforms for their own virtual machines: AWS, GCP and most others; Azure; Oracle; Alibaba; AWS.
-_METADATA: Final = "169.254.169.254 168.63.129.16 192.0.0.192 100.100.100.200 fd00:ec2::254"
-CLOUD_METADATA: Final = frozenset(map(ip_address, _METADATA.split()))
+_METADATA: Final = """
+    169.254.0.0/16      AWS (also containers and pods), GCP, Azure, Oracle, Tencent, Scaleway and most others
+    168.63.129.16       Azure
+    192.0.0.192         Oracle
+    100.100.100.200     Alibaba
+    fd00:ec2::/64       AWS
+    fd20:ce::254        GCP
+    fd00:c1::a9fe:a9fe  Oracle
+    fd00:42::42         Scaleway
+    fe80::a9fe:a9fe     OpenStack
+"""
+CLOUD_METADATA: Final = tuple(ip_network(line.split()[0]) for line in _METADATA.strip().splitlines())
+"""Services of cloud platforms for their own virtual machines; some of them hand out credentials."""
 
 IPV4_COMPATIBLE: Final = IPv6Network("::/96")
 IPV4_MAPPED: Final = IPv6Network("::ffff:0:0/96")

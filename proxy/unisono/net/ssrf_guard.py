@@ -78,7 +78,7 @@ def is_public(address: Address) -> bool:
 
     IPv6 addresses that embed an IPv4 address are not public: a translator inside the network may unwrap them.
     """
-    if address in CLOUD_METADATA:
+    if _is_metadata(address):
         return False
     if isinstance(address, IPv4Address):
         return address.is_global and not any(address in network for network in SPECIAL_IPV4)
@@ -94,7 +94,11 @@ def is_permitted(address: Address, *, private: bool = False) -> bool:
     forms: tuple[Address, ...] = (address,)
     if isinstance(address, IPv6Address):
         forms = (IPv6Address(int(address)), *embedded_ipv4(address))
-    return not any(form in CLOUD_METADATA for form in forms)
+    return not any(map(_is_metadata, forms))
+
+
+def _is_metadata(address: Address) -> bool:
+    return any(address in network for network in CLOUD_METADATA)
 
 
 async def resolve(host: str, port: int) -> Sequence[str]:
