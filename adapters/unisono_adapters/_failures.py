@@ -8,7 +8,7 @@ cause, for the log. A backend's key never stands in either.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from time import time
 from typing import Any, TypeAlias
@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import aiohttp
 
 from unisono.core.context_window import read_counts
-from unisono.core.secrecy import is_plausible_secret
+from unisono.core.secrecy import secret_spellings
 from unisono.errors import (
     BackendError,
     BackendOverloaded,
@@ -96,9 +96,9 @@ def fault(error: BaseException) -> BackendError:
 class Failures:
     """How one backend kind's failures are read: the common table, with the rows it means differently."""
 
-    def __init__(self, statuses: Statuses | None = None, secret: str | None = None) -> None:
+    def __init__(self, statuses: Statuses | None = None, secrets: Iterable[str] = ()) -> None:
         self._statuses = {**STATUSES, **(statuses or {})}
-        self._secret = secret if secret is not None and is_plausible_secret(secret) else None
+        self._secrets = secret_spellings(secrets)
 
     def refusal(
         self, status: int, body: object, headers: Mapping[str, str] | None = None
@@ -147,7 +147,7 @@ class Failures:
             if isinstance(message, dict):
                 param = message.get("param")
                 message = message.get("message") or message.get("detail") or ""
-        text = "" if message is None else clean(str(message), self._secret)
+        text = "" if message is None else clean(str(message), self._secrets)
         return (param if isinstance(param, str) else None), text
 
 
@@ -162,9 +162,11 @@ def is_error(data: dict[str, Any]) -> bool:
     return bool(data.get("error")) or data.get("object") == "error"
 
 
-def clean(text: str, secret: str | None = None) -> str:
-    """`text` on one line, printable, without `secret`, cut to `LONGEST_DETAIL` characters."""
-    if secret:
+def clean(text: str, secrets: Sequence[str] = ()) -> str:
+    """`text` on one line, printable, without `secrets`, cut to `LONGEST_DETAIL` characters."""
+    # The first cut is far behind what is shown, so that it shows no part of a secret.
+    text = text[: LONGEST_DETAIL * 200]
+    for secret in secrets:
         text = text.replace(secret, "[key]")
     text = text[: LONGEST_DETAIL * 8]
     text = " ".join("".join(c if c.isprintable() else " " for c in text).split())

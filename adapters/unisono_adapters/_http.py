@@ -178,7 +178,8 @@ class Wire:
         self._response_class = Polite if polite else Dropping
         self._base = _base(options.api_base)
         secret = options.api_key or None
-        self.failures = Failures(statuses, secret)
+        query = self._base.query.values()
+        self.failures = Failures(statuses, filter(None, (secret, self._base.password, *query)))
         self._headers = {"User-Agent": "unisono", "Accept-Encoding": "identity"}
         if secret is not None:
             if not (secret.isascii() and secret.isprintable()):

@@ -1,8 +1,14 @@
-"""Which configured values are plausible secrets, so that logs leave them out and keep ordinary words."""
+"""Which configured values are plausible secrets, so that logs leave them out and keep ordinary words, and how they are
+spelled in logs and error messages."""
 
 from __future__ import annotations
 
+import html
+import json
+from base64 import b64encode
+from collections.abc import Iterable, Iterator
 from typing import Final
+from urllib.parse import quote, quote_plus
 
 MIN_LENGTH: Final = 6
 MIN_DISTINCT: Final = 4
@@ -22,3 +28,30 @@ def is_plausible_secret(value: str) -> bool:
     if letters.isascii() and letters.isalpha() and (letters.islower() or letters.isupper() or letters.istitle()):
         return len(value) >= MIN_WORDS_LENGTH
     return True
+
+
+def secret_spellings(values: Iterable[str]) -> list[str]:
+    """All spellings of the plausible secrets among `values`, the longest first: one may begin another."""
+    found = {spelling for value in values if is_plausible_secret(value) for spelling in _spellings(value)}
+    return sorted(found, key=len, reverse=True)
+
+
+def _spellings(secret: str) -> Iterator[str]:
+    """As written, escaped for URLs, JSON and HTML, and in base64, also as a part of `user:secret`."""
+    yield secret
+    raw = secret.encode("utf-8", "surrogatepass")
+    for escaped in (quote(raw, safe=""), quote(raw), quote_plus(raw)):
+        yield from (escaped, _with_lower_escapes(escaped))
+    yield from (json.dumps(secret, ensure_ascii=is_ascii)[1:-1] for is_ascii in (True, False))
+    yield from (repr(secret)[1:-1], html.escape(secret))
+    for bytes_before in range(3):
+        encoded = b64encode(bytes(bytes_before) + raw).decode()
+        # Letters that bytes in front of the secret, or behind it, have a part in are left out.
+        begin, end = -(-bytes_before * 8 // 6), (bytes_before + len(raw)) * 8 // 6
+        yield encoded[begin:end]
+        yield encoded[begin:end].replace("+", "-").replace("/", "_")
+
+
+def _with_lower_escapes(text: str) -> str:
+    first, *rest = text.split("%")
+    return "%".join([first, *(part[:2].lower() + part[2:] for part in rest)])

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import TextIO
 
-from unisono.core.secrecy import is_plausible_secret
+from unisono.core.secrecy import secret_spellings
 
 REDACTED = "[redacted]"
 LONGEST = 4000
@@ -32,8 +32,7 @@ class Secrets:
     """Known ones, and what looks like one."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        # Longest first: one secret may begin another.
-        known = sorted(set(filter(is_plausible_secret, secrets)), key=len, reverse=True)
+        known = secret_spellings(secrets)
         self._known = re.compile("|".join(map(re.escape, known))) if known else None
 
     def taken_from(self, text: str) -> str:

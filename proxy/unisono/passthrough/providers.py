@@ -29,6 +29,7 @@ from unisono.core.letters import all_well_formed
 from unisono.core.passing import Api, PassingJob, named
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Probe
+from unisono.core.secrecy import secret_spellings
 from unisono.errors import (
     BackendError,
     BackendOverloaded,
@@ -116,8 +117,9 @@ class LitellmProvider:
             **({"drop_params": True} if drop_params else {}),
         }
         told = {*_texts(self._params), *self._environment.values()}
+        hidden = {text for text in told if len(text) >= SHORTEST_HIDDEN}
         # Longest first: one may begin another.
-        self._hidden = sorted((text for text in told if len(text) >= SHORTEST_HIDDEN), key=len, reverse=True)
+        self._hidden = sorted({*hidden, *secret_spellings(hidden)}, key=len, reverse=True)
 
     async def probe(self) -> Probe:
         return Probe(Capabilities(Form.TEXT, Form.TEXT, stop_visible=False))

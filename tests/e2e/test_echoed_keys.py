@@ -1,0 +1,74 @@
+"""A backend or a proxy in front of it that repeats the gateway's credentials in its errors, spelled in any way: neither
+clients nor logs get them."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import json
+import re
+from collections.abc import Callable, Mapping
+from urllib.parse import quote, quote_plus
+
+import pytest
+
+from tests.e2e.gateway import config_of, gateway
+from tests.fakes import FakeVllm, Refusal
+from unisono.cli.secrecy import secrets_of
+from unisono.config import parse
+from unisono.observe.logs import start_logging
+
+SECRET = "p/läntéd+k\"e'y&Z9=="
+ASCII_SECRET = "Planted+K/ey&Z9=="
+SPELLINGS: Mapping[str, Callable[[str], str]] = {
+    "plain": str,
+    "in a URL": lambda key: quote(key, safe=""),
+    "in a path": quote,
+    "in a form": quote_plus,
+    "in lower case": lambda key: re.sub("%..", lambda escape: escape[0].lower(), quote(key, safe="")),
+    "in JSON": lambda key: json.dumps(key)[1:-1],
+    "in HTML": html.escape,
+    "in base64": lambda key: base64.b64encode(key.encode()).decode(),
+    "behind a short user": lambda key: base64.b64encode(f"u:{key}".encode()).decode(),
+    "behind a user": lambda key: base64.b64encode(f"you:{key}".encode()).decode(),
+    "behind a long user": lambda key: base64.urlsafe_b64encode(f"somebody:{key}\n".encode()).decode(),
+}
+
+
+@pytest.mark.parametrize("spell", SPELLINGS.values(), ids=SPELLINGS)
+@pytest.mark.parametrize("place", ["api_key", "password", "query"])
+async def test_credentials_in_an_error_of_a_backend_reach_nobody(place: str, spell: Callable[[str], str]) -> None:
+    key = ASCII_SECRET if place == "api_key" else SECRET
+    said = {"error": {"message": f"cannot use {spell(key)} here", "code": 400}}
+    async with FakeVllm(script=lambda _: Refusal(400, json.dumps(said).encode())) as fake:
+        config = config_of(f"vllm@{fake.url}")
+        params = config["model_list"][0]["litellm_params"]
+        if place == "api_key":
+            params["api_key"] = key
+        elif place == "password":
+            params["api_base"] = fake.url.replace("//", f"//you:{quote(key, safe='')}@")
+        else:
+            params["api_base"] = f"{fake.url}?token={quote(key, safe='')}"
+        stream = io.StringIO()
+        undo = start_logging("debug", secrets_of(parse({"store": {"url": "memory://"}, **config}, {}).config), stream)
+        try:
+            async with gateway(config) as running:
+                answer = await running.chat()
+        finally:
+            undo()
+    assert answer.status == 400, answer.raw
+    shown = answer.raw.decode() + answer.body["error"]["message"]
+    assert "cannot use" in shown
+    for text in (shown, stream.getvalue(), *map(str, logged(stream))):
+        assert not [part for part in parts(spell(key)) if part in text]
+
+
+def parts(spelled: str) -> set[str]:
+    """Pieces from the middle of a spelling: of its ends, letters may belong to what stands around the key."""
+    middle = spelled[len(spelled) // 2 - 4 :]
+    return {middle[at : at + 6] for at in range(len(middle) - 9)}
+
+
+def logged(stream: io.StringIO) -> list[object]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
