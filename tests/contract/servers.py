@@ -150,6 +150,16 @@ def attach(replica: Server, primary: Server, nodes: Sequence[Server]) -> None:
         _until(partial(_knows, node, replicating))
 
 
+def move_slot(slot: int, nodes: Sequence[Server], to: Server) -> None:
+    """Give a slot to `to`, and tell each node. Its configuration becomes the newest, so that no other takes it back."""
+    with to.client() as client:
+        client.execute_command("CLUSTER", "BUMPEPOCH")
+        name = client.execute_command("CLUSTER", "MYID")
+    for node in [to, *(one for one in nodes if one is not to)]:
+        with node.client() as client:
+            client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", name)
+
+
 def _knows(node: Server, listed: re.Pattern[str]) -> bool:
     with node.client() as client:
         return listed.search(_told(client.execute_command("CLUSTER", "NODES"))) is not None

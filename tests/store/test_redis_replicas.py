@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.servers import Server
-from tests.contract.state import response
+from tests.contract.state import conversation, response, said
 from unisono.core.state import Lease, LogWrite, Retention
 from unisono.errors import StoreConflict, StoreUnavailable
 from unisono.store.redis import RedisStore, link
@@ -99,6 +99,24 @@ async def test_by_default_a_write_waits_for_a_replica_where_there_is_one(
                 finally:
                     pair.replica.signal(signal.SIGCONT)
                 await asyncio.sleep(0.1)
+    finally:
+        await store.aclose()
+
+
+async def test_reads_need_no_replica(pair: Pair) -> None:
+    store = pair.open(1)
+    try:
+        talk = conversation()
+        await store.create_conversation("ann", talk, [said("first", "msg_1")])
+        pair.replica.end()
+        await pair.connected(0)
+        with pytest.raises(StoreUnavailable, match="replicas"):
+            await store.append("ann", talk.id, [said("second", "msg_2")])
+        found = await store.conversation_items("ann", talk.id)
+        assert found is not None
+        assert [one.id for one in found] == ["msg_1", "msg_2"]
+        assert await store.lapsed() == ()
+        assert await store.traces("ann") == ()
     finally:
         await store.aclose()
 

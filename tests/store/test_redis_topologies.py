@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from redis.crc import key_slot
 
-from tests.contract.servers import CLUSTERED, SLOTS, Server, attach, cluster, end
+from tests.contract.servers import CLUSTERED, SLOTS, Server, attach, cluster, end, move_slot
 from tests.contract.state import response
 from tests.listening import Listener, connected
 from unisono.core.state import Retention, Status, StoredResponse
@@ -203,14 +203,6 @@ def keys_of(replica: Server) -> set[str]:
 
 def slot_of(one: StoredResponse) -> int:
     return key_slot(keys.response("ann", one.id, one.id)[0].encode())
-
-
-def move_slot(slot: int, nodes: list[Server], to: Server) -> None:
-    with to.client() as client:
-        name = client.execute_command("CLUSTER", "MYID")
-    for node in [to, *(one for one in nodes if one is not to)]:
-        with node.client() as client:
-            client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", name)
 
 
 async def test_on_a_cluster_a_redirected_write_waits_for_the_replica_of_its_new_node(

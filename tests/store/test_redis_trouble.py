@@ -7,7 +7,7 @@ from redis.exceptions import ConnectionError as Unreachable
 from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
 from redis.exceptions import TimeoutError as LateAnswer
 
-from unisono.store.redis.link import told
+from unisono.store.redis.trouble import told
 
 # Redis 6.2 speaks of a script's own command in the middle of another error.
 INNER = "Error running script (call to f_2597e057): @user_script:1: @user_script: 31: -"
@@ -23,6 +23,12 @@ CASES: dict[str, tuple[Exception, str]] = {
         ResponseError(f"{INNER}READONLY You can't write against a read only replica."),
         "no writes",
     ),
+    "too few replicas": (ResponseError("NOREPLICAS Not enough good replicas to write."), "no writes"),
+    "too few replicas, in a script of 6.2": (
+        ResponseError(f"{INNER}NOREPLICAS Not enough good replicas."),
+        "no writes",
+    ),
+    "a disk that fails": (ResponseError("MISCONF Errors writing to the AOF file: No space left"), "no writes"),
     "anything else in a script": (ResponseError(f"{INNER}WRONGTYPE Operation against a key"), "cannot be reached"),
     "a value that looks like it": (ResponseError("value is not an integer: -OOM "), "cannot be reached"),
     "a late answer": (LateAnswer("Timeout reading from socket"), "in time"),

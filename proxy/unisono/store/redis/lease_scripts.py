@@ -50,7 +50,8 @@ return {'ok'}
 LAPSED = Script(
     """
 return {'ok', redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', clock(), 'LIMIT', 0, ARGV[1])}
-"""
+""",
+    is_read=True,
 )
 
 CLAIM = Script(

@@ -8,12 +8,10 @@ may be repeated.
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
@@ -22,18 +20,19 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.exceptions import (
+    ClusterDownError,
     MovedError,
     NoPermissionError,
     NoScriptError,
-    OutOfMemoryError,
-    ReadOnlyError,
     ResponseError,
 )
-from redis.exceptions import TimeoutError as LateAnswer
 from redis.maint_notifications import MaintNotificationsConfig
 
 from unisono.errors import ConfigError, StoreUnavailable, UnisonoError
+from unisono.store.redis.address import UNREADABLE, addresses, credentials
+from unisono.store.redis.primary import agreed, primary_seen_by, replicas_in, text
 from unisono.store.redis.scripts import Script
+from unisono.store.redis.trouble import told
 from unisono.store.refusals import refusal
 
 AT_ONCE = 64
@@ -42,10 +41,6 @@ AT_ONCE = 64
 WRITES_TOGETHER = 256
 """Far fewer than a server takes within the shortest of deadlines, and enough that the way there does not count."""
 
-UNREADABLE = (
-    "not an address; write redis://user:password@host:6379/0, with signs like / # @ : in a password percent-encoded"
-)
-
 Command = tuple[str | bytes | int, ...]
 
 MAX_REDIRECTIONS = 3
@@ -53,26 +48,6 @@ MAX_REDIRECTIONS = 3
 # A former primary has no replica until the sentinels demote it, and a failover may reach it again: what it acknowledges
 # alone is lost. With down-after-milliseconds 5000 that takes up to 20 seconds.
 REPLICA_GRACE_S = 30.0
-
-TROUBLE: tuple[tuple[type[Exception], str], ...] = (
-    (OutOfMemoryError, "the store is full"),
-    (ReadOnlyError, "the store takes no writes at the moment"),
-    (TimeoutError, "the store did not answer in time"),
-    (LateAnswer, "the store did not answer in time"),
-    (Exception, "the store cannot be reached"),
-)
-"""What a caller is told; the first row that fits. The error itself is the cause, for the log."""
-
-IN_A_SCRIPT = re.compile(r"@user_script: \d+: -(OOM|READONLY) ")
-REFUSED: Mapping[str, type[Exception]] = {"OOM": OutOfMemoryError, "READONLY": ReadOnlyError}
-"""Redis 6.2 wraps what a script's command is refused with in an error of its own, which the library does not know."""
-
-
-def told(error: Exception) -> str:
-    """The words for what an operation failed with."""
-    inner = IN_A_SCRIPT.search(str(error))
-    failed = REFUSED[inner[1]] if inner else type(error)
-    return next(words for kind, words in TROUBLE if issubclass(failed, kind))
 
 
 class Link:
@@ -84,6 +59,10 @@ class Link:
         self._replicas = replicas
         # Until when a write needs a replica (time.monotonic), by primary; without a cluster the only name is empty.
         self._copies_until: dict[str, float] = {}
+        # Scripts that the server has. A promoted one has none, and a refused script takes the time of WAIT in vain.
+        self._loaded: set[str] = set()
+        # The cluster node whose failure asks for the slots to be read again; empty for one that is not known.
+        self._failed_node: str | None = None
         self._sentinel: Sentinel | None = None
         self._service = ""
         self._standalone_url = ""
@@ -114,8 +93,8 @@ class Link:
         base, _, way = scheme.partition("+")
         if base not in ("redis", "rediss") or way not in ("sentinel", "cluster"):
             raise ConfigError("store.url: not a scheme of Redis; write redis://, redis+sentinel:// or redis+cluster://")
-        nodes, service, db = _addresses(rest, 26379 if way == "sentinel" else 6379)
-        options |= _credentials(rest) | ({"ssl": True} if base == "rediss" else {})
+        nodes, service, db = addresses(rest, 26379 if way == "sentinel" else 6379)
+        options |= credentials(rest) | ({"ssl": True} if base == "rediss" else {})
         if way == "cluster":
             return RedisCluster(startup_nodes=[ClusterNode(*node) for node in nodes], **options)
         if not service:
@@ -139,6 +118,7 @@ class Link:
         except Exception as error:
             # A broken connection fails with errors of many kinds: RuntimeError by uvloop, AttributeError and
             # IndexError by redis-py. Only calls of the library stand in this context, so each of them means the same.
+            self._loaded.clear()
             raise StoreUnavailable(told(error)) from error
         finally:
             # The library may swallow a cancellation that comes while an answer does.
@@ -148,11 +128,15 @@ class Link:
     async def act(self, script: Script, keys: Sequence[str], args: Sequence[str | bytes | int]) -> Any:
         """Run a script and return its value. Raises what it refuses with, or `StoreUnavailable`."""
         tail = (len(keys), *keys, *args)
+        written = () if script.is_read else keys[:1]
         async with self._bounded():
-            try:
-                (answer,) = await self._send([("EVALSHA", script.sha, *tail)], keys[:1])
-            except NoScriptError:
-                (answer,) = await self._send([("EVAL", script.text, *tail)], keys[:1])
+            answer = None
+            if script.sha in self._loaded:
+                with suppress(NoScriptError):
+                    (answer,) = await self._send([("EVALSHA", script.sha, *tail)], written)
+            if answer is None:
+                (answer,) = await self._send([("EVAL", script.text, *tail)], written)
+                self._loaded.add(script.sha)
         code = bytes(answer[0]).decode()
         if code != "ok":
             raise refusal(code)
@@ -172,57 +156,92 @@ class Link:
                 await self._send(together, [str(command[1]) for command in together])
 
     async def _send(self, commands: Sequence[Command], written: Sequence[str]) -> list[Any]:
-        client = self._client
-        if isinstance(client, RedisCluster) and client.get_default_node() is None:
-            await client.initialize()
+        if isinstance(self._client, RedisCluster):
+            await self._read_slots(self._client)
+        if written and self._replicas is None and not self._copies_until:
+            await self._look()
         for _ in range(MAX_REDIRECTIONS):
             waits = self._waits(written)
-            if len(commands) == 1 and not waits:
-                return [await client.execute_command(*commands[0])]
-            try:
-                return await self._send_together(commands, waits)
-            except MovedError as error:
-                # All of it is sent again, as WAIT has to follow the writes on their own connection. Left to itself, the
-                # library would redirect a write alone, and the WAIT of another node would acknowledge it.
-                assert isinstance(client, RedisCluster)
-                await client.nodes_manager.move_slot(error)
+            if waits:
+                try:
+                    return await self._send_copied(commands, written, waits)
+                except MovedError as error:
+                    # All of it is sent again, as WAIT has to follow the writes on their own connection.
+                    if not isinstance(self._client, RedisCluster):
+                        raise
+                    await self._client.nodes_manager.move_slot(error)
+                    continue
+            values = await self._send_uncopied(commands)
+            # The library follows redirections by itself, perhaps to a primary that has replicas: it is sent again then.
+            if not self._waits(written):
+                return values
         raise StoreUnavailable("the store cannot be reached")
 
-    async def _send_together(self, commands: Sequence[Command], waits: Mapping[str, int]) -> list[Any]:
+    async def _read_slots(self, client: RedisCluster) -> None:
+        """Read the slots of a cluster if they are not known, or if a node failed since."""
+        await client.initialize()
+        if self._failed_node is not None:
+            await client.nodes_manager.initialize(last_failed_node_name=self._failed_node)
+            self._failed_node = None
+
+    async def _send_uncopied(self, commands: Sequence[Command]) -> list[Any]:
+        if len(commands) == 1:
+            return [await self._client.execute_command(*commands[0])]
         pipe: Any = self._client.pipeline(transaction=False)
         for command in commands:
             pipe.execute_command(*command)
+        values = await self._run(pipe, "")
+        _raise_first(values)
+        return values
+
+    async def _send_copied(
+        self, commands: Sequence[Command], written: Sequence[str], waits: Mapping[str, int]
+    ) -> list[Any]:
+        """Run writes, each to the node that its WAIT is sent to. Raises MovedError instead of following it."""
+        client = self._client
+        pipe: Any = client.pipeline(transaction=False)
+        targets: dict[str, dict[str, Any]] = {name: {} for name in waits}
+        if isinstance(client, RedisCluster):
+            # Left to itself, the library chooses the node when it sends, and may have read other slots by then.
+            nodes = [_node_of(client, key) for key in written]
+            targets = {node.name: {"target_nodes": node} for node in nodes}
+            for command, node in zip(commands, nodes, strict=True):
+                pipe.execute_command(*command, **targets[node.name])
+        else:
+            for command in commands:
+                pipe.execute_command(*command)
         for name, count in waits.items():
-            node = self._client.get_node(node_name=name) if isinstance(self._client, RedisCluster) else None
-            target = {} if node is None else {"target_nodes": node}
             # On the same connection as the writes: WAIT covers only its own connection. So is ROLE: another connection
             # may lead to the primary after a failover.
-            pipe.execute_command("WAIT", count, int(self._deadline_s * 600), **target)
-            pipe.execute_command("ROLE", **target)
-        redirection = {"allow_redirections": not waits} if isinstance(self._client, RedisCluster) else {}
-        answers: list[Any] = await pipe.execute(raise_on_error=False, **redirection)
+            pipe.execute_command("WAIT", count, int(self._deadline_s * 600), **targets[name])
+            pipe.execute_command("ROLE", **targets[name])
+        options = {"allow_redirections": False} if isinstance(client, RedisCluster) else {}
+        answers = await self._run(pipe, next(iter(waits)) if len(waits) == 1 else "", **options)
         values, checks = answers[: len(commands)], answers[len(commands) :]
-        for value in values:
-            if isinstance(value, Exception):
-                if isinstance(self._client, RedisCluster) and not isinstance(value, MovedError | NoScriptError):
-                    # Other than for a single command, the library does not read the slots again by itself, and the
-                    # client would stay with a primary that is gone. Its public `aclose` would close every connection.
-                    self._client._initialize = True
-                raise value
+        _raise_first(values)
         for (name, count), reached, role in zip(waits.items(), checks[::2], checks[1::2], strict=True):
             self._check_copied(name, count, reached, role)
         return values
+
+    async def _run(self, pipe: Any, node: str, **options: bool) -> list[Any]:
+        """Answers and errors of a pipeline. A failure of the `node` asks for the slots to be read again."""
+        # The library does this for single commands only. The client would stay with a primary that is gone.
+        try:
+            answers: list[Any] = await pipe.execute(raise_on_error=False, **options)
+        except BaseException:
+            self._failed_node = node
+            raise
+        if any(map(_is_failure_of_node, answers)):
+            self._failed_node = node
+        return answers
 
     def _waits(self, written: Sequence[str]) -> dict[str, int]:
         """How many replicas must acknowledge a write, by the primaries of the keys."""
         if not written or self._replicas == 0:
             return {}
-        if self._replicas is None and not self._copies_until:
-            # Nothing was looked at yet.
-            return {}
-        names = {""}
-        if isinstance(self._client, RedisCluster):
-            names = {node.name for key in written if (node := self._client.get_node_from_key(key))}
+        client, names = self._client, {""}
+        if isinstance(client, RedisCluster):
+            names = {_node_of(client, key).name for key in written}
         return {name: self._replicas or 1 for name in sorted(names) if self._replicas or self._needs_copy(name)}
 
     def _needs_copy(self, name: str) -> bool:
@@ -236,7 +255,7 @@ class Link:
             raise reached
         if self._replicas is None:
             # The default asks for a copy where there can be one. A server that hides its role has none that is known.
-            if reached or _replicas_in(role):
+            if reached or replicas_in(role):
                 self._copies_until[name] = time.monotonic() + REPLICA_GRACE_S
             elif not self._needs_copy(name):
                 return
@@ -246,38 +265,57 @@ class Link:
     async def check_replicas(self) -> None:
         """Look again which primaries have replicas, if the default depends on it."""
         if self._replicas is None:
-            # One node in trouble is no trouble of the others: what was known of them stays.
+            # The trouble of a server shows in its writes. What was known of its replicas stays.
             with suppress(StoreUnavailable):
-                found, known = await self.connected_replicas(), self._copies_until
-                # A primary that a failover made since was a replica itself, and its former primary may return.
-                grace_s = time.monotonic() + REPLICA_GRACE_S
-                unknown_s = grace_s if known else 0.0
-                self._copies_until = {
-                    name: grace_s if count else known.get(name, unknown_s) for name, count in found.items()
-                }
+                async with self._bounded():
+                    await self._look()
+
+    async def _look(self) -> None:
+        found, known = await self._found_replicas(), self._copies_until
+        failures = [count for count in found.values() if isinstance(count, BaseException)]
+        if len(failures) == len(found):
+            raise failures[0]
+        # A primary that a failover made since was a replica itself, and its former primary may return. So may be one
+        # that does not answer.
+        grace_s = time.monotonic() + REPLICA_GRACE_S
+        unknown_s = grace_s if known else 0.0
+        self._copies_until = {
+            name: known[name] if isinstance(count, BaseException) else grace_s if count else known.get(name, unknown_s)
+            for name, count in found.items()
+            if name in known or not isinstance(count, BaseException)
+        }
 
     async def connected_replicas(self) -> dict[str, int]:
         """The number of connected replicas by primary."""
-        if not isinstance(self._client, RedisCluster):
-            return {"": await self._replicas_of({})}
         async with self._bounded():
-            await self._client.initialize()
-        return {node.name: await self._replicas_of({"target_nodes": node}) for node in self._client.get_primaries()}
+            found = await self._found_replicas()
+            for count in found.values():
+                if isinstance(count, BaseException):
+                    raise count
+        return {name: count for name, count in found.items() if not isinstance(count, BaseException)}
+
+    async def _found_replicas(self) -> dict[str, int | BaseException]:
+        """The number of connected replicas by primary, or the failure of a primary that does not answer."""
+        targets: dict[str, dict[str, Any]] = {"": {}}
+        if isinstance(self._client, RedisCluster):
+            await self._read_slots(self._client)
+            targets = {node.name: {"target_nodes": node} for node in self._client.get_primaries()}
+        counts = await asyncio.gather(*map(self._replicas_of, targets.values()), return_exceptions=True)
+        return dict(zip(targets, counts, strict=True))
 
     async def _replicas_of(self, target: dict[str, Any]) -> int:
-        async with self._bounded():
-            try:
-                return _replicas_in(await self._client.execute_command("ROLE", **target))
-            except ResponseError as error:
-                # A hosted server may hide it (NOPERM) or not have the command.
-                return _replicas_in(error)
+        try:
+            return replicas_in(await self._client.execute_command("ROLE", **target))
+        except ResponseError as error:
+            # A hosted server may hide it (NOPERM) or not have the command.
+            return replicas_in(error)
 
     async def settings(self, *names: str) -> list[Mapping[str, str]]:
         """The named settings of every primary; those it does not tell are missing."""
         if not isinstance(self._client, RedisCluster):
             return [await self._settings_of(names, {})]
         async with self._bounded():
-            await self._client.initialize()
+            await self._read_slots(self._client)
         return [await self._settings_of(names, {"target_nodes": node}) for node in self._client.get_primaries()]
 
     async def _settings_of(self, names: Sequence[str], target: dict[str, Any]) -> Mapping[str, str]:
@@ -292,7 +330,7 @@ class Link:
                 except ResponseError as error:
                     if not str(error).lower().startswith("unknown command"):
                         raise
-        return {_text(key): _text(value) for key, value in found.items()}
+        return {text(key): text(value) for key, value in found.items()}
 
     async def current_history(self, key: str) -> str:
         """Look up the primary of `key` and return its replication id, empty where the server does not permit INFO. Uses
@@ -307,25 +345,17 @@ class Link:
 
     async def _found_anew(self, key: str) -> Redis:
         if self._sentinel is not None:
-            host, port = await self._agreed_primary(self._sentinel)
-            return Redis(host=host, port=port, **self._options)
-        if isinstance(self._client, RedisCluster):
-            # Slots are read anew too: those in hand may be from before a failover.
-            await self._client.nodes_manager.initialize()
-            node = self._client.get_node_from_key(key)
-            if node is None:
-                raise StoreUnavailable("the store cannot be reached")
-            return Redis(host=node.host, port=int(node.port), **self._options)
-        return Redis.from_url(self._standalone_url, **self._options)
-
-    async def _agreed_primary(self, sentinel: Sentinel) -> tuple[str, int]:
-        asked = (one.sentinel_get_master_addr_by_name(self._service) for one in sentinel.sentinels)
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        found: list[tuple[Any, ...]] = [tuple(answer) for answer in answers if isinstance(answer, tuple | list)]
-        if len(set(found)) != 1 or 2 * len(found) <= len(answers):
-            raise StoreUnavailable("the store fails over at the moment")
-        host, port = found[0]
-        return _text(host), int(port)
+            asked = [one.sentinel_get_master_addr_by_name(self._service) for one in self._sentinel.sentinels]
+        elif isinstance(self._client, RedisCluster):
+            # A node that was cut off or stalled knows nothing of a failover yet.
+            await self._read_slots(self._client)
+            nodes = self._client.get_nodes()
+            asked = [primary_seen_by(self._client, node, key) for node in nodes]
+        else:
+            return Redis.from_url(self._standalone_url, **self._options)
+        # The rest of the deadline is for the primary.
+        host, port = await agreed(asked, self._deadline_s / 2)
+        return Redis(host=host, port=port, **self._options)
 
     async def pubsub(self) -> PubSub:
         """One connection that listens, to any node: what is published reaches all of them."""
@@ -338,39 +368,31 @@ class Link:
         # A connection that is broken already may fail to close.
         with suppress(Exception):
             await self._client.aclose()
+        if isinstance(self._client, RedisCluster):
+            # The library closes nothing while it wants to read the slots again.
+            for nodes in ("nodes_cache", "startup_nodes"):
+                with suppress(Exception):
+                    await self._client.nodes_manager.aclose(nodes)
         if self._sentinel is not None:
             with suppress(Exception):
                 await self._sentinel.aclose()
 
 
-def _replicas_in(role: Any) -> int:
-    """The number of connected replicas in the answer to ROLE; 0 for an error and for a server that is no primary."""
-    return len(role[2]) if isinstance(role, list) and role[0] in (b"master", "master") else 0
+def _node_of(client: RedisCluster, key: str) -> ClusterNode:
+    node = client.get_node_from_key(key)
+    if node is None:
+        raise StoreUnavailable("the store cannot be reached")
+    return node
 
 
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+def _raise_first(answers: Sequence[Any]) -> None:
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
 
 
-def _addresses(rest: str, port: int) -> tuple[list[tuple[str, int]], str, int]:
-    """Hosts, the first part of the path, and the database after it."""
-    netloc, _, path = rest.partition("/")
-    nodes = []
-    for address in netloc.rpartition("@")[2].split(","):
-        try:
-            parsed = urlsplit(f"//{address}")
-            host, number = parsed.hostname, parsed.port or port
-        except ValueError:
-            raise ConfigError(f"store.url: {UNREADABLE}") from None
-        if not host:
-            raise ConfigError("store.url: a host is missing")
-        nodes.append((host, number))
-    service, _, db = path.partition("/")
-    if db and not db.isdigit():
-        raise ConfigError("store.url: what follows the service's name is the number of a database")
-    return nodes, unquote(service), int(db or 0)
-
-
-def _credentials(rest: str) -> dict[str, str]:
-    user, _, password = rest.partition("/")[0].rpartition("@")[0].partition(":")
-    return {key: unquote(value) for key, value in (("username", user), ("password", password)) if value}
+def _is_failure_of_node(answer: Any) -> bool:
+    """Whether an answer of a cluster tells that a node is gone. Other errors are about the command."""
+    return isinstance(answer, ClusterDownError) or (
+        isinstance(answer, Exception) and not isinstance(answer, ResponseError)
+    )

@@ -138,7 +138,10 @@ end
 
 @dataclass(frozen=True, slots=True)
 class Script:
+    """A script, and whether it writes nothing. What a read returns needs no copy."""
+
     body: str
+    is_read: bool = False
     text: str = field(init=False)
     sha: str = field(init=False)
 
@@ -301,7 +304,8 @@ for from = 1, #ids, 1000 do
   end
 end
 return {'ok', found}
-"""
+""",
+    is_read=True,
 )
 
 SET_HEAD = Script(

@@ -58,7 +58,8 @@ local id = arg()
 local there = redis.call('ZSCORE', ends, id)
 if not there or tonumber(there) <= clock() then return {'ok'} end
 return {'ok', {redis.call('HGET', about, id), redis.call('HGET', documents, id)}}
-"""
+""",
+    is_read=True,
 )
 
 LIST_TRACES = Script(
@@ -73,7 +74,8 @@ for _, id in ipairs(redis.call('ZREVRANGE', order, 0, -1)) do
   end
 end
 return {'ok', found}
-"""
+""",
+    is_read=True,
 )
 
 

@@ -1,0 +1,35 @@
+"""The parts of an address of a Redis server, of sentinels or of a cluster."""
+
+from __future__ import annotations
+
+from urllib.parse import unquote, urlsplit
+
+from unisono.errors import ConfigError
+
+UNREADABLE = (
+    "not an address; write redis://user:password@host:6379/0, with signs like / # @ : in a password percent-encoded"
+)
+
+
+def addresses(rest: str, port: int) -> tuple[list[tuple[str, int]], str, int]:
+    """Hosts, the first part of the path, and the database after it. Raises `ConfigError`."""
+    netloc, _, path = rest.partition("/")
+    nodes = []
+    for address in netloc.rpartition("@")[2].split(","):
+        try:
+            parsed = urlsplit(f"//{address}")
+            host, number = parsed.hostname, parsed.port or port
+        except ValueError:
+            raise ConfigError(f"store.url: {UNREADABLE}") from None
+        if not host:
+            raise ConfigError("store.url: a host is missing")
+        nodes.append((host, number))
+    service, _, db = path.partition("/")
+    if db and not db.isdigit():
+        raise ConfigError("store.url: what follows the service's name is the number of a database")
+    return nodes, unquote(service), int(db or 0)
+
+
+def credentials(rest: str) -> dict[str, str]:
+    user, _, password = rest.partition("/")[0].rpartition("@")[0].partition(":")
+    return {key: unquote(value) for key, value in (("username", user), ("password", password)) if value}

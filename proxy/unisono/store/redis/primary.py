@@ -1,0 +1,48 @@
+"""Primaries: the one that sentinels or nodes of a cluster agree on, and the replicas that one has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from typing import Any
+
+from redis.asyncio.cluster import ClusterNode, RedisCluster
+
+from unisono.errors import StoreUnavailable
+
+
+async def agreed(asked: Sequence[Awaitable[Any]], within_s: float) -> tuple[str, int]:
+    """The address that more than half of those asked answer and none contradicts. Raises `StoreUnavailable`."""
+    tasks = [asyncio.ensure_future(one) for one in asked]
+    try:
+        await asyncio.wait(tasks, timeout=within_s)
+    finally:
+        for task in tasks:
+            task.cancel()
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+    found = [tuple(answer) for answer in answers if isinstance(answer, tuple | list)]
+    if len(set(found)) != 1 or 2 * len(found) <= len(answers):
+        raise StoreUnavailable("the store fails over at the moment")
+    host, port = found[0]
+    return text(host), int(port)
+
+
+async def primary_seen_by(client: RedisCluster, node: ClusterNode, key: str) -> tuple[str, int] | None:
+    """Address of the primary of `key` as one node of the cluster knows it."""
+    slot = client.keyslot(key)
+    seen: Any = await client.cluster_slots(target_nodes=node)
+    for (first, last), servers in seen.items():
+        if first <= slot <= last:
+            host, port = servers["primary"]
+            # A node may not know its own address.
+            return text(host) or node.host, int(port)
+    return None
+
+
+def replicas_in(role: Any) -> int:
+    """The number of connected replicas in the answer to ROLE; 0 for an error and for a server that is no primary."""
+    return len(role[2]) if isinstance(role, list) and role[0] in (b"master", "master") else 0
+
+
+def text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,35 @@
+"""The words for a failed operation of Redis."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from redis.exceptions import OutOfMemoryError, ReadOnlyError
+from redis.exceptions import TimeoutError as LateAnswer
+
+TROUBLE: tuple[tuple[type[Exception], str], ...] = (
+    (OutOfMemoryError, "the store is full"),
+    (ReadOnlyError, "the store takes no writes at the moment"),
+    (TimeoutError, "the store did not answer in time"),
+    (LateAnswer, "the store did not answer in time"),
+    (Exception, "the store cannot be reached"),
+)
+"""What a caller is told; the first row that fits. The error itself is the cause, for the log."""
+
+# Redis 6.2 wraps what a script's command is refused with in an error of its own. The library has no class for a primary
+# with too few replicas, nor for one that cannot write to its disk.
+REFUSAL = re.compile(r"(?:@user_script: \d+: -(OOM|READONLY|NOREPLICAS|MISCONF)|^(NOREPLICAS|MISCONF)) ")
+REFUSED: Mapping[str, type[Exception]] = {
+    "OOM": OutOfMemoryError,
+    "READONLY": ReadOnlyError,
+    "NOREPLICAS": ReadOnlyError,
+    "MISCONF": ReadOnlyError,
+}
+
+
+def told(error: Exception) -> str:
+    """The words for what an operation failed with."""
+    refusal = REFUSAL.search(str(error))
+    failed = REFUSED[refusal[1] or refusal[2]] if refusal else type(error)
+    return next(words for kind, words in TROUBLE if issubclass(failed, kind))
