@@ -158,8 +158,66 @@ async def test_what_is_no_http_never_gets_into_an_answer() -> None:
         await reader.readuntil(b"p" * 1000)
         writer.write(GARBAGE)
         async with asyncio.timeout(5):
-            assert b"HTTP" not in await reader.read()
+            assert b"HTTP" not in await reader.readexactly(200_000)
         writer.close()
+
+
+SLOW_GET = GET.replace(b"/ ", b"/slow ")
+BEHIND = {"a line break": b"\r\n", "half a request": GET[:20], "a request without its body": POST}
+
+
+@pytest.mark.parametrize("behind", BEHIND.values(), ids=BEHIND)
+async def test_a_response_does_not_depend_on_what_follows_its_request(behind: bytes) -> None:
+    async with listening() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(SLOW_GET)
+        await asyncio.sleep(0.05)
+        writer.write(behind)
+        async with asyncio.timeout(5):
+            assert await answer(reader) == (200, b"0")
+            if behind is BEHIND["half a request"]:
+                # Its deadline begins behind the response.
+                assert (await answer(reader))[0] == 408
+        writer.close()
+
+
+@pytest.mark.parametrize("behind", [b"", *BEHIND.values()], ids=["nothing", *BEHIND])
+@pytest.mark.parametrize("before", [0, 2])
+async def test_a_half_closed_client_gets_the_responses_to_its_whole_requests(before: int, behind: bytes) -> None:
+    async with listening() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(GET * before + SLOW_GET + behind)
+        writer.write_eof()
+        async with asyncio.timeout(5):
+            assert (await reader.read()).count(b" 200 OK\r\n") == before + 1
+        writer.close()
+
+
+@pytest.mark.parametrize("sent", [GET[:20], POST, POST + b"b" * 8000], ids=["headers", "body", "rest of the body"])
+async def test_a_half_closed_client_reads_that_its_request_is_incomplete(sent: bytes) -> None:
+    async with listening() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        writer.write_eof()
+        async with asyncio.timeout(5):
+            assert (await answer(reader))[0] == 400
+        writer.close()
+
+
+PIPELINED = {"a whole request": GET, "several": GET * 3, "half a request": GET[:20], "without its body": POST}
+
+
+@pytest.mark.parametrize("behind", PIPELINED.values(), ids=PIPELINED)
+async def test_a_client_that_leaves_ends_the_first_of_its_pipelined_requests(behind: bytes) -> None:
+    written.clear()
+    async with listening() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(GET.replace(b"/ ", b"/endless ") + behind)
+        await reader.readuntil(b"p" * 1000)
+        writer.transport.abort()
+        async with asyncio.timeout(5):
+            while not written:
+                await asyncio.sleep(0.01)
 
 
 async def test_endless_headers_end_the_connection() -> None:

@@ -173,6 +173,8 @@ VERSIONS: dict[str, Case] = {
     "1.0 for a WebSocket": (get(b"/v1/responses", WEBSOCKET, version=b"1.0"), *REFUSED),
     "1.2": (get(b"/", version=b"1.2"), *REFUSED),
     "9.9": (get(b"/", version=b"9.9"), *REFUSED),
+    "0.9": (get(b"/health/liveliness", version=b"0.9"), *REFUSED),
+    "2.0": (get(b"/health/liveliness", version=b"2.0"), *REFUSED),
     "the first line of HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", *REFUSED),
     "small letters": (ALIVE.replace(b"HTTP", b"http"), *REFUSED),
     "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 10, *REFUSED),
@@ -204,8 +206,28 @@ ROWS: dict[str, Case] = {
     "behind one that is refused": (post(b"content-type: text/plain\r\n", LENGTH) + ALIVE, [415, 200], OPEN),
     "behind one that is too large": (post(b"content-length: 20971520\r\n", rest=b"\r\n") + ALIVE, [413], CLOSED),
     "behind the last one": (get(b"/health/liveliness", b"connection: close\r\n") + ALIVE, [200], CLOSED),
-    "no HTTP behind one that is not answered yet": (ASKED + b"garbage\r\n\r\n", [], CLOSED),
-    "a WebSocket behind one that is not answered yet": (ASKED + get(b"/v1/responses", WEBSOCKET), [], CLOSED),
+    "no HTTP behind one that is not answered yet": (ASKED + b"garbage\r\n\r\n", [200, 400], CLOSED),
+    "no HTTP behind several": (ASKED * 3 + b"garbage\r\n\r\n", [200, 200, 200, 400], CLOSED),
+    "a body that is longer than it says": (ASKED + b"   ", [200, 400], CLOSED),
+    "a line break behind a body": (ASKED + b"\r\n" + ALIVE, [200, 200], OPEN),
+    "a broken body behind one that is not answered yet": (
+        ASKED + post(CHUNKED, rest=b"\r\nzz\r\n"),
+        [200, 400],
+        CLOSED,
+    ),
+    "a broken body behind several": (ASKED + ALIVE + post(CHUNKED, rest=b"\r\nzz\r\n"), [200, 200, 400], CLOSED),
+    "endless headers behind one that is not answered yet": (
+        ASKED + b"GET / HTTP/1.1\r\nx-a: " + b"y" * 1_000_000,
+        [200, 431],
+        CLOSED,
+    ),
+    "a body in place of a refused one that waits to go on": (
+        post(b"expect: 100-continue\r\n", b"content-length: 8\r\n", b"content-type: text/plain\r\n", rest=b"\r\n")
+        + ASKED,
+        [415],
+        CLOSED,
+    ),
+    "a WebSocket behind one that is not answered yet": (ASKED + get(b"/v1/responses", WEBSOCKET), [200, 400], CLOSED),
 }
 MESSAGES: dict[str, Case] = {
     "two lengths": (post(LENGTH, b"content-length: 5\r\n", path=b"messages"), *REFUSED),

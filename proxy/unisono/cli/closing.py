@@ -93,11 +93,11 @@ class LingeringTransport(Transport):
         self._wait()
 
     def discard(self, size: int) -> None:
-        """Count `size` bytes of input that arrived while the connection lingers."""
+        """Count `size` bytes of input that nobody reads."""
         self._discarded += size
         if self._discarded > MAX_LINGER_BYTES:
             self._transport.close()
-        else:
+        elif self.is_lingering:
             self._wait()
 
     def stop(self) -> None:
@@ -124,7 +124,7 @@ class HalfClosed:
     client of HTTP/1.1 skips. A stream that has started writes a keep-alive comment.
     """
 
-    def __init__(self, transport: Transport, cycle: RequestResponseCycle, is_first: bool) -> None:
+    def __init__(self, transport: Transport, cycle: RequestResponseCycle) -> None:
         self._transport = transport
         self._socket: socket.socket = transport.get_extra_info("socket")
         self._loop = asyncio.get_running_loop()
@@ -132,7 +132,7 @@ class HalfClosed:
         probe = cycle.scope["state"].get(PROBE)
         if cycle.response_started and probe is not None:
             probe()
-        elif is_first and not cycle.response_started:
+        elif not cycle.response_started:
             transport.write(CONTINUE)
         self._timer = self._loop.call_later(self._interval_s, self._check)
 

@@ -19,6 +19,7 @@ from unisono.api.failures import FINAL_STATUSES, NO_RETRY_HEADER, Formats, forma
 from unisono.errors import HeadersTooLarge, MalformedRequest, UnisonoError
 
 MAX_HEADERS: Final = 256
+VERSIONS: Final = frozenset({"1.0", "1.1"})
 AROUND: Final = len(b": \r\n")
 """Bytes of a header besides its name and value."""
 AUTHORITY: Final = re.compile(rb"https?://([^/?#]*)/", re.IGNORECASE)
@@ -34,6 +35,8 @@ def check_head(method: str, target: bytes, version: str, headers: Headers, max_b
         raise HeadersTooLarge(f"The request has more than {MAX_HEADERS} headers.")
     if len(target) + sum(len(name) + len(value) + AROUND for name, value in headers) > max_bytes:
         raise HeadersTooLarge(f"The headers are larger than {max_bytes:,} bytes.")
+    if version not in VERSIONS:
+        raise MalformedRequest("This gateway speaks HTTP/1.1 and HTTP/1.0 only.")
     if method == "CONNECT":
         raise MalformedRequest("This gateway is no proxy.")
     hosts = _values(headers, b"host")

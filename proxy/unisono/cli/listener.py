@@ -6,13 +6,15 @@ is left for it to take would keep its socket open for ever, also behind a polite
 class with all three: without them a few thousand silent sockets would hold every place there is. A WebSocket is handed
 over within the same bounds, which uvicorn applies to requests only. A request that asks for any other protocol is
 answered in the one it came in.
+
+Requests that were read whole are answered, whatever follows them on their connection: a refusal of what follows is sent
+behind their responses. When the client leaves, all of them end.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from asyncio import TimerHandle, Transport
 from collections.abc import Collection
 from types import MappingProxyType
@@ -23,99 +25,25 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from unisono.api.door import HEALTH_PATHS
 from unisono.api.failures import Formats
-from unisono.cli.closing import HalfClosed, LingeringTransport, reset, unacknowledged
+from unisono.cli.closing import HalfClosed, LingeringTransport
+from unisono.cli.delivery import Delivering, Delivery, hold_little
 from unisono.cli.heads import check_head, close_unless_continued, refusal, until_close, without_upgrade
 from unisono.core.log_rate import RateLimitedWarning
 from unisono.errors import HeadersTimeout, HeadersTooLarge, MalformedRequest, TooManyConnections, UnisonoError
 
 if TYPE_CHECKING:
-    from starlette.types import Message
+    from starlette.types import ASGIApp, Message
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
     from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
     from websockets.http11 import Request
 
 MAX_HEADER_BYTES = 64 * 1024
 WRITE_TIMEOUT_S = 60.0
-UNSENT_BYTES = 16 * 1024
-"""What the system takes of an answer before the client does. By default it is megabytes, all of which a backend would
-have generated for somebody who may not read on."""
-WAITING_BYTES = 32 * 1024
-"""What waits for the system to take it before writers have to wait, too."""
 SWITCHED = 101
 HEALTH_TARGETS = frozenset(path.encode() for path in HEALTH_PATHS)
 INVALID_DATA = 1007
 """Close code of a WebSocket whose text is not UTF-8."""
 MALFORMED_TEXT = RateLimitedWarning(logging.getLogger(__name__))
-LOOKS = 4
-"""How often in its time a client that takes nothing is looked at."""
-
-
-class Delivery:
-    """Watches what a connection has not sent yet, whenever there is so much that writers wait, and whenever there is
-    something left at its end. A client that takes nothing of it for `timeout_s` seconds loses its connection."""
-
-    def __init__(self, transport: Transport, timeout_s: float) -> None:
-        self._transport = transport
-        self._timeout_s = timeout_s
-        self._loop = asyncio.get_running_loop()
-        self._timer: TimerHandle | None = None
-        self._left = 0
-        self._due = 0.0
-
-    def watch(self) -> None:
-        if self._timer is None:
-            self._seen(self._untaken())
-
-    def rest(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _untaken(self) -> int:
-        """Bytes that the client has not acknowledged, in our buffer and in the system's.
-
-        The system takes bytes from our buffer in large portions only, so ours alone hides a client that reads slowly.
-        """
-        return self._transport.get_write_buffer_size() + unacknowledged(self._transport.get_extra_info("socket"))
-
-    def _seen(self, left: int) -> None:
-        """There was progress just now."""
-        self._left = left
-        self._due = self._loop.time() + self._timeout_s
-        self._timer = self._loop.call_later(self._timeout_s / LOOKS, self._look)
-
-    def _look(self) -> None:
-        self._timer = None
-        if not self._transport.get_write_buffer_size():
-            return
-        left = self._untaken()
-        if left < self._left:
-            self._seen(left)
-        elif self._loop.time() >= self._due:
-            reset(self._transport)
-        else:
-            self._timer = self._loop.call_later(self._timeout_s / LOOKS, self._look)
-
-
-def hold_little(transport: Transport) -> None:
-    """Let little be on its way that the client has not taken."""
-    transport.set_write_buffer_limits(WAITING_BYTES)
-    sock = transport.get_extra_info("socket")
-    if sock.family in (socket.AF_INET, socket.AF_INET6):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
-
-
-class Delivering:
-    """What an HTTP connection and a WebSocket do alike, before their protocol's own class."""
-
-    _delivery: Delivery
-
-    def pause_writing(self) -> None:
-        super().pause_writing()  # type: ignore[misc]
-        self._delivery.watch()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()  # type: ignore[misc]
-        self._delivery.rest()
 
 
 def connections(
@@ -141,7 +69,10 @@ def connections(
         _is_read = False
         """Whether a request has begun that has not come whole."""
         _set_aside = False
-        _is_refused = False
+        _answering: RequestResponseCycle | None = None
+        """The request that is answered now, or was last; `cycle` is the one that was read last."""
+        _refusal: bytes | None = None
+        """What ends the connection behind the responses to earlier requests; nothing of the input counts any more."""
         _half_closed: HalfClosed | None = None
         _sockets: ClassVar[type[WebSocketsSansIOProtocol] | None] = None
 
@@ -159,25 +90,56 @@ def connections(
             self._lingering.stop()
             if self._half_closed is not None:
                 self._half_closed.stop()
+            if self._answering is not None and not self._answering.response_complete:
+                # uvicorn tells only the request that was read last.
+                self._answering.disconnected = True
+                self._answering.message_event.set()
             super().connection_lost(exc)
 
         def eof_received(self) -> bool:  # type: ignore[override]
             """Whether the connection stays open: a whole request was read and is not answered yet."""
-            # A proxy with HTTP/1.0 closes its connection when its own client leaves, and accepts no interim response.
-            waits = self.cycle is not None and not self.cycle.response_complete and not self._is_read
-            if not waits or self._lingering.is_closing() or self.scope["http_version"] != "1.1":
+            if self._lingering.is_closing():
                 return False
-            self._half_closed = HalfClosed(self._raw_transport, self.cycle, not self.pipeline)
-            return True
+            self._drop_incomplete()
+            cycle = self._owed()
+            # A proxy with HTTP/1.0 closes its connection when its own client leaves, and accepts no interim response.
+            if cycle is not None and cycle.scope["http_version"] == "1.1":
+                self._half_closed = HalfClosed(self._raw_transport, cycle)
+                return True
+            if cycle is None and self._is_read:
+                self._refuse(MalformedRequest("The request ended before it was complete."))
+            return False
+
+        def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
+            self._answering = cycle
+            super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
+
+        def _owed(self) -> RequestResponseCycle | None:
+            """The request that is answered now, if it was read whole; others may wait behind it."""
+            cycle = self._answering
+            return None if cycle is None or cycle.response_complete or cycle.more_body else cycle
+
+        def _drop_incomplete(self) -> None:
+            """Drop a request that waits for earlier ones and will not come whole."""
+            if self.pipeline and self.cycle.more_body:
+                self.pipeline.popleft()
+                self.cycle = self.pipeline[0][0] if self.pipeline else cast("RequestResponseCycle", self._answering)
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
-            if self._half_closed is not None and self.cycle.response_complete:
-                self.transport.close()
             if self.transport.is_closing():
                 self._delivery.watch()
-            elif self.cycle.response_complete and not self._in_headers and self._deadline is None:
-                # Nobody reads the rest of the body; it may come for a while, so that its client sees the answer.
+            elif self._owed() is None and self.cycle.response_complete:
+                self._all_answered()
+
+        def _all_answered(self) -> None:
+            if self._refusal is not None:
+                self._end(self._refusal)
+            elif self._half_closed is not None:
+                self._end(b"")
+            elif self._is_read and self._deadline is None:
+                # The rest of a body that nobody reads may come for a while, so that its client sees the response. The
+                # next headers have no deadline while responses are pending.
                 self._start_deadline()
 
         def timeout_keep_alive_handler(self) -> None:
@@ -185,11 +147,11 @@ def connections(
             self._delivery.watch()
 
         def data_received(self, data: bytes) -> None:
-            if self._lingering.is_lingering:
+            if self._lingering.is_lingering or self._refusal is not None:
                 self._lingering.discard(len(data))
                 return
             if self._in_headers:
-                if self._deadline is None:
+                if self._deadline is None and self._owed() is None:
                     self._start_deadline()
                 self._header_bytes += len(data)
             else:
@@ -208,7 +170,7 @@ def connections(
                 self._refuse(cause if isinstance(cause, UnisonoError) else MalformedRequest("This is not HTTP."))
             # The read that completes the headers may hold the body's beginning, so only those still open are judged.
             size = self._header_bytes if self._in_headers else self._between_bytes
-            if size > max_header_bytes and not self.transport.is_closing():
+            if size > max_header_bytes and self._refusal is None and not self.transport.is_closing():
                 self._refuse(HeadersTooLarge(f"The headers are larger than {max_header_bytes:,} bytes."))
 
         def on_message_begin(self) -> None:
@@ -268,9 +230,8 @@ def connections(
             return limit is not None and any(len(each) >= limit for each in (self.connections, *others))
 
         def handle_websocket_upgrade(self) -> None:
-            if self.cycle is not None and not self.cycle.response_complete:
-                # It came in the middle of another answer on this connection, which would be torn.
-                self.transport.close()
+            if self._owed() is not None:
+                self._refuse(MalformedRequest("A WebSocket cannot begin before earlier requests are answered."))
             elif self._crowded():
                 self._refuse(TooManyConnections("The gateway has as many connections as it takes; try again."))
             elif self.scope["method"] != "GET" or self.scope["http_version"] != "1.1" or not self.url.isascii():
@@ -305,25 +266,29 @@ def connections(
                 self._raw_transport.close()
 
         def _has_unread_input(self) -> bool:
-            return self._is_read or self._is_refused or (self._in_headers and bool(self._header_bytes))
+            if self._half_closed is not None:
+                return False
+            return self._is_read or self._refusal is not None or (self._in_headers and bool(self._header_bytes))
 
         def _refuse(self, error: UnisonoError) -> None:
-            self._is_refused = True
-            if self._nothing_is_said():
-                self.transport.write(refusal(error, self.url if self._is_read else b"", formats))
+            """Refuse what is being read, behind the responses to earlier requests."""
+            # What comes of a body behind its response has no response of its own.
+            is_answered = not self._in_headers and self.cycle is not None and self.cycle.response_started
+            self._refusal = b"" if is_answered else refusal(error, self.url if self._is_read else b"", formats)
+            self._drop_incomplete()
+            if self._owed() is None:
+                self._end(self._refusal)
+
+        def _end(self, last: bytes) -> None:
+            """Close the connection behind `last`."""
+            if last:
+                self.transport.write(last)
             if self.cycle is not None and not self.cycle.response_complete:
                 # Nothing may come behind it.
                 self.cycle.disconnected = True
                 self.cycle.message_event.set()
             self.transport.close()
             self._delivery.watch()
-
-        def _nothing_is_said(self) -> bool:
-            """Whether an answer now would be taken for that to the request which is being read."""
-            if self.cycle is None or self.cycle.response_complete:
-                return self._in_headers
-            own = not self._in_headers and self.cycle.more_body and not self.pipeline
-            return own and not self.cycle.response_started
 
     return Connection
 
