@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +13,7 @@ from tests.engine.hosting import ANSWER, DOCS, ENCODING, FILES, SEARCH, Servers,
 from tests.engine.scripted import ASKED, IDS, TEXT
 from tests.harmony.fold import items_of
 from tests.harmony.recoveries import C, F, P, R
+from tests.threads import Threads
 from unisono.core.conversation import AnswerForm, AssistantCall, FunctionTool, ToolResult, UserMessage
 from unisono.core.events import Closed, Event, Finished, HostedCall, Listed, Listing, Opened, Ran, ToolCall
 from unisono.core.generation import Capabilities, FinishReason
@@ -443,18 +443,6 @@ async def test_a_decision_about_nothing_changes_nothing() -> None:
 # -- arguments
 
 
-class Threads(ThreadPoolExecutor):
-    """Threads that record which functions they run."""
-
-    def __init__(self) -> None:
-        super().__init__(1)
-        self.ran: list[str] = []
-
-    def submit(self, fn: Any, /, *args: Any, **more: Any) -> Any:
-        self.ran.append(fn.args[0].__qualname__)
-        return super().submit(fn, *args, **more)
-
-
 @pytest.mark.parametrize(("length", "in_threads"), [(10_000, 0), (20_000, 2)])
 async def test_long_arguments_are_read_once_and_in_a_thread(length: int, in_threads: int) -> None:
     threads = Threads()
@@ -463,7 +451,7 @@ async def test_long_arguments_are_read_once_and_in_a_thread(length: int, in_thre
     talk = Talk([*(call("docs__search", f'{{"q":"{text}"}}') for text in texts), ANSWER])
     events, _ = await talk.events()
     assert len(calls_of(events)) == 2
-    assert [name for name in threads.ran if name == "Round.read_next"] == ["Round.read_next"] * in_threads
+    assert [name for name in threads.begun if name == "Round.read_next"] == ["Round.read_next"] * in_threads
 
 
 # -- what goes wrong
