@@ -143,9 +143,8 @@ class Course:
         """Events of some more tokens, up to where the plan stops them."""
         if len(self.journal) + len(tokens) < self._free_to:
             self.journal += tokens
-            router = self.router
-            events = router.feed(tokens)
-            if router.stopped is not None:
+            events = self.router.feed(tokens)
+            if self.router.stopped is not None:
                 self._look()
                 self._free_to = 0
             return events
@@ -165,7 +164,8 @@ class Course:
 
     def _look_ahead(self) -> None:
         """How far the journal may grow before anything but the router may stop what is read."""
-        if self.plan.move is not None or self.plan.naming or (self._budget is not None and not self.plan.late):
+        stopped = self.plan.move is not None or self.broken_off
+        if stopped or self.plan.naming or (self._budget is not None and not self.plan.late):
             self._free_to = 0
         else:
             self._free_to = len(self.journal) + (self._to_look if self._watches else _NEVER)

@@ -39,6 +39,11 @@ class Limit:
             self._next = self._count + self._most - made
         return tokens
 
+    def counts_anew(self, tokens: Sequence[int]) -> int:
+        """Number of tokens whose text `taken` encodes again for some more tokens."""
+        is_due = self._guessed and self._count + len(tokens) > self._next
+        return len(self._seen) + len(tokens) if is_due else 0
+
     def _made(self) -> int:
         ordinary = [token for token in self._seen if token < FIRST_SPECIAL]
         return len(self._seen) - len(ordinary) + len(self._encoding.encode_generated(self._encoding.decode(ordinary)))

@@ -31,9 +31,9 @@ from unisono.engine.regeneration import NONE_REJECTED
 from unisono.engine.spelling import Spelling
 from unisono.engine.wishes import Violation, Wishes, constraint_of, header_for, recipient_of
 from unisono.harmony.encoding import Encoding
+from unisono.harmony.gate import Stopped
 from unisono.harmony.header import ANALYSIS, COMMENTARY, Header
 from unisono.harmony.legal import Open
-from unisono.harmony.router import Stopped
 
 REGENERATED_CALL: Final = "regenerated-call"
 REGENERATED_ANSWER: Final = "regenerated-answer"

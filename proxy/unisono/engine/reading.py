@@ -6,7 +6,8 @@ next steps; so do the outcomes of tools. No I/O; the conversation is not known h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from unisono.core.conversation import Conversation, Item, Tokens, ToolResult
@@ -49,33 +50,26 @@ class Reading:
     ) -> None:
         wishes = wishes_of(turn, tools, None if round_ is None else round_.tools)
         self._course = course_of(encoding, tools, turn, wishes, new_call_id, violation)
-        self._router, self._plan = self._course.router, self._course.plan
+        self._router, self.plan = self._course.router, self._course.plan
         self._sieve = Sieve(round_.tools, parallel_calls=turn.parallel_calls) if round_ is not None else None
         self._stops = StopStrings(turn.stop) if turn.stop else None
         self._recoveries = recoveries
         self._final = final
         self._closed_before = 0
-        self.opened = False
-        """Whether the step's prompt ends in the header of the answer."""
+        self.opened = False  # the step's prompt ends in the header of the answer
         self._cut = False
         self._answer = Answer()
         self._trail: list[Item] = []
         self._prompted = 0
-        self.wants = kinds_wanted(wishes)
-        """The kinds of constraints that a backend had better keep to."""
-        self.round = round_
-        """The calls of hosted tools that are to be run behind the step that ended last."""
+        self.wants = kinds_wanted(wishes)  # kinds of constraints that a backend had better keep to
+        self.round = round_  # calls of server tools that run behind the step that ended last
         self.closed: list[Closed] = []
-        self.begun = False
-        """Whether anything was to be generated yet."""
-        self.steps = 0
-        """How many ended that another followed."""
-        self.spent = 0
-        """Tokens of the steps before this one."""
+        self.begun = False  # something was to be generated
+        self.steps = 0  # steps that ended and were followed by another one
+        self.spent = 0  # tokens of those steps
         self.decided: Step = RunTools(tuple(round_.calls)) if round_ is not None and round_.calls else Generate()
         """What follows the step that ended last."""
-        self.stop_sequence: str | None = None
-        """The client's stop string, once it was met: then the answer is over."""
+        self.stop_sequence: str | None = None  # the client's stop string that ended the answer
 
     @property
     def journal(self) -> list[int]:
@@ -98,7 +92,7 @@ class Reading:
     @property
     def moves(self) -> bool:
         """Whether something is cut or put there before anything more is generated."""
-        return self._plan.move is not None and self.stop_sequence is None
+        return self.plan.move is not None and self.stop_sequence is None
 
     @property
     def broken_off(self) -> bool:
@@ -110,19 +104,9 @@ class Reading:
         """What the backend is to keep to in the generation that comes."""
         return self._course.constraint
 
-    @property
-    def constrains(self) -> bool:
-        """Whether a backend that can is kept to something."""
-        return self._plan.current.constraint is not None
-
     def sampling(self, wanted: Sampling) -> Sampling:
         """Sampling of the generation that comes, where the client wants `wanted`."""
-        return self._plan.current.attempts.sampling(wanted, constrained=self.constraint is not None)
-
-    @property
-    def unmet(self) -> str:
-        """Why something that was asked for was not had."""
-        return self._plan.unmet
+        return self.plan.current.attempts.sampling(wanted, constrained=self.constraint is not None)
 
     @property
     def completed(self) -> int:
@@ -135,9 +119,20 @@ class Reading:
         return self._router.canonical
 
     @property
-    def naming(self) -> bool:
-        """Whether the name of a tool comes next."""
-        return self._plan.naming
+    def unsettled(self) -> int:
+        """Number of tokens that the next marker, end or move may read, check and encode at once."""
+        move = self.plan.move
+        return max(self._router.unsettled, 0 if move is None else len(move.body))
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Change copies of what the report shares; a block that ends without an error is reported as a whole."""
+        journal, recoveries = self.journal, self._recoveries
+        self.journal, self._recoveries = [*journal], [*recoveries]
+        yield
+        journal += self.journal[len(journal) :]
+        recoveries += self._recoveries[len(recoveries) :]
+        self.journal, self._recoveries = journal, recoveries
 
     # -- what a backend that failed left
 
@@ -203,7 +198,7 @@ class Reading:
         if self.stop_sequence is not None:
             reason = FinishReason.STOP
         paused = isinstance(self.decided, Done) and self.decided.paused
-        self._plan.finish(handed=paused or (self.handed_back and self._answer.handed))
+        self.plan.finish(handed=paused or (self.handed_back and self._answer.handed))
         finished = self._router.finished(reason, self.stop_sequence)
         return replace(finished, cut_call=finished.cut_call or self._cut, paused=paused)
 
@@ -316,7 +311,7 @@ class Reading:
         for part in parts_of(journal):
             match part:
                 case Way():
-                    self._course.came(part, self._plan.able)
+                    self._course.came(part, self.plan.able)
                 case Note():
                     events += self._note_again(part)
                 case Mark.STEP_ENDED:

@@ -11,8 +11,8 @@ from hashlib import sha256
 from typing import Final
 
 from unisono.core.generation import Sampling
+from unisono.harmony.gate import Stopped
 from unisono.harmony.header import Header
-from unisono.harmony.router import Stopped
 
 MIN_REDRAW_TEMPERATURE: Final = 0.6
 """Lowest temperature of an attempt that repeats a rejected one."""

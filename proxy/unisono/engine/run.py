@@ -9,12 +9,12 @@ nowhere to go the run ends in the error, behind all there is.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 
-from unisono.core.events import Event, Finished, Repaired
+from unisono.core.events import Closed, Delta, Event, Finished, Repaired
 from unisono.core.generation import FinishReason
 from unisono.core.ids import DerivedIds
 from unisono.engine.asking import Asking
@@ -22,6 +22,7 @@ from unisono.engine.hosted import HostedTools, notes_on_left_out, offers_in, wit
 from unisono.engine.judging import LEFT_OUT
 from unisono.engine.loop import ToolLoop
 from unisono.engine.means import Means
+from unisono.engine.off_loop import in_thread, settled
 from unisono.engine.prompts import OFF_LOOP_TOKENS, Rendered
 from unisono.engine.reading import Reading
 from unisono.engine.round import Round
@@ -98,8 +99,11 @@ class TurnRun(GeneratorRun):
         """What is shown now that there is another batch, with what was held before it. What no client sees waits for
         what it does: where an answer is cut inside a message of which nothing is shown, that is generated once more as
         if nothing of it had been read."""
+        if self._turn.whole:
+            self._held += _with_whole_deltas(batch)
+            return []
         self._held += batch
-        if self._turn.whole or not any(map(_is_visible, batch)):
+        if not any(map(_is_visible, batch)):
             return []
         self._shown = stretch.shown = True
         if reading.journal is not self.report.journal:
@@ -115,7 +119,7 @@ class TurnRun(GeneratorRun):
             # It failed behind its last token.
             stretch.fail(error)
             return reading
-        if isinstance(error, CannotGoOn) and reading.unread():
+        if isinstance(error, CannotGoOn) and await settled(reading, reading.unread):
             return reading
         stays = self._shown and not self._turn.failover
         # What has begun may come back to where it failed before, which only the route can tell.
@@ -193,10 +197,10 @@ class TurnRun(GeneratorRun):
         self._known = len(turn.journal or reading.journal)
         if not turn.journal:
             return reading, []
-        read_again = (turn.journal, means.renderer.opening(self._conversation))
+        read_again = partial(reading.read_again, turn.journal, means.renderer.opening(self._conversation))
         if len(turn.journal) > OFF_LOOP_TOKENS:
-            return reading, await asyncio.to_thread(reading.read_again, *read_again)
-        return reading, reading.read_again(*read_again)
+            return reading, await in_thread(reading, read_again)
+        return reading, read_again()
 
     async def _begun_anew(self, stretch: Stretch, reading: Reading) -> Reading:
         """Nothing was shown, so nothing of the failed attempt counts but the tokens it took."""
@@ -220,7 +224,7 @@ class TurnRun(GeneratorRun):
         while True:
             shown: list[Event] = []
             reason: FinishReason | None = None
-            if reading.moves and (shown := reading.turn()):
+            if reading.moves and (shown := await settled(reading, reading.turn)):
                 yield shown
             async with aclosing(await stretch.step(asking, reading)) as batches:
                 async for shown, reason in batches:
@@ -229,7 +233,7 @@ class TurnRun(GeneratorRun):
                     yield shown
             if reading.moves:
                 # One batch: between its events there is no token that a journal could be cut at.
-                if shown := [*shown, *reading.turn()]:
+                if shown := [*shown, *await settled(reading, reading.turn)]:
                     yield shown
                 continue
             reason = reason or FinishReason.STOP
@@ -259,7 +263,7 @@ class TurnRun(GeneratorRun):
         after."""
         stretch.let_go()
         finished = reading.finished(reason)
-        self.report.unmet = reading.unmet
+        self.report.unmet = reading.plan.unmet
         self._means.memory.record(
             self._turn.tenant,
             reading.closed,
@@ -274,6 +278,16 @@ class TurnRun(GeneratorRun):
 def may_do_better(error: BackendError | ContextTooLong) -> bool:
     """Whether another deployment may."""
     return error.retry_elsewhere if isinstance(error, BackendError) else True
+
+
+def _with_whole_deltas(batch: Sequence[Event]) -> Iterator[Event]:
+    """The same events with one delta for each item, in front of its end."""
+    # An object per token, kept to the end of the answer, would make garbage collections long.
+    for event in batch:
+        if isinstance(event, Closed) and event.text:
+            yield Delta(event.item, event.text)
+        if not isinstance(event, Delta):
+            yield event
 
 
 def _is_visible(event: Event) -> bool:

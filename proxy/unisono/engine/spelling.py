@@ -8,8 +8,8 @@ from unisono.core.conversation import Tokens
 from unisono.core.generation import CALL, END, RETURN
 from unisono.engine.wishes import recipient_of
 from unisono.harmony.encoding import Encoding
+from unisono.harmony.gate import Stopped
 from unisono.harmony.header import FINAL, Header
-from unisono.harmony.router import Stopped
 
 NOT_AVAILABLE: Final = "This tool is not available now. Use another one, or answer without."
 

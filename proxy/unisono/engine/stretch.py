@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from time import monotonic
 from typing import TypeAlias
 
@@ -17,6 +18,7 @@ from unisono.core.routes import Place
 from unisono.engine.asking import Asking
 from unisono.engine.limit import Limit
 from unisono.engine.means import Means
+from unisono.engine.off_loop import Feeder, counted, portions, settled
 from unisono.engine.places import Places
 from unisono.engine.prompts import Continued, go_on
 from unisono.engine.reading import Reading
@@ -68,11 +70,11 @@ class Stretch(Places):
         if reading.stop_sequence is not None or reading.handed_back:
             return _at_once([], FinishReason.STOP)
         if reading.ended:
-            return _at_once(reading.end(FinishReason.STOP), FinishReason.STOP)
+            return _at_end(reading, FinishReason.STOP)
         if reading.broken_off or self.full:
-            return _at_once(reading.end(FinishReason.LENGTH), FinishReason.LENGTH)
+            return _at_end(reading, FinishReason.LENGTH)
         place = await self.take(asking, reading)
-        if reading.constrains:
+        if reading.plan.current.constraint is not None:
             return self._unrefused(place, asking, reading)
         return await self._generation(place, asking, reading)
 
@@ -102,11 +104,11 @@ class Stretch(Places):
         if self._moved:
             reading.take_up(able)
         said = reading.said
-        how = {"guessed": reading.guessed, "moved": self._moved, "naming": reading.naming}
+        how = {"guessed": reading.guessed, "moved": self._moved, "naming": reading.plan.naming}
         behind = await go_on(self._means.encoding, rendered, said, capabilities, **how)
         room = self._room(asking, behind, capabilities, reading)
         if room < 1:
-            return _at_once(reading.end(FinishReason.LENGTH), FinishReason.LENGTH)
+            return _at_end(reading, FinishReason.LENGTH)
         self._moved = False
         reading.came(capabilities, able)
         job = self._job(behind, place, room, reading)
@@ -144,6 +146,7 @@ class Stretch(Places):
         waits = True
         told = Telling(self._report, self._turn, deployment.name, job, reading.steps)
         limit = Limit(self._means.encoding, job.max_tokens, guessed=place.capabilities.output is not Form.IDS)
+        feeder = Feeder(reading)
         async with told.reading(stream, place):
             async for chunk in stream:
                 if waits and (chunk.tokens or chunk.text):
@@ -151,25 +154,34 @@ class Stretch(Places):
                     place.began()
                 if first is not None:
                     first.count(chunk)
-                tokens = limit.taken(decoder.feed(chunk))
+                tokens = await counted(limit, decoder, chunk)
                 told.came(chunk, len(tokens), monotonic())
                 finish = FinishReason.LENGTH if limit.passed else chunk.finish
-                if finish is None:
-                    # Without a token nothing is shown: a journal could not tell that it was.
-                    if tokens and ((shown := reading.feed(tokens)) or reading.moves):
+                if finish is not None:
+                    stop = () if chunk.stop_token is None else (chunk.stop_token,)
+                    rest = () if limit.passed else (*decoder.end(), *stop)
+                    told.ended(finish, len(rest))
+                    tokens = [*tokens, *rest]
+                # Without a token nothing is shown: a journal could not tell that it was.
+                shown: list[Event] = []
+                for portion in portions(tokens):
+                    if shown and not (reading.moves or reading.complete):
                         yield shown, None
-                    if reading.broken_off:
-                        yield reading.end(FinishReason.LENGTH), FinishReason.LENGTH
-                        return
-                    continue
-                stop = () if chunk.stop_token is None else (chunk.stop_token,)
-                rest = () if limit.passed else (*decoder.end(), *stop)
-                told.ended(finish, len(rest))
-                shown = reading.feed([*tokens, *rest])
-                reason = FinishReason.LENGTH if reading.broken_off else finish
-                yield shown if reading.moves else shown + reading.end(reason), reason
-                return
+                        shown = []
+                    shown += await feeder.feed(portion)
+                if reading.broken_off:
+                    finish = FinishReason.LENGTH
+                if finish is not None:
+                    ended = [] if reading.moves else await settled(reading, partial(reading.end, finish))
+                    yield shown + ended, finish
+                    return
+                if shown or reading.moves:
+                    yield shown, None
             raise BackendProtocolError("the backend ended its stream without saying why")
+
+
+async def _at_end(reading: Reading, reason: FinishReason) -> Generated:
+    yield await settled(reading, partial(reading.end, reason)), reason
 
 
 async def _at_once(shown: list[Event], reason: FinishReason) -> Generated:

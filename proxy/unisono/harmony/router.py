@@ -8,8 +8,8 @@ anywhere changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from dataclasses import replace
+from typing import Any, Final
 
 import openai_harmony
 
@@ -18,6 +18,7 @@ from unisono.core.events import Closed, Delta, Event, Finished, Item, Opened, Re
 from unisono.core.generation import FinishReason, Usage
 from unisono.harmony.blanks import BlankFilter
 from unisono.harmony.encoding import Encoding
+from unisono.harmony.gate import Gate, Stopped
 from unisono.harmony.header import ANALYSIS, COMMENTARY, Header
 from unisono.harmony.legal import Body, Legal, Open, Shut
 from unisono.harmony.recipients import Kind
@@ -27,52 +28,6 @@ from unisono.harmony.tools import ToolSet
 ANY_HEADER: Final = "<|start|>assistant<|message|>"
 """What the library's parser is shown of every header: a body is read the same behind any, and each token of a header
 costs as much as a dozen of a body."""
-
-
-class Gate(Protocol):
-    """Decides which messages there are at all. Asked once or twice for each message, never for a token."""
-
-    def opens(self, message: Open) -> bool:
-        """False: reading stops in front of the message, and nothing of it was said."""
-        ...
-
-    def holds(self, header: Header) -> bool:
-        """Whether nothing of a text is shown before it is complete, as it is with calls."""
-        ...
-
-    def closes(self, header: Header, text: str, *, held: bool) -> str | None:
-        """What a complete text or call says: all of it, or what stands in a code fence around it; one that was shown
-        says what it says. None: reading stops behind it, and nothing of it was said."""
-        ...
-
-    def limits_blanks(self, header: Header) -> bool:
-        """Whether reading stops at a long run of blanks outside of strings in the body, which has to be JSON."""
-        ...
-
-    @property
-    def unfit(self) -> bool:
-        """Whether the text that was let through last is not what it had to be."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Stopped:
-    """Where a gate stopped the reading: the message that begins at the place `begin` has its header until `header_end`
-    and was read until `end` (see `legal` for places). `tokens` are its legal header."""
-
-    header: Header
-    tokens: tuple[int, ...]
-    begin: int
-    header_end: int
-    end: int
-    text: str | None = None
-    """What it says; None in front of it."""
-    trimmed: tuple[int, ...] | None = None
-    """Its body without the run of blanks that the reading stopped at; None where it stopped for another reason."""
-    is_complete: bool = False
-    """Whether the trimmed body is complete JSON."""
-    is_shown: bool = False
-    """Whether the client has a part of it."""
 
 
 class HarmonyRouter:
@@ -204,6 +159,13 @@ class HarmonyRouter:
     def closed_to(self) -> int:
         """The place behind the last message that was closed."""
         return self._repair.closed_to
+
+    @property
+    def unsettled(self) -> int:
+        """Number of tokens behind the last settled message. The next marker, or the end, may be what they wait for."""
+        repair = self._repair
+        begin = repair.closed_to if repair.thought is None else min(repair.thought[1], repair.closed_to)
+        return repair.position - repair.origin - begin
 
     @property
     def is_shown(self) -> bool:

@@ -1,0 +1,71 @@
+"""Reading of an answer in portions that do not hold up other streams; the work on a long message is done in a thread.
+
+A message is checked, encoded again and handed over when it ends, in time proportional to its length. A short one is
+read on the event loop: a thread would cost more than the work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, TypeVar
+
+from unisono.core.events import Event
+from unisono.core.generation import FIRST_SPECIAL, Chunk
+from unisono.engine.limit import Limit
+from unisono.engine.reading import Reading
+from unisono.harmony.decode import Decoder
+
+LONG_MESSAGE_TOKENS: Final = 1_000
+"""Tokens of a message whose end takes up to a millisecond under a schema of usual size."""
+LONG_CHUNK_CHARS: Final = 8_000
+"""Text that takes about 2 ms to encode."""
+PORTION_TOKENS: Final = 256
+"""Tokens that take less than a millisecond to read while their message is open."""
+
+T = TypeVar("T")
+
+
+def portions(tokens: Sequence[int]) -> Iterator[Sequence[int]]:
+    for begin in range(0, len(tokens), PORTION_TOKENS):
+        yield tokens[begin : begin + PORTION_TOKENS]
+
+
+class Feeder:
+    """Feeds portions of a generation to `reading`, and lets other tasks run in between, however fast tokens come."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+        self._since_pause = 0
+
+    async def feed(self, portion: Sequence[int]) -> list[Event]:
+        """The events of some more tokens."""
+        self._since_pause += len(portion)
+        if self._since_pause > PORTION_TOKENS:
+            self._since_pause = len(portion)
+            await asyncio.sleep(0)
+        reading = self._reading
+        if reading.unsettled > LONG_MESSAGE_TOKENS and max(portion, default=0) >= FIRST_SPECIAL:
+            return await settled(reading, lambda: reading.feed(portion))
+        return reading.feed(portion)
+
+
+async def settled(reading: Reading, work: Callable[[], T]) -> T:
+    """What `work` on `reading` returns, which may settle the open message."""
+    return await in_thread(reading, work) if reading.unsettled > LONG_MESSAGE_TOKENS else work()
+
+
+async def in_thread(reading: Reading, work: Callable[[], T]) -> T:
+    """The same for work that is known to be long."""
+    # The thread goes on when its caller is cancelled: what was reported by then must not change any more.
+    with reading.apart():
+        return await asyncio.to_thread(work)
+
+
+async def counted(limit: Limit, decoder: Decoder, chunk: Chunk) -> Sequence[int]:
+    """The tokens of a chunk that are within `limit`. Both belong to one generation, and to nobody else."""
+    is_long = len(chunk.text) > LONG_CHUNK_CHARS
+    tokens = await asyncio.to_thread(decoder.feed, chunk) if is_long else decoder.feed(chunk)
+    if limit.counts_anew(tokens) > LONG_MESSAGE_TOKENS:
+        return await asyncio.to_thread(limit.taken, tokens)
+    return limit.taken(tokens)
