@@ -121,6 +121,36 @@ def broad_catches(path: Path) -> list[int]:
     return broad
 
 
+def test_a_cancellation_of_the_caller_is_never_swallowed() -> None:
+    """Whoever awaits a task that it cancelled cannot tell whose cancellation comes: `core/tasks.py` waits without."""
+    assert offences([*SOURCES, *TESTS, *BENCH], swallowed_cancellations) == {}
+
+
+CANCELLATIONS = {"CancelledError", "BaseException"}
+
+
+def swallowed_cancellations(path: Path) -> list[int]:
+    """The lines where a cancellation is suppressed, or caught and never raised again."""
+    swallowed = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            suppressed = any(names_in(kind) & CANCELLATIONS for kind in node.args)
+            wrong = "suppress" in names_in(node.func) and suppressed
+        elif isinstance(node, ast.ExceptHandler) and node.type is not None:
+            raised = any(isinstance(part, ast.Raise) for part in ast.walk(node))
+            wrong = "CancelledError" in names_in(node.type) and not raised
+        else:
+            continue
+        if wrong:
+            swallowed.append(node.lineno)
+    return swallowed
+
+
+def names_in(node: ast.AST) -> set[str]:
+    named = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+    return named | {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)}
+
+
 COMMENTED_CODE = re.compile(r"^#\s*(def |class |import |from \w+ import |return |if .+:$|for .+:$|\w+ = \w+\()")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from tests.fakes import (
 )
 from unisono.core.generation import Chunk, Generation, Prompt, Timeouts
 from unisono.core.ports import Backend
+from unisono.core.tasks import cancel_and_wait
 from unisono.errors import (
     BackendError,
     BackendTimeout,
@@ -45,9 +45,7 @@ async def _leave(backend: Backend, server: WireServer | None = None, job: Genera
         await server.asked()
     await asyncio.sleep(0.05)
     left = asyncio.get_running_loop().time()
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
+    await cancel_and_wait(task)
     assert asyncio.get_running_loop().time() - left < AT_ONCE_S
     return left
 
@@ -92,9 +90,7 @@ async def test_leaving_mid_stream_drops_the_socket_at_once(wired: Kind, how: str
             task = asyncio.ensure_future(drain(stream))
             await asyncio.sleep(0.05)
             left = asyncio.get_running_loop().time()
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+            await cancel_and_wait(task)
         assert await fake.gone() - left < AT_ONCE_S
         assert fake.requests[0].done_at is None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from tests.engines.demo_prompts import greedy, prompt_for
 from unisono.core.generation import Load
 from unisono.core.ports import Backend, BackendOptions
+from unisono.core.tasks import cancel_and_wait
 from unisono_adapters.mlx_local import MlxLocalBackend
 
 pytestmark = pytest.mark.engine
@@ -46,9 +46,6 @@ async def test_an_engine_counts_what_it_runs_and_what_waits_and_is_not_started_t
             task.cancel()
         assert await until(backend, 0, 0) == Load(0, 0, 0)
     finally:
-        for task in running:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+        await cancel_and_wait(*running)
         await backend.aclose()
     assert await backend.load() is None

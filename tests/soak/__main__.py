@@ -12,12 +12,12 @@ import json
 import shutil
 import sys
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 
 from tests.chaos.talks import talk
 from tests.soak.measure import Sample, judge, take_sample
 from tests.soak.site import Site, site
+from unisono.core.tasks import cancel_and_wait
 
 INTERVAL_S = 10.0
 SNAPSHOT_INTERVAL_S = 90.0
@@ -72,9 +72,7 @@ async def soak(told: argparse.Namespace, folder: Path) -> bool:
         sampling = asyncio.create_task(sample_forever(here, samples, told.out, interval_s))
         began = loop.time()
         await here.traffic.run(told.rate, began + told.minutes * 60)
-        sampling.cancel()
-        with suppress(asyncio.CancelledError):
-            await sampling
+        await cancel_and_wait(sampling)
         end = await idle_sample(here, loop.time() - began, baseline)
         log = here.replica.log
         lost = here.lost.read_text().splitlines() if here.lost.exists() else []

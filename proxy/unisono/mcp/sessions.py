@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -13,6 +12,7 @@ import httpx2
 from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuthProvider
 from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
 
+from unisono.core.tasks import cancel_and_wait
 from unisono.core.tools import ToolServer, ToolTransport
 from unisono.errors import ToolServerUnavailable
 from unisono.mcp.admission import admit
@@ -87,10 +87,7 @@ class Sessions:
 
     async def aclose(self) -> None:
         self._closed = True
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._sweeper
+        await cancel_and_wait(self._sweeper)
         sessions = [kept.session for kept in self._kept.values()] + list(self._retired)
         self._kept.clear()
         self._retired.clear()

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf
 from random import uniform
@@ -20,6 +19,7 @@ from typing import cast
 from unisono.core.generation import Capabilities, Load, Timeouts
 from unisono.core.ports import Backend, Endpoint, PassingBackend
 from unisono.core.probe import PASSING, Check, Finding, Probe, Severity
+from unisono.core.tasks import cancel_and_wait
 from unisono.errors import BackendTimeout, BackendUnfit, UnisonoError
 from unisono.routing.health import (
     Circuits,
@@ -382,10 +382,7 @@ class LiveDeployment:
             self._phased(Phase.HALF_OPEN, kind, now)
 
     async def aclose(self) -> None:
-        if self._probing is not None:
-            self._probing.cancel()
-            with suppress(asyncio.CancelledError, UnisonoError):
-                await self._probing
+        await cancel_and_wait(self._probing)
         await self.endpoint.aclose()
 
 

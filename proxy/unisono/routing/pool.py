@@ -16,6 +16,7 @@ from random import uniform
 
 from unisono.config import StandIns
 from unisono.core.routes import Ask
+from unisono.core.tasks import cancel_and_wait
 from unisono.errors import UnisonoError, UnknownModel, UnsupportedValue
 from unisono.routing.deployment import LiveDeployment, Terms
 from unisono.routing.group import Group, Rules
@@ -246,13 +247,8 @@ class RoutingPool:
     async def aclose(self) -> None:
         """End watching, and close every deployment that no other pool has taken over."""
         owned = list(self._owned.values())
-        tasks = [*self._watching, *(one.asking for one in owned), *(one.loading for one in owned)]
-        ending = [task for task in tasks if task is not None]
-        for task in ending:
-            task.cancel()
-        for task in ending:
-            with suppress(asyncio.CancelledError):
-                await task
+        asking = [task for one in owned for task in (one.asking, one.loading)]
+        await cancel_and_wait(*self._watching, *asking)
         for group in self._groups:
             group.close()
         for one in owned:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 from unisono.api.responses.means import Means
 from unisono.core.state import Lease
+from unisono.core.tasks import cancel_and_wait
 from unisono.errors import StoreError
 
 RENEWALS = 3
@@ -50,9 +51,7 @@ async def renewed(means: Means, lease: Lease) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        renewing.cancel()
-        with suppress(asyncio.CancelledError):
-            await renewing
+        await cancel_and_wait(renewing)
 
 
 async def _renew(means: Means, lease: Lease) -> None:

@@ -27,6 +27,7 @@ from unisono.api.responses.past import recall
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.core.conversation import Json
 from unisono.core.state import Lease, LogWrite, Run, StoredResponse
+from unisono.core.tasks import cancel_and_wait
 from unisono.errors import (
     BackendOverloaded,
     InvalidRequest,
@@ -69,10 +70,7 @@ class Runner:
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + grace_s
         self._closing = True
-        if self._reaping is not None:
-            self._reaping.cancel()
-            # To await the task itself would mix its cancellation up with one of the caller, which a second signal is.
-            await asyncio.wait({self._reaping})
+        await cancel_and_wait(self._reaping)
         while lives := list(self._lives.values()):
             await asyncio.gather(*(life.leave(max(ends_at - loop.time(), 0.0), LEAVING_S) for life in lives))
 
