@@ -316,6 +316,23 @@ async def test_the_gateway_itself_has_no_websocket_where_there_is_none() -> None
     assert (status, error["code"]) == (404, "not_found")
 
 
+@pytest.mark.parametrize("fragment", [b"", b"ab"], ids=["empty", "small"])
+async def test_a_message_has_a_limited_number_of_fragments(fragment: bytes) -> None:
+    async with listening(echoing(None)) as port, opened(port) as client:
+        await client.recv()
+        # The client ends a message with an empty fragment.
+        length = listener.MAX_FRAGMENTS - 1
+        await client.send([b"a"] * length, text=True)
+        assert await client.recv() == "a" * length
+        with suppress(ConnectionClosedError):
+            await client.send([b"a", *[fragment] * listener.MAX_FRAGMENTS, b"a"], text=True)
+        with pytest.raises(ConnectionClosedError) as closed:
+            async with asyncio.timeout(10):
+                await client.recv()
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1009
+
+
 async def test_text_that_is_not_utf8_is_logged_without_a_traceback_and_rarely(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

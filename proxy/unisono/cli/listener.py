@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
     from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+    from websockets.frames import Frame
     from websockets.http11 import Request
 
 MAX_HEADER_BYTES = 64 * 1024
@@ -43,6 +44,10 @@ SWITCHED = 101
 HEALTH_TARGETS = frozenset(path.encode() for path in HEALTH_PATHS)
 INVALID_DATA = 1007
 """Close code of a WebSocket whose text is not UTF-8."""
+MESSAGE_TOO_BIG = 1009
+# A fragment costs memory beside its bytes, also an empty one. The largest message is 10 MiB, so that this allows pieces
+# of 640 bytes.
+MAX_FRAGMENTS = 16 * 1024
 MALFORMED_TEXT = RateLimitedWarning(logging.getLogger(__name__))
 
 
@@ -326,6 +331,15 @@ def _watched(
             error = MalformedRequest(tried.body.decode("utf-8", "replace").partition("\n")[0])
             self.transport.write(refusal(error, event.path.encode(), formats))
             self.transport.close()
+
+        def handle_cont(self, event: Frame) -> None:
+            if self.close_sent:
+                return
+            if len(self.frames) >= MAX_FRAGMENTS:
+                self.conn.send_close(MESSAGE_TOO_BIG, f"more than {MAX_FRAGMENTS} fragments")
+                self.handle_parser_exception()
+                return
+            super().handle_cont(event)
 
         def send_receive_event_to_app(self) -> None:
             frames = cast("list[bytes]", self.frames)
