@@ -34,12 +34,14 @@ LONGEST_ANSWER = 4 * 1024 * 1024
 """Bytes of an answer that is not a stream."""
 LONGEST_PASSED = 64 * 1024 * 1024
 """The same of one that is handed on."""
-MOST_AT_ONCE = 16 * 1024
-"""Bytes of a stream that are made something of before others have their turn."""
-BUFFER_BYTES = 32 * 1024
-"""From twice as much that nobody has read yet on, nothing more is taken from the backend."""
-RECEIVE_BUFFER_BYTES = 64 * 1024
-"""What the system takes of an answer while nobody reads it; left to itself it goes up to tens of megabytes."""
+# These three bound what a client that reads nothing makes the gateway hold: one batch, twice the buffer, and one read
+# from the socket, each with the objects made of it.
+MAX_BATCH_BYTES = 4 * 1024
+"""Bytes of a stream that are processed before other streams have their turn."""
+BUFFER_BYTES = 16 * 1024
+"""Reading from the backend pauses when twice as much waits to be processed."""
+RECEIVE_BUFFER_BYTES = 32 * 1024
+"""Receive buffer of a backend's socket. By default the system lets it grow to tens of megabytes."""
 LINGER_S = 0.1
 """How long a finished answer may take to end, so that its connection can be used again."""
 NO_PAGE = (400, 403, 404, 405, 501)
@@ -133,9 +135,9 @@ class Answer:
             return None
         self._watch.waiting()
         try:
-            read = await self._content.read(MOST_AT_ONCE)
+            read = await self._content.read(MAX_BATCH_BYTES)
             if read:
-                if len(read) == MOST_AT_ONCE:
+                if len(read) == MAX_BATCH_BYTES:
                     # What is there already is read without waiting, however much comes behind it.
                     await asyncio.sleep(0)
                 return self._cutter.feed(read)

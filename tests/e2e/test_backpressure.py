@@ -18,7 +18,7 @@ import uvicorn
 
 from tests.e2e.gateway import Gateway
 from tests.e2e.obeying import KINDS, Kind
-from tests.e2e.processes import MB, holdings
+from tests.e2e.processes import KB, MB, holdings
 from tests.e2e.replicas import Client, Replica, Told, replica
 from tests.e2e.slow_clients import SURFACES, SlowClient, chat, over_http, request
 from tests.fakes import Seen, flood_from
@@ -31,6 +31,9 @@ STREAMS = 6
 OFFERED = 100 * MB
 MOST_HELD = 2 * MB
 """Of the gateway's memory, for each stream."""
+UNREAD_STREAMS = 60
+MAX_UNREAD_BYTES = 768 * KB
+"""Of the gateway's memory, for each stream that a client does not read."""
 MOST_TAKEN = 2 * MB
 """Of a backend's answer, the buffers of the system on both ends included."""
 AT_ONCE_S = 1.0
@@ -141,6 +144,26 @@ async def test_a_client_that_reads_slowly_slows_its_backend_down(flooded: Site, 
     async with asyncio.timeout(5):
         while holdings(flooded.pid).descriptors > before.descriptors:
             await asyncio.sleep(0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tokens_per_event", [1, 32])
+@pytest.mark.parametrize("surface", SURFACES)
+async def test_an_unread_stream_holds_little_memory(tmp_path: Path, surface: str, tokens_per_event: int) -> None:
+    """Of many streams, so that the memory that the process needs anyway does not count."""
+    async with site(KINDS["vllm"], tmp_path, unisono={"write_timeout_s": 600}) as here:
+        flood = scripted(here.kind, LONG, tokens_per_event=tokens_per_event, faults=(flood_from(8, OFFERED),))
+        here.say(flood)
+        clients = [await SURFACES[surface](here.replica.url) for _ in range(STREAMS)]
+        await here.still(STREAMS)
+        before = holdings(here.pid)
+        clients += [await SURFACES[surface](here.replica.url) for _ in range(UNREAD_STREAMS)]
+        await here.still(STREAMS + UNREAD_STREAMS, within_s=90.0)
+        held = (holdings(here.pid).memory - before.memory) / UNREAD_STREAMS
+        print(f"{surface}, {tokens_per_event} tokens per event: {held / KB:.0f} KiB")
+        assert held < MAX_UNREAD_BYTES
+        for client in clients:
+            await client.end()
 
 
 @pytest.mark.slow
