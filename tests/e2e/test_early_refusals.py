@@ -185,13 +185,44 @@ async def test_no_response_before_the_body_was_read_is_lost(site: Site, client: 
     await refused(site, CASES[case], CLIENTS[client], chunked, TIMES)
 
 
-@pytest.mark.parametrize("path", ["/health/liveness", "/health/readiness"])
-async def test_health_is_answered_at_the_limit_of_connections(site: Site, path: str) -> None:
-    async with crowd(site, CASES["503"]), aiohttp.ClientSession() as session:
-        async with session.get(site.url + path) as answer:
-            assert (answer.status, answer.headers["connection"]) == (200, "close")
-        async with session.get(site.url + "/v1/models") as answer:
-            assert answer.status == 503
+HEALTH = {
+    "liveness": "/health/liveness",
+    "readiness": "/health/readiness",
+    "a query": "/health/liveness?probe=1",
+    "an encoded letter": "/health/live%6eess",
+    "an address": "http://localhost/health/liveness",
+    "an encoded address": "http://localhost/health%2Fliveness?probe=1",
+}
+OTHERS = {
+    "another path": "/v1/models",
+    "health in the query": "/v1/models?/health/liveness",
+    "health in a fragment": "/v1/models#/health/liveness",
+    "up from health": "/health/liveness/../../v1/models",
+    "health below": "/v1/health/liveness",
+}
+
+
+async def status_of(site: Site, target: str) -> tuple[int, bool]:
+    """The status of a GET, and whether the connection is closed behind it."""
+    reader, writer = await asyncio.open_connection(*site.address)
+    try:
+        writer.write(f"GET {target} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        return int(head.split()[1]), b"connection: close" in head
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("target", HEALTH.values(), ids=HEALTH)
+async def test_health_is_answered_at_the_limit_of_connections(site: Site, target: str) -> None:
+    async with crowd(site, CASES["503"]):
+        assert await status_of(site, target) == (200, True)
+
+
+@pytest.mark.parametrize("target", OTHERS.values(), ids=OTHERS)
+async def test_nothing_but_health_is_answered_at_the_limit_of_connections(site: Site, target: str) -> None:
+    async with crowd(site, CASES["503"]):
+        assert await status_of(site, target) == (503, True)
 
 
 # Clients that close their sending direction

@@ -60,12 +60,17 @@ def without_upgrade(method: bytes, target: bytes, version: str, headers: Headers
     return b"\r\n".join([method + b" " + target + b" HTTP/" + version.encode(), *lines, b"", b""])
 
 
+def path_of(target: bytes) -> str:
+    """The path of a target as routes are matched with it: without address and query, and decoded."""
+    path = PATH.match(target)
+    assert path is not None
+    return unquote(path[1], "latin-1")
+
+
 def refusal(error: UnisonoError, target: bytes, formats: Formats) -> bytes:
     """The whole answer, behind which the connection is closed, as the API has it that is spoken at the `target`; empty
     where that did not come."""
-    path = PATH.match(target)
-    assert path is not None
-    spoken = format_at(unquote(path[1], "latin-1"), formats)
+    spoken = format_at(path_of(target), formats)
     body = orjson.dumps(spoken.body(error, ""))
     retry = b"retry-after: 1\r\n" if error.status == HTTPStatus.SERVICE_UNAVAILABLE else b""
     if error.status in FINAL_STATUSES:

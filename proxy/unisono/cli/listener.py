@@ -27,7 +27,7 @@ from unisono.api.door import HEALTH_PATHS
 from unisono.api.failures import Formats
 from unisono.cli.closing import HalfClosed, LingeringTransport
 from unisono.cli.delivery import Delivering, Delivery, hold_little
-from unisono.cli.heads import check_head, close_unless_continued, refusal, until_close, without_upgrade
+from unisono.cli.heads import check_head, close_unless_continued, path_of, refusal, until_close, without_upgrade
 from unisono.core.log_rate import RateLimitedWarning
 from unisono.errors import HeadersTimeout, HeadersTooLarge, MalformedRequest, TooManyConnections, UnisonoError
 
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 MAX_HEADER_BYTES = 64 * 1024
 WRITE_TIMEOUT_S = 60.0
 SWITCHED = 101
-HEALTH_TARGETS = frozenset(path.encode() for path in HEALTH_PATHS)
 INVALID_DATA = 1007
 """Close code of a WebSocket whose text is not UTF-8."""
 MESSAGE_TOO_BIG = 1009
@@ -194,7 +193,7 @@ def connections(
             if self._set_aside:
                 return
             is_crowded = not self.parser.should_upgrade() and self._crowded(self.tasks)
-            if is_crowded and self.url.partition(b"?")[0] not in HEALTH_TARGETS:
+            if is_crowded and path_of(self.url) not in HEALTH_PATHS:
                 raise TooManyConnections("The gateway has as many connections as it takes; try again.")
             self._in_headers = False
             self._header_bytes = self._between_bytes = 0
