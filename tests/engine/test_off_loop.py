@@ -19,6 +19,7 @@ from tests.engine.scripted import Runner, Scripted, Step
 from unisono.core.conversation import AnswerForm, Json
 from unisono.core.events import Closed
 from unisono.core.generation import Chunk, Generation
+from unisono.engine.turn import RawPrompt
 from unisono.engine.wishes import Schema
 
 LIST: dict[str, Json] = {"type": "array", "items": {"type": "integer"}}
@@ -73,6 +74,18 @@ async def test_other_tasks_have_their_turns_however_many_tokens_come_at_once(per
         backend = Counted(ENCODING, [Step(f"{FINAL}{words}<|return|>")], per_chunk=per_chunk, ticks=ticks)
         run = Runner(ENCODING, backend).engine.start(turn(conversation=WITHOUT_TOOLS))
         events = [event async for batch in run for event in batch]
+    assert [event.text for event in events if isinstance(event, Closed)] == [words]
+    tokens = len(ENCODING.encode_text(words))
+    assert backend.during >= tokens // 512
+
+
+@pytest.mark.parametrize("per_chunk", [1, 64, 100_000])
+async def test_a_raw_completion_leaves_other_tasks_their_turns(per_chunk: int) -> None:
+    words = " ".join(map(str, range(10_000)))
+    with ticking() as ticks:
+        backend = Counted(ENCODING, [Step(f"{words}<|return|>")], per_chunk=per_chunk, ticks=ticks)
+        asked = turn(conversation=WITHOUT_TOOLS, raw=RawPrompt(text="Count"), max_tokens=100_000)
+        events = [event async for batch in Runner(ENCODING, backend).engine.start(asked) for event in batch]
     assert [event.text for event in events if isinstance(event, Closed)] == [words]
     tokens = len(ENCODING.encode_text(words))
     assert backend.during >= tokens // 512

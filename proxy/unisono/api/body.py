@@ -55,9 +55,9 @@ async def read_json(request: Request) -> dict[str, Any]:
     return await off_loop(lambda: to_object(body), len(body))
 
 
-async def off_loop(work: Callable[[], Result], size: int) -> Result:
+async def off_loop(work: Callable[[], Result], size: int, bound: int = OFF_LOOP_BYTES) -> Result:
     """What `work` on a body of `size` bytes returns or raises; done in a thread where it would hold up the others."""
-    return await asyncio.to_thread(work) if size > OFF_LOOP_BYTES else work()
+    return await asyncio.to_thread(work) if size > bound else work()
 
 
 def to_object(body: bytes) -> dict[str, Any]:

@@ -31,19 +31,29 @@ def portions(tokens: Sequence[int]) -> Iterator[Sequence[int]]:
         yield tokens[begin : begin + PORTION_TOKENS]
 
 
+class Pauses:
+    """Lets other tasks run between portions of a generation, however fast its tokens come."""
+
+    def __init__(self) -> None:
+        self._since_last = 0
+
+    async def before(self, portion: Sequence[int]) -> None:
+        self._since_last += len(portion)
+        if self._since_last > PORTION_TOKENS:
+            self._since_last = len(portion)
+            await asyncio.sleep(0)
+
+
 class Feeder:
-    """Feeds portions of a generation to `reading`, and lets other tasks run in between, however fast tokens come."""
+    """Feeds portions of a generation to `reading`, with pauses."""
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
-        self._since_pause = 0
+        self._pauses = Pauses()
 
     async def feed(self, portion: Sequence[int]) -> list[Event]:
         """The events of some more tokens."""
-        self._since_pause += len(portion)
-        if self._since_pause > PORTION_TOKENS:
-            self._since_pause = len(portion)
-            await asyncio.sleep(0)
+        await self._pauses.before(portion)
         reading = self._reading
         if reading.unsettled > LONG_MESSAGE_TOKENS and max(portion, default=0) >= FIRST_SPECIAL:
             return await settled(reading, lambda: reading.feed(portion))

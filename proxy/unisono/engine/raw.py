@@ -19,6 +19,7 @@ from unisono.core.routes import Demand, Place
 from unisono.engine.asking import DEFAULT_CONTEXT
 from unisono.engine.limit import Limit
 from unisono.engine.means import Means
+from unisono.engine.off_loop import Pauses, counted, portions
 from unisono.engine.places import Places
 from unisono.engine.prompts import OFF_LOOP_CHARS, OFF_LOOP_TOKENS, recut
 from unisono.engine.rawtext import RawText
@@ -220,6 +221,7 @@ class RawRun(GeneratorRun):
         decoder = plain_decoder(able.output, self._means.encoding)
         self._guessed = self._guessed or able.output is not Form.IDS
         limit = Limit(self._means.encoding, job.max_tokens, guessed=able.output is not Form.IDS)
+        pauses = Pauses()
         told = Telling(self.report, self._turn, name, job, 0)
         stream = place.deployment.backend.complete(job)
         places.asked()
@@ -231,16 +233,21 @@ class RawRun(GeneratorRun):
                     place.began()
                 if chunk.cached_tokens is not None and not self._cached:
                     self._cached = chunk.cached_tokens
-                tokens = limit.taken(decoder.feed(chunk))
+                tokens = await counted(limit, decoder, chunk)
                 told.came(chunk, len(tokens), monotonic())
                 finish = FinishReason.LENGTH if limit.passed else chunk.finish
-                shown = said.feed(tokens)
                 if finish is not None:
                     stop = () if chunk.stop_token is None else (chunk.stop_token,)
                     rest = () if limit.passed else (*decoder.end(), *stop)
                     told.ended(finish, len(rest))
-                    shown += (*said.feed(rest), *said.end(finish))
-                yield shown
+                    tokens = [*tokens, *rest]
+                shown: list[Event] = []
+                for portion in portions(tokens):
+                    if shown:
+                        yield shown
+                    await pauses.before(portion)
+                    shown = said.feed(portion)
+                yield shown if finish is None else [*shown, *said.end(finish)]
                 # Behind a stop token the backend has its counts to tell.
                 if finish is not None or said.broken_off:
                     return

@@ -26,6 +26,8 @@ from unisono.core.conversation import Item
 from unisono.engine.collect import Result, collect_run
 from unisono.engine.turn import Report, Run, Turns
 
+LONG_ANSWER: Final = 16_384
+"""Characters of an answer that take up to a millisecond to be put into a body: arguments of calls are parsed for it."""
 PATHS: Final = ("/v1/messages", "/messages")
 FORMATS: Final = dict.fromkeys(PATHS, ANTHROPIC)
 """How failures look at these paths."""
@@ -84,7 +86,8 @@ def messages_router(means: Means, *, keep_alive_s: float = KEEP_ALIVE_S) -> APIR
         except ClientGone:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         headers = {**headers_of(report, means.clock()), **recoveries_header([report])}
-        return to_whole(to_message(result, report, asked.frame), headers)
+        size = sum(len(closed.text) for closed in result.items)
+        return await off_loop(lambda: to_whole(to_message(result, report, asked.frame), headers), size, LONG_ANSWER)
 
     async def count(request: Request) -> Response:
         asked = await understood(means, request, Wanted)
