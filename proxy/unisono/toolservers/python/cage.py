@@ -1,10 +1,10 @@
 """First process of a run: sets up the sandbox, starts the code within its limits, and ends every process of the run.
 
-Runs as a script with the standard library alone: `cage.py STATUS SETTINGS`. STATUS is the number of an open file.
-SETTINGS is JSON with `argv`, `directory`, `environment`, `limits` (resource name to number), `user` (a number, or null
-for no change), `seconds`, `disk` and `memory` (bytes for the whole run), `filter` (a seccomp program in base64, or
-empty), and `root`: null, or the directory that becomes the root of a new file system with only `paths` in it. At the
-end one line of JSON is written to STATUS: `exit` or `signal`, and which limit of the run ended it.
+Runs as a script with `run_files` and the standard library alone: `cage.py STATUS SETTINGS`. STATUS is the number of an
+open file. SETTINGS is JSON with `argv`, `directory`, `environment`, `limits` (resource name to number), `user` (a
+number, or null for no change), `seconds`, `disk` and `memory` (bytes for the whole run), `filter` (a seccomp program in
+base64, or empty), and `root`: null, or the directory that becomes the root of a new file system with only `paths` in
+it. At the end one line of JSON is written to STATUS: `exit` or `signal`, and which limit of the run ended it.
 """
 
 from __future__ import annotations
@@ -14,15 +14,19 @@ import ctypes
 import json
 import os
 import resource
-import shutil
 import signal
-import stat
 import sys
 import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
+
+if __name__ == "__main__":
+    # An isolated interpreter finds the standard library only.
+    sys.path.append(os.path.abspath(f"{__file__}/../../../.."))  # noqa: PTH100
+
+from unisono.toolservers.python.run_files import SMALLEST, delete_tree, deleted_files, files, left_in_shared, size_of
 
 SET_PARENT_DEATH_SIGNAL = 1
 SET_DUMPABLE = 4
@@ -45,17 +49,13 @@ ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV = 1, 2, 4
 
 DEVICES = ("null", "zero", "full", "random", "urandom")
 DEVICE_LINKS = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
+WRITABLE = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108
 MAX_LINKS = 40
 PAUSE_S = 0.005
 ENDING_S = 2.0
 CANNOT_START = 127
 LOOK_S = 0.1
 """Between two looks at what is on the disk; longer where looking takes long."""
-SMALLEST = 4096
-"""What a file counts at least: so many of them are full, too."""
-SHARED = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108
-"""Where everybody may write. What a user of a run's own has there is the run's."""
-
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -129,7 +129,7 @@ def enter_new_root(settings: dict[str, Any]) -> None:
         bind(f"/dev/{name}", f"{root}/dev/{name}", ATTR_RDONLY | ATTR_NOSUID)
     for name, target in DEVICE_LINKS.items():
         os.symlink(target, f"{root}/dev/{name}")  # noqa: PTH211
-    for place in SHARED:
+    for place in WRITABLE:
         os.makedirs(root + place, exist_ok=True)  # noqa: PTH103
         os.chmod(root + place, 0o1777)  # noqa: PTH101, S103
     os.makedirs(f"{root}/proc")  # noqa: PTH103
@@ -256,45 +256,24 @@ def exceeds_memory(proc: int, most: int) -> bool:
     return sum(proportional(proc, process) for process in processes) > most
 
 
-def files(directory: str) -> Iterator[os.stat_result]:
-    """Everything below a directory, however deep, as far as it can be read."""
-    waiting = [directory]
-    while waiting:
-        with suppress(OSError), os.scandir(waiting.pop()) as entries:
-            for entry in entries:
-                with suppress(OSError):
-                    about = entry.stat(follow_symlinks=False)
-                    yield about
-                    if stat.S_ISDIR(about.st_mode):
-                        waiting.append(entry.path)
-
-
-def left_in_shared(user: int | None) -> Iterator[str]:
-    """What a user has in the places where everybody may write."""
-    for place in SHARED if user is not None else ():
-        with suppress(OSError), os.scandir(place) as entries:
-            for entry in entries:
-                with suppress(OSError):
-                    if entry.stat(follow_symlinks=False).st_uid == user:
-                        yield entry.path
-
-
-def is_full(settings: dict[str, Any]) -> bool:
-    """Check the files of the run against `disk`."""
+def is_full(proc: int | None, settings: dict[str, Any]) -> bool:
+    """Check the files of the run against `disk`, deleted ones included."""
     if settings["root"] is not None:
         space = os.statvfs(settings["directory"])
         return space.f_bavail == 0 or space.f_favail == 0
-    room = settings["disk"]
+    room, user = settings["disk"], settings["user"]
     places = [settings["directory"]]
-    for path in left_in_shared(settings["user"]):
+    for path in left_in_shared(user):
         with suppress(OSError):
-            room -= max(os.lstat(path).st_blocks * 512, SMALLEST)
+            room -= size_of(os.lstat(path))
         places.append(path)
     for place in places:
-        for about in files(place):
-            room -= max(about.st_blocks * 512, SMALLEST)
+        for size in files(place):
+            room -= size
             if room < 0:
                 return True
+    if proc is not None:
+        room -= sum(deleted_files(proc, descendants(proc), user).values())
     return bool(room < 0)
 
 
@@ -302,7 +281,7 @@ def sweep(user: int | None) -> None:
     """Delete what the run left where everybody may write: the next one of that number must not find it."""
     for path in list(left_in_shared(user)):
         if os.path.isdir(path) and not os.path.islink(path):  # noqa: PTH112, PTH114
-            shutil.rmtree(path, ignore_errors=True)
+            delete_tree(path)
         else:
             with suppress(OSError):
                 os.unlink(path)  # noqa: PTH108
@@ -312,7 +291,7 @@ def exceeded(proc: int | None, settings: dict[str, Any]) -> str:
     """Name the limit of the whole run that is exceeded; empty if there is none."""
     if proc is not None and exceeds_memory(proc, settings["memory"]):
         return "memory"
-    return "disk" if is_full(settings) else ""
+    return "disk" if is_full(proc, settings) else ""
 
 
 def wait(child: int, proc: int | None, settings: dict[str, Any]) -> dict[str, Any]:

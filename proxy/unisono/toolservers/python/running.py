@@ -12,7 +12,6 @@ import json
 import os
 import pwd
 import secrets
-import shutil
 import signal
 import tempfile
 from collections import deque
@@ -21,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from unisono.toolservers.python.run_files import delete_tree
 from unisono.toolservers.python.ways import NOBODIES, Place, Way, command, prepare
 
 MIB: Final = 1024 * 1024
@@ -161,7 +161,7 @@ class Runner:
         finally:
             # A run may leave much behind, and may have made it hard to delete.
             self._nobodies.discard(user)
-            await asyncio.shield(asyncio.to_thread(_delete, folder))
+            await asyncio.shield(asyncio.to_thread(delete_tree, str(folder)))
 
     def _nobody(self) -> int:
         """A user number no other run has now. Taken by chance: another server may be taking some, too."""
@@ -277,12 +277,3 @@ def _outcome(said: dict[str, object], output: Output, overdue: bool) -> Outcome:
     exit_code = code if isinstance(code, int) else -number if isinstance(number, int) else None
     limit = said.get("limit")
     return Outcome(logs, exit_code, overdue or limit == "time", left_out, limit == "disk", limit == "memory")
-
-
-def _delete(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    if folder.exists():
-        for path, _, _ in os.walk(folder):
-            with suppress(OSError):
-                Path(path).chmod(0o700)
-        shutil.rmtree(folder, ignore_errors=True)

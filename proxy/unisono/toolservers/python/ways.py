@@ -75,14 +75,17 @@ class Place:
 
 
 def prepare(folder: Path, code: bytes, user: int | None) -> Place:
-    """Write `code` into `folder`, and give the folder to `user`."""
+    """Write `code` into `folder`, which only `user` can read, and give the working directory in it to `user`."""
     place = Place(folder / "script.py", folder / "work", user)
     place.script.write_bytes(code)
     place.directory.mkdir()
     (folder / "root").mkdir()
     if user is not None:
-        for path in (folder, place.script, place.directory):
-            os.chown(path, user, user)
+        os.chown(place.directory, user, user)
+        # Whoever owned the folder could move the working directory, whose files are counted.
+        for path, mode in ((folder, 0o710), (place.script, 0o640)):
+            os.chown(path, -1, user)
+            path.chmod(mode)
     return place
 
 

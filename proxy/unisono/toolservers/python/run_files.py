@@ -1,0 +1,140 @@
+"""Files of a run: how much space they take, also where they are deleted and still open, and how they are removed.
+
+Used by the cage, so the standard library has to do. No function follows a symbolic link of the code.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+SMALLEST = 4096
+"""What a file counts at least: so many of them are full, too."""
+SHARED = ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run/lock")  # noqa: S108
+"""Where everybody may write. What a user of a run's own has there is the run's."""
+ENDLESS = 1 << 62
+SHARED_MEMORY = "/dev/zero (deleted)"
+"""What the kernel calls memory without a file that processes share: it is counted as memory."""
+LIBC = ctypes.CDLL(None)
+OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+
+
+def size_of(about: os.stat_result) -> int:
+    return max(about.st_blocks * 512, SMALLEST)
+
+
+def files(directory: str) -> Iterator[int]:
+    """Sizes of everything below a directory, as far as it can be read. What is too deep for a path is endless."""
+    waiting = [directory]
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    with suppress(FileNotFoundError):
+                        about = entry.stat(follow_symlinks=False)
+                        yield size_of(about)
+                        if stat.S_ISDIR(about.st_mode):
+                            waiting.append(entry.path)
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                yield ENDLESS
+
+
+def left_in_shared(user: int | None) -> Iterator[str]:
+    """What a user has in the places where everybody may write."""
+    for place in SHARED if user is not None else ():
+        with suppress(OSError), os.scandir(place) as entries:
+            for entry in entries:
+                with suppress(OSError):
+                    if entry.stat(follow_symlinks=False).st_uid == user:
+                        yield entry.path
+
+
+@contextmanager
+def file_access_of(user: int | None) -> Iterator[None]:
+    """Read files as a user would, and stay root for signals: nobody but root can end this process meanwhile.
+
+    In containers root may not look at the processes of other users; only the user itself may.
+    """
+    if user is not None:
+        LIBC.setfsgid(user)
+        LIBC.setfsuid(user)
+    try:
+        yield
+    finally:
+        if user is not None:
+            LIBC.setfsuid(0)
+            LIBC.setfsgid(0)
+
+
+def deleted_files(proc: int, processes: Iterator[str], user: int | None) -> dict[tuple[int, int], int]:
+    """Sizes of files that have no name any more and are open or mapped in `processes`, by device and inode."""
+    found: dict[tuple[int, int], int] = {}
+    for process in processes:
+        with file_access_of(user):
+            _note_deleted(found, proc, f"{process}/fd")
+        # Only root of the whole machine may follow these.
+        _note_deleted(found, proc, f"{process}/map_files")
+    return found
+
+
+def _note_deleted(found: dict[tuple[int, int], int], proc: int, path: str) -> None:
+    with suppress(OSError):
+        folder = os.open(path, OPEN_FOLDER, dir_fd=proc)
+        try:
+            for name in os.listdir(folder):  # noqa: PTH208
+                with suppress(OSError):
+                    if os.readlink(name, dir_fd=folder) == SHARED_MEMORY:
+                        continue
+                    about = os.stat(name, dir_fd=folder)
+                    if stat.S_ISREG(about.st_mode) and not about.st_nlink:
+                        found[about.st_dev, about.st_ino] = size_of(about)
+        finally:
+            os.close(folder)
+
+
+def delete_tree(path: str) -> None:
+    """Delete a directory and everything in it, however deep and whatever its modes. Does what it can."""
+    with suppress(OSError):
+        os.chmod(path, 0o700)  # noqa: PTH101
+        top = os.open(path, OPEN_FOLDER)
+        try:
+            _flatten(top)
+        finally:
+            os.close(top)
+        os.rmdir(path)  # noqa: PTH106
+
+
+def _flatten(top: int) -> None:
+    # Every directory below is moved to the top and emptied there, so that no path gets long and no stack deep.
+    prefix = f".{secrets.token_hex(8)}-"
+    moved = _emptied(top, top, prefix, 0)
+    done = 0
+    while done < moved:
+        name = f"{prefix}{done}"
+        done += 1
+        with suppress(OSError):
+            folder = os.open(name, OPEN_FOLDER, dir_fd=top)
+            try:
+                moved = _emptied(folder, top, prefix, moved)
+            finally:
+                os.close(folder)
+            os.rmdir(name, dir_fd=top)
+
+
+def _emptied(folder: int, top: int, prefix: str, moved: int) -> int:
+    """Delete the files of a folder and move its folders to the top. Returns how many were moved so far."""
+    for name in os.listdir(folder):
+        with suppress(OSError):
+            if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+                os.chmod(name, 0o700, dir_fd=folder)
+                os.rename(name, f"{prefix}{moved}", src_dir_fd=folder, dst_dir_fd=top)
+                moved += 1
+            else:
+                os.unlink(name, dir_fd=folder)
+    return moved
