@@ -444,6 +444,12 @@ RECIPIENTS: dict[str, Case] = {
     "another case of a declared name": Case(
         "<|channel|>commentary to=functions.Get_Weather<|message|>{}<|call|>", (C("get_weather"),), LOOSE
     ),
+    "another separator in a declared name": Case(
+        "<|channel|>commentary to=functions.get-weather<|message|>{}<|call|>", (C("get_weather"),), LOOSE
+    ),
+    "another separator in a loose recipient": Case(
+        "<|channel|>commentary to: get-weather<|message|>{}<|call|>", (C("get_weather"),), LOOSE
+    ),
     "a loose recipient in the role section": Case(
         " TO=functions.f<|channel|>commentary<|message|>{}<|call|>", (C("f"),), LOOSE
     ),

@@ -119,9 +119,13 @@ def resolve(word: str, declared: frozenset[str] | None) -> str | None:
     spellings = _spellings(bare)
     if exact := declared & spellings:
         return next(iter(exact)) if len(exact) == 1 else None
-    folded = {spelling.casefold() for spelling in spellings} | _spellings(bare.casefold())
-    fits = [name for name in declared if name.casefold() in folded]
+    folded = set(map(_folded, (*spellings, *_spellings(bare.casefold()))))
+    fits = [name for name in declared if _folded(name) in folded]
     return fits[0] if len(fits) == 1 else None
+
+
+def _folded(name: str) -> str:
+    return name.casefold().replace("-", "_")
 
 
 def respell(header: str, declared: frozenset[str] | None) -> str:
