@@ -65,7 +65,7 @@ async def soak(told: argparse.Namespace, folder: Path) -> bool:
     interval_s = SNAPSHOT_INTERVAL_S if told.trace else INTERVAL_S
     told.out.parent.mkdir(parents=True, exist_ok=True)
     told.out.unlink(missing_ok=True)
-    async with site(folder, told.store, trace=told.trace, seed=told.seed) as here:
+    async with site(folder, told.store, trace=told.trace, seed=told.seed, cache_share=told.cache_share) as here:
         await here.traffic.each_once()
         await asyncio.sleep(min(CALM_S, told.minutes * 60) / 4)
         baseline = await idle_sample(here, 0.0)
@@ -95,6 +95,8 @@ def main() -> int:
     parser.add_argument("--warm-up", type=float, help="minutes without a verdict; default a fifth, at least six")
     parser.add_argument("--trace", type=int, default=0, help="frames of tracemalloc; snapshots stand next to --out")
     parser.add_argument("--seed", type=int, default=1)
+    # Caches of full size take longer than two hours to fill, and none of their eviction would be tested.
+    parser.add_argument("--cache-share", type=float, default=1 / 16, help="size of the caches, as a share of the usual")
     parser.add_argument("--out", type=Path, default=Path(".cache/soak.jsonl"), help="one line per sample")
     told = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="unisono-soak-") as folder:

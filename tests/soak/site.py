@@ -70,8 +70,11 @@ def config(fakes: Sequence[tuple[str, str, Any]]) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def site(folder: Path, store: str, *, trace: int = 0, seed: int = 1) -> AsyncIterator[Site]:
-    """`store` is `sqlite` or `redis`; `trace` is the number of frames for tracemalloc, 0 for none."""
+async def site(
+    folder: Path, store: str, *, trace: int = 0, seed: int = 1, cache_share: float = 1.0
+) -> AsyncIterator[Site]:
+    """`store` is `sqlite` or `redis`; `trace` is the number of frames for tracemalloc, 0 for none; `cache_share` scales
+    the caches."""
     dice = Random(seed)
     async with AsyncExitStack() as stack:
         _, upstream = stack.enter_context(start_upstream(folder))
@@ -89,7 +92,9 @@ async def site(folder: Path, store: str, *, trace: int = 0, seed: int = 1) -> As
             stack.callback(server.end)
             address = server.url
         report = folder / "report.json"
-        inside = {"PYTHONPATH": os.pathsep.join([str(INSIDE), *filter(None, sys.path)]), "SOAK_REPORT": str(report)}
+        inside = {"PYTHONPATH": os.pathsep.join([str(INSIDE), *filter(None, sys.path)]), "SOAK_REPORT": str(report)} | {
+            "SOAK_CACHE_SHARE": str(cache_share)
+        }
         os.environ.update(inside | ({"PYTHONTRACEMALLOC": str(trace)} if trace else {}))
         sections = with_keys(config(fakes) | hosts(upstream), address)
         running = await stack.enter_async_context(replica(folder / "gateway", sections))

@@ -16,6 +16,8 @@ from weakref import WeakSet
 
 TARGET = "SOAK_REPORT"
 """Environment variable: the path of the report."""
+CACHE_SHARE = "SOAK_CACHE_SHARE"
+"""Environment variable: capacity of each cache as a share of its usual one."""
 MAX_TYPES = 400
 NODE_BYTES = 88
 """Memory of one place in an OrderedDict beyond its key and value: the linked node and its share of two tables."""
@@ -24,12 +26,13 @@ caches: WeakSet[Any] = WeakSet()
 """The caches of the process. Each has a bound, and fills for longer than a soak warms up."""
 
 
-def register_instances(kind: type) -> None:
-    """Add each object that `kind` makes from now on to `caches`."""
+def register_instances(kind: type, capacity: str, share: float) -> None:
+    """Add each object that `kind` makes from now on to `caches`, with a share of the capacity in its attribute."""
     made = kind.__init__
 
     def registering(self: object, *args: object, **options: object) -> None:
         made(self, *args, **options)  # type: ignore[misc]
+        setattr(self, capacity, int(getattr(self, capacity) * share))
         caches.add(self)
 
     kind.__init__ = registering  # type: ignore[misc]
@@ -82,6 +85,7 @@ if TARGET in os.environ:
     from unisono.engine.memory import TurnMemory
     from unisono.harmony.recent import Recent
 
-    register_instances(TurnMemory)
-    register_instances(Recent)
+    cache_share = float(os.environ.get(CACHE_SHARE, "1"))
+    register_instances(TurnMemory, "_max_bytes", cache_share)
+    register_instances(Recent, "_capacity", cache_share)
     signal.signal(signal.SIGUSR2, write_report)
