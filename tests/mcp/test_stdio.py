@@ -51,6 +51,30 @@ async def test_at_the_end_the_process_and_its_children_are_gone(upstream: Upstre
             await asyncio.sleep(0.01)
 
 
+async def test_a_connection_that_is_not_ready_is_closed_at_once(tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    silent = f"""
+import os, time
+open({str(told)!r}, "w").write(str(os.getpid()))
+time.sleep(600)
+"""
+    host = McpHost(limits=Limits(closing_s=60.0))
+    timeouts = ToolTimeouts(connect_s=300.0, list_s=300.0)
+    server = ToolServer(
+        "silent", command=script(silent), transport=ToolTransport.STDIO, configured=True, timeouts=timeouts
+    )
+    listing = asyncio.create_task(host.list_tools(server))
+    async with asyncio.timeout(60):
+        while not (told.exists() and told.read_text()):
+            await asyncio.sleep(0.01)
+    # Far below all of the times above.
+    async with asyncio.timeout(30):
+        await host.aclose()
+    assert not lives(int(told.read_text()))
+    with pytest.raises(ToolServerUnavailable, match="was closed before it was ready"):
+        await listing
+
+
 @pytest.mark.slow
 async def test_a_process_that_will_not_end_is_ended(tmp_path: Path) -> None:
     told = tmp_path / "pid"

@@ -79,6 +79,7 @@ class Session:
         self._running: set[asyncio.Task[Any]] = set()
         self._http: Outgoing | None = None
         self._opening = Exchange()
+        self._scope = anyio.CancelScope()
         self._task = asyncio.create_task(self._live(), name=f"tool server {server.label}")
         self.used_at = asyncio.get_running_loop().time()
 
@@ -139,6 +140,9 @@ class Session:
     async def aclose(self) -> None:
         """Close the connection, politely for a moment. Returns when nothing of it is left."""
         self._stop.set()
+        if not self._client.done():
+            # What still connects does not look at the event.
+            self._scope.cancel()
         done, _ = await asyncio.wait({self._task}, timeout=3 * self._limits.closing_s + 3)
         if not done:
             self._task.cancel()
@@ -154,7 +158,8 @@ class Session:
 
     async def _live(self) -> None:
         """The connection's life: open, keep until told to stop or until it ends, close."""
-        scope = anyio.CancelScope(deadline=anyio.current_time() + self._server.timeouts.connect_s)
+        scope = self._scope
+        scope.deadline = anyio.current_time() + self._server.timeouts.connect_s
         failure: BaseException | None = None
         try:
             with scope:
@@ -282,6 +287,8 @@ class Session:
             return ToolServerUnavailable(f"{name} cannot be used: {exchange.problem}.")
         if exchange.status >= 300:
             return ToolServerUnavailable(f"{name} answers with HTTP {exchange.status}.")
+        if failure is None and self._stop.is_set():
+            return ToolServerUnavailable(f"{name} was closed before it was ready.")
         if failure is None:
             return ToolServerTimeout(f"{name} did not get ready in {self._server.timeouts.connect_s:g} seconds.")
         if self._stop.is_set():
