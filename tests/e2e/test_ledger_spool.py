@@ -181,12 +181,17 @@ async def test_an_answer_is_delivered_while_the_store_takes_no_writes(
         assert all(not path.stat().st_size for path in (tmp_path / "spool").iterdir())
 
 
-@pytest.mark.parametrize("fault", ["read_only", "full"])
+REFUSING = [
+    *(("redis", fault) for fault in ("read_only", "full", "stalled")),
+    ("sqlite", "read_only"),
+    pytest.param("sqlite", "stalled", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("store", "fault"), REFUSING, indirect=["store"])
 async def test_only_a_key_with_a_budget_is_refused_and_before_generation(
     tmp_path: Path, store: Redis | Sqlite, fault: str
 ) -> None:
-    if not hasattr(store, fault):
-        pytest.skip("a file has no such fault")
     async with FakeVllm(tokens=ANSWER) as fake, serving(store, tmp_path, fake) as (running, keys):
 
         async def statuses(key: str) -> set[int]:

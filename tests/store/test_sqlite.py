@@ -253,3 +253,34 @@ async def test_a_disk_with_little_space_is_tried_before_it_is_trusted(
         await store.check()
     await store.check()
     await store.aclose()
+
+
+async def test_a_file_that_another_process_locks_delays_no_read_and_each_write_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writes queue up meanwhile: none of them waits for the locks that the others wait for."""
+    monkeypatch.setattr("unisono.store.sqlite.LOCK_TIMEOUT_S", 2.0, raising=False)
+    path = tmp_path / "state.db"
+    store = SqliteStore(path)
+    await store.start()
+    other = sqlite3.connect(path, isolation_level=None)
+    try:
+        one = response()
+        await store.create("ann", one)
+        salt = await store.secret("salt", b"1")
+        other.execute("BEGIN EXCLUSIVE")
+        writes = [asyncio.create_task(store.create("ann", response())) for _ in range(20)]
+        await asyncio.sleep(0)
+        async with asyncio.timeout(1.5):
+            assert await store.responses("ann", [one.id]) == (one,)
+            assert await store.secret("salt", b"2") == salt
+            assert await store.lapsed() == ()
+        # One after the other, they would take 40 seconds.
+        async with asyncio.timeout(10):
+            results = await asyncio.gather(*writes, return_exceptions=True)
+        assert all(isinstance(result, StoreUnavailable) and "in time" in str(result) for result in results)
+        other.execute("COMMIT")
+        await store.create("ann", response())
+    finally:
+        other.close()
+        await store.aclose()

@@ -1,4 +1,4 @@
-"""The embedded store: one SQLite file (or memory), one thread that works on it, no server.
+"""The embedded store: one SQLite file (or memory), one thread that writes and one that reads, no server.
 
 Every act is one transaction, synced to disk before it is acknowledged. Several processes may share the file; readers
 that wait are woken at once by their own process and look again by themselves for the others.
@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -32,13 +33,15 @@ from unisono.core.state import (
 from unisono.core.traces import StoredTrace
 from unisono.errors import StoreUnavailable
 from unisono.store.sqlite import access, accounts, conversations, leases, responses, space, traces
-from unisono.store.sqlite.schema import Act, connect, no_place, sweep, transaction
+from unisono.store.sqlite.schema import LOCK_TIMEOUT_S, Act, connect, connect_reader, no_place, sweep, transaction
 from unisono.store.waiting import Waiting, until_some
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 SWEEP_EVERY_S = 60.0
+LOCKED_TIMEOUT_S = 0.2
+"""How long a write waits for a lock that outlasted an earlier one: many may be queued, and none must wait for all."""
 TROUBLE: Mapping[int, str] = {
     sqlite3.SQLITE_FULL: "the store is full",
     sqlite3.SQLITE_READONLY: "the store takes no writes at the moment",
@@ -70,6 +73,11 @@ class SqliteStore:
         self._clock = clock
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="unisono-store")
         self._db: sqlite3.Connection | None = None
+        # A file can be read while another process has locked it: reads do not queue behind writes. Memory has one
+        # connection for both.
+        self._reading_worker = self._worker
+        self._reading_db: sqlite3.Connection | None = None
+        self._is_locked = False
         self._swept = 0.0
         self._failed = False
         """An act failed, and none was tried since to see whether that is over."""
@@ -79,6 +87,9 @@ class SqliteStore:
         loop = asyncio.get_running_loop()
         try:
             self._db = await loop.run_in_executor(self._worker, connect, self._path)
+            if self._path is not None:
+                self._reading_db = await loop.run_in_executor(self._worker, connect_reader, self._path)
+                self._reading_worker = ThreadPoolExecutor(1, thread_name_prefix="unisono-store-reads")
         except StoreUnavailable as error:
             if not self._or_memory or not no_place(error):
                 raise
@@ -87,43 +98,81 @@ class SqliteStore:
         return (IN_MEMORY,) if self._path is None else ()
 
     async def aclose(self) -> None:
-        db, self._db = self._db, None
+        writing, self._db = self._db, None
+        reading, self._reading_db = self._reading_db, None
         self._waiting.wake_all()
-        if db is not None:
-            await asyncio.get_running_loop().run_in_executor(self._worker, db.close)
+        loop = asyncio.get_running_loop()
+        for worker, db in ((self._reading_worker, reading), (self._worker, writing)):
+            if db is not None:
+                await loop.run_in_executor(worker, db.close)
+        self._reading_worker.shutdown(wait=False)
         self._worker.shutdown(wait=False)
 
     async def _do(self, work: Callable[Concatenate[Act, P], T], *args: P.args, **named: P.kwargs) -> T:
-        if self._db is None:
-            raise StoreUnavailable("the store is not open")
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._worker, lambda: self._transact(work, *args, **named))
+        self._check_open()
+        asked_s = time.monotonic()
+
+        def act() -> T:
+            with self._patience(asked_s):
+                return self._work(self._db, True, work, *args, **named)
+
+        return await asyncio.get_running_loop().run_in_executor(self._worker, act)
 
     async def _read(self, work: Callable[Concatenate[Act, P], T], *args: P.args, **named: P.kwargs) -> T:
         """As `_do`, for work that writes nothing."""
+        self._check_open()
+
+        def act() -> T:
+            return self._work(self._reading_db or self._db, False, work, *args, **named)
+
+        return await asyncio.get_running_loop().run_in_executor(self._reading_worker, act)
+
+    def _check_open(self) -> None:
         if self._db is None:
             raise StoreUnavailable("the store is not open")
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._worker, lambda: self._work(False, work, *args, **named))
 
-    def _transact(self, work: Callable[Concatenate[Act, P], T], *args: P.args, **named: P.kwargs) -> T:
-        """On the worker's thread."""
-        return self._work(True, work, *args, **named)
-
-    def _work(self, writes: bool, work: Callable[Concatenate[Act, P], T], *args: P.args, **named: P.kwargs) -> T:
+    @contextmanager
+    def _patience(self, asked_s: float) -> Iterator[None]:
+        """Limit the time that a write waits for the lock of another process, the time in the queue included."""
         if self._db is None:
+            raise StoreUnavailable("the store is not open")
+        timeout_s = LOCK_TIMEOUT_S
+        if self._is_locked:
+            timeout_s = min(LOCKED_TIMEOUT_S, asked_s + LOCK_TIMEOUT_S - time.monotonic())
+        if timeout_s <= 0:
+            raise StoreUnavailable(TROUBLE[sqlite3.SQLITE_BUSY])
+        self._db.execute(f"PRAGMA busy_timeout = {int(timeout_s * 1000)}")
+        is_locked = False
+        try:
+            yield
+        except StoreUnavailable as error:
+            is_locked = _code(error.__cause__) == sqlite3.SQLITE_BUSY
+            raise
+        finally:
+            self._is_locked = is_locked
+
+    def _work(
+        self,
+        db: sqlite3.Connection | None,
+        writes: bool,
+        work: Callable[Concatenate[Act, P], T],
+        *args: P.args,
+        **named: P.kwargs,
+    ) -> T:
+        """Run on a worker's thread."""
+        if db is None:
             raise StoreUnavailable("the store is not open")
         try:
-            with transaction(self._db, writes=writes):
-                act = Act(self._db, self._clock(), self._retention, self._bounds)
+            with transaction(db, writes=writes):
+                act = Act(db, self._clock(), self._retention, self._bounds)
                 if writes and abs(act.now - self._swept) >= SWEEP_EVERY_S:
                     sweep(act)
                     self._swept = act.now
                 return work(act, *args, **named)
         except sqlite3.Error as error:
             self._failed = True
-            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-            raise StoreUnavailable(TROUBLE.get(code, "the store failed; its state is as before")) from error
+            words = TROUBLE.get(_code(error), "the store failed; its state is as before")
+            raise StoreUnavailable(words) from error
 
     async def check(self, beginning: StoredResponse | None = None) -> None:
         if await self._do(space.examine, self._path, self._low_bytes, beginning) or self._failed:
@@ -260,7 +309,7 @@ class SqliteStore:
         await self._do(leases.unwatch, run)
 
     async def lapsed(self, limit: int = 16) -> tuple[Run, ...]:
-        return await self._do(leases.lapsed, limit)
+        return await self._read(leases.lapsed, limit)
 
     async def claim(self, tenant: str, key: str, digest: str, response: str, *, for_s: float | None = None) -> str:
         return await self._do(leases.claim, tenant, key, digest, response, for_s)
@@ -269,7 +318,9 @@ class SqliteStore:
         await self._do(leases.unclaim, tenant, key, response)
 
     async def secret(self, name: str, candidate: bytes) -> bytes:
-        return await self._do(leases.secret, name, candidate)
+        # A secret never changes, so that only the first one asks for the lock.
+        known: bytes | None = await self._read(leases.known_secret, name)
+        return known if known is not None else await self._do(leases.secret, name, candidate)
 
     async def count(self, tenant: str, name: str, amount: int, *, once: str, for_s: float) -> int:
         return await self._do(leases.count, tenant, name, amount, once, for_s)
@@ -306,6 +357,11 @@ class SqliteStore:
 
     async def traces(self, tenant: str, limit: int = 20) -> tuple[StoredTrace, ...]:
         return await self._read(traces.latest, tenant, limit)
+
+
+def _code(error: BaseException | None) -> int:
+    """The primary code of an error of SQLite; 0 for any other."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
 def _key(tenant: str, response: str) -> str:

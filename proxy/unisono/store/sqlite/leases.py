@@ -93,6 +93,11 @@ def secret(act: Act, name: str, candidate: bytes) -> bytes:
     return bytes(act.db.execute("SELECT value FROM secrets WHERE name = ?", (name,)).fetchone()[0])
 
 
+def known_secret(act: Act, name: str) -> bytes | None:
+    row = act.db.execute("SELECT value FROM secrets WHERE name = ?", (name,)).fetchone()
+    return None if row is None else bytes(row[0])
+
+
 def count(act: Act, tenant: str, name: str, amount: int, once: str, for_s: float) -> int:
     expires = act.now + for_s
     row = act.db.execute(

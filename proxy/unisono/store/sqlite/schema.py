@@ -118,6 +118,10 @@ class Act:
     bounds: Bounds
 
 
+LOCK_TIMEOUT_S = 5.0
+"""How long an act waits while another process writes to the file."""
+
+
 def connect(path: Path | None) -> sqlite3.Connection:
     """Open the file, made if need be and readable to its owner only; None is a store in memory. Raises
     `StoreUnavailable`, `StoreUnreadable`."""
@@ -126,9 +130,7 @@ def connect(path: Path | None) -> sqlite3.Connection:
             path = path.expanduser()
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             path.touch(mode=0o600, exist_ok=True)
-        db = sqlite3.connect(
-            ":memory:" if path is None else path, isolation_level=None, timeout=5.0, check_same_thread=False
-        )
+        db = _opened(":memory:" if path is None else path)
     except (OSError, RuntimeError, sqlite3.Error) as error:
         # A RuntimeError says that there is no home for ~ to stand for.
         raise StoreUnavailable(f"the store cannot be opened: {error}") from error
@@ -145,6 +147,20 @@ def connect(path: Path | None) -> sqlite3.Connection:
         db.close()
         raise
     return db
+
+
+def connect_reader(path: Path) -> sqlite3.Connection:
+    """Open a file that `connect` has made, for reading. Raises `StoreUnavailable`."""
+    try:
+        db = _opened(path.expanduser())
+        db.execute("PRAGMA query_only = ON")
+    except (OSError, RuntimeError, sqlite3.Error) as error:
+        raise StoreUnavailable(f"the store cannot be opened: {error}") from error
+    return db
+
+
+def _opened(path: Path | str) -> sqlite3.Connection:
+    return sqlite3.connect(path, isolation_level=None, timeout=LOCK_TIMEOUT_S, check_same_thread=False)
 
 
 def no_place(error: StoreUnavailable) -> bool:
