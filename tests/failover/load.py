@@ -81,12 +81,13 @@ class Outcome:
     samples: dict[str, str]
     served_after_s: float
     """Seconds from the fault until every gateway acknowledged a write again, the duration of the fault included."""
+    failovers: int
 
     def __str__(self) -> str:
         bad = f"lost {len(self.lost)}, unfinished {len(self.unfinished)}, called twice {len(self.called_twice)}"
         return (
             f"{self.setting} seed {self.seed} [{self.fault}]: {self.acknowledged} acknowledged, {bad} of {self.calls}; "
-            f"served after {self.served_after_s:.1f} s; outcome unknown {self.unknown}; "
+            f"served after {self.served_after_s:.1f} s, {self.failovers} failovers; outcome unknown {self.unknown}; "
             f"ended {dict(self.statuses)}; failures {dict(self.failures)}"
         )
 
@@ -172,7 +173,8 @@ class Audit:
 
     url: str
     session: aiohttp.ClientSession
-    within_s: float = 15.0
+    # Longer than one more failover of a busy host takes.
+    within_s: float = 60.0
     lost: list[str] = field(default_factory=list)
     unfinished: list[str] = field(default_factory=list)
     unknown: int = 0

@@ -90,6 +90,7 @@ async def failover(setting: Setting, seed: int, folder: Path) -> Outcome:
             audit.statuses,
             ledger.samples,
             served_after_s,
+            await asyncio.to_thread(topology.failovers),
         )
 
 

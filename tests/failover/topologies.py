@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -75,6 +76,10 @@ class Topology(Protocol):
 
     url: str
 
+    def failovers(self) -> int:
+        """Number of primaries that were replaced so far. A busy host may cause more than the fault does."""
+        ...
+
     @property
     def faults(self) -> dict[str, Callable[[random.Random], Awaitable[None]]]: ...
 
@@ -103,6 +108,10 @@ class Sentinels:
             "crash and quick restart": self._restart,
             "ordered": self._ordered,
         }
+
+    def failovers(self) -> int:
+        with self.sentinels[0].client() as client:
+            return int(client.sentinel_master("state")["config-epoch"])
 
     async def _delay_replication(self) -> None:
         # Sentinel points the replica at the primary itself after some seconds: the relay is put in between again.
@@ -202,6 +211,13 @@ class Cluster:
     nodes: list[Server]
     replicas: list[Server]
     pace: Pace
+
+    def failovers(self) -> int:
+        # Each failover has an epoch of its own, and each of the first primaries had one.
+        with self.nodes[0].client() as client:
+            state = client.execute_command("CLUSTER", "INFO")
+        found = re.search(r"cluster_current_epoch:(\d+)", state.decode() if isinstance(state, bytes) else str(state))
+        return int(found[1]) - len(self.nodes) if found else 0
 
     @property
     def url(self) -> str:
