@@ -16,6 +16,7 @@ import pytest
 from websockets.asyncio.client import connect
 
 from tests.e2e.gateway import config_of
+from tests.e2e.hooked import install
 from tests.e2e.processes import MB, holdings
 from tests.e2e.replicas import Replica, replica
 from tests.fakes import FakeVllm
@@ -157,6 +158,44 @@ async def test_a_background_response_goes_on_under_the_new_configuration(tmp_pat
                 await asyncio.sleep(0.1)
         assert response["status"] == "completed"
         assert stage.new.requests
+
+
+CLOSING = """
+import asyncio
+import logging
+
+from unisono.core.hooks import Hook
+
+log = logging.getLogger("closing")
+
+
+class Closing(Hook):
+    def __init__(self, options):
+        pass
+
+    async def aclose(self):
+        log.warning("a hook closes")
+        await asyncio.sleep(1)
+        log.warning("a hook has closed")
+"""
+
+
+async def test_an_end_while_a_replaced_configuration_closes_closes_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, monkeypatch, closing="closing:Closing")
+    (tmp_path / "closing.py").write_text(CLOSING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    async with staged(tmp_path / "one") as stage:
+        config = stage.config(stage.new, unisono={"hooks": ["closing"]})
+        await stage.reload(config)
+        await stage.reload(config)
+        await stage.one.logged("a hook closes")
+        stage.one.signal(signal.SIGTERM)
+        async with asyncio.timeout(30):
+            assert await stage.one.ended() == 0
+    assert stage.one.log.count("a hook has closed") == 2
+    assert '"level": "error"' not in stage.one.log
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import asyncio
 import gc
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack
 from time import monotonic
 
 import orjson
@@ -55,10 +56,11 @@ class Application:
             await self._life
 
     async def close(self) -> None:
-        """Free what it holds; whatever it still answers breaks."""
+        """Free what it holds; whatever it still answers breaks. Called again, wait for the same end."""
         self._over.set()
         if self._life is not None:
-            await self._life
+            # What is freed is freed whole, also where its caller gives up.
+            await asyncio.shield(self._life)
 
     async def _live(self) -> None:
         async with self.app.router.lifespan_context(self.app):
@@ -197,11 +199,14 @@ class Switch:
         await self._current.start()
         await send({"type": "lifespan.startup.complete"})
         await receive()
-        for old, retiring in list(self._replaced.items()):
-            retiring.cancel()
-            await asyncio.gather(retiring, return_exceptions=True)
-            await old.close()
-        await self._current.close()
+        retiring = list(self._replaced.values())
+        for task in retiring:
+            task.cancel()
+        await asyncio.gather(*retiring, return_exceptions=True)
+        async with AsyncExitStack() as closing:
+            # One that cannot close keeps no other from it.
+            for each in (self._current, *self._replaced):
+                closing.push_async_callback(each.close)
         await send({"type": "lifespan.shutdown.complete"})
 
 
