@@ -54,7 +54,7 @@ def _expressions() -> list[Mapping[str, Any]]:
 
 
 LOCALS: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
-    "unisono.observe.logs: '|'.join(map(re.escape, known))": [{"known": ["sk-abcabc", "abcabcabc", "a.b*c"]}],
+    "unisono.observe.logs: _any_of(known)": [{"known": ["sk-abcabc", "abcabcabc", "a.b*c"]}],
     "unisono.schemas.formats: expression": _expressions(),
     "unisono.toolservers.browser.markup: f'</{called}(?![a-z0-9])'": [{"called": "script"}],
 }

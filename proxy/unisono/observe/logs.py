@@ -11,7 +11,7 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TextIO
 
@@ -33,7 +33,7 @@ class Secrets:
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         known = secret_spellings(secrets)
-        self._known = re.compile("|".join(map(re.escape, known))) if known else None
+        self._known = re.compile(_any_of(known)) if known else None
 
     def taken_from(self, text: str) -> str:
         """`text` without them."""
@@ -42,6 +42,14 @@ class Secrets:
         text = _BEARER.sub(rf"\1 {REDACTED}", text)
         text = _VIRTUAL.sub(REDACTED, text)
         return _USERINFO.sub(f"://{REDACTED}@", text)
+
+
+def _any_of(texts: Sequence[str]) -> str:
+    """A pattern that tries the texts in their order, at each place only those with the same first letter."""
+    rests: dict[str, list[str]] = {}
+    for text in texts:
+        rests.setdefault(text[0], []).append(re.escape(text[1:]))
+    return "|".join(f"{re.escape(first)}(?:{'|'.join(each)})" for first, each in rests.items())
 
 
 class JsonLines(logging.Formatter):
