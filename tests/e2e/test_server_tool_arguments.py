@@ -32,12 +32,10 @@ def irregular(levels: int, inner: str = "1") -> str:
 
 
 def brackets(levels: int) -> str:
-    """Irregular levels that are not closed, in few tokens."""
+    """About so many irregular levels that are not closed, in few tokens."""
     pick = random.Random(7)
-    opened = '{"a":'
-    while opened.count("[") < levels:
-        opened += pick.choice(("[[[[[[[[", "[[[[", "[[", "[ ["))
-    return opened
+    pieces = ("[[[[[[[[", "[[[[", "[[", "[ [")
+    return '{"a":' + "".join(pick.choice(pieces) for _ in range(levels // 4))
 
 
 SENT = {
@@ -87,7 +85,7 @@ async def answered(here: Line, surface: str, *, stream: bool) -> str:
     if surface == RESPONSES:
         return text_of(await here.responds(stream=stream, tools=[DOCS]))
     if surface == MESSAGES:
-        answer = await here.gateway.messages(stream=stream, max_tokens=100_000, **RUN)
+        answer = await here.gateway.messages(stream=stream, max_tokens=120_000, **RUN)
         return text_in(message_in(answer)["content"])
     answer = await here.gateway.chat(stream=stream, **RUN)
     assert answer.status == 200, answer.raw
