@@ -158,6 +158,56 @@ def test_a_signal_ends_it_cleanly(number: signal.Signals, tmp_path: Path) -> Non
     assert "Traceback" not in log
 
 
+WORKERS = pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+
+
+@contextmanager
+def starting(tmp_path: Path, workers: int) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A process that waits for its configuration, and the pipe to write it to."""
+    config = tmp_path / "config.json"
+    os.mkfifo(config)
+    command = [UNISONO, "serve", "--port", "0", "--config", str(config), "--workers", str(workers)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        # Opened as soon as the process opens its end.
+        pipe = os.open(config, os.O_WRONLY)
+        config.unlink()
+        yield process, pipe
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@WORKERS
+def test_sigterm_ends_a_start(workers: int, tmp_path: Path) -> None:
+    with starting(tmp_path, workers) as (process, pipe):
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate(timeout=PATIENCE_S) == ("", "")
+        assert process.returncode == 0
+        os.close(pipe)
+
+
+@WORKERS
+def test_a_configuration_that_changes_during_a_start_is_read_again(workers: int, tmp_path: Path) -> None:
+    first, second = (
+        {
+            "model_list": [{"model_name": name, "litellm_params": {"model": "replay/demo"}}],
+            "store": {"url": f"sqlite://{tmp_path}/s.db"},
+        }
+        for name in ("gpt-oss-first", "gpt-oss-second")
+    )
+    with starting(tmp_path, workers) as (process, pipe):
+        (tmp_path / "config.json").write_text(json.dumps(second))
+        process.send_signal(signal.SIGHUP)
+        os.write(pipe, json.dumps(first).encode())
+        os.close(pipe)
+        served = Served(process)
+        until = time.monotonic() + PATIENCE_S
+        while b"gpt-oss-second" not in urlopen(f"{served.url}/v1/models", timeout=PATIENCE_S).read():
+            assert time.monotonic() < until
+            time.sleep(0.05)
+
+
 @pytest.mark.slow
 def test_a_running_answer_finishes_before_the_end(tmp_path: Path) -> None:
     with Wire(delay_s=0.03) as fake, serving(tmp_path, fake.url) as served:

@@ -14,6 +14,7 @@ from unisono import __version__
 from unisono.cli.keys import keys
 from unisono.cli.mcp import mcp
 from unisono.cli.options import CONFIG, CONFIG_REQUIRED, Group
+from unisono.cli.start_signals import StartSignals
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -31,9 +32,12 @@ def main() -> None:
 )
 def serve(config_path: Path | None, host: str, port: int, workers: int) -> None:
     """Serve the models of a configuration; without one, what runs on this machine, or the demo model."""
+    # Imports take seconds, in which signals may come.
+    signals = StartSignals()
+    signals.handle()
     from unisono.cli.serve import serve as run
 
-    run(config_path, host, port, workers)
+    run(config_path, host, port, workers, signals)
 
 
 @main.command()

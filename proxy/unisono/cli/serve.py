@@ -19,6 +19,7 @@ from unisono.cli.reloading import NothingToRead, apply, tell_kept
 from unisono.cli.secrecy import secrets_of
 from unisono.cli.server import BACKLOG, Server, server_config
 from unisono.cli.setup import MASTER_KEY_VARIABLE, Prepared, prepared
+from unisono.cli.start_signals import StartSignals
 from unisono.cli.switch import Switch
 from unisono.config import Config, Loaded, load
 from unisono.errors import ConfigError
@@ -34,7 +35,7 @@ STATES = {
 }
 
 
-def serve(config_path: Path | None, host: str, port: int, workers: int = 1) -> None:
+def serve(config_path: Path | None, host: str, port: int, workers: int, signals: StartSignals) -> None:
     """Serve until told to stop. Ends the command with a sentence when it cannot start."""
     try:
         ready = prepared(config_path)
@@ -47,7 +48,7 @@ def serve(config_path: Path | None, host: str, port: int, workers: int = 1) -> N
     listener = listen(host, port)
     start_logging(config.unisono.log_level, secrets_of(config))
     warn(ready.loaded)
-    reading = Reading(config_path, host, workers)
+    reading = Reading(config_path, host, workers, signals)
     if workers == 1:
         serve_here(Switch(app), ready, listener, address_of(listener, host), reading)
     else:
@@ -58,10 +59,11 @@ def serve(config_path: Path | None, host: str, port: int, workers: int = 1) -> N
 class Reading:
     """Reads the configuration again, as it was read at the start."""
 
-    def __init__(self, config_path: Path | None, host: str, workers: int) -> None:
+    def __init__(self, config_path: Path | None, host: str, workers: int, signals: StartSignals) -> None:
         self._path = config_path
         self._host = host
         self.workers = workers
+        self.signals = signals
 
     def again(self) -> Config:
         """Raises ConfigError; what it returns may be served where the last one is."""
@@ -91,7 +93,9 @@ def serve_here(switch: Switch, ready: Prepared, listener: socket.socket, address
             tell_kept(error)
 
     config = ready.loaded.config
-    server = Server(server_config(switch, config), switch, started=started, reload=reload)
+    server = Server(
+        server_config(switch, config), switch, started=started, reload=reload, start_signals=reading.signals
+    )
     server.run(sockets=[listener])
 
 
@@ -107,7 +111,8 @@ def serve_by_workers(ready: Prepared, listener: socket.socket, address: str, rea
         build(config, share=reading.workers)
         return Reload(config)
 
-    if not asyncio.run(Supervisor(listener, order, read_again=again, show=show).run()):
+    supervisor = Supervisor(listener, order, read_again=again, show=show, start_signals=reading.signals)
+    if not asyncio.run(supervisor.run()):
         raise click.ClickException("no worker could start; the log above says why")
 
 

@@ -24,6 +24,7 @@ from unisono.api.messages.routes import FORMATS
 from unisono.app import Gateway
 from unisono.cli.accepting import Accepting, Place
 from unisono.cli.listener import connections
+from unisono.cli.start_signals import StartSignals
 from unisono.cli.switch import Switch
 from unisono.config import Config
 
@@ -85,12 +86,15 @@ class Server(uvicorn.Server):
         started: Started,
         reload: Callable[[], Awaitable[None]] | None = None,
         place: Place | None = None,
+        start_signals: StartSignals | None = None,
     ) -> None:
         super().__init__(config)
         self._switch = switch
         self._started = started
         self._reload = reload
         self._place = place
+        self._start_signals = StartSignals() if start_signals is None else start_signals
+        self._is_up = asyncio.Event()
         self._accepting: Accepting | None = None
         self._leave_at = 0.0
         self._noticed = True
@@ -116,6 +120,9 @@ class Server(uvicorn.Server):
         gc.freeze()
         if not self.should_exit:
             await self._started(self._switch.gateway)
+        self._is_up.set()
+        if self._start_signals.is_reload_asked:
+            self.reload_soon()
 
     async def _connect(self, connection: socket.socket) -> None:
         def protocol() -> HttpToolsProtocol:
@@ -159,7 +166,9 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     def _handle_reload(self, sig: int, frame: FrameType | None) -> None:
-        if self._loop is not None and self._reload is not None:
+        if self._loop is None:
+            self._start_signals.is_reload_asked = True
+        else:
             self._loop.call_soon_threadsafe(self.reload_soon)
 
     def reload_soon(self) -> None:
@@ -169,6 +178,8 @@ class Server(uvicorn.Server):
         task.add_done_callback(self._tasks.discard)
 
     async def _reloaded(self) -> None:
+        # What is replaced has started whole.
+        await self._is_up.wait()
         async with self._reloading:
             if self._reload is not None and not self.should_exit:
                 await self._reload()

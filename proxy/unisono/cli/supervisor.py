@@ -25,6 +25,7 @@ from typing import IO
 from unisono.cli.accepting import GONE, Loads
 from unisono.cli.orders import Reload, Serve, Up, next_message, to_bytes
 from unisono.cli.reloading import tell_kept
+from unisono.cli.start_signals import StartSignals
 from unisono.errors import ConfigError
 
 PAUSES_S = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -63,11 +64,13 @@ class Supervisor:
         *,
         read_again: Callable[[], Reload],
         show: Callable[[Sequence[str]], None],
+        start_signals: StartSignals,
     ) -> None:
         self._listener = listener
         self._order = order
         self._read_again = read_again
         self._show = show
+        self._start_signals = start_signals
         self._memory: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the run
         self._loads = Loads(self._memory.fileno(), order.share)
         self._engines = tempfile.mkdtemp(prefix="unisono-engines-")
@@ -85,7 +88,13 @@ class Supervisor:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._leave, number)
         reloads: set[asyncio.Task[None]] = set()
-        loop.add_signal_handler(signal.SIGHUP, lambda: reloads.add(asyncio.create_task(self._reload())))
+
+        def reload() -> None:
+            reloads.add(asyncio.create_task(self._reload()))
+
+        loop.add_signal_handler(signal.SIGHUP, reload)
+        if self._start_signals.is_reload_asked:
+            reload()
         try:
             for place in range(self._order.share):
                 self._loads.tell(place, GONE)

@@ -1,0 +1,27 @@
+"""Signals that arrive while a command starts, before its server handles them.
+
+Without handlers, the system would end a process on SIGHUP, and ignore SIGTERM for the first process of a container.
+"""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+
+
+class StartSignals:
+    """SIGTERM ends the start. SIGHUP is remembered: the configuration is read again when the server is up."""
+
+    def __init__(self) -> None:
+        self.is_reload_asked = False
+
+    def handle(self) -> None:
+        """Handle both until somebody else does."""
+        signal.signal(signal.SIGTERM, self._end)
+        signal.signal(signal.SIGHUP, self._remember)
+
+    def _end(self, number: int, frame: FrameType | None) -> None:
+        raise SystemExit(0)
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        self.is_reload_asked = True
