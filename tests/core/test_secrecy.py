@@ -48,4 +48,4 @@ def logged(secret: str, message: str) -> str:
 def test_a_failure_of_a_backend_keeps_its_words() -> None:
     body = {"error": {"message": "none of the models is loaded; hunter2! is the key"}}
     for key, expected in {"none": "none of the models", "hunter2!": "[key] is the key"}.items():
-        assert expected in str(Failures(None, key).refusal(400, body, {}).args)
+        assert expected in str(Failures(None, [key]).refusal(400, body, {}).args)
