@@ -77,7 +77,7 @@ async def soak(told: argparse.Namespace, folder: Path) -> bool:
         log = here.replica.log
         lost = here.lost.read_text().splitlines() if here.lost.exists() else []
     warm_up_s = told.warm_up * 60 if told.warm_up is not None else max(WARM_UP_SHARE * told.minutes * 60, MIN_WARM_UP_S)
-    verdict = judge([each for each in samples if each.at_s >= warm_up_s], baseline, end)
+    verdict = judge([each for each in samples if each.at_s >= warm_up_s], baseline, end, told.store)
     faults = [*verdict.faults, *here.traffic.failures, *lost[:20]]
     faults += [line for line in log.splitlines() if '"level":"error"' in line.replace(" ", "").lower()][:20]
     kinds = json.dumps(dict(sorted(here.traffic.kinds.items())))

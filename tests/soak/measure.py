@@ -19,6 +19,8 @@ T_95 = 2.228
 """Student's t for a 95 % interval with BLOCKS - 2 degrees of freedom."""
 MAX_BYTES_PER_REQUEST = 60.0
 MAX_EXTRA_DESCRIPTORS = 2
+STORE_CONNECTIONS = 64
+"""The pool of a Redis store keeps as many connections as operations ran at once, which is limited to so many."""
 MAX_EXTRA_THREADS = 6
 """The default executor starts threads on demand, up to the number of cores and four."""
 REPORT_TIMEOUT_S = 30.0
@@ -121,8 +123,9 @@ class Verdict:
     faults: Sequence[str]
 
 
-def judge(samples: Sequence[Sample], baseline: Sample, end: Sample) -> Verdict:
+def judge(samples: Sequence[Sample], baseline: Sample, end: Sample, store: str = "sqlite") -> Verdict:
     """`samples` are those after warm-up; `baseline` and `end` were taken without load."""
+    spare_descriptors = MAX_EXTRA_DESCRIPTORS + (STORE_CONNECTIONS if store == "redis" else 0)
     lines: list[str] = []
     faults: list[str] = []
     if len(samples) < 2 * BLOCKS:
@@ -136,7 +139,7 @@ def judge(samples: Sequence[Sample], baseline: Sample, end: Sample) -> Verdict:
         elif memory.high > MAX_BYTES_PER_REQUEST:
             faults.append(f"memory: {memory}; too few requests to call it flat, run for longer")
         lines += [f"{name}: {change:+d}" for name, change in _grown(samples)]
-    for name, spare in (("descriptors", MAX_EXTRA_DESCRIPTORS), ("threads", MAX_EXTRA_THREADS), ("tasks", 0)):
+    for name, spare in (("descriptors", spare_descriptors), ("threads", MAX_EXTRA_THREADS), ("tasks", 0)):
         before, after = getattr(baseline, name), getattr(end, name)
         lines.append(f"{name}: {before} before, {after} after")
         if after > before + spare:
