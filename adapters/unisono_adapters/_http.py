@@ -36,7 +36,7 @@ LONGEST_PASSED = 64 * 1024 * 1024
 """The same of one that is handed on."""
 # These three bound what a client that reads nothing makes the gateway hold: one batch, twice the buffer, and one read
 # from the socket, each with the objects made of it.
-MAX_BATCH_BYTES = 4 * 1024
+MAX_BATCH_BYTES = 8 * 1024
 """Bytes of a stream that are processed before other streams have their turn."""
 BUFFER_BYTES = 16 * 1024
 """Reading from the backend pauses when twice as much waits to be processed."""

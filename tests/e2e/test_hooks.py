@@ -370,7 +370,10 @@ async def test_a_turn_that_is_refused_uses_no_tokens_and_no_budget(tmp_path: Pat
             for _ in range(5):
                 refused = await running.post("/v1/chat/completions", body, **bearing(key))
                 assert refused.body["error"]["code"] == "no_thanks"
-            used = (await running.get("/v1/usage", **bearing(key))).body["total"]
+            # An answer without usage does not wait for its record.
+            async with asyncio.timeout(10):
+                while (used := (await running.get("/v1/usage", **bearing(key))).body["total"])["requests"] < 5:
+                    await asyncio.sleep(0.02)
             assert (used["requests"], used["errors"], used["total_tokens"]) == (5, 5, 0)
 
 

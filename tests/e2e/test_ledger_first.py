@@ -32,7 +32,8 @@ class Entering:
         self.seen: list[str] = []
 
     def up(self, command: bytes) -> bool:
-        if SETTLE.sha.encode() not in command:
+        # The first call of a script carries its text, later ones its digest.
+        if SETTLE.sha.encode() not in command and SETTLE.text.encode() not in command:
             return True
         self.seen.append("entered" if self.seen else "lost")
         return self.seen[-1] == "entered"
