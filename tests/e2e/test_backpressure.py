@@ -269,6 +269,7 @@ async def test_a_response_in_the_background_goes_on_without_a_client_that_reads_
     await client.end()
 
 
+@pytest.mark.slow
 async def test_a_client_that_pauses_for_less_gets_all_of_it(stuck_at: tuple[Any, Gateway]) -> None:
     fake, running = stuck_at
     fake.requests.clear()

@@ -69,6 +69,7 @@ async def test_a_long_body_is_checked_outside_of_the_loops_thread(
     assert threading.get_ident() not in watch.seen
 
 
+@pytest.mark.slow
 async def test_long_arguments_are_parsed_for_messages_outside_of_the_loops_thread(here: Desk) -> None:
     with watching(arguments) as watch:
         for _ in range(MAX_SIGHTINGS_MISSED):
@@ -165,7 +166,9 @@ def tool_for(surface: str) -> dict[str, Any]:
             return {"name": "put", "input_schema": {"type": "object"}}
 
 
-@pytest.mark.parametrize("kind", ["answer", pytest.param("object", marks=pytest.mark.slow), "call"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow) for kind in ("object", "call")] + ["answer"]
+)
 @both_forms
 @on_each
 async def test_a_very_deep_answer_is_an_answer(

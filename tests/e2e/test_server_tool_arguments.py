@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
 from collections.abc import AsyncIterator, Iterable
@@ -59,6 +60,14 @@ TOLD = {
 }
 
 
+def crossed(cases: Iterable[str]) -> pytest.MarkDecorator:
+    """Each case on each surface, streamed and whole; what is left out of the quick run is marked slow."""
+    quick = {(case, (CHAT, RESPONSES, MESSAGES)[at % 3], bool(at % 2)) for at, case in enumerate(cases)}
+    every = itertools.product(cases, (CHAT, RESPONSES, MESSAGES), (False, True))
+    marked = [pytest.param(*each, marks=() if each in quick else pytest.mark.slow) for each in every]
+    return pytest.mark.parametrize(("case", "surface", "stream"), marked)
+
+
 @pytest.fixture
 async def server() -> AsyncIterator[Hostile]:
     async with Hostile(acted) as found:
@@ -96,9 +105,7 @@ def clean(caplog: pytest.LogCaptureFixture) -> bool:
     return not [each for each in caplog.records if each.exc_info or each.levelno >= logging.ERROR]
 
 
-@both_forms
-@every_surface
-@pytest.mark.parametrize("case", SENT)
+@crossed(SENT)
 async def test_arguments_reach_the_server_as_the_model_wrote_them(
     here: Line, server: Hostile, caplog: pytest.LogCaptureFixture, case: str, surface: str, stream: bool
 ) -> None:
@@ -110,9 +117,7 @@ async def test_arguments_reach_the_server_as_the_model_wrote_them(
     assert clean(caplog)
 
 
-@both_forms
-@every_surface
-@pytest.mark.parametrize("case", TOLD)
+@crossed(TOLD)
 async def test_arguments_that_cannot_be_sent_are_an_error_that_the_model_reads(
     here: Line, server: Hostile, caplog: pytest.LogCaptureFixture, case: str, surface: str, stream: bool
 ) -> None:
