@@ -99,7 +99,7 @@ async def all_take_turns(running: Gateway, *fakes: Fake, model: str = "gpt-oss")
     """Wait until every fake is known to be well: the others are asked first until then."""
     for fake in fakes:
         fake.requests.clear()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not all(asked(fake) for fake in fakes):
             await running.chat(model=model)
     for fake in fakes:
