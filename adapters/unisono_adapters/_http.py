@@ -34,8 +34,8 @@ LONGEST_ANSWER = 4 * 1024 * 1024
 """Bytes of an answer that is not a stream."""
 LONGEST_PASSED = 64 * 1024 * 1024
 """The same of one that is handed on."""
-# These three bound what a client that reads nothing makes the gateway hold: one batch, twice the buffer, and one read
-# from the socket, each with the objects made of it.
+# These three limit the memory for a client that reads nothing: one batch, twice the buffer, and one read from the
+# socket, each with the objects made from it.
 MAX_BATCH_BYTES = 8 * 1024
 """Bytes of a stream that are processed before other streams have their turn."""
 BUFFER_BYTES = 16 * 1024

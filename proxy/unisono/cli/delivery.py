@@ -49,7 +49,7 @@ class Delivery:
         return self._transport.get_write_buffer_size() + unacknowledged(self._transport.get_extra_info("socket"))
 
     def _seen(self, left: int) -> None:
-        """There was progress just now."""
+        """Restart the timeout: the client has read something."""
         self._left = left
         self._due = self._loop.time() + self._timeout_s
         self._timer = self._loop.call_later(self._timeout_s / CHECKS_PER_TIMEOUT, self._look)
@@ -68,7 +68,7 @@ class Delivery:
 
 
 def hold_little(transport: Transport) -> None:
-    """Let little be on its way that the client has not taken."""
+    """Limit the bytes that are sent or buffered and not yet read by the client."""
     transport.set_write_buffer_limits(WAITING_BYTES)
     sock = transport.get_extra_info("socket")
     if sock.family in (socket.AF_INET, socket.AF_INET6):
@@ -76,7 +76,7 @@ def hold_little(transport: Transport) -> None:
 
 
 class Delivering:
-    """What an HTTP connection and a WebSocket do alike, before their protocol's own class."""
+    """Behaviour shared by HTTP connections and WebSockets; stands before the protocol's class."""
 
     _delivery: Delivery
 

@@ -76,7 +76,7 @@ def connections(
         _answering: RequestResponseCycle | None = None
         """The request that is answered now, or was last; `cycle` is the one that was read last."""
         _refusal: bytes | None = None
-        """What ends the connection behind the responses to earlier requests; nothing of the input counts any more."""
+        """Error that closes the connection after the pending responses. Further input is ignored."""
         _half_closed: HalfClosed | None = None
         _sockets: ClassVar[type[WebSocketsSansIOProtocol] | None] = None
 
@@ -119,12 +119,12 @@ def connections(
             super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
 
         def _owed(self) -> RequestResponseCycle | None:
-            """The request that is answered now, if it was read whole; others may wait behind it."""
+            """The request being answered, if it was read completely. Others may be queued after it."""
             cycle = self._answering
             return None if cycle is None or cycle.response_complete or cycle.more_body else cycle
 
         def _drop_incomplete(self) -> None:
-            """Drop a request that waits for earlier ones and will not come whole."""
+            """Drop a queued request whose body will never be complete."""
             if self.pipeline and self.cycle.more_body:
                 self.pipeline.popleft()
                 self.cycle = self.pipeline[0][0] if self.pipeline else cast("RequestResponseCycle", self._answering)
@@ -275,8 +275,8 @@ def connections(
             return self._is_read or self._refusal is not None or (self._in_headers and bool(self._header_bytes))
 
         def _refuse(self, error: UnisonoError) -> None:
-            """Refuse what is being read, behind the responses to earlier requests."""
-            # What comes of a body behind its response has no response of its own.
+            """Refuse the request being read, after the responses to earlier requests."""
+            # The rest of a body that arrives after its response needs no response.
             is_answered = not self._in_headers and self.cycle is not None and self.cycle.response_started
             self._refusal = b"" if is_answered else refusal(error, self.url if self._is_read else b"", formats)
             self._drop_incomplete()
@@ -284,7 +284,7 @@ def connections(
                 self._end(self._refusal)
 
         def _end(self, last: bytes) -> None:
-            """Close the connection behind `last`."""
+            """Close the connection after the response to `last`."""
             if last:
                 self.transport.write(last)
             if self.cycle is not None and not self.cycle.response_complete:

@@ -16,7 +16,7 @@ class StartSignals:
         self.is_reload_asked = False
 
     def handle(self) -> None:
-        """Handle both until somebody else does."""
+        """Install handlers for both signals until the server installs its own."""
         signal.signal(signal.SIGTERM, self._end)
         signal.signal(signal.SIGHUP, self._remember)
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from time import monotonic
 from typing import Final, TypeVar
 
 from unisono.core.events import Event
-from unisono.core.generation import FIRST_SPECIAL, Chunk
+from unisono.core.generation import FIRST_SPECIAL, Chunk, FinishReason
 from unisono.engine.limit import Limit
 from unisono.engine.reading import Reading
+from unisono.engine.telling import Telling
 from unisono.harmony.decode import Decoder
 
 LONG_MESSAGE_TOKENS: Final = 1_000
@@ -61,21 +63,33 @@ class Feeder:
 
 
 async def settled(reading: Reading, work: Callable[[], T]) -> T:
-    """What `work` on `reading` returns, which may settle the open message."""
+    """Run `work`, which may settle the open message of `reading`; in a thread if that message is long."""
     return await in_thread(reading, work) if reading.unsettled > LONG_MESSAGE_TOKENS else work()
 
 
 async def in_thread(reading: Reading, work: Callable[[], T]) -> T:
-    """The same for work that is known to be long."""
-    # The thread goes on when its caller is cancelled: what was reported by then must not change any more.
+    """Run `work` on `reading` in a thread."""
+    # The thread continues when its caller is cancelled. It must not change a report that was already sent.
     with reading.apart():
         return await asyncio.to_thread(work)
 
 
-async def counted(limit: Limit, decoder: Decoder, chunk: Chunk) -> Sequence[int]:
-    """The tokens of a chunk that are within `limit`. Both belong to one generation, and to nobody else."""
+async def received(
+    chunk: Chunk, limit: Limit, decoder: Decoder, told: Telling
+) -> tuple[Sequence[int], FinishReason | None]:
+    """The tokens of a chunk within `limit`, reported to `told`, and the reason if the generation ends with them."""
+    # All three belong to one generation, so that a thread whose caller was cancelled changes nothing else.
     is_long = len(chunk.text) > LONG_CHUNK_CHARS
     tokens = await asyncio.to_thread(decoder.feed, chunk) if is_long else decoder.feed(chunk)
     if limit.counts_anew(tokens) > LONG_MESSAGE_TOKENS:
-        return await asyncio.to_thread(limit.taken, tokens)
-    return limit.taken(tokens)
+        tokens = await asyncio.to_thread(limit.taken, tokens)
+    else:
+        tokens = limit.taken(tokens)
+    told.came(chunk, len(tokens), monotonic())
+    finish = FinishReason.LENGTH if limit.passed else chunk.finish
+    if finish is None:
+        return tokens, None
+    stop = () if chunk.stop_token is None else (chunk.stop_token,)
+    rest = () if limit.passed else (*decoder.end(), *stop)
+    told.ended(finish, len(rest))
+    return [*tokens, *rest], finish

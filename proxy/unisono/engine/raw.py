@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from time import monotonic
 
 from unisono.core.blocks import blocks_of
 from unisono.core.context_window import OPENAI_PROMPT_TOO_LONG
@@ -19,7 +18,7 @@ from unisono.core.routes import Demand, Place
 from unisono.engine.asking import DEFAULT_CONTEXT
 from unisono.engine.limit import Limit
 from unisono.engine.means import Means
-from unisono.engine.off_loop import Pauses, counted, portions
+from unisono.engine.off_loop import Pauses, portions, received
 from unisono.engine.places import Places
 from unisono.engine.prompts import OFF_LOOP_CHARS, OFF_LOOP_TOKENS, recut
 from unisono.engine.rawtext import RawText
@@ -233,14 +232,7 @@ class RawRun(GeneratorRun):
                     place.began()
                 if chunk.cached_tokens is not None and not self._cached:
                     self._cached = chunk.cached_tokens
-                tokens = await counted(limit, decoder, chunk)
-                told.came(chunk, len(tokens), monotonic())
-                finish = FinishReason.LENGTH if limit.passed else chunk.finish
-                if finish is not None:
-                    stop = () if chunk.stop_token is None else (chunk.stop_token,)
-                    rest = () if limit.passed else (*decoder.end(), *stop)
-                    told.ended(finish, len(rest))
-                    tokens = [*tokens, *rest]
+                tokens, finish = await received(chunk, limit, decoder, told)
                 shown: list[Event] = []
                 for portion in portions(tokens):
                     if shown:

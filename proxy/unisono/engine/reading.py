@@ -126,7 +126,7 @@ class Reading:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Change copies of what the report shares; a block that ends without an error is reported as a whole."""
+        """Work on copies of the journal and recoveries; merge them if the block ends without an error."""
         journal, recoveries = self.journal, self._recoveries
         self.journal, self._recoveries = [*journal], [*recoveries]
         yield

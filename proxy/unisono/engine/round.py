@@ -83,7 +83,7 @@ class Round:
         return events
 
     def read_next(self) -> None:
-        """Read the arguments of the next call, ahead of `call`."""
+        """Parse the arguments of the next call before `call` is run."""
         call = self.calls[0]
         self._arguments = read_arguments(call.name, call.arguments)
 

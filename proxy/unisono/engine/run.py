@@ -281,8 +281,8 @@ def may_do_better(error: BackendError | ContextTooLong) -> bool:
 
 
 def _with_whole_deltas(batch: Sequence[Event]) -> Iterator[Event]:
-    """The same events with one delta for each item, in front of its end."""
-    # An object per token, kept to the end of the answer, would make garbage collections long.
+    """The same events with a single delta for each item, before its end."""
+    # One object per token until the end of the answer would make garbage collections long.
     for event in batch:
         if isinstance(event, Closed) and event.text:
             yield Delta(event.item, event.text)

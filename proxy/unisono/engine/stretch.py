@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
-from time import monotonic
 from typing import TypeAlias
 
 from unisono.core.events import Event
@@ -18,7 +17,7 @@ from unisono.core.routes import Place
 from unisono.engine.asking import Asking
 from unisono.engine.limit import Limit
 from unisono.engine.means import Means
-from unisono.engine.off_loop import Feeder, counted, portions, settled
+from unisono.engine.off_loop import Feeder, portions, received, settled
 from unisono.engine.places import Places
 from unisono.engine.prompts import Continued, go_on
 from unisono.engine.reading import Reading
@@ -154,14 +153,7 @@ class Stretch(Places):
                     place.began()
                 if first is not None:
                     first.count(chunk)
-                tokens = await counted(limit, decoder, chunk)
-                told.came(chunk, len(tokens), monotonic())
-                finish = FinishReason.LENGTH if limit.passed else chunk.finish
-                if finish is not None:
-                    stop = () if chunk.stop_token is None else (chunk.stop_token,)
-                    rest = () if limit.passed else (*decoder.end(), *stop)
-                    told.ended(finish, len(rest))
-                    tokens = [*tokens, *rest]
+                tokens, finish = await received(chunk, limit, decoder, told)
                 # Without a token nothing is shown: a journal could not tell that it was.
                 shown: list[Event] = []
                 for portion in portions(tokens):

@@ -103,5 +103,5 @@ class BlankFilter:
 
 
 def _is_continuation(raw: bytes) -> bool:
-    """Whether bytes begin inside of a UTF-8 character."""
+    """Whether the first byte continues a UTF-8 character."""
     return raw[:1] != b"" and raw[0] & 0xC0 == 0x80

@@ -1,4 +1,4 @@
-"""Tokens of a header, held until it is known what they mean, and the readings of their text."""
+"""Tokens of a header that is not complete yet, and the interpretations of its text."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class HeldHeader:
 
     @property
     def may_be_short(self) -> bool:
-        """Whether its text may be short enough to be read again."""
+        """Whether the text may be short enough to be parsed again."""
         return len(self.tokens) <= _MAX_TOKENS_PER_CHARACTER * MAX_REREAD_LENGTH
 
     def read(self, text: str) -> Header:

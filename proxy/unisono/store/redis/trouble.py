@@ -15,7 +15,7 @@ TROUBLE: tuple[tuple[type[Exception], str], ...] = (
     (LateAnswer, "the store did not answer in time"),
     (Exception, "the store cannot be reached"),
 )
-"""What a caller is told; the first row that fits. The error itself is the cause, for the log."""
+"""Messages for callers; the first matching row applies. The error itself is logged as the cause."""
 
 # Redis 6.2 wraps what a script's command is refused with in an error of its own. The library has no class for a primary
 # with too few replicas, nor for one that cannot write to its disk.

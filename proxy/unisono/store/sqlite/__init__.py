@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 SWEEP_EVERY_S = 60.0
 LOCKED_TIMEOUT_S = 0.2
-"""How long a write waits for a lock that outlasted an earlier one: many may be queued, and none must wait for all."""
+"""How long a write waits for a lock on which the previous write timed out. Many writes may be queued."""
 TROUBLE: Mapping[int, str] = {
     sqlite3.SQLITE_FULL: "the store is full",
     sqlite3.SQLITE_READONLY: "the store takes no writes at the moment",

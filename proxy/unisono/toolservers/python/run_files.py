@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 SMALLEST = 4096
-"""What a file counts at least: so many of them are full, too."""
+"""Minimum size counted for a file, so that many empty files also reach the limit."""
 SHARED = ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run/lock")  # noqa: S108
-"""Where everybody may write. What a user of a run's own has there is the run's."""
+"""World-writable directories. Files that a run's own user has there belong to the run."""
 ENDLESS = 1 << 62
 SHARED_MEMORY = "/dev/zero (deleted)"
-"""What the kernel calls memory without a file that processes share: it is counted as memory."""
+"""Kernel names of shared memory without a file, which is counted as memory."""
 LIBC = ctypes.CDLL(None)
 OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
@@ -46,7 +46,7 @@ def files(directory: str) -> Iterator[int]:
 
 
 def left_in_shared(user: int | None) -> Iterator[str]:
-    """What a user has in the places where everybody may write."""
+    """Sizes of the files of a user in the world-writable directories."""
     for place in SHARED if user is not None else ():
         with suppress(OSError), os.scandir(place) as entries:
             for entry in entries:
