@@ -15,7 +15,7 @@ from unisono.core.events import Event, Finished
 from unisono.core.generation import Capabilities, Chunk, FinishReason, Form, Generation, Timeouts
 from unisono.core.ports import Deployment
 from unisono.core.probe import Probe
-from unisono.core.routes import Ask, Demand, Try
+from unisono.core.routes import Ask, Demand, Prospects, Try
 from unisono.engine.engine import Engine
 from unisono.engine.memory import TurnMemory
 from unisono.engine.turn import Report, Turn
@@ -120,6 +120,12 @@ class Stand:
     @property
     def elsewhere(self) -> bool:
         return len(self.left) > 1
+
+    def prospects(self, error: UnisonoError, *, resumes: bool, held: bool) -> Prospects:
+        return Prospects(available=len(self.left) > held)
+
+    def retry_failed(self) -> None:
+        raise AssertionError("no pause was offered")
 
     async def place(self, demand: Demand) -> Held:
         self.line.demands.append(demand)

@@ -28,11 +28,12 @@ from unisono.core.generation import (
     Usage,
 )
 from unisono.engine.engine import Engine
+from unisono.engine.failover import ENDS_EARLY
 from unisono.engine.journal import Note, parts_of
 from unisono.engine.memory import TurnMemory
 from unisono.engine.policy import MOST_MOVES
 from unisono.engine.turn import Allowed, Forced, Report, Turn
-from unisono.errors import BackendUnfit
+from unisono.errors import BackendUnfit, CannotGoOn
 from unisono.harmony.render import Renderer
 from unisono.schemas import violation
 
@@ -146,6 +147,8 @@ class Talk:
             except OtherPrompt as wrong:
                 met.append(str(wrong))
                 continue
+            if ENDS_EARLY in after.notes:
+                raise CannotGoOn(ENDS_EARLY)
             assert flat(second[:1], exact=exact) == flat(first, exact=exact)
             told = (after.recoveries, after.unmet) == (report.recoveries, report.unmet)
             # Guessed tokens are cut where the network was.

@@ -29,6 +29,7 @@ from unisono.core.generation import (
     Timeouts,
 )
 from unisono.engine.engine import Engine
+from unisono.engine.failover import ENDS_EARLY
 from unisono.engine.memory import TurnMemory
 from unisono.engine.turn import STEP_ENDED, Report, Turn
 from unisono.errors import BackendUnavailable, BackendUnfit, StoreUnreadable, UnisonoError
@@ -426,9 +427,12 @@ async def test_a_marker_in_ordinary_tokens_never_becomes_one_on_a_backend_that_t
     whole, report = await ids.ask([ids.backend()])
     half = report.journal[: len(spelled(text)) - 3]
     taker, other = texts.backend(), ids.backend()
-    with pytest.raises(BackendUnfit, match="spells control tokens"):
-        await texts.ask([taker], half)
+    first, early = await texts.ask([taker], half)
     assert taker.jobs == []
+    assert early.notes == [ENDS_EARLY]
+    ended = flat(first)[-1]
+    assert isinstance(ended, Finished)
+    assert ended.reason is FinishReason.LENGTH
     second, after = await texts.ask([taker, other], half)
     assert taker.jobs == []
     assert (after.failovers, after.backend) == (1, other.name)
@@ -439,8 +443,10 @@ async def test_a_marker_whose_first_half_the_client_wrote_does_not_become_one() 
     turn = Turn("m", replace(ASKED, prefill="The marker <|en"), seed="s")
     said = ENCODING.encode_text("d|> is text")
     texts = Talk([said], TEXT, turn=turn)
-    with pytest.raises(BackendUnfit, match="spells control tokens"):
-        await texts.ask([texts.backend()], said)
+    backend = texts.backend()
+    _, report = await texts.ask([backend], said)
+    assert backend.jobs == []
+    assert report.notes == [ENDS_EARLY]
 
 
 @pytest.mark.parametrize("cut", [1, 2])

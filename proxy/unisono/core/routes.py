@@ -53,6 +53,18 @@ class Try:
     model: str = field(default="", compare=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Prospects:
+    """Whether another attempt can be made after a failed one.
+
+    `available`: another deployment may be asked now. `later_s` is the pause, in seconds, after which a deployment that
+    failed before may be asked again; None when none may.
+    """
+
+    available: bool = False
+    later_s: float | None = None
+
+
 class Place(Protocol):
     """The right to generate on one deployment, as a context: leaving it gives the place back, whatever happened."""
 
@@ -99,6 +111,15 @@ class Route(Protocol):
     @property
     def elsewhere(self) -> bool:
         """Whether there is another deployment to try should the one that was given last fail."""
+        ...
+
+    def prospects(self, error: UnisonoError, *, resumes: bool, held: bool) -> Prospects:
+        """What is possible when an attempt ended in `error`, before its place is told. `resumes` as in `Demand`. `held`
+        is False where no place could be had for the attempt: it counts as a failed one all the same."""
+        ...
+
+    def retry_failed(self) -> None:
+        """The pause of `Prospects.later_s` is over: deployments that failed before may be given again."""
         ...
 
     async def place(self, demand: Demand) -> Place:

@@ -309,7 +309,7 @@ class Course:
             self.note(note)
             return []
         if LEFT in note.value:
-            self._drop()
+            self.drop()
             return []
         if isinstance(tokens := note.value.get(UNREAD), int):
             return [] if self._take_back(tokens) else None
@@ -325,19 +325,18 @@ class Course:
         """Another backend goes on, which keeps to those kinds of constraints. A body that it would keep to one is
         generated from its beginning where nothing of it was shown: nobody can be kept to the rest of one."""
         wanted = self.plan.current.constraint
-        if wanted is not None and wanted.kind in able and self.plan.opened_to > self.router.closed_to:
+        keeps = wanted is not None and wanted.kind in able
+        if keeps and self.plan.opened_to > self.router.closed_to and self.droppable:
             self.drop()
 
-    def drop(self) -> bool:
-        """Have the message that was begun generated once more, behind its header where that was put there; whether
-        there is one, and nothing of it was shown."""
+    @property
+    def droppable(self) -> bool:
+        """Whether a message was begun and nothing of it was shown."""
         begun = self.said[max(self.router.closed_to, self.plan.opened_to, 0) :]
-        if tuple(begun) in ((), self._start) or self.plan.move is not None or self.router.is_shown:
-            return False
-        self._drop()
-        return True
+        return not (tuple(begun) in ((), self._start) or self.plan.move is not None or self.router.is_shown)
 
-    def _drop(self) -> None:
+    def drop(self) -> None:
+        """Have the message that was begun generated once more, behind its header where that was put there."""
         place, plan, start = self.router.closed_to, self.plan, self._start
         put = plan.opened_to > place or (self.opening and not place)
         now = self.said[: max(plan.opened_to, 0) if put else place]

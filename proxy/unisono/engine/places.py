@@ -7,14 +7,20 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import ExitStack
+from dataclasses import replace
+from math import inf
 
 from unisono.core.deadline import Deadline
 from unisono.core.generation import Timeouts
 from unisono.core.routes import Ask, Demand, Place, Pool
 from unisono.core.tracing import Trace, step_span, try_span
 from unisono.core.watching import Waited
+from unisono.engine.failover import Action, AttemptError, Options, Progress, decide, failure_kind
 from unisono.engine.turn import Report, Turn
 from unisono.errors import BackendTimeout, UnisonoError
+
+MOVES = frozenset({Action.RESUME, Action.RESTART, Action.RETRY, Action.WAIT})
+"""Actions by which another attempt follows."""
 
 
 class Places:
@@ -41,9 +47,9 @@ class Places:
         return self._route.elsewhere
 
     @property
-    def late(self) -> bool:
-        """Whether the time for the answer is over."""
-        return self._timeouts is not None and self._deadline.left(self._timeouts, self._now()).total_s <= 0.0
+    def left_s(self) -> float:
+        """The time that is left for the answer, in seconds; 0 when it is over."""
+        return inf if self._timeouts is None else self._deadline.left(self._timeouts, self._now()).total_s
 
     @property
     def taken(self) -> bool:
@@ -52,8 +58,7 @@ class Places:
 
     async def place_for(self, demand: Demand) -> Place:
         """The next place; none is held. Raises what keeps it from being had."""
-        left = None if self._timeouts is None else self._deadline.left(self._timeouts, self._now()).total_s
-        place = await self._waited_for(demand, left)
+        place = await self._waited_for(demand, None if self._timeouts is None else self.left_s)
         self._place = self._held.enter_context(place)
         self._asked = False
         self._timeouts = place.deployment.timeouts
@@ -95,6 +100,39 @@ class Places:
         if self._turn.span is None:
             return None
         return self._turn.span.child(step_span(step)).child(try_span(len(self._report.facts.steps)))
+
+    async def recover(
+        self, error: AttemptError, progress: Progress, *, resumable: bool, regenerable: bool = False
+    ) -> Action:
+        """What follows an attempt that ended in `error`, by the failover policy. Raises `error` where nothing does.
+
+        The action is never WAIT: the pause is made here. The place is given back, except for a RESTART on the same
+        deployment; then `taken` is still true.
+        """
+        if not (self.taken or self._route.tries):
+            # No attempt was made: this is what keeps a place from being had.
+            raise error
+        kind, left_s = failure_kind(error), self.left_s
+        resumes = resumable and progress is not Progress.NOTHING
+        found = self._route.prospects(error, resumes=resumes, held=self.taken)
+        options = Options(
+            available=found.available and left_s > 0.0,
+            later=found.later_s is not None and found.later_s < left_s,
+            resumable=resumable,
+            regenerable=regenerable and self.taken,
+        )
+        action = decide(kind, progress, options)
+        if action is Action.RESTART and not options.available:
+            return action
+        self.fail(error, moves=action in MOVES)
+        if action is Action.RAISE:
+            raise error
+        if action is Action.WAIT:
+            assert found.later_s is not None
+            await asyncio.sleep(found.later_s)
+            self._route.retry_failed()
+            return decide(kind, progress, replace(options, available=True))
+        return action
 
     def fail(self, error: UnisonoError, *, moves: bool = False) -> None:
         """The place that is held failed, and is given back. Who `moves` goes on behind it on the next one."""

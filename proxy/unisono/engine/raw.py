@@ -16,13 +16,13 @@ from unisono.core.events import Event
 from unisono.core.generation import Capabilities, FinishReason, Form, Generation, Prompt, Usage
 from unisono.core.routes import Demand, Place
 from unisono.engine.asking import DEFAULT_CONTEXT
+from unisono.engine.failover import ENDS_EARLY, Action, AttemptError, Progress
 from unisono.engine.limit import Limit
 from unisono.engine.means import Means
 from unisono.engine.off_loop import Pauses, portions, received
 from unisono.engine.places import Places
 from unisono.engine.prompts import OFF_LOOP_CHARS, OFF_LOOP_TOKENS, recut
 from unisono.engine.rawtext import RawText
-from unisono.engine.run import may_do_better
 from unisono.engine.telling import Telling
 from unisono.engine.turn import GeneratorRun, RawPrompt, Report, Turn
 from unisono.errors import (
@@ -37,6 +37,8 @@ from unisono.harmony.encoding import Encoding
 from unisono.harmony.plain import plain_decoder
 
 UNSPELLED = "The backend of this model takes text, and no text is cut into just these ids; send the prompt as text."
+MAX_REGENERATIONS = 3
+"""How often text that no backend can continue is generated once more: without sampling it is the same every time."""
 STRIPPED = "The backend of this model shows no special tokens."
 
 
@@ -70,6 +72,8 @@ class RawRun(GeneratorRun):
         self._lost = 0
         """Tokens that were generated and are no part of the answer."""
         self._cached = 0
+        self._regenerations = 0
+        """How often text was generated once more because no backend could continue it."""
 
     async def _each(self) -> AsyncGenerator[list[Event]]:
         places = Places(self._means.pool, self._turn, self.report)
@@ -82,7 +86,7 @@ class RawRun(GeneratorRun):
                             if shown := self._showing(batch):
                                 yield shown
                 except (BackendError, ContextTooLong) as error:
-                    self._after(error, places)
+                    await self._after(error, places)
             places.let_go()
         finally:
             places.release()
@@ -110,38 +114,39 @@ class RawRun(GeneratorRun):
         cached = min(self._cached, len(self._prompt))
         return Usage(prompt_tokens=len(self._prompt), completion_tokens=made + self._lost, cached_tokens=cached)
 
-    def _after(self, error: BackendError | ContextTooLong, places: Places) -> None:
-        """What goes on behind a failure. Raises the error where nothing does."""
-        if not places.taken:
-            raise error
-        if self._said.ended is not None:
-            # It failed behind its last token.
+    async def _after(self, error: AttemptError, places: Places) -> None:
+        """Carry out what the failover policy says of a failed attempt. Raises the error where nothing follows."""
+        said = self._said
+        if isinstance(error, CannotGoOn) and not said.tokens and not places.elsewhere:
             places.fail(error)
-            return
-        stays = self._shown and not self._turn.failover
-        moves = places.elsewhere or (bool(self._said.tokens) and not isinstance(error, CannotGoOn | ContextTooLong))
-        if moves and may_do_better(error) and not stays and not places.late:
-            places.fail(error, moves=True)
-            self._lost += self._said.forget_unfinished()
-            if not self._turn.failover:
-                self._begin_anew()
-            return
-        if isinstance(error, CannotGoOn) and self._said.tokens and not self._shown:
-            places.release()
-            self._begin_anew()
-            return
-        places.fail(error)
-        if isinstance(error, ContextTooLong) and self._said.tokens:
-            # Nobody has room for more: what there is of the answer is all of it.
-            self._held += self._said.end(FinishReason.LENGTH)
-            return
-        if isinstance(error, CannotGoOn) and not self._said.tokens:
             raise UnsupportedValue(UNSPELLED, param=self._turn.history_at) from error
-        raise error
+        action = await places.recover(
+            error,
+            self._progress(),
+            resumable=self._turn.failover,
+            regenerable=self._regenerations < MAX_REGENERATIONS and not self._shown,
+        )
+        match action:
+            case Action.STOP if said.ended is None:
+                self._held += said.end(FinishReason.LENGTH)
+                self.report.notes.append(ENDS_EARLY)
+            case Action.RESUME:
+                self._lost += said.forget_unfinished()
+            case Action.RESTART | Action.RETRY:
+                self._regenerations += places.taken
+                places.release()
+                self._begin_anew()
+
+    def _progress(self) -> Progress:
+        if self._said.ended is not None:
+            return Progress.COMPLETE
+        if self._shown:
+            return Progress.SEEN
+        return Progress.UNSEEN if self._said.tokens else Progress.NOTHING
 
     def _begin_anew(self) -> None:
         """Nothing was shown, so nothing of it counts but the tokens it took."""
-        self._lost += len(self._said.tokens)
+        self._lost += len(self._said.tokens) + self._said.forget_unfinished()
         self._held, self._guessed = [], False
         self._said = RawText(self._means.encoding, self._raw, self._turn.stop)
 

@@ -140,9 +140,14 @@ class Reading:
         """Another backend goes on, which keeps to those kinds of constraints."""
         self._course.take_up(able)
 
-    def drop(self) -> bool:
-        """Have the message that was begun generated once more; whether there is one, and nothing of it was shown."""
-        return self._course.drop()
+    @property
+    def droppable(self) -> bool:
+        """Whether a message was begun and nothing of it was shown."""
+        return self._course.droppable
+
+    def drop(self) -> None:
+        """Have the message that was begun generated once more."""
+        self._course.drop()
 
     def unread(self) -> bool:
         """Have the character that did not come whole generated once more; whether there is one."""

@@ -18,6 +18,7 @@ from unisono.core.events import Closed, Delta, Event, Finished, Repaired
 from unisono.core.generation import FinishReason
 from unisono.core.ids import DerivedIds
 from unisono.engine.asking import Asking
+from unisono.engine.failover import ENDS_EARLY, Action, AttemptError, Progress
 from unisono.engine.hosted import HostedTools, notes_on_left_out, offers_in, with_results
 from unisono.engine.judging import LEFT_OUT
 from unisono.engine.loop import ToolLoop
@@ -32,8 +33,8 @@ from unisono.engine.turn import GeneratorRun, Report, Turn
 from unisono.errors import BackendError, CannotGoOn, ContextTooLong
 from unisono.harmony.tools import plan_tools
 
-MOST_AGAIN = 3
-"""How often what no backend can go on behind is generated once more: one without chance comes to it every time."""
+MAX_REGENERATIONS = 3
+"""How often text that no backend can continue is generated once more: without sampling it is the same every time."""
 
 
 class TurnRun(GeneratorRun):
@@ -55,8 +56,8 @@ class TurnRun(GeneratorRun):
         """What was not shown yet."""
         self._lost = 0
         """Tokens that were generated and are no part of the answer."""
-        self._again = 0
-        """How often something is generated once more because nobody could go on behind it."""
+        self._regenerations = 0
+        """How often text was generated once more because no backend could continue it."""
         self._loop: ToolLoop | None = None
         self._hosted: HostedTools | None = None
         self._rendered: Rendered | None = None
@@ -111,39 +112,40 @@ class TurnRun(GeneratorRun):
         shown, self._held = self._held, []
         return shown
 
-    async def _after(self, error: BackendError | ContextTooLong, stretch: Stretch, reading: Reading) -> Reading:
-        """What goes on behind a failure, on the next place or on the same. Raises the error where nothing does."""
-        if not stretch.taken:
-            raise error
+    async def _after(self, error: AttemptError, stretch: Stretch, reading: Reading) -> Reading:
+        """Carry out what the failover policy says of a failed attempt. Raises the error where nothing follows."""
+        continues_here = stretch.taken and isinstance(error, CannotGoOn) and not reading.complete
+        if continues_here and await settled(reading, reading.unread):
+            return reading
+        can_begin_anew = self._loop is None and not self._shown
+        generated_anew = can_begin_anew and len(reading.journal) > self._known
+        regenerable = self._regenerations < MAX_REGENERATIONS and (reading.droppable or generated_anew)
+        action = await stretch.recover(
+            error,
+            self._progress(reading),
+            # What server tools have done cannot be done again, so the answer continues behind them.
+            resumable=self._turn.failover or not (can_begin_anew or self._shown),
+            regenerable=regenerable,
+        )
+        match action:
+            case Action.STOP if not reading.complete:
+                stretch.full = True
+                self.report.notes.append(ENDS_EARLY)
+            case Action.RESTART:
+                self._regenerations += stretch.taken
+                if not (stretch.taken and reading.droppable):
+                    return await self._begun_anew(stretch, reading)
+                reading.drop()
+            case Action.RETRY if not self._turn.failover and can_begin_anew:
+                return await self._begun_anew(stretch, reading)
+        return reading
+
+    def _progress(self, reading: Reading) -> Progress:
         if reading.complete:
-            # It failed behind its last token.
-            stretch.fail(error)
-            return reading
-        if isinstance(error, CannotGoOn) and await settled(reading, reading.unread):
-            return reading
-        stays = self._shown and not self._turn.failover
-        # What has begun may come back to where it failed before, which only the route can tell.
-        moves = stretch.elsewhere or (bool(reading.completed) and not isinstance(error, CannotGoOn | ContextTooLong))
-        if moves and may_do_better(error) and not stays and not stretch.late:
-            stretch.fail(error, moves=True)
-            anew = not self._turn.failover and self._loop is None
-            return await self._begun_anew(stretch, reading) if anew else reading
-        if isinstance(error, CannotGoOn) and self._again == MOST_AGAIN:
-            # It comes to the same place every time: what there is of the answer is all of it.
-            stretch.full = True
-            return reading
-        self._again += isinstance(error, CannotGoOn)
-        if isinstance(error, CannotGoOn) and reading.drop():
-            return reading
-        new = not self._shown and len(reading.journal) > self._known
-        if isinstance(error, CannotGoOn) and new and self._loop is None:
-            return await self._begun_anew(stretch, reading)
-        stretch.fail(error)
-        if isinstance(error, ContextTooLong) and reading.completed:
-            # Nobody has room for more: what there is of the answer is all of it.
-            stretch.full = True
-            return reading
-        raise error
+            return Progress.COMPLETE
+        if self._shown:
+            return Progress.SEEN
+        return Progress.UNSEEN if reading.completed else Progress.NOTHING
 
     async def _prepare(self) -> None:
         """The conversation and its tools; hosted ones are those that are offered now or, behind a journal, were offered
@@ -273,11 +275,6 @@ class TurnRun(GeneratorRun):
         )
         usage = await asking.counted(reading) + finished.usage
         return replace(finished, usage=replace(usage, completion_tokens=usage.completion_tokens + self._lost))
-
-
-def may_do_better(error: BackendError | ContextTooLong) -> bool:
-    """Whether another deployment may."""
-    return error.retry_elsewhere if isinstance(error, BackendError) else True
 
 
 def _with_whole_deltas(batch: Sequence[Event]) -> Iterator[Event]:

@@ -15,6 +15,7 @@ from unisono.core.events import Closed, Event, Finished, Text
 from unisono.core.passing import Api, Passage, PassingJob, starred
 from unisono.core.routes import Demand, Place, Pool
 from unisono.core.watching import Pace, StepDone
+from unisono.engine.failover import Progress
 from unisono.engine.places import Places
 from unisono.engine.turn import GeneratorRun, Report, Turn
 from unisono.errors import BackendError, BackendProtocolError, ContextTooLong, UnisonoError
@@ -42,17 +43,17 @@ class PassingRun(GeneratorRun):
         demand = Demand(self._passage.tokens * 3 // 4, max_tokens=self._turn.max_tokens)
         try:
             while True:
-                place, shown = await places.place_for(demand), False
-                places.asked()
+                shown = False
                 try:
+                    place = await places.place_for(demand)
+                    places.asked()
                     async with aclosing(self._answer(places, place)) as batches:
                         async for batch in batches:
                             shown = True
                             yield batch
                 except (BackendError, ContextTooLong) as error:
-                    places.fail(error, moves=not shown)
-                    if shown:
-                        raise
+                    # No other backend can continue in the middle of an answer that was passed through.
+                    await places.recover(error, Progress.SEEN if shown else Progress.NOTHING, resumable=False)
                 else:
                     places.let_go()
                     return

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Final
 
 from unisono.core.events import Event
 from unisono.core.passing import Passage, Way
 from unisono.core.routes import Pool
+from unisono.engine.failover import Action, Options, Progress, decide, failure_kind
 from unisono.engine.turn import GeneratorRun, Report, Run, Turn, Turns
 from unisono.errors import BackendError, ContextTooLong
 from unisono.passthrough.run import PassingRun
 
+BEGINS_ANEW: Final = Options(available=True, resumable=False)
+"""The other kind of deployment can answer, but only from the beginning."""
 OVERHEAD = 100
 """Tokens of a prompt besides its text, as they are guessed."""
 
@@ -63,7 +67,8 @@ class EitherRun(GeneratorRun):
                     shown = True
                     yield batch
         except (BackendError, ContextTooLong) as error:
-            if shown or not _may_do_better(error):
+            progress = Progress.SEEN if shown else Progress.NOTHING
+            if decide(failure_kind(error), progress, BEGINS_ANEW) is not Action.RETRY:
                 raise
         else:
             return
@@ -77,7 +82,3 @@ class EitherRun(GeneratorRun):
         run = PassingRun(self._pool, self._turn, self._passage) if passing else self._turns.start(self._turn)
         run.report = self.report
         return run
-
-
-def _may_do_better(error: BackendError | ContextTooLong) -> bool:
-    return error.retry_elsewhere if isinstance(error, BackendError) else True

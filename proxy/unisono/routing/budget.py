@@ -40,6 +40,11 @@ class RetryBudget:
         self._balance -= 1.0
         return True
 
+    def affords(self, now: float) -> bool:
+        """Whether `pay` would find enough."""
+        self._grow(now)
+        return self._balance >= 1.0
+
     def _grow(self, now: float) -> None:
         if self._balance < RESERVE:
             self._balance = min(RESERVE, self._balance + (now - self._at) * RESERVE / RESERVE_S)

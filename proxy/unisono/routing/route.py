@@ -1,8 +1,9 @@
 """One request's way through the deployments of its model, and of the models that stand in for it.
 
-What failed is tried elsewhere: another deployment first, then another group. While nothing was shown that is bounded by
-`num_retries` and paid from the group's budget, but for the first move away from a deployment that died; an answer that
-a client is reading goes on for free, a few times, and may come back to where it was before.
+A failed attempt is made again elsewhere: on another deployment first, then in another group. Where there is no other,
+a deployment that failed before is asked again after a pause. Attempts at an answer that has not begun are bounded by
+`num_retries` and paid from the group's budget, but for the first move away from a deployment that died. Attempts to
+continue an answer are free, and bounded by MOST_DEATHS.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from random import uniform
 from types import TracebackType
 from typing import Final, Self
 
 from unisono.core.generation import Capabilities
 from unisono.core.ports import Deployment
-from unisono.core.routes import Ask, Demand, Try
+from unisono.core.routes import Ask, Demand, Prospects, Try
 from unisono.errors import BackendError, BackendOverloaded, BackendUnavailable, ContextTooLong, UnisonoError
 from unisono.routing.deployment import Hold, LiveDeployment
 from unisono.routing.group import Group
@@ -29,6 +31,17 @@ end."""
 DEATHS: Final = frozenset({Failure.UNREACHABLE, Failure.PROTOCOL, Failure.ERROR})
 """Failures by which a deployment takes itself out, so that moving away from it is no burden on it; being too busy or
 too slow is shared by whoever comes next."""
+
+
+# As LiteLLM pauses between retries.
+FIRST_PAUSE_S: Final = 0.5
+"""The pause before a deployment that failed is asked again, in seconds; it doubles with every failed attempt."""
+LONGEST_PAUSE_S: Final = 8.0
+"""What that grows to."""
+PAUSE_JITTER: Final = 0.25
+"""Share by which a pause varies, so that the clients of a server that comes back do not return at one moment."""
+LONGEST_RETRY_AFTER_S: Final = 60.0
+"""A deployment that asks for a longer pause is not waited for."""
 
 
 class HeldPlace:
@@ -97,6 +110,8 @@ class GroupRoute:
         """Bits of deployments that failed in a way that may be over."""
         self._resumes = False
         """Whether the last place was to go on with what a client is reading."""
+        self._paused = False
+        """Whether there was a pause since the last failure."""
 
     @property
     def tries(self) -> Sequence[Try]:
@@ -104,15 +119,75 @@ class GroupRoute:
 
     @property
     def elsewhere(self) -> bool:
+        return self._another(resumes=self._resumes)
+
+    def prospects(self, error: UnisonoError, *, resumes: bool, held: bool) -> Prospects:
+        if self._at is None:
+            return Prospects()
+        if not held:
+            self._deaths += 1
+            self._count(self._at[0], error)
+        group = self._at[0]
+        if not self._affords(group, error, resumes=resumes, pending=held):
+            return Prospects()
+        if self._another(resumes=resumes, pending=group if held and not isinstance(error, ContextTooLong) else None):
+            return Prospects(available=True)
+        return Prospects(later_s=self._pause_s(error, resumes=resumes, pending=held))
+
+    def retry_failed(self) -> None:
+        self._gone &= ~self._back
+        self._paused = True
+
+    def _another(self, *, resumes: bool, pending: Group | None = None) -> bool:
+        """Whether a deployment other than the last one may be given. `pending` is a group in which an attempt failed
+        that is not counted yet."""
         last = self._at[1].candidate.bit if self._at is not None else 0
-        back = self._back if self._resumes and self._deaths < MOST_DEATHS else 0
-        groups = (self._group, *self._larger, *self._fallbacks)
-        for one in (live.candidate for group in groups for live in group.members):
-            if one.bit & last or one.rank is Rank.UNFIT:
+        back = self._back if resumes and self._deaths < MOST_DEATHS else 0
+        for group in (self._group, *self._larger, *self._fallbacks):
+            if not resumes and not self._retries_left(group, pending=group is pending):
                 continue
-            if not one.bit & self._gone or one.bit & back:
-                return True
+            for one in (live.candidate for live in group.members):
+                if one.bit & last or one.rank is Rank.UNFIT:
+                    continue
+                if not one.bit & self._gone or one.bit & back:
+                    return True
         return False
+
+    def _affords(self, group: Group, error: UnisonoError, *, resumes: bool, pending: bool) -> bool:
+        """Whether another attempt is allowed after `error`; `pending` as for `_another`."""
+        if isinstance(error, ContextTooLong):
+            return True
+        if resumes:
+            return self._deaths + pending <= MOST_DEATHS
+        free = not self._moved and kind_of(error) in DEATHS
+        return free or group.budget.affords(self._now())
+
+    def _pause_s(self, error: UnisonoError, *, resumes: bool, pending: bool) -> float | None:
+        """Seconds until a deployment that failed may be asked again; None where none may."""
+        assert self._at is not None
+        if kind_of(error) is None:
+            return None
+        back = self._back | (self._at[1].candidate.bit if pending else 0)
+        groups = (self._group, *self._larger, *self._fallbacks)
+        waits = any(
+            one.candidate.bit & back and one.candidate.rank is not Rank.UNFIT
+            for group in groups
+            if resumes or self._retries_left(group, pending=pending and group is self._at[0])
+            for one in group.members
+        )
+        asked_s = error.retry_after_s or 0.0
+        if not waits or asked_s > LONGEST_RETRY_AFTER_S:
+            return None
+        failed = max(self._deaths + pending - 1, 0)
+        pause_s = min(FIRST_PAUSE_S * 2.0**failed, LONGEST_PAUSE_S)
+        return max(pause_s * uniform(1 - PAUSE_JITTER, 1 + PAUSE_JITTER), asked_s)  # noqa: S311 - nothing secret
+
+    def _retries_left(self, group: Group, *, pending: bool) -> bool:
+        return self._failures.get(group.model, 0) + pending <= group.rules.num_retries
+
+    def _count(self, group: Group, error: UnisonoError) -> None:
+        if not isinstance(error, ContextTooLong):
+            self._failures[group.model] = self._failures.get(group.model, 0) + 1
 
     async def place(self, demand: Demand) -> HeldPlace:
         self._resumes = demand.resumes
@@ -150,8 +225,7 @@ class GroupRoute:
         if kind_of(error) is not None:
             self._back |= live.candidate.bit
         self._deaths += 1
-        if not isinstance(error, ContextTooLong):
-            self._failures[group.model] = self._failures.get(group.model, 0) + 1
+        self._count(group, error)
 
     def _judge(self, demand: Demand) -> None:
         """Whether there may be another try at all. Raises what the last one failed with."""
@@ -180,8 +254,7 @@ class GroupRoute:
         seen: set[Group] = set()
         too_long = isinstance(self._failure, ContextTooLong) or self._too_long(demand)
         for group in (self._group, *(self._larger if too_long else ()), *self._fallbacks):
-            tried = self._failures.get(group.model, 0)
-            if group not in seen and (demand.resumes or tried <= group.rules.num_retries):
+            if group not in seen and (demand.resumes or self._retries_left(group, pending=False)):
                 seen.add(group)
                 yield group
 
@@ -193,7 +266,7 @@ class GroupRoute:
         wanted = group.wanted(demand, self._ask.sticky, self._gone)
         if demand.resumes and self._at is not None and not group.serves(wanted):
             # Whoever failed first may be well again, even one that rests; whoever failed last had its chance just now.
-            last = self._at[1].candidate.bit if self._failure is not None else 0
+            last = self._at[1].candidate.bit if self._failure is not None and not self._paused else 0
             return replace(wanted, excluded=(self._gone & ~self._back) | last)
         return wanted
 
@@ -242,7 +315,7 @@ class GroupRoute:
         live = hold.live
         if self._failure is not None or self._at is None or self._at[1] is not live:
             self._tries.append(Try(live.name, model=group.model))
-        self._failure = None
+        self._failure, self._paused = None, False
         self._at = (group, live)
         return HeldPlace(self, group, hold, capabilities)
 
