@@ -50,6 +50,9 @@ STATUSES: dict[int, tuple[type[BackendError], str]] = {
 }
 """What an HTTP status means. Other 5xx are BackendError, anything else BackendProtocolError."""
 
+TRANSIENT = (408, 409, 425, 429)
+"""Statuses below 500 after which the same request may succeed."""
+
 _LENGTHS = ("input_tokens", "max_tokens")
 """Parameters vLLM names for a prompt that is too long, or leaves no room: at least one token is always asked for."""
 
@@ -117,6 +120,7 @@ class Failures:
             if kind is BackendRejected:
                 message += detail
             failure = kind(message, retry_after_s=retry_after(headers) if kind is BackendOverloaded else None)
+            failure.permanent = status < 500 and status not in TRANSIENT
         failure.__cause__ = UpstreamSaid(f"HTTP {status}{detail}")
         return failure
 

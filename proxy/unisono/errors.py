@@ -234,10 +234,11 @@ class ToolServerNotAllowed(NotAllowed):
 
 
 class BackendError(UnisonoError):
-    """Something out there failed. `retry_elsewhere` says whether another deployment may do better."""
+    """A backend failed. `permanent` says that the same backend would fail in the same way if it were asked again, such
+    as one that refuses the gateway's credentials."""
 
     status, type, code = 502, "server_error", "backend_error"
-    retry_elsewhere: ClassVar[bool] = True
+    permanent = False
 
 
 class BackendUnavailable(BackendError):
@@ -282,7 +283,6 @@ class BackendRejected(BackendError):
     """The backend called the request itself wrong; another one would too."""
 
     status, type, code = 400, "invalid_request_error", "backend_rejected_request"
-    retry_elsewhere = False
 
 
 class ConstraintRefused(BackendRejected):

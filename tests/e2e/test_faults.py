@@ -46,15 +46,16 @@ QUICK_S = 2.0
 
 @dataclass
 class Site:
-    """A gateway with these groups: `one` is served by `bad` alone, `two` by `bad` and `good` in turn, `stays` too but
-    without failover in an answer that is being read, and the hurried ones are the same with little patience for `bad`.
-    `good` goes on behind whatever of `play` was said."""
+    """Gateways with these groups: `two` is served by `bad` and `good` in turn, `stays` too but without failover in an
+    answer that is being read, and the hurried ones are the same with little patience for `bad`. `one` is served by
+    `bad` alone, in a gateway of its own that retries nothing. `good` goes on behind whatever of `play` was said."""
 
     wire: Wire
     bad: Fake
     good: Fake
     play: Play
     gateway: Gateway
+    unretrying: Gateway
 
     def behave(self, how: Behaviour) -> None:
         script = how(self.wire)
@@ -63,7 +64,8 @@ class Site:
         self.good.requests.clear()
 
     async def ask(self, group: str, *, stream: bool, **fields: Any) -> Answer:
-        return await self.gateway.chat(model=f"gpt-oss-{group}", stream=stream, **fields)
+        where = self.unretrying if group.endswith("one") else self.gateway
+        return await where.chat(model=f"gpt-oss-{group}", stream=stream, **fields)
 
 
 Behaviour = Callable[[Wire], Script | Refusal]
@@ -76,23 +78,29 @@ async def site(request: pytest.FixtureRequest) -> AsyncIterator[Site]:
         play = Play(ANSWER)
         play.serve(wire.name, good)
         stays = {"unisono": {"failover": False}}
-        entries = [
+        alone = [
             deployment("gpt-oss-one", wire, bad),
+            deployment("gpt-oss-hurried-one", wire, bad, patience_s=HURRY_S),
+            deployment("gpt-oss-short-one", wire, bad, timeout=0.5),
+        ]
+        entries = [
             deployment("gpt-oss-two", wire, bad),
             deployment("gpt-oss-two", wire, good),
-            deployment("gpt-oss-hurried-one", wire, bad, patience_s=HURRY_S),
             deployment("gpt-oss-hurried-two", wire, bad, patience_s=HURRY_S),
             deployment("gpt-oss-hurried-two", wire, good),
-            deployment("gpt-oss-short-one", wire, bad, timeout=0.5),
             {**deployment("gpt-oss-stays", wire, bad), **stays},
             {**deployment("gpt-oss-stays", wire, good), **stays},
         ]
         tolerant = {"allowed_fails": 1_000_000, "cooldown_time": 0, "routing_strategy": "simple-shuffle"}
-        async with gateway({"model_list": entries, "router_settings": tolerant}) as running:
+        unretrying = {"model_list": alone, "router_settings": tolerant | {"num_retries": 0}}
+        async with (
+            gateway({"model_list": entries, "router_settings": tolerant}) as running,
+            gateway(unretrying) as also_running,
+        ):
             bad.script = good.script
             for group in ("gpt-oss-two", "gpt-oss-hurried-two", "gpt-oss-stays"):
                 await all_take_turns(running, bad, good, model=group)
-            yield Site(wire, bad, good, play, running)
+            yield Site(wire, bad, good, play, running, also_running)
 
 
 async def all_take_turns(running: Gateway, *fakes: Fake, model: str = "gpt-oss") -> None:
@@ -186,7 +194,7 @@ async def test_with_two_backends_the_other_answers_and_nobody_notices(site: Site
         check_answer(site, answer, stream=stream)
     # They take turns, so exactly one of the two requests began at the broken one.
     assert sorted(message_of(answer).note["failovers"] for answer in answers) == [0, 1]
-    assert {answer.headers["x-unisono-backend"] for answer in answers} == {f"{site.wire.name}-3"}
+    assert {answer.headers["x-unisono-backend"] for answer in answers} == {f"{site.wire.name}-2"}
     assert len(asked(site.bad)) == 1
     # A kind that drops a space where it goes on is asked for what comes next by itself.
     assert len(asked(site.good)) in ((2,) if site.wire.name == "vllm" else (2, 3))
@@ -259,7 +267,7 @@ async def test_after_something_was_shown_another_goes_on_and_nobody_notices(site
     for answer in answers:
         check_answer(site, answer, stream=True)
     assert sorted(message_of(answer).note["failovers"] for answer in answers) == [0, 1]
-    assert {message_of(answer).note["backend"] for answer in answers} == {f"{site.wire.name}-3"}
+    assert {message_of(answer).note["backend"] for answer in answers} == {f"{site.wire.name}-2"}
     assert (len(asked(site.bad)), len(asked(site.good))) == (1, 2)
 
 
@@ -342,7 +350,7 @@ async def test_messages_reports_a_full_window_of_the_backend_in_anthropics_words
     site: Site, case: str, stream: bool
 ) -> None:
     site.behave(lambda wire: TOO_LONG[case])
-    answer = await site.gateway.messages(model="gpt-oss-one", stream=stream)
+    answer = await site.unretrying.messages(model="gpt-oss-one", stream=stream)
     assert (answer.status, answer.headers["x-should-retry"]) == (400, "false")
     assert answer.body["error"]["type"] == "invalid_request_error"
     found = CLAUDE_CODE.fullmatch(answer.body["error"]["message"].removesuffix(" maximum"))

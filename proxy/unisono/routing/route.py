@@ -18,7 +18,14 @@ from typing import Final, Self
 from unisono.core.generation import Capabilities
 from unisono.core.ports import Deployment
 from unisono.core.routes import Ask, Demand, Prospects, Try
-from unisono.errors import BackendError, BackendOverloaded, BackendUnavailable, ContextTooLong, UnisonoError
+from unisono.errors import (
+    BackendError,
+    BackendOverloaded,
+    BackendRejected,
+    BackendUnavailable,
+    ContextTooLong,
+    UnisonoError,
+)
 from unisono.routing.deployment import Hold, LiveDeployment
 from unisono.routing.group import Group
 from unisono.routing.health import Failure, kind_of
@@ -165,14 +172,15 @@ class GroupRoute:
     def _pause_s(self, error: UnisonoError, *, resumes: bool, pending: bool) -> float | None:
         """Seconds until a deployment that failed may be asked again; None where none may."""
         assert self._at is not None
-        if kind_of(error) is None:
+        if kind_of(error) is None or (isinstance(error, BackendError) and error.permanent):
             return None
         back = self._back | (self._at[1].candidate.bit if pending else 0)
         groups = (self._group, *self._larger, *self._fallbacks)
         waits = any(
             one.candidate.bit & back and one.candidate.rank is not Rank.UNFIT
             for group in groups
-            if resumes or self._retries_left(group, pending=pending and group is self._at[0])
+            if group.rules.num_retries
+            and (resumes or self._retries_left(group, pending=pending and group is self._at[0]))
             for one in group.members
         )
         asked_s = error.retry_after_s or 0.0
@@ -234,7 +242,7 @@ class GroupRoute:
         assert self._at is not None
         if isinstance(error, ContextTooLong):
             return
-        if not isinstance(error, BackendError) or not error.retry_elsewhere:
+        if not isinstance(error, BackendError) or isinstance(error, BackendRejected):
             raise error
         if demand.resumes:
             if self._deaths > MOST_DEATHS:
