@@ -1,0 +1,155 @@
+"""A deployment without another one: a failure that passes reaches no client, and a retry repeats nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.e2e.gateway import Gateway, config_of, message_of
+from tests.e2e.playing import staged
+from tests.e2e.test_failover import SCRIPTS, TOOL, essence
+from tests.fakes import Refusal, close_at, inject_at, reset_at
+from tests.fakes.faults import Fault
+
+KINDS = ("vllm", "llamacpp", "ollama", "mlx_server", "sglang")
+# What happens to the first attempts, one after the other.
+FAILURES: dict[str, Callable[[], list[Fault | Refusal]]] = {
+    "reset before the first token": lambda: [reset_at(0)],
+    "close before the first token": lambda: [close_at(0)],
+    "500": lambda: [Refusal(500, b"boom")],
+    "503": lambda: [Refusal(503, b"busy")],
+    "500 twice": lambda: [Refusal(500, b"boom"), Refusal(500, b"boom")],
+    "reset at token 5": lambda: [reset_at(5)],
+    "garbage at token 5": lambda: [inject_at(5, b"data: {garbage\n\n")],
+    "reset at token 5, then 503": lambda: [reset_at(5), Refusal(503, b"loading")],
+    "reset at token 5 three times": lambda: [reset_at(5), reset_at(5), reset_at(5)],
+}
+SETTINGS = {"allowed_fails": 100_000, "cooldown_time": 0.01}
+HI = [{"role": "user", "content": "Hi"}]
+
+
+def config(*deployments: str, num_retries: int = 2, timeout: float = 60, **sections: Any) -> dict[str, Any]:
+    found = config_of(*deployments, router_settings={**SETTINGS, "num_retries": num_retries}, **sections)
+    for entry in found["model_list"]:
+        entry["litellm_params"] |= {"timeout": timeout}
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_a_failure_that_passes_reaches_no_client(kind: str, stream: bool) -> None:
+    async with staged("", [kind], config) as (play, running):
+        for script in SCRIPTS.values():
+            play.script = script
+            whole = await running.chat(stream=stream, tools=[TOOL])
+            # All at once: each of them pauses.
+            answers = []
+            for failures in FAILURES.values():
+                play.failures = failures()
+                answers.append(await running.chat(stream=stream, tools=[TOOL]))
+                assert play.failures == []
+            for name, answer in zip(FAILURES, answers, strict=True):
+                assert answer.status == 200, (name, answer.raw)
+                assert essence(answer) == essence(whole), name
+                assert message_of(answer).note["failovers"] == len(FAILURES[name]())
+
+
+PATHS: dict[str, tuple[str, dict[str, Any]]] = {
+    "responses": ("/v1/responses", {"input": "Hi"}),
+    "messages": ("/v1/messages", {"messages": HI, "max_tokens": 500}),
+    "completions": ("/v1/completions", {"prompt": "<|start|>user<|message|>Hi<|end|><|start|>assistant", "max_tokens": 500}),
+}
+
+
+def texts(value: Any) -> str:
+    """Every `text`, and every `delta` that is one, in order."""
+    if isinstance(value, list):
+        return "".join(map(texts, value))
+    if not isinstance(value, dict):
+        return ""
+    own = [value[name] for name in ("text", "delta") if isinstance(value.get(name), str)]
+    return "".join(own) + "".join(map(texts, value.values()))
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_on_every_surface(path: str, stream: bool) -> None:
+    where, fields = PATHS[path]
+    body = json.dumps({"model": "gpt-oss", "stream": stream, **fields}).encode()
+    async with staged(SCRIPTS["thoughts and text"], ["vllm"], config, unisono={"raw_completions": True}) as (play, here):
+        for failures in FAILURES.values():
+            play.failures = failures()
+            answer = await here.post(where, body)
+            assert answer.status == 200, answer.raw
+            assert "and “quoted”, to the end." in texts(answer.events if stream else answer.body)
+            assert "error" not in {event.get("type") for event in answer.events}
+            assert play.failures == []
+
+
+async def test_retry_after_is_honoured_within_the_total_time() -> None:
+    async with staged(SCRIPTS["thoughts and text"], ["vllm"], config, timeout=5.0) as (play, running):
+        loop = asyncio.get_running_loop()
+        play.failures = [Refusal(503, b"busy", headers={"Retry-After": "2"})]
+        began = loop.time()
+        assert (await running.chat()).status == 200
+        assert loop.time() - began >= 2.0
+        # It would be over by then, so the client is told at once.
+        play.failures = [Refusal(503, b"busy", headers={"Retry-After": "9"})]
+        began = loop.time()
+        answer = await running.chat()
+        assert (answer.status, answer.headers["retry-after"]) == (503, "9")
+        assert loop.time() - began < 2.0
+
+
+ONCE: dict[str, tuple[int, Refusal]] = {
+    "a wrong request": (400, Refusal(400, b'{"error": {"message": "top_k: too odd"}}')),
+    "refused credentials": (503, Refusal(401, b"no")),
+    "an unknown model": (502, Refusal(404, b"no")),
+}
+
+
+@pytest.mark.parametrize("case", ONCE)
+async def test_what_would_fail_again_is_asked_once(case: str) -> None:
+    status, refusal = ONCE[case]
+    async with staged(SCRIPTS["thoughts and text"], ["vllm"], config) as (play, running):
+        play.asked.clear()
+        play.failures = [refusal]
+        assert (await running.chat()).status == status
+        assert play.asked == ["vllm"]
+
+
+async def test_retries_are_as_many_as_are_configured() -> None:
+    for num_retries in (0, 1, 2):
+        async with staged(SCRIPTS["thoughts and text"], ["vllm"], config, num_retries=num_retries) as (play, running):
+            play.asked.clear()
+            play.failures = [Refusal(500, b"boom")] * 9
+            answer = await running.chat()
+            assert (answer.status, answer.body["error"]["code"]) == (502, "backend_error")
+            assert len(play.asked) == 1 + num_retries
+
+
+async def test_a_client_that_leaves_in_the_pause_frees_everything_at_once() -> None:
+    def one_at_a_time(*deployments: str) -> dict[str, Any]:
+        found = config(*deployments)
+        found["model_list"][0]["litellm_params"]["max_parallel_requests"] = 1
+        return found
+
+    async with staged(SCRIPTS["thoughts and text"], ["vllm"], one_at_a_time) as (play, running):
+        play.asked.clear()
+        play.failures = [Refusal(503, b"busy", headers={"Retry-After": "30"})]
+        asking = asyncio.create_task(running.chat())
+        async with asyncio.timeout(20):
+            while not play.asked:
+                await asyncio.sleep(0.01)
+            # Its place is somebody else's while it pauses.
+            assert (await running.chat()).status == 200
+            assert not asking.done()
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            assert (await running.chat()).status == 200
+        # And it is not asked for again.
+        assert len(play.asked) == 3
