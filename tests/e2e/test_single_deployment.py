@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.gateway import Gateway, config_of, message_of
+from tests.e2e.gateway import config_of, message_of
 from tests.e2e.playing import staged
 from tests.e2e.test_failover import SCRIPTS, TOOL, essence
 from tests.fakes import Refusal, close_at, inject_at, reset_at
@@ -58,10 +58,11 @@ async def test_a_failure_that_passes_reaches_no_client(kind: str, stream: bool) 
                 assert message_of(answer).note["failovers"] == len(FAILURES[name]())
 
 
+PROMPT = "<|start|>user<|message|>Hi<|end|><|start|>assistant"
 PATHS: dict[str, tuple[str, dict[str, Any]]] = {
     "responses": ("/v1/responses", {"input": "Hi"}),
     "messages": ("/v1/messages", {"messages": HI, "max_tokens": 500}),
-    "completions": ("/v1/completions", {"prompt": "<|start|>user<|message|>Hi<|end|><|start|>assistant", "max_tokens": 500}),
+    "completions": ("/v1/completions", {"prompt": PROMPT, "max_tokens": 500}),
 }
 
 
@@ -80,7 +81,8 @@ def texts(value: Any) -> str:
 async def test_on_every_surface(path: str, stream: bool) -> None:
     where, fields = PATHS[path]
     body = json.dumps({"model": "gpt-oss", "stream": stream, **fields}).encode()
-    async with staged(SCRIPTS["thoughts and text"], ["vllm"], config, unisono={"raw_completions": True}) as (play, here):
+    unisono = {"raw_completions": True}
+    async with staged(SCRIPTS["thoughts and text"], ["vllm"], config, unisono=unisono) as (play, here):
         for failures in FAILURES.values():
             play.failures = failures()
             answer = await here.post(where, body)
