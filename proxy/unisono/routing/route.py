@@ -16,7 +16,14 @@ from typing import Final, Self
 from unisono.core.generation import Capabilities
 from unisono.core.ports import Deployment
 from unisono.core.routes import Ask, Demand, Try
-from unisono.errors import BackendError, BackendOverloaded, BackendUnavailable, ContextTooLong, UnisonoError
+from unisono.errors import (
+    BackendError,
+    BackendOverloaded,
+    BackendUnavailable,
+    ContextTooLong,
+    Symptom,
+    UnisonoError,
+)
 from unisono.routing.deployment import Hold, LiveDeployment
 from unisono.routing.group import Group
 from unisono.routing.health import Failure, kind_of
@@ -47,9 +54,9 @@ class HeldPlace:
         return self._live
 
     def failed(self, error: UnisonoError) -> None:
-        if kind_of(error) is Failure.UNREACHABLE:
+        if kind_of(error) is Failure.UNREACHABLE and not _may_live(error):
             self._group.forget(self._live)
-        self._live.failed(error)
+        self._live.failed(error, self._route.identity)
         self._route.fell(self._group, self._live, error)
 
     def began(self) -> None:
@@ -101,6 +108,11 @@ class GroupRoute:
     @property
     def tries(self) -> Sequence[Try]:
         return self._tries
+
+    @property
+    def identity(self) -> str:
+        """Who is asking, for failures to be blamed on."""
+        return self._ask.identity()
 
     @property
     def elsewhere(self) -> bool:
@@ -248,3 +260,8 @@ class GroupRoute:
 
     def _now(self) -> float:
         return self._group.now()
+
+
+def _may_live(error: UnisonoError) -> bool:
+    """Whether a request was dropped by a server that may be the same process as before, which a probe will tell."""
+    return isinstance(error, BackendError) and error.symptom is Symptom.DISCONNECTED
