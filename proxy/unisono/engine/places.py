@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import ExitStack
+from functools import partial
 
 from unisono.core.deadline import Deadline
 from unisono.core.generation import Timeouts
 from unisono.core.routes import Ask, Demand, Place, Pool
 from unisono.core.tracing import Trace, step_span, try_span
 from unisono.core.watching import Waited
+from unisono.engine.identity import identity_of
 from unisono.engine.turn import Report, Turn
 from unisono.errors import BackendTimeout, UnisonoError
 
@@ -25,7 +27,8 @@ class Places:
         self._turn = turn
         self._report = report
         owner = turn.caller.key if turn.caller is not None and turn.caller.key else turn.tenant
-        self._route = pool.route(Ask(turn.model, owner, turn.sticky, passing=passing))
+        ask = Ask(turn.model, owner, turn.sticky, passing=passing, identity=partial(identity_of, turn))
+        self._route = pool.route(ask)
         self._before = tuple(report.tries)
         self._deadline = Deadline(self._now())
         self._place: Place | None = None
