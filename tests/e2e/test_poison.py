@@ -104,6 +104,12 @@ class Model:
         return POISON in prompt
 
 
+def serve(fake: Any, model: Model) -> None:
+    fake.script = model
+    # What a server says of its load is a moment old: requests move by that too.
+    fake.pages = {}
+
+
 def config(kind: Kind, *fakes: Any, patience_s: float = 10.0, **settings: Any) -> dict[str, Any]:
     made = config_of(*(f"{kind.name}@{fake.url}" for fake in fakes), router_settings={"num_retries": 1}, **settings)
     for entry in made["model_list"]:
@@ -153,7 +159,8 @@ async def test_what_one_key_asks_takes_no_backend_from_its_neighbours(kind: str,
     poison = POISONS[name]
     made = KINDS[kind]
     async with made.fake() as one, made.fake() as other:
-        one.script, other.script = Model(made, poison), Model(made, poison)
+        for fake in (one, other):
+            serve(fake, Model(made, poison))
         async with keyed(config(made, one, other, patience_s=poison.patience_s), tmp_path) as (running, ring):
             neighbour, hostile = [Client(running, (await ring.issue())[1]) for _ in range(2)]
             await hold_out(running, neighbour, hostile, poison, one, other)
@@ -197,7 +204,8 @@ def check_validated(answer: Answer) -> None:
 async def test_without_keys_a_request_that_is_repeated_takes_no_backend_from_others(name: str) -> None:
     poison, made = POISONS[name], KINDS["vllm"]
     async with made.fake() as one, made.fake() as other:
-        one.script, other.script = Model(made, poison), Model(made, poison)
+        for fake in (one, other):
+            serve(fake, Model(made, poison))
         async with gateway(config(made, one, other, patience_s=poison.patience_s)) as running:
             await hold_out(running, Client(running), Client(running), poison, one, other)
 
