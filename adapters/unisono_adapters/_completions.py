@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from unisono.core.generation import ENDOFTEXT, STOP_TOKENS, Chunk, FinishReason, Form, Generation
-from unisono.errors import BackendError, BackendProtocolError, BackendUnavailable
+from unisono.errors import BackendError, BackendProtocolError, BackendUnavailable, Symptom
 from unisono_adapters._constraints import bias
 from unisono_adapters._events import count, decoded, generate, text_of, token_ids
 from unisono_adapters._failures import Failures, IdsMissing, is_error
@@ -129,7 +129,7 @@ class CompletionFold:
         if meaning is None:
             raise BackendProtocolError("the backend ended for a reason nobody knows")
         if not isinstance(meaning, FinishReason):
-            raise meaning("the backend gave up in the middle of its answer")
+            raise meaning("the backend gave up in the middle of its answer", symptom=Symptom.SERVER_ERROR)
         self._finish = meaning
         if type(stop_reason) is int and stop_reason in (*STOP_TOKENS, ENDOFTEXT):
             self._stop_reason = stop_reason

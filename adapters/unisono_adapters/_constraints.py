@@ -31,8 +31,8 @@ from unisono.errors import (
     BackendOverloaded,
     BackendRejected,
     BackendTimeout,
-    BackendUnavailable,
     ConstraintRefused,
+    Symptom,
 )
 
 FORBIDDEN = (CONSTRAIN, CHANNEL, START, END, MESSAGE, ENDOFTEXT)
@@ -42,12 +42,6 @@ NEVER = -100.0
 
 ANY_OBJECT: Mapping[str, object] = {"type": "object"}
 """AnyJson, for engines that have no word of its own for it."""
-
-_ABOUT_GRAMMARS = re.compile(
-    r"grammar|json.?schema|structured.?output|guided|regex|ebnf|gbnf|(?:invalid|unsupported) format|sampler",
-    re.IGNORECASE,
-)
-"""Words of engines that fail, rather than refuse, when they cannot compile what they were given."""
 
 _IN_A_REGEX = re.compile(r"([\\.^$*+?()\[\]{}|])")
 _ESCAPED = r"\\\1"
@@ -98,15 +92,19 @@ def refused_kind(constraint: Constraint) -> ConstraintRefused:
 
 
 def refusal(job: Generation, error: BackendError) -> BackendError:
-    """What `error`, which came before the first token, means for `job`.
-
-    A rejected request is blamed on its constraint: should something else have been wrong with it, then asking again
-    without one shows that.
-    """
-    if job.constraint is None or isinstance(error, BackendUnavailable | BackendOverloaded | BackendTimeout):
+    """What `error`, which came before the first token, means for `job`."""
+    if job.constraint is None or not _may_be_the_constraint(error):
         return error
-    if not isinstance(error, BackendRejected) and not _ABOUT_GRAMMARS.search(str(error.__cause__ or "")):
-        return error
-    refused = ConstraintRefused(f"{error.message} (it was constrained to a {job.constraint.kind})")
+    refused = ConstraintRefused(
+        f"{error.message} (it was constrained to a {job.constraint.kind})", symptom=error.symptom
+    )
     refused.__cause__ = error.__cause__
     return refused
+
+
+def _may_be_the_constraint(error: BackendError) -> bool:
+    # Engines fail in many ways when they cannot compile what they were given: with a 400, a 500, or by dying. If
+    # something else was wrong, the same request without the constraint shows that.
+    if isinstance(error, BackendOverloaded | BackendTimeout):
+        return False
+    return isinstance(error, BackendRejected) or error.symptom in (Symptom.SERVER_ERROR, Symptom.DISCONNECTED)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import orjson
 
 from unisono.core.generation import VOCABULARY, Chunk, Generation
-from unisono.errors import BackendError, BackendProtocolError
+from unisono.errors import BackendError, BackendProtocolError, Symptom
 from unisono_adapters._constraints import refusal
 from unisono_adapters._framing import SSE, Framing
 from unisono_adapters._http import Wire
@@ -47,7 +47,7 @@ async def generate(
         while not fold.done:
             events = await answer.read()
             if events is None:
-                raise BackendProtocolError("the backend's stream ended without an end")
+                raise BackendProtocolError("the backend's stream ended without an end", symptom=Symptom.DISCONNECTED)
             chunk = fold.feed(events)
             del events
             if chunk is not None:

@@ -25,6 +25,7 @@ from unisono.errors import (
     BackendTimeout,
     BackendUnavailable,
     ContextTooLong,
+    Symptom,
 )
 from unisono_adapters._ndjson import EventTooLong
 
@@ -61,17 +62,29 @@ _TOO_LONG = re.compile(
     re.IGNORECASE,
 )
 
-FAULTS: tuple[tuple[type[BaseException], type[BackendError], str], ...] = (
-    (aiohttp.ConnectionTimeoutError, BackendTimeout, "the backend did not accept the connection in time"),
-    (aiohttp.ClientConnectorError, BackendUnavailable, "the backend cannot be reached"),
-    (aiohttp.ServerDisconnectedError, BackendUnavailable, "the backend closed the connection before it answered"),
-    (aiohttp.ClientPayloadError, BackendProtocolError, "the backend's answer broke off"),
-    (aiohttp.ClientResponseError, BackendProtocolError, "the backend's answer is not HTTP"),
-    (EventTooLong, BackendProtocolError, "the backend sent an event of more than 10 MB"),
-    (aiohttp.ClientError, BackendUnavailable, "the connection to the backend broke"),
-    (TimeoutError, BackendTimeout, "the backend took too long"),
-    (OSError, BackendUnavailable, "the connection to the backend broke"),
-    (RuntimeError, BackendUnavailable, "the connection to the backend broke"),
+_BROKE = "the connection to the backend broke"
+
+FAULTS: tuple[tuple[type[BaseException], type[BackendError], Symptom | None, str], ...] = (
+    (
+        aiohttp.ConnectionTimeoutError,
+        BackendTimeout,
+        Symptom.NO_CONNECTION,
+        "the backend did not accept the connection in time",
+    ),
+    (aiohttp.ClientConnectorError, BackendUnavailable, Symptom.NO_CONNECTION, "the backend cannot be reached"),
+    (
+        aiohttp.ServerDisconnectedError,
+        BackendUnavailable,
+        Symptom.DISCONNECTED,
+        "the backend closed the connection before it answered",
+    ),
+    (aiohttp.ClientPayloadError, BackendProtocolError, Symptom.DISCONNECTED, "the backend's answer broke off"),
+    (aiohttp.ClientResponseError, BackendProtocolError, None, "the backend's answer is not HTTP"),
+    (EventTooLong, BackendProtocolError, None, "the backend sent an event of more than 10 MB"),
+    (aiohttp.ClientError, BackendUnavailable, Symptom.DISCONNECTED, _BROKE),
+    (TimeoutError, BackendTimeout, None, "the backend took too long"),
+    (OSError, BackendUnavailable, Symptom.DISCONNECTED, _BROKE),
+    (RuntimeError, BackendUnavailable, Symptom.DISCONNECTED, _BROKE),
 )
 """What an exception of the client library means; the first row that fits."""
 
@@ -90,9 +103,9 @@ class UpstreamSaid(Exception):
 
 def fault(error: BaseException) -> BackendError:
     """The error to raise for one the client library raised."""
-    for kind, meaning, message in FAULTS:
+    for kind, meaning, symptom, message in FAULTS:
         if isinstance(error, kind):
-            return meaning(message)
+            return meaning(message, symptom=symptom)
     return BackendError("the backend failed")
 
 
@@ -119,7 +132,11 @@ class Failures:
             kind, message = self._statuses.get(status) or _unlisted(status)
             if kind is BackendRejected:
                 message += detail
-            failure = kind(message, retry_after_s=retry_after(headers) if kind is BackendOverloaded else None)
+            failure = kind(
+                message,
+                retry_after_s=retry_after(headers) if kind is BackendOverloaded else None,
+                symptom=Symptom.SERVER_ERROR if status >= 500 else None,
+            )
             failure.permanent = status < 500 and status not in TRANSIENT
         failure.__cause__ = UpstreamSaid(f"HTTP {status}{detail}")
         return failure
@@ -130,7 +147,7 @@ class Failures:
         code = error.get("code") if isinstance(error, dict) else data.get("code", data.get("status"))
         if isinstance(code, int) and 400 <= code < 600:
             return self.refusal(code, data)
-        failure = BackendProtocolError("the backend reported an error in its answer")
+        failure = BackendProtocolError("the backend reported an error in its answer", symptom=Symptom.SERVER_ERROR)
         failure.__cause__ = UpstreamSaid(self._said(data)[1])
         return failure
 

@@ -31,8 +31,10 @@ from unisono.errors import (
     ConfigError,
     ConstraintRefused,
     ContextTooLong,
+    Symptom,
     UnisonoError,
 )
+from unisono_adapters._constraints import refusal
 from unisono_adapters._examine import Subject, examine
 from unisono_adapters._load import LOAD_S
 from unisono_adapters.mlx_jobs import Limits
@@ -62,7 +64,6 @@ _REFUSALS: Mapping[Reason, type[UnisonoError]] = {
     "rejected": BackendRejected,
     "constraint": ConstraintRefused,
     "overloaded": BackendOverloaded,
-    "failed": BackendError,
 }
 
 
@@ -127,7 +128,10 @@ class MlxLocalBackend:
         try:
             while True:
                 await _wait(engine, inbox, job.timeouts, asked_at, begun=prompt_tokens is None)
-                chunk = _take(engine, inbox, prompt_tokens)
+                try:
+                    chunk = _take(engine, inbox, prompt_tokens)
+                except BackendError as error:
+                    raise (error if prompt_tokens is None else refusal(job, error)) from error.__cause__
                 yield chunk
                 if chunk.finish is not None:
                     return
@@ -234,8 +238,10 @@ def _take(engine: Engine, inbox: Inbox, prompt_tokens: int | None) -> Chunk:
     inbox.arrived.clear()
     if not inbox.tokens:
         if inbox.refused is not None:
+            if inbox.refused.reason == "failed":
+                raise BackendError(inbox.refused.message, symptom=Symptom.SERVER_ERROR)
             raise _REFUSALS[inbox.refused.reason](inbox.refused.message)
-        raise BackendUnavailable(engine.lost or "the engine process gave no answer")
+        raise BackendUnavailable(engine.lost or "the engine process gave no answer", symptom=Symptom.DISCONNECTED)
     tokens = inbox.tokens[:_MOST_AT_ONCE].tolist()
     del inbox.tokens[:_MOST_AT_ONCE]
     if inbox.tokens or inbox.refused is not None or engine.lost is not None:

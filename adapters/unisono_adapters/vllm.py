@@ -28,7 +28,7 @@ from unisono.core.generation import (
 )
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Probe
-from unisono.errors import ConfigError, ConstraintRefused
+from unisono.errors import ConfigError, ConstraintRefused, Symptom
 from unisono_adapters import _completions
 from unisono_adapters._constraints import schema_of
 from unisono_adapters._examine import Subject
@@ -99,9 +99,10 @@ class VllmBackend:
                 async with aclosing(answer) as chunks:
                     async for chunk in chunks:
                         yield chunk
-            except ConstraintRefused:
+            except ConstraintRefused as error:
                 # Not every grammar engine that vLLM can be started with knows tags; it comes before the first chunk.
-                if not ways:
+                # A server that may have died of the grammar is not asked for the same one again.
+                if not ways or error.symptom is Symptom.DISCONNECTED:
                     raise
             else:
                 return

@@ -211,6 +211,7 @@ def done_of(began: Began, report: Report, seen: Seen, outcome: Outcome, error: s
         waits=facts.waits,
         steps=facts.steps,
         tools=facts.tools,
+        refused_constraints=facts.refused_constraints,
         tries=report.tries,
         backend=report.backend,
         failovers=report.failovers,

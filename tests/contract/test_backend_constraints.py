@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.contract.kinds import JOB, KINDS, ON_A_WIRE, Kind, collect, collect_until_failure
-from tests.fakes import Refusal, constraints
+from tests.fakes import Refusal, close_at, constraints, reset_at
 from tests.fakes.constraints import Held
 from unisono.core.generation import (
     CONSTRAINT_KINDS,
@@ -21,7 +22,16 @@ from unisono.core.generation import (
     OneOf,
     Sampling,
 )
-from unisono.errors import BackendError, BackendOverloaded, ConstraintRefused, ContextTooLong
+from unisono.errors import (
+    BackendError,
+    BackendOverloaded,
+    BackendProtocolError,
+    BackendTimeout,
+    BackendUnavailable,
+    ConstraintRefused,
+    ContextTooLong,
+    Symptom,
+)
 
 SCHEMA = {
     "type": "object",
@@ -121,25 +131,65 @@ async def test_a_schema_the_server_cannot_compile_is_a_refusal_of_the_constraint
         assert KINDS[name].delivered(await collect(backend)) == KINDS[name].answer
 
 
-FAILURES: dict[str, tuple[Refusal, type[Exception]]] = {
-    "busy": (Refusal(503, b'{"error": "grammar queue full"}'), BackendOverloaded),
-    "too long": (Refusal(400, b'{"error": {"message": "maximum context length is 4096"}}'), ContextTooLong),
-    "something inside": (Refusal(500, b'{"error": "CUDA error"}'), BackendError),
-    "the grammar, inside": (Refusal(500, b'{"error": "xgrammar: assertion failed"}'), ConstraintRefused),
-    "the request": (Refusal(400, b'{"error": "no"}'), ConstraintRefused),
+FAILURES: dict[str, tuple[Refusal, type[Exception], Symptom | None]] = {
+    "busy": (Refusal(503, b'{"error": "grammar queue full"}'), BackendOverloaded, Symptom.SERVER_ERROR),
+    "too slow": (Refusal(504, b'{"error": "upstream timed out"}'), BackendTimeout, Symptom.SERVER_ERROR),
+    "too long": (Refusal(400, b'{"error": {"message": "maximum context length is 4096"}}'), ContextTooLong, None),
+    "a wrong key": (Refusal(401, b'{"error": "no"}'), BackendUnavailable, None),
+    "a wrong model": (Refusal(404, b'{"error": "no such model"}'), BackendError, None),
+    "something inside": (Refusal(500, b'{"error": "CUDA error"}'), ConstraintRefused, Symptom.SERVER_ERROR),
+    "the grammar, inside": (Refusal(500, b'{"error": "xgrammar: failed"}'), ConstraintRefused, Symptom.SERVER_ERROR),
+    "inside, in 200": (Refusal(200, b'{"error": {"message": "x"}}'), ConstraintRefused, Symptom.SERVER_ERROR),
+    "the request": (Refusal(400, b'{"error": "no"}'), ConstraintRefused, None),
 }
 
 
-@pytest.mark.parametrize(("refusal", "raised"), FAILURES.values(), ids=FAILURES)
+@pytest.mark.parametrize(("refusal", "raised", "symptom"), FAILURES.values(), ids=FAILURES)
 @pytest.mark.parametrize("name", KEEPS)
-async def test_only_what_may_be_about_the_constraint_is_blamed_on_it(
-    name: str, refusal: Refusal, raised: type[Exception], tmp_path: Path
+async def test_a_failure_before_the_first_token_is_blamed_on_the_constraint_unless_it_cannot_be(
+    name: str, refusal: Refusal, raised: type[Exception], symptom: Symptom | None, tmp_path: Path
 ) -> None:
     async with KINDS[name].serve(tmp_path, script=lambda asked: refusal) as (backend, _):
         _, constrained = await collect_until_failure(backend, replace(JOB, constraint=AnyJson()))
         _, free = await collect_until_failure(backend)
     assert type(constrained) is raised
+    assert getattr(constrained, "symptom", None) is symptom
     assert not isinstance(free, ConstraintRefused)
+
+
+@pytest.mark.parametrize("fault", [reset_at(0), close_at(0)], ids=["RST", "FIN"])
+@pytest.mark.parametrize("name", KEEPS)
+async def test_a_connection_that_breaks_before_the_first_token_is_blamed_on_the_constraint(
+    name: str, fault: Any, tmp_path: Path
+) -> None:
+    async with KINDS[name].serve(tmp_path, faults=(fault,)) as (backend, fake):
+        _, constrained = await collect_until_failure(backend, replace(JOB, constraint=JsonSchema(SCHEMA)))
+        # What may have killed a server is not sent to it again.
+        assert len(fake.requests) == 1
+        _, free = await collect_until_failure(backend)
+    assert type(constrained) is ConstraintRefused
+    assert constrained.symptom is Symptom.DISCONNECTED
+    assert not isinstance(free, ConstraintRefused)
+
+
+@pytest.mark.parametrize("name", KEEPS)
+async def test_a_connection_that_breaks_later_is_not_blamed_on_the_constraint(name: str, tmp_path: Path) -> None:
+    async with KINDS[name].serve(tmp_path, per_chunk=1, delay_s=0.005, faults=(reset_at(3),)) as (backend, _):
+        chunks, error = await collect_until_failure(backend, replace(JOB, constraint=AnyJson()))
+    assert chunks
+    assert type(error) is BackendProtocolError
+    assert error.symptom is Symptom.DISCONNECTED
+
+
+@pytest.mark.parametrize("name", KEEPS)
+async def test_a_connection_that_is_not_made_is_not_blamed_on_the_constraint(name: str) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        backend = KINDS[name].at(f"http://127.0.0.1:{free.getsockname()[1]}")
+        _, error = await collect_until_failure(backend, replace(JOB, constraint=AnyJson()))
+        await backend.aclose()
+    assert type(error) is BackendUnavailable
+    assert error.symptom is Symptom.NO_CONNECTION
 
 
 async def test_a_vllm_whose_grammars_know_no_tags_is_asked_in_the_plain_way(tmp_path: Path) -> None:

@@ -13,9 +13,11 @@ import pytest
 
 from tests.contract.dialects import Broken, Dialect
 from tests.contract.kinds import (
+    JOB,
     KEY,
     KINDS,
     ON_A_WIRE,
+    Deaf,
     Kind,
     closing,
     collect,
@@ -34,13 +36,16 @@ from tests.fakes import (
     vllm_context_error,
     without_done,
 )
+from unisono.core.generation import Timeouts
 from unisono.errors import (
     BackendError,
     BackendOverloaded,
     BackendProtocolError,
     BackendRejected,
+    BackendTimeout,
     BackendUnavailable,
     ContextTooLong,
+    Symptom,
 )
 
 # Failures
@@ -169,8 +174,9 @@ async def test_a_closed_port_is_unavailable(wired: Kind) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     backend = point(wired, f"http://127.0.0.1:{port}")
-    with pytest.raises(BackendUnavailable):
+    with pytest.raises(BackendUnavailable) as caught:
         await collect(backend)
+    assert caught.value.symptom is Symptom.NO_CONNECTION
     with pytest.raises(BackendUnavailable):
         await backend.probe()
     await backend.aclose()
@@ -178,9 +184,34 @@ async def test_a_closed_port_is_unavailable(wired: Kind) -> None:
 
 async def test_an_unknown_host_is_unavailable(wired: Kind) -> None:
     backend = point(wired, "http://no-such-host.invalid:1")
-    with pytest.raises(BackendUnavailable):
+    with pytest.raises(BackendUnavailable) as caught:
         await collect(backend)
+    assert caught.value.symptom is Symptom.NO_CONNECTION
     await backend.aclose()
+
+
+async def test_a_connection_that_is_not_accepted_in_time_is_a_timeout(wired: Kind) -> None:
+    with Deaf() as address:
+        backend = point(wired, address)
+        _, error = await collect_until_failure(backend, replace(JOB, timeouts=Timeouts(connect_s=0.1)))
+        await backend.aclose()
+    assert type(error) is BackendTimeout
+    assert error.symptom is Symptom.NO_CONNECTION
+
+
+BREAKS = {"FIN at once": closing(), "RST at once": [Reset()]}
+
+
+@pytest.mark.parametrize("steps", BREAKS.values(), ids=BREAKS)
+async def test_a_connection_that_breaks_behind_the_request_is_told_from_one_that_was_not_made(
+    wired: Kind, steps: list[Any]
+) -> None:
+    async with WireServer(lambda seen: steps) as server:
+        backend = point(wired, server)
+        _, error = await collect_until_failure(backend)
+        await backend.aclose()
+    assert isinstance(error, BackendError)
+    assert error.symptom is Symptom.DISCONNECTED
 
 
 async def test_overload_says_when_to_come_back(wired: Kind, tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ async def test_a_context_that_is_configured_is_a_context_that_is_known() -> None
 
 
 async def test_what_a_check_found_is_logged_once_with_its_remedy(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "unisono.routing.deployment")
+    caplog.set_level(logging.INFO, "unisono.routing")
     deployment = LiveDeployment("a", Script([Probe(IDS, (WRONG, HIDDEN))]))
     for _ in range(3):
         with pytest.raises(BackendUnfit):

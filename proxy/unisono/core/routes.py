@@ -6,7 +6,7 @@ is likely to hold the prompt already. A place that failed is told so, and the ne
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
@@ -21,12 +21,14 @@ class Ask:
     """What a route is asked for with. Requests of one `owner` wait for each other, and no other owner waits for all of
     them. Those of one `sticky` value go to one deployment while it is well and no busier than others, so that its
     prefix cache is of use; empty for any. `passing` asks for deployments that answer in OpenAI's own API, and for no
-    others; without it for those that speak Harmony."""
+    others; without it for those that speak Harmony. `identity` tells whose failures its failures count as, empty for
+    nobody's; it is called when there is one."""
 
     model: str
     owner: str = ""
     sticky: str = ""
     passing: bool = False
+    identity: Callable[[], str] = field(default=str, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,6 +83,16 @@ class StepDone:
     prompt: Sequence[int] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class RefusedConstraint:
+    """A constraint that a generation on `deployment` had to do without. `reason` is `rejected`, or the symptom of the
+    failure (`server_error`, `disconnected`), or `remembered`: the backend was not asked, since it had failed on that
+    constraint before."""
+
+    deployment: str
+    reason: str
+
+
 class ToolEnd(StrEnum):
     """What came of a hosted call that was made."""
 
@@ -113,6 +123,7 @@ class Facts:
     waits: list[Waited] = field(default_factory=list)
     steps: list[StepDone] = field(default_factory=list)
     tools: list[ToolDone] = field(default_factory=list)
+    refused_constraints: list[RefusedConstraint] = field(default_factory=list)
 
     @property
     def usage(self) -> Usage:
@@ -147,6 +158,7 @@ class Done:
     waits: Sequence[Waited] = ()
     steps: Sequence[StepDone] = ()
     tools: Sequence[ToolDone] = ()
+    refused_constraints: Sequence[RefusedConstraint] = ()
     tries: Sequence[Try] = ()
     backend: str = ""
     failovers: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 from unisono.core.conversation import DeveloperMessage
@@ -14,6 +14,7 @@ from unisono.engine.counted import Prepared
 from unisono.engine.hosted import HostedTools, Offer
 from unisono.engine.loop import ToolLoop
 from unisono.engine.memory import TurnMemory
+from unisono.engine.refused_constraints import RefusedConstraints
 from unisono.engine.turn import ForbiddenTools, Hosting, Report, Turn
 from unisono.engine.wishes import Violation
 from unisono.errors import UnsupportedValue
@@ -37,6 +38,7 @@ class Means:
     tools: ToolHost | None = None
     violation: Violation | None = None
     log_left_out: LeftOutLog | None = None
+    refused_constraints: RefusedConstraints = field(default_factory=RefusedConstraints)
 
     async def prepared(self, turn: Turn, hosted: HostedTools | None) -> Prepared:
         conversation = self.memory.recall(turn.tenant, turn.conversation, dated=turn.dated)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from math import inf
 
 from unisono.core.deadline import Deadline
@@ -16,6 +17,7 @@ from unisono.core.routes import Ask, Demand, Place, Pool
 from unisono.core.tracing import Trace, step_span, try_span
 from unisono.core.watching import Waited
 from unisono.engine.failover import Action, AttemptError, Options, Progress, decide, failure_kind
+from unisono.engine.identity import identity_of
 from unisono.engine.turn import Report, Turn
 from unisono.errors import BackendTimeout, UnisonoError
 
@@ -31,7 +33,8 @@ class Places:
         self._turn = turn
         self._report = report
         owner = turn.caller.key if turn.caller is not None and turn.caller.key else turn.tenant
-        self._route = pool.route(Ask(turn.model, owner, turn.sticky, passing=passing))
+        ask = Ask(turn.model, owner, turn.sticky, passing=passing, identity=partial(identity_of, turn))
+        self._route = pool.route(ask)
         self._before = tuple(report.tries)
         self._deadline = Deadline(self._now())
         self._place: Place | None = None

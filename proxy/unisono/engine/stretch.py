@@ -12,8 +12,9 @@ from functools import partial
 from typing import TypeAlias
 
 from unisono.core.events import Event
-from unisono.core.generation import Capabilities, FinishReason, Form, Generation
+from unisono.core.generation import Capabilities, Constraint, FinishReason, Form, Generation
 from unisono.core.routes import Place
+from unisono.core.watching import RefusedConstraint
 from unisono.engine.asking import Asking
 from unisono.engine.limit import Limit
 from unisono.engine.means import Means
@@ -24,6 +25,7 @@ from unisono.engine.reading import Reading
 from unisono.engine.telling import Telling
 from unisono.engine.turn import Report, Turn
 from unisono.errors import (
+    BackendError,
     BackendProtocolError,
     ConstraintRefused,
     UnisonoError,
@@ -41,8 +43,11 @@ class Stretch(Places):
     def __init__(self, means: Means, turn: Turn, report: Report) -> None:
         super().__init__(means.pool, turn, report)
         self._means = means
+        self._known = means.refused_constraints
         self._refused: dict[str, frozenset[str]] = {}
         """Kinds of constraints that deployments refused in this run."""
+        self._blamed: ConstraintRefused | None = None
+        """Why the constraint was left out, while nothing has shown that the backend generates without it."""
         self._moved = bool(turn.journal)
         """Whether what was said of the step comes from elsewhere."""
         self.shown = False
@@ -79,18 +84,46 @@ class Stretch(Places):
 
     async def _unrefused(self, place: Place, asking: Asking, reading: Reading) -> Generated:
         """A generation, without the constraints that the backend refuses to keep to."""
+        self._blamed = None
         while True:
             try:
                 async with aclosing(await self._generation(place, asking, reading)) as batches:
                     async for batch in batches:
                         yield batch
-            except ConstraintRefused:
+            except ConstraintRefused as error:
                 if reading.constraint is None:
                     raise
-                name = place.deployment.name
-                self._refused[name] = self._refused.get(name, frozenset()) | {reading.constraint.kind}
+                self._blamed = error
+                self._known.refused(*self._at(place), reading.constraint, error.symptom)
+                self._do_without(place, reading.constraint, error.symptom or "rejected")
+            except BackendError as error:
+                wanted = reading.plan.current.constraint
+                if self._blamed is not None and wanted is not None:
+                    self._known.failed_without(*self._at(place), wanted, self._blamed.symptom, error)
+                raise
             else:
                 return
+
+    def _at(self, place: Place) -> tuple[str, str]:
+        """The model and the name of a deployment."""
+        return self._report.served_model or self._turn.model, place.deployment.name
+
+    def _able(self, place: Place, wanted: Constraint | None) -> frozenset[str]:
+        """The kinds of constraints that a backend is to keep to."""
+        able = place.capabilities.constrain - self._refused.get(place.deployment.name, frozenset())
+        if wanted is None or wanted.kind not in able or not self._known.refuses(*self._at(place), wanted):
+            return able
+        self._do_without(place, wanted, "remembered")
+        return able - {wanted.kind}
+
+    def _do_without(self, place: Place, constraint: Constraint, reason: str) -> None:
+        """For the rest of the run. The plan validates what is generated, as for a backend that cannot constrain."""
+        name, kind = place.deployment.name, constraint.kind
+        self._refused[name] = self._refused.get(name, frozenset()) | {kind}
+        self._report.facts.refused_constraints.append(RefusedConstraint(name, reason))
+        note = f"The backend did not generate under the constraint ({kind}). The output was validated afterwards."
+        if note not in self._report.notes:
+            self._report.notes.append(note)
 
     async def _generation(self, place: Place, asking: Asking, reading: Reading) -> Generated:
         capabilities = place.capabilities
@@ -99,7 +132,7 @@ class Stretch(Places):
         rendered = await asking.prompt(reading, capabilities)
         if not reading.begun:
             reading.begin(rendered.opening)
-        able = capabilities.constrain - self._refused.get(place.deployment.name, frozenset())
+        able = self._able(place, reading.plan.current.constraint)
         if self._moved:
             reading.take_up(able)
         said = reading.said
@@ -151,6 +184,9 @@ class Stretch(Places):
                 if waits and (chunk.tokens or chunk.text):
                     waits = False
                     place.began()
+                    self._blamed = None
+                    if job.constraint is not None:
+                        self._known.kept(*self._at(place), job.constraint)
                 if first is not None:
                     first.count(chunk)
                 tokens, finish = await received(chunk, limit, decoder, told)

@@ -111,6 +111,9 @@ class Instruments:
         # -- backends
         backend = ("model", "backend")
         self.generations = counter("backend_requests", "Generations asked of backends.", *backend, "outcome")
+        self.refused_constraints = counter(
+            "constraints_refused", "Generations that went without a schema or grammar.", *backend, "reason"
+        )
         self.backend_first = histogram(
             "backend_time_to_first_token", "From a generation's beginning to its first token.", *backend, bounds=FIRST_S
         )

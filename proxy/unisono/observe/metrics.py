@@ -97,6 +97,8 @@ class Metrics(Observer):
         self._count_recoveries(done, model)
         for step in done.steps:
             self._count_step(step, model)
+        for refused in done.refused_constraints:
+            every.refused_constraints.labels(model, refused.deployment, refused.reason).inc()
         for tool in done.tools:
             server = tool.server if tool.server in self._servers else OTHER
             every.tools.labels(server, tool.outcome.value).inc()

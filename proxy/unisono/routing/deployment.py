@@ -10,17 +10,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from math import inf
 from random import uniform
 from typing import cast
 
 from unisono.core.generation import Capabilities, Load, Timeouts
 from unisono.core.ports import Backend, Endpoint, PassingBackend
-from unisono.core.probe import PASSING, Check, Finding, Probe, Severity
+from unisono.core.probe import PASSING, Probe
 from unisono.core.tasks import cancel_and_wait
 from unisono.errors import BackendTimeout, BackendUnfit, UnisonoError
+from unisono.routing.blame import Suspicion, is_independent
+from unisono.routing.findings import log_findings, unfit, with_context
 from unisono.routing.health import (
     Circuits,
     Failure,
@@ -31,6 +33,7 @@ from unisono.routing.health import (
     kind_of,
     phase_of,
     rests_until,
+    suspected,
 )
 from unisono.routing.policy import ANSWER_WORK, BIAS, Candidate, Rank, Share
 from unisono.routing.rates import rate_of
@@ -53,9 +56,6 @@ UNFIT_AT_MOST_S = 30.0
 """What the pause between probes of an unfit deployment grows to: each of them makes it generate."""
 FOREIGN_PROMPT = 1024
 """What a prompt of somebody else's that the server has not begun is taken for, in tokens."""
-
-LEVELS = {Severity.FATAL: logging.ERROR, Severity.WARNING: logging.WARNING, Severity.NOTE: logging.INFO}
-"""How loudly a failed check is logged."""
 
 log = logging.getLogger(__name__)
 
@@ -124,12 +124,11 @@ class LiveDeployment:
         """When it last got a request."""
         self.well_since = self.failing_since = clock()
         """When it last became what it is, apart from its circuits: known and with a good last probe, or not."""
-        self._doubted = False
-        """Whether a request failed as if it were dead, and it was not probed since."""
+        self._doubted = False  # whether a request failed as if it were dead, and it was not probed since
+        self._suspicion = Suspicion()
         self._gone_since: float | None = None
         """When a probe found that it cannot be reached; None when none did, or when it was well again since."""
-        self._probed_at = 0.0
-        self._used_at = 0.0
+        self._probed_at = self._probing_from = self._used_at = 0.0
         self._unfit = 0
         """Probes in a row that found it unfit."""
         self._idle = 0
@@ -201,26 +200,43 @@ class LiveDeployment:
         # What runs was read, as with the gateway's own.
         one.foreign_requests, one.foreign = others, others * ANSWER_WORK + waiting * FOREIGN_PROMPT
 
-    def failed(self, error: UnisonoError) -> None:
-        """A generation on it ended in `error`."""
+    def failed(self, error: UnisonoError, identity: str = "") -> None:
+        """A generation on it ended in `error`. `identity` tells whose, empty for nobody's: one identity alone never
+        has it rest, unless a probe fails too."""
         kind = kind_of(error)
         if kind is None:
             return
         now = self.clock()
         before = self.phase(now)
-        self.circuits = after_failure(self.circuits, error, now, self.tolerance, uniform(0.9, 1.1))  # noqa: S311
+        if is_independent(error) or (self.passes and before is Phase.HALF_OPEN):
+            identity = ""
+        jitter = uniform(0.9, 1.1)  # noqa: S311
+        self.circuits = after_failure(self.circuits, error, now, self.tolerance, jitter, identity=identity)
         row = self.circuits[kind].failures
         log.warning("backend failed", extra={"backend": self.name, "code": error.code, "kind": kind.value, "row": row})
         self._phased(before, kind, now)
-        if kind in DOUBTFUL:
-            self._doubted = True
-            if self.on_doubt is not None:
-                self.on_doubt()
+        is_suspect = self._suspicion.failed(self.circuits, self.tolerance, now)
+        if is_suspect and self.passes:
+            self._judge(now, fails=not self._suspicion.has_served(self.circuits, self.tolerance))
+        self._doubted = self._doubted or kind in DOUBTFUL
+        if (kind in DOUBTFUL or is_suspect) and self.on_doubt is not None:
+            self.on_doubt()
+
+    def _judge(self, now: float, *, fails: bool) -> None:
+        """It is known whether the suspect fails by itself."""
+        before, suspects, jitter = self.phase(now), suspected(self.circuits, self.tolerance), uniform(0.9, 1.1)  # noqa: S311
+        self.circuits = self._suspicion.judged(self.circuits, self.tolerance, now, fails=fails, jitter=jitter)
+        for kind, caller in suspects.items():
+            if fails:
+                self._phased(before, kind, now)
+            else:
+                log.warning("only one caller's requests fail", extra={"backend": self.name, "caller": caller})
 
     def succeeded(self, begun: float = inf) -> None:
         """It served a request that had `begun` then: proof enough that it is there."""
         now = self.clock()
         self._used_at, self._idle = now, 0
+        self._suspicion.served(begun, now)
         if self.circuits:
             self._forgiven(now, after_success(self.circuits, begun))
         if self.failure is not None and self.known is not None:
@@ -264,13 +280,13 @@ class LiveDeployment:
         too busy to answer about itself may still answer. One that is found unfit is not used until a later probe finds
         it well. Raises the `BackendError` family, BackendUnfit for a fatal finding."""
         if self._probing is None:
-            self._doubted = False
+            self._doubted, self._probing_from = False, self.clock()
             self._probing = asyncio.create_task(self._probe(), name=f"probe {self.name}")
             self._probing.add_done_callback(self._probed)
         # Shielded: a client that leaves must not end the probe others wait for.
         probe = await asyncio.shield(self._probing)
         if probe.fatal:
-            raise _unfit(self.name, probe.fatal)
+            raise unfit(self.name, probe.fatal)
         return probe
 
     def stale(self, now: float) -> bool:
@@ -278,6 +294,8 @@ class LiveDeployment:
         since = now - self._probed_at
         if self._doubted:
             return since >= DOUBTED_EVERY_S
+        if self._suspicion.since is not None:
+            return self._suspicion.is_due(now, self._probed_at)
         phase = self.phase(now)
         if phase is Phase.HALF_OPEN:
             # A probe goes before the first client's request.
@@ -293,7 +311,8 @@ class LiveDeployment:
 
     def urgent(self, now: float) -> bool:
         """Whether it is to be probed as soon and as often as may be: it may have died, or be back."""
-        return self._doubted or (self._gone_since is not None and now - self._gone_since < BACK_SOON_S)
+        is_doubted = self._doubted or self._suspicion.since is not None
+        return is_doubted or (self._gone_since is not None and now - self._gone_since < BACK_SOON_S)
 
     @property
     def _patience(self) -> float:
@@ -307,11 +326,7 @@ class LiveDeployment:
                 found = await self.endpoint.probe()
         except TimeoutError:
             raise BackendTimeout(f"{self.name} did not say in time what it can do.") from None
-        if self.context is None:
-            return found
-        size = min(self.context, found.capabilities.context or self.context)
-        findings = (Finding(Check.CONTEXT, True, f"{size} tokens") if _unsized(f) else f for f in found.findings)
-        return replace(found, capabilities=replace(found.capabilities, context=size), findings=tuple(findings))
+        return with_context(found, self.context)
 
     def _probed(self, task: asyncio.Task[Probe]) -> None:
         self._probing = None
@@ -342,7 +357,7 @@ class LiveDeployment:
                 self.known = None
             if not isinstance(self.failure, BackendUnfit):
                 self.failing_since = self._probed_at
-            self.failure, self._unfit, self._idle = _unfit(self.name, probe.fatal), min(self._unfit + 1, 10), 0
+            self.failure, self._unfit, self._idle = unfit(self.name, probe.fatal), min(self._unfit + 1, 10), 0
             self._tried(BackendTimeout(self.failure.message))
         else:
             self._unfit, self._idle = 0, min(self._idle + 1, 10) if self.known is not None else 0
@@ -354,29 +369,25 @@ class LiveDeployment:
         can = probe.capabilities
         self.candidate.context = can.context
         self.candidate.abilities = can.constrain | {BIAS} if can.logit_bias else can.constrain
-        for finding in probe.findings:
-            # Once, and again only when something else is found.
-            if finding.weight is not None and (before is None or finding not in before.findings):
-                log.log(
-                    LEVELS[finding.weight],
-                    "backend check failed",
-                    extra={"backend": self.name, "check": finding.check.value, "severity": finding.weight.value}
-                    | {"reason": finding.says, "remedy": finding.advises},
-                )
+        log_findings(self.name, probe, before)
 
     def _answered(self) -> None:
         """A probe went well, which counts where it was to tell whether a rest is over: behind the rest, or amid one for
         a deployment that was gone."""
         now = self.clock()
+        if self._suspicion.since is not None and self._probing_from >= self._suspicion.since:
+            self._judge(now, fails=False)
         if self._gone_since is not None or self.phase(now) is Phase.HALF_OPEN:
             self._forgiven(now, after_success(self.circuits, probed=True))
         if self.phase(now) is Phase.CLOSED:
             self._gone_since = None
 
     def _tried(self, error: UnisonoError) -> None:
-        """A probe failed: where it was to tell whether a rest is over, it is not."""
+        """A probe failed: where it was to tell whether a rest is over, it is not, and a suspect fails by itself."""
         now = self.clock()
         kind = kind_of(error)
+        if self._suspicion.since is not None and kind not in (None, Failure.OVERLOADED):
+            self._judge(now, fails=True)
         if kind is not None and self.phase(now) is Phase.HALF_OPEN:
             self.circuits = after_failure(self.circuits, error, now, self.tolerance, uniform(0.9, 1.1))  # noqa: S311
             self._phased(Phase.HALF_OPEN, kind, now)
@@ -384,12 +395,3 @@ class LiveDeployment:
     async def aclose(self) -> None:
         await cancel_and_wait(self._probing)
         await self.endpoint.aclose()
-
-
-def _unsized(finding: Finding) -> bool:
-    """Whether all that was wrong is that nobody knew the context, which the configuration does."""
-    return finding.check is Check.CONTEXT and finding.weight is Severity.WARNING
-
-
-def _unfit(name: str, fatal: Sequence[Finding]) -> BackendUnfit:
-    return BackendUnfit(f"The backend {name} is not fit for use: {', '.join(finding.check for finding in fatal)}.")

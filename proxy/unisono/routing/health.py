@@ -3,6 +3,9 @@
 Each way to fail has a circuit of its own. Failures open it, so many in a row or somewhat more with successes between
 them, and the deployment rests; after that it is half open, and two successes close it. One more failure, and it rests
 twice as long as before. A request that was wrong never counts.
+
+One client cannot open a circuit. Failures that all come from one identity (a key, or a request that is repeated) make
+the deployment a suspect instead, and a probe decides: the circuit opens, or the failures are forgiven.
 """
 
 from __future__ import annotations
@@ -81,8 +84,10 @@ class Tolerance:
 @dataclass(frozen=True, slots=True)
 class Circuit:
     """Of one kind of failure. `failures` counts those in a row; `owed` are the successes that would make up for these
-    and for earlier ones. `rests` counts the rests in a row, `successes` those since the last one began; it rests from
-    `since` until `until` (monotonic seconds)."""
+    and for earlier ones, the first of which came at `since`. `rests` counts the rests in a row, `successes` those since
+    the last one began; it rests from `since` until `until` (monotonic seconds). `blamed` is the identity that all
+    failures come from, since the last rest if there was one: empty before the first, None for several identities and
+    for failures that no request can cause."""
 
     failures: int = 0
     owed: int = 0
@@ -90,6 +95,7 @@ class Circuit:
     since: float = 0.0
     until: float = 0.0
     successes: int = 0
+    blamed: str | None = ""
 
     def phase(self, now: float) -> Phase:
         if not self.rests:
@@ -104,9 +110,16 @@ NEW: Final = Circuit()
 
 
 def after_failure(
-    circuits: Circuits, error: UnisonoError, now: float, tolerance: Tolerance, jitter: float = 1.0
+    circuits: Circuits,
+    error: UnisonoError,
+    now: float,
+    tolerance: Tolerance,
+    jitter: float = 1.0,
+    *,
+    identity: str = "",
 ) -> Circuits:
-    """`jitter` is a factor around 1, so that many gateways do not come back at one moment."""
+    """`jitter` is a factor around 1, so that many gateways do not come back at one moment. `identity` tells who the
+    request came from, empty where that makes no difference to the failure."""
     kind = kind_of(error)
     if kind is None:
         return circuits
@@ -115,7 +128,7 @@ def after_failure(
         return {**circuits, kind: _overloaded(circuit, error.retry_after_s, now, tolerance, jitter)}
     # One that fails in another way than before is not well again either.
     circuits = {
-        other: _rested(tried, now, tolerance, jitter)
+        other: _failed_again(tried, identity, now, tolerance, jitter)
         if other not in (kind, Failure.OVERLOADED) and tried.phase(now) is Phase.HALF_OPEN
         else tried
         for other, tried in circuits.items()
@@ -125,12 +138,43 @@ def after_failure(
             # It began before the rest, which is long enough as it is.
             return circuits
         case Phase.HALF_OPEN:
-            opened = _rested(circuit, now, tolerance, jitter)
+            opened = _failed_again(circuit, identity, now, tolerance, jitter)
         case Phase.CLOSED:
-            opened = replace(circuit, failures=circuit.failures + 1, owed=circuit.owed + FORGIVING)
-            if opened.owed > tolerance.allowed_fails * FORGIVING:
+            opened = replace(
+                circuit,
+                failures=circuit.failures + 1,
+                owed=circuit.owed + FORGIVING,
+                since=circuit.since if circuit.owed else now,
+                blamed=_blamed(circuit, identity),
+            )
+            if opened.blamed is None and _is_due(opened, tolerance):
                 opened = _rested(opened, now, tolerance, jitter)
     return {**circuits, kind: opened}
+
+
+def suspected(circuits: Circuits, tolerance: Tolerance) -> Mapping[Failure, str]:
+    """The kinds of failure that only one identity had, as often as opens a circuit, with that identity: a probe has to
+    tell whether the deployment fails, or what is asked of it."""
+    return {
+        kind: circuit.blamed
+        for kind, circuit in circuits.items()
+        if circuit.blamed and not circuit.rests and _is_due(circuit, tolerance)
+    }
+
+
+def after_confirmation(circuits: Circuits, now: float, tolerance: Tolerance, jitter: float = 1.0) -> Circuits:
+    """A probe failed too: what was suspected opens."""
+    suspects = suspected(circuits, tolerance)
+    return {
+        kind: _rested(circuit, now, tolerance, jitter) if kind in suspects else circuit
+        for kind, circuit in circuits.items()
+    }
+
+
+def after_acquittal(circuits: Circuits, tolerance: Tolerance) -> Circuits:
+    """A probe went well: failures of the identities that were suspected of having caused them are forgotten."""
+    identities = set(suspected(circuits, tolerance).values())
+    return {kind: circuit for kind, circuit in circuits.items() if circuit.rests or circuit.blamed not in identities}
 
 
 def after_success(circuits: Circuits, begun: float = inf, *, probed: bool = False) -> Circuits:
@@ -171,6 +215,22 @@ def rests_for(circuits: Circuits, now: float) -> tuple[Failure, Circuit] | None:
 def rests_until(circuits: Circuits) -> float:
     """When it is half open again, in monotonic seconds; 0 when it is not resting."""
     return max((circuit.until for circuit in circuits.values() if circuit.rests), default=0.0)
+
+
+def _is_due(circuit: Circuit, tolerance: Tolerance) -> bool:
+    return circuit.owed > tolerance.allowed_fails * FORGIVING
+
+
+def _blamed(circuit: Circuit, identity: str) -> str | None:
+    return identity if identity and circuit.blamed in ("", identity) else None
+
+
+def _failed_again(circuit: Circuit, identity: str, now: float, tolerance: Tolerance, jitter: float) -> Circuit:
+    """A half-open circuit rests again, unless its probes can still tell that it is one identity that fails."""
+    blamed = _blamed(circuit, identity)
+    if blamed is None:
+        return _rested(circuit, now, tolerance, jitter)
+    return replace(circuit, successes=0, blamed=blamed)
 
 
 def _rested(circuit: Circuit, now: float, tolerance: Tolerance, jitter: float) -> Circuit:

@@ -24,6 +24,7 @@ from unisono.errors import (
     BackendRejected,
     BackendUnavailable,
     ContextTooLong,
+    Symptom,
     UnisonoError,
 )
 from unisono.routing.deployment import Hold, LiveDeployment
@@ -67,9 +68,9 @@ class HeldPlace:
         return self._live
 
     def failed(self, error: UnisonoError) -> None:
-        if kind_of(error) is Failure.UNREACHABLE:
+        if kind_of(error) is Failure.UNREACHABLE and not _may_live(error):
             self._group.forget(self._live)
-        self._live.failed(error)
+        self._live.failed(error, self._route.identity)
         self._route.fell(self._group, self._live, error)
 
     def began(self) -> None:
@@ -123,6 +124,11 @@ class GroupRoute:
     @property
     def tries(self) -> Sequence[Try]:
         return self._tries
+
+    @property
+    def identity(self) -> str:
+        """Who is asking, for failures to be blamed on."""
+        return self._ask.identity()
 
     @property
     def elsewhere(self) -> bool:
@@ -329,3 +335,8 @@ class GroupRoute:
 
     def _now(self) -> float:
         return self._group.now()
+
+
+def _may_live(error: UnisonoError) -> bool:
+    """Whether a request was dropped by a server that may be the same process as before, which a probe will tell."""
+    return isinstance(error, BackendError) and error.symptom is Symptom.DISCONNECTED

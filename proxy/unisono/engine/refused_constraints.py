@@ -1,0 +1,82 @@
+"""Constraints that backends failed on, remembered by digest, so that one of them does no harm twice.
+
+A constraint that a backend answered with a failure of its own is not sent to that backend again. One that the
+connection broke on is not sent to any backend of the model, since the server may have died of it. Both for an hour.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from hashlib import blake2b
+from time import monotonic
+from typing import Final
+
+from unisono.core.generation import AnyJson, Constraint, JsonSchema, OneOf
+from unisono.errors import BackendError, BackendOverloaded, BackendRejected, BackendTimeout, Symptom
+from unisono.harmony.recent import Recent
+
+REMEMBERED_S: Final = 3600.0
+MAX_REMEMBERED: Final = 4096
+
+_EVERY: Final = ""
+"""Stands for every deployment of a model."""
+
+_Key = tuple[str, str, bytes]
+
+
+class RefusedConstraints:
+    """What is known in this process. Deployments are named by their model and their own name."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._refused_until: Recent[_Key, float] = Recent(MAX_REMEMBERED)
+        self._is_kept: Recent[_Key, bool] = Recent(MAX_REMEMBERED)
+
+    def refuses(self, model: str, deployment: str, constraint: Constraint) -> bool:
+        """Whether a deployment is not to be sent a constraint."""
+        digest, now = _digest(constraint), self._clock()
+        own, every = self._refused_until.get_all([(model, deployment, digest), (model, _EVERY, digest)])
+        if own is not None and own > now:
+            return True
+        return every is not None and every > now and not self._is_kept.get((model, deployment, digest))
+
+    def kept(self, model: str, deployment: str, constraint: Constraint) -> None:
+        """A generation under a constraint has begun."""
+        self._is_kept.put((model, deployment, _digest(constraint)), True, 1)
+
+    def refused(self, model: str, deployment: str, constraint: Constraint, symptom: Symptom | None) -> None:
+        """A backend failed on a constraint, before the first token. A rejection is not remembered: it harms nobody."""
+        key = (model, deployment, _digest(constraint))
+        if symptom is None:
+            return
+        if self._is_kept.get(key):
+            # It worked here before, so this was probably something else. A server that breaks off twice in a row on
+            # one constraint is another matter.
+            self._is_kept.put(key, symptom is not Symptom.DISCONNECTED, 1)
+            return
+        where = _EVERY if symptom is Symptom.DISCONNECTED else deployment
+        self._refused_until.put((model, where, key[2]), self._clock() + REMEMBERED_S, 1)
+
+    def failed_without(
+        self, model: str, deployment: str, constraint: Constraint, symptom: Symptom | None, error: BackendError
+    ) -> None:
+        """The same generation failed without the constraint too, after `symptom` with it. Where that was the same
+        failure, or the request itself was wrong, the constraint is not to blame."""
+        is_same = symptom is Symptom.SERVER_ERROR and error.symptom is symptom
+        if isinstance(error, BackendRejected) or (
+            is_same and not isinstance(error, BackendOverloaded | BackendTimeout)
+        ):
+            for where in (deployment, _EVERY):
+                self._refused_until.put((model, where, _digest(constraint)), 0.0, 1)
+
+
+def _digest(constraint: Constraint) -> bytes:
+    match constraint:
+        case JsonSchema(schema):
+            said = json.dumps(schema)
+        case AnyJson():
+            said = ""
+        case OneOf(texts):
+            said = json.dumps(texts)
+    return blake2b(f"{constraint.kind} {said}".encode(), digest_size=16).digest()

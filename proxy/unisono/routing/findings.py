@@ -1,0 +1,47 @@
+"""What a probe found, as routing uses it: the context that counts, the log, and the error of an unfit backend."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from unisono.core.probe import Check, Finding, Probe, Severity
+from unisono.errors import BackendUnfit
+
+LEVELS: Final = {Severity.FATAL: logging.ERROR, Severity.WARNING: logging.WARNING, Severity.NOTE: logging.INFO}
+"""The log level of a failed check."""
+
+log = logging.getLogger(__name__)
+
+
+def with_context(found: Probe, context: int | None) -> Probe:
+    """Cap the context window of a probe at the configured one, in tokens, which also stands in for an unknown one."""
+    if context is None:
+        return found
+    size = min(context, found.capabilities.context or context)
+    findings = (Finding(Check.CONTEXT, True, f"{size} tokens") if _is_unsized(f) else f for f in found.findings)
+    return replace(found, capabilities=replace(found.capabilities, context=size), findings=tuple(findings))
+
+
+def log_findings(name: str, probe: Probe, before: Probe | None) -> None:
+    """Log the failed checks that the probe `before` did not have."""
+    for finding in probe.findings:
+        if finding.weight is not None and (before is None or finding not in before.findings):
+            log.log(
+                LEVELS[finding.weight],
+                "backend check failed",
+                extra={"backend": name, "check": finding.check.value, "severity": finding.weight.value}
+                | {"reason": finding.says, "remedy": finding.advises},
+            )
+
+
+def unfit(name: str, fatal: Sequence[Finding]) -> BackendUnfit:
+    """The error for a backend with fatal findings."""
+    return BackendUnfit(f"The backend {name} is not fit for use: {', '.join(finding.check for finding in fatal)}.")
+
+
+def _is_unsized(finding: Finding) -> bool:
+    """Whether a check failed only because nobody knew the context, which the configuration does."""
+    return finding.check is Check.CONTEXT and finding.weight is Severity.WARNING
