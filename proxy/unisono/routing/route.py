@@ -8,16 +8,18 @@ a client is reading goes on for free, a few times, and may come back to where it
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Final, Self
 
-from unisono.core.generation import Capabilities
+from unisono.core.generation import Capabilities, Timeouts
 from unisono.core.ports import Deployment
 from unisono.core.routes import Ask, Demand, Try
 from unisono.errors import BackendError, BackendOverloaded, BackendUnavailable, ContextTooLong, UnisonoError
+from unisono.routing.attempt_limits import Attempt, AttemptSample, attempt_limits
 from unisono.routing.deployment import Hold, LiveDeployment
+from unisono.routing.first_token_waits import FirstTokenWait, probe_due_at
 from unisono.routing.group import Group
 from unisono.routing.health import Failure, kind_of
 from unisono.routing.policy import Rank, Wanted
@@ -34,29 +36,76 @@ too slow is shared by whoever comes next."""
 class HeldPlace:
     """The right to generate on one deployment, until it is left."""
 
-    def __init__(self, route: GroupRoute, group: Group, hold: Hold, capabilities: Capabilities) -> None:
+    def __init__(self, route: GroupRoute, group: Group, hold: Hold, capabilities: Capabilities, demand: Demand) -> None:
         self._route = route
         self._group = group
         self._hold: Hold | None = hold
         self._live = hold.live
         self._since = hold.at
         self.capabilities = capabilities
+        self._prompt_tokens = demand.prompt_tokens
+        self._knows_cache = group.knows_caches and bool(demand.blocks)
+        self._wait: FirstTokenWait | None = None
+        # Of the current attempt.
+        self._unread_tokens = 0
+        self._give_up_at: float | None = None
 
     @property
     def deployment(self) -> Deployment:
         return self._live
 
+    def attempt_limits(self, timeouts: Timeouts, *, retries_left: int, elsewhere: bool) -> Timeouts:
+        self._end_wait()
+        live, now = self._live, self._live.clock()
+        retries = max(retries_left, 1) if elsewhere and self._route.has_alternative(self._prompt_tokens) else 0
+        attempt = Attempt(self._prompt_tokens, live.waits.unread_tokens, retries)
+        limits = attempt_limits(timeouts, live.terms.min_timeouts, attempt, live.times.learned(now))
+        share_s = max(limits.first_token_s, timeouts.total_s / (retries + 1))
+        self._give_up_at = now + share_s if retries else None
+        if self._hold is not None:
+            self._unread_tokens = self._hold.share.unread_tokens
+            self._wait = FirstTokenWait(self._unread_tokens, probe_due_at(now, limits.first_token_s))
+            live.waits.add(self._wait)
+        return limits
+
+    def record_attempt(
+        self, first_token_s: float, largest_gap_s: float | None = None, read_tokens: int | None = None
+    ) -> None:
+        if read_tokens is None and self._knows_cache:
+            read_tokens = self._unread_tokens
+        live = self._live
+        live.times.record(AttemptSample(live.clock(), first_token_s, largest_gap_s, read_tokens))
+
+    def on_failed_probe(self, callback: Callable[[float], None] | None) -> None:
+        wait, give_up_at, clock = self._wait, self._give_up_at, self._live.clock
+        if wait is None or give_up_at is None:
+            return
+        wait.on_failed_probe = None if callback is None else lambda: callback(max(give_up_at - clock(), 0.0))
+
+    def _end_wait(self) -> None:
+        wait, self._wait = self._wait, None
+        if wait is not None:
+            self._live.waits.remove(wait)
+
     def failed(self, error: UnisonoError) -> None:
+        self._end_wait()
+        if kind_of(error) is Failure.TIMEOUT:
+            self._live.times.record_timeout()
         if kind_of(error) is Failure.UNREACHABLE:
+            self._live.times.clear()
             self._group.forget(self._live)
         self._live.failed(error)
         self._route.fell(self._group, self._live, error)
 
     def began(self) -> None:
+        self._end_wait()
         if self._hold is not None:
             self._hold.share.began()
 
     def took(self, tokens: int) -> None:
+        self._end_wait()
+        # The next attempt on this place continues after what this one read and wrote.
+        self._prompt_tokens = max(self._prompt_tokens, tokens)
         if self._hold is not None:
             self._hold.share.took(tokens)
 
@@ -69,6 +118,7 @@ class HeldPlace:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._end_wait()
         hold, self._hold = self._hold, None
         if hold is not None:
             self._live.give_back(hold)
@@ -101,6 +151,26 @@ class GroupRoute:
     @property
     def tries(self) -> Sequence[Try]:
         return self._tries
+
+    @property
+    def retries_left(self) -> int:
+        group = self._group if self._at is None else self._at[0]
+        return max(group.rules.num_retries - self._failures.get(group.model, 0), 0)
+
+    def has_alternative(self, prompt_tokens: int) -> bool:
+        """Whether another healthy deployment with room for the prompt may be tried if the current one fails."""
+        current, excluded = None, self._gone & ~self._back if self._resumes else self._gone
+        if self._at is not None:
+            current, excluded = self._at[0], excluded | self._at[1].candidate.bit
+        for group in (self._group, *self._fallbacks):
+            failures = self._failures.get(group.model, 0) + (group is current)
+            if failures > group.rules.num_retries and not self._resumes:
+                continue
+            for one in (live.candidate for live in group.members):
+                has_room = one.context is None or one.context > prompt_tokens
+                if has_room and one.rank < Rank.HALF_OPEN and not one.bit & excluded:
+                    return True
+        return False
 
     @property
     def elsewhere(self) -> bool:
@@ -206,7 +276,7 @@ class GroupRoute:
         live.refresh(self._now())
         if live.known is None or one.rank > Rank.HALF_OPEN or not one.can(wanted) or not one.has_room(wanted.tokens):
             return None
-        return self._given(group, group.take(live, demand, wanted), live.known)
+        return self._given(group, group.take(live, demand, wanted), live.known, demand)
 
     async def _taken(self, group: Group, demand: Demand) -> HeldPlace:
         """A place in a group, waiting in its line. Raises the `BackendError` family."""
@@ -218,7 +288,7 @@ class GroupRoute:
             hold = await group.wait_for(self._ask.owner, number, demand, wanted, until)
             if hold is not None:
                 if hold.live.known is not None:
-                    return self._given(group, hold, hold.live.known)
+                    return self._given(group, hold, hold.live.known, demand)
                 # It was put to rest in the moment between.
                 hold.live.give_back(hold)
             choice = group.choice(wanted)
@@ -238,13 +308,13 @@ class GroupRoute:
         unfit = (one for one in group.members if one.candidate.rank is Rank.UNFIT)
         return next((one for one in unfit if not one.candidate.bit & wanted.excluded), None)
 
-    def _given(self, group: Group, hold: Hold, capabilities: Capabilities) -> HeldPlace:
+    def _given(self, group: Group, hold: Hold, capabilities: Capabilities, demand: Demand) -> HeldPlace:
         live = hold.live
         if self._failure is not None or self._at is None or self._at[1] is not live:
             self._tries.append(Try(live.name, model=group.model))
         self._failure = None
         self._at = (group, live)
-        return HeldPlace(self, group, hold, capabilities)
+        return HeldPlace(self, group, hold, capabilities, demand)
 
     def _now(self) -> float:
         return self._group.now()
