@@ -11,6 +11,7 @@ import yaml
 from unisono.config import Catalogue, Config, StandIns, parse
 from unisono.deployments import build_pool, routing_rules
 from unisono.errors import ConfigError
+from unisono.routing.attempt_limits import MinTimeouts
 from unisono.routing.health import REST_AT_MOST_S
 from unisono.routing.policy import Strategy
 from unisono.routing.prefixes import BLOCKS
@@ -201,6 +202,8 @@ def test_the_figures_of_the_page_are_those_of_the_code() -> None:
     assert f"in a row that are allowed; default {defaults.router_settings.allowed_fails} |" in page
     assert f"seconds of the first rest; default {defaults.router_settings.cooldown_time:g} |" in page
     assert f"{BLOCKS:,} blocks" in page
+    assert f"lower bound of the learned limit for the first token; default {MinTimeouts().first_token_s:g} |" in page
+    assert f"lower bound of the learned limit for silence; default {MinTimeouts().silence_s:g} |" in page
     assert REST_AT_MOST_S == 300
     assert MOST_DEATHS == 5
     for strategy in Strategy:

@@ -12,6 +12,7 @@ from unisono.config import Catalogue, Config, ModelEntry
 from unisono.core.ports import BackendOptions, Endpoint
 from unisono.errors import ConfigError
 from unisono.factories import Factories, provider_settings
+from unisono.routing.attempt_limits import MinTimeouts
 from unisono.routing.deployment import LiveDeployment, Terms
 from unisono.routing.group import Rules
 from unisono.routing.health import Tolerance
@@ -104,6 +105,7 @@ def _terms(entry: ModelEntry, name: str, config: Config, share: int) -> Terms:
     return Terms(
         name=name,
         timeouts=config.timeouts(entry),
+        min_timeouts=MinTimeouts(entry.unisono.min_first_token_timeout_s, entry.unisono.min_silence_timeout_s),
         weight=params.weight,
         order=params.order,
         max_requests=None if requests is None else _part(requests, share),

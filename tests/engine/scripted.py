@@ -118,6 +118,10 @@ class Stand:
     failure: UnisonoError | None = None
 
     @property
+    def retries_left(self) -> int:
+        return len(self.left) - 1
+
+    @property
     def elsewhere(self) -> bool:
         return len(self.left) > 1
 
@@ -143,6 +147,17 @@ class Held:
     stand: Stand
     deployment: Deployment
     capabilities: Capabilities
+
+    def attempt_limits(self, timeouts: Timeouts, *, retries_left: int, elsewhere: bool) -> Timeouts:
+        return timeouts
+
+    def record_attempt(
+        self, first_token_s: float, largest_gap_s: float | None = None, read_tokens: int | None = None
+    ) -> None:
+        """It learns nothing."""
+
+    def on_failed_probe(self, callback: Callable[[float], None] | None) -> None:
+        """It is not probed."""
 
     def began(self) -> None:
         self.stand.line.began.append(self.deployment.name)

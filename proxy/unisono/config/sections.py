@@ -76,6 +76,10 @@ class ModelSettings(Section):
     """Until a connection to the backend stands, in seconds."""
     first_token_timeout_s: Seconds = 300.0
     """Until the first token, in seconds; covers the backend's own queue and a long prompt."""
+    min_first_token_timeout_s: Seconds = 10.0
+    """Shortest learned limit for the first token, in seconds; shorter only to leave time for another backend."""
+    min_silence_timeout_s: Seconds = 10.0
+    """Shortest learned limit for silence between tokens, in seconds; shorter only to leave time for another backend."""
     mcp_servers: tuple[ServerLabel, ...] | None = None
     """Tool servers of `mcp_servers` that requests for this model may use; by default all."""
     run_tools: bool = False

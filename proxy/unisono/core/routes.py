@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
 
-from unisono.core.generation import Capabilities
+from unisono.core.generation import Capabilities, Timeouts
 from unisono.core.ports import Deployment
 from unisono.errors import UnisonoError
 
@@ -78,6 +78,23 @@ class Place(Protocol):
         """By the last good probe."""
         ...
 
+    def attempt_limits(self, timeouts: Timeouts, *, retries_left: int, elsewhere: bool) -> Timeouts:
+        """Begin an attempt and return its time limits. `timeouts` are the configured ones, `total_s` what is left of
+        the time for the answer. `elsewhere`: whether another deployment can be tried, `retries_left` how often."""
+        ...
+
+    def record_attempt(
+        self, first_token_s: float, largest_gap_s: float | None = None, read_tokens: int | None = None
+    ) -> None:
+        """Learn from an attempt that answered, before `took` ends it. `read_tokens` are the tokens of the prompt that
+        were not cached, None if the backend does not say."""
+        ...
+
+    def on_failed_probe(self, callback: Callable[[float], None] | None) -> None:
+        """While this attempt waits for its first token, call `callback` whenever the deployment fails a probe, with the
+        seconds that the attempt may still take. None removes it. Never called if no other deployment can take over."""
+        ...
+
     def began(self) -> None:
         """The first token came: the prompt is read, and what is left to be done is the answer. Told again it changes
         nothing."""
@@ -108,6 +125,11 @@ class Route(Protocol):
     @property
     def tries(self) -> Sequence[Try]:
         """Every place that was given, in order."""
+        ...
+
+    @property
+    def retries_left(self) -> int:
+        """Retries that the configuration still allows after the attempt on the current place."""
         ...
 
     @property

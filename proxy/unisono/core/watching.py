@@ -184,7 +184,7 @@ class Observer(Protocol):
 class Pace:
     """When the tokens of one generation came, in seconds of any clock that never goes back."""
 
-    __slots__ = ("_last", "first", "gaps", "gaps_s", "tokens")
+    __slots__ = ("_last", "first", "gaps", "gaps_s", "largest_gap_s", "tokens")
 
     def __init__(self) -> None:
         self.first: float | None = None
@@ -192,6 +192,7 @@ class Pace:
         self.gaps: list[int] = []
         """By `GAPS_S`; empty before there is a token."""
         self.gaps_s = 0.0
+        self.largest_gap_s = 0.0
         self._last = 0.0
 
     def came(self, tokens: int, now: float) -> None:
@@ -203,6 +204,8 @@ class Pace:
         else:
             gap = now - self._last
             self.gaps_s += gap
+            if gap > self.largest_gap_s:
+                self.largest_gap_s = gap
             self.gaps[bisect_left(GAPS_S, gap / tokens)] += tokens
         self.tokens += tokens
         self._last = now

@@ -35,6 +35,8 @@ class Places:
         owner = turn.caller.key if turn.caller is not None and turn.caller.key else turn.tenant
         ask = Ask(turn.model, owner, turn.sticky, passing=passing, identity=partial(identity_of, turn))
         self._route = pool.route(ask)
+        # An answer that cannot go on elsewhere must not end early either.
+        self._can_resume = turn.failover and not passing
         self._before = tuple(report.tries)
         self._deadline = Deadline(self._now())
         self._place: Place | None = None
@@ -92,11 +94,13 @@ class Places:
         self._asked = True
 
     def timeouts(self, place: Place) -> Timeouts:
-        """What is left of a place's times. Raises BackendTimeout where nothing is."""
+        """Begin an attempt and return its time limits. Raises BackendTimeout if no time is left for the answer."""
         timeouts = self._deadline.left(place.deployment.timeouts, self._now())
         if timeouts.total_s <= 0.0:
             raise BackendTimeout(f"The answer was not complete within {place.deployment.timeouts.total_s:g} seconds.")
-        return timeouts
+        route = self._route
+        limits = place.attempt_limits(timeouts, retries_left=route.retries_left, elsewhere=route.elsewhere)
+        return limits if self._can_resume else replace(limits, silence_s=timeouts.silence_s)
 
     def span(self, step: int) -> Trace | None:
         """The next generation's, below that of its step."""

@@ -51,6 +51,7 @@ class Telling:
             raise
         finally:
             self._over()
+            self._record_times(place)
             place.took(len(self._job.prompt.tokens) + self.pace.tokens)
             if isinstance(stream, AsyncGenerator):
                 await stream.aclose()
@@ -64,6 +65,14 @@ class Telling:
         elif not error.tokens:
             # A prompt that fits is refused when it leaves too little room for the output.
             error.tokens = prompt_tokens + self._job.max_tokens
+
+    def _record_times(self, place: Place) -> None:
+        first_at, cached = self.pace.first, self.cached
+        if first_at is None or self.failure:
+            return
+        first_token_s = first_at - self._report.began - self._began_s
+        read_tokens = None if cached is None else max(len(self._job.prompt.tokens) - cached, 0)
+        place.record_attempt(first_token_s, self.pace.largest_gap_s or None, read_tokens)
 
     def _over(self) -> None:
         pace, report = self.pace, self._report

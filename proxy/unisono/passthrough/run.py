@@ -6,7 +6,8 @@ nobody else could go on in the middle of it. The last batch is held until the ba
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from time import monotonic
 
@@ -18,7 +19,7 @@ from unisono.core.watching import Pace, StepDone
 from unisono.engine.failover import Progress
 from unisono.engine.places import Places
 from unisono.engine.turn import GeneratorRun, Report, Turn
-from unisono.errors import BackendError, BackendProtocolError, ContextTooLong, UnisonoError
+from unisono.errors import BackendError, BackendProtocolError, BackendTimeout, ContextTooLong, UnisonoError
 from unisono.passthrough.relaying import Relaying, relaying_of
 
 MOST_NAMES: Mapping[Api, tuple[str, ...]] = {
@@ -68,7 +69,7 @@ class PassingRun(GeneratorRun):
         held: list[Event] = []
         coming = place.deployment.passing.answer(job)
         try:
-            async for bodies in coming:
+            async for bodies in coming if job.stream else _unless_probes_fail(coming, place):
                 if relaying.came == 0:
                     place.began()
                 passed = relaying.feed(bodies)
@@ -86,6 +87,8 @@ class PassingRun(GeneratorRun):
                 raise
         finally:
             telling.over()
+            if job.stream:
+                telling.record_times(place)
             place.took(relaying.usage.prompt_tokens + relaying.usage.completion_tokens)
             if isinstance(coming, AsyncGenerator):
                 await coming.aclose()
@@ -105,6 +108,26 @@ class PassingRun(GeneratorRun):
         )
 
 
+async def _unless_probes_fail(
+    coming: AsyncIterator[Sequence[Mapping[str, Json]]], place: Place
+) -> AsyncGenerator[Sequence[Mapping[str, Json]]]:
+    """An answer that is not streamed. It may take as long as the total time allows, unless its deployment fails a probe
+    and another one can answer. Raises BackendTimeout."""
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            async with asyncio.timeout(None) as limit:
+                place.on_failed_probe(lambda left_s: limit.reschedule(loop.time() + left_s))
+                bodies = await anext(coming, None)
+        except TimeoutError as error:
+            raise BackendTimeout("the backend failed a probe while its answer was waited for") from error
+        finally:
+            place.on_failed_probe(None)
+        if bodies is None:
+            return
+        yield bodies
+
+
 class Telling:
     """One generation on `deployment`, noted for whoever watches; a fact of the run when it is over."""
 
@@ -120,6 +143,15 @@ class Telling:
         """Something came; each piece is taken for a token while nobody tells how many there are."""
         if new := self._relaying.came - self._pace.tokens:
             self._pace.came(new, now)
+
+    def record_times(self, place: Place) -> None:
+        """Have the deployment learn from a streamed answer."""
+        pace, usage = self._pace, self._relaying.usage
+        if pace.first is None or self.failure:
+            return
+        read_tokens = usage.prompt_tokens - usage.cached_tokens if usage.cached_tokens else None
+        first_token_s = pace.first - self._report.began - self._began_s
+        place.record_attempt(first_token_s, pace.largest_gap_s or None, read_tokens)
 
     def over(self) -> None:
         report, pace, relaying = self._report, self._pace, self._relaying

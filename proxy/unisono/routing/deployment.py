@@ -21,8 +21,10 @@ from unisono.core.ports import Backend, Endpoint, PassingBackend
 from unisono.core.probe import PASSING, Probe
 from unisono.core.tasks import cancel_and_wait
 from unisono.errors import BackendTimeout, BackendUnfit, UnisonoError
+from unisono.routing.attempt_limits import AttemptTimes, MinTimeouts
 from unisono.routing.blame import Suspicion, is_independent
 from unisono.routing.findings import log_findings, unfit, with_context
+from unisono.routing.first_token_waits import FirstTokenWaits
 from unisono.routing.health import (
     Circuits,
     Failure,
@@ -40,14 +42,12 @@ from unisono.routing.rates import rate_of
 from unisono.routing.turns import number_of
 
 FAILURE_REMEMBERED_S = 2.0
-DOUBTFUL = frozenset({Failure.UNREACHABLE, Failure.PROTOCOL})
-"""Failures that may be a death."""
+DOUBTFUL = frozenset({Failure.UNREACHABLE, Failure.PROTOCOL})  # failures that may be a death
 DOUBTED_EVERY_S = 1.0
 """Between two probes of a deployment that may have died, or did not long ago, in seconds."""
 BACK_SOON_S = 60.0
 """How long one that is gone is expected back at any moment: what is restarted by whoever watches over it is."""
-FAILING_EVERY_S = 4.0
-"""Between two probes of one that is not well in another way, or is gone for good."""
+FAILING_EVERY_S = 4.0  # between two probes of one that fails in another way, hangs, or is gone for good
 CHECK_EVERY_S = 30.0
 """How long a deployment may be neither used nor probed, in seconds, before it is asked again whether it is there."""
 IDLE_AT_MOST_S = 600.0
@@ -68,6 +68,7 @@ class Terms:
 
     name: str
     timeouts: Timeouts = field(default_factory=Timeouts)
+    min_timeouts: MinTimeouts = field(default_factory=MinTimeouts)
     weight: int = 1
     order: int = 0
     max_requests: int | None = None
@@ -109,19 +110,18 @@ class LiveDeployment:
         self.clock = clock
         self.tolerance = Tolerance()
         self.listeners: list[Callable[[], None]] = []
-        self.on_doubt: Callable[[], None] | None = None
-        """Whom to tell that it had better be probed now."""
+        self.on_doubt: Callable[[], None] | None = None  # called when it had better be probed now
         self.candidate = Candidate(self.terms.name, bit=0, context=context, rank=Rank.UNKNOWN)
         self.become(self.terms)
         self.circuits: Circuits = {}
+        self.times = AttemptTimes()
+        self.waits = FirstTokenWaits()
         self.known: Capabilities | None = None
         """By the last good probe; None before the first, after the deployment was put to rest, and when it is unfit."""
-        self.examined: Probe | None = None
-        """The last probe that came to an end, good or bad."""
+        self.examined: Probe | None = None  # the last probe that ended, good or bad
         self.failure: UnisonoError | None = None
         """Why the last probe failed; None when it did not, or when it served a request since."""
-        self.asked_at = 0.0
-        """When it last got a request."""
+        self.asked_at = 0.0  # the last request
         self.well_since = self.failing_since = clock()
         """When it last became what it is, apart from its circuits: known and with a good last probe, or not."""
         self._doubted = False  # whether a request failed as if it were dead, and it was not probed since
@@ -281,6 +281,7 @@ class LiveDeployment:
         it well. Raises the `BackendError` family, BackendUnfit for a fatal finding."""
         if self._probing is None:
             self._doubted, self._probing_from = False, self.clock()
+            self.waits.postpone_probes(self._probing_from + FAILING_EVERY_S)
             self._probing = asyncio.create_task(self._probe(), name=f"probe {self.name}")
             self._probing.add_done_callback(self._probed)
         # Shielded: a client that leaves must not end the probe others wait for.
@@ -292,7 +293,7 @@ class LiveDeployment:
     def stale(self, now: float) -> bool:
         """Whether it is time to probe again."""
         since = now - self._probed_at
-        if self._doubted:
+        if self._doubted or self.waits.next_probe_at <= now:
             return since >= DOUBTED_EVERY_S
         if self._suspicion.since is not None:
             return self._suspicion.is_due(now, self._probed_at)
@@ -348,6 +349,8 @@ class LiveDeployment:
             self._tried(error)
         else:
             log.error("probe failed unexpectedly", extra=about, exc_info=error)
+        if self.failure is not None:
+            self.waits.report_failed_probe()
         self._changed()
 
     def _examined(self, probe: Probe) -> None:

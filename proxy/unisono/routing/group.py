@@ -69,6 +69,11 @@ class Group:
         """Requests that run or wait."""
         return sum(candidate.running for candidate in self._candidates) + len(self.line)
 
+    @property
+    def knows_caches(self) -> bool:
+        """Whether it is estimated which part of a prompt each deployment has cached."""
+        return len(self.members) > 1 and self.rules.strategy is Strategy.PREFIX_AWARE
+
     def now(self) -> float:
         """Monotonic seconds."""
         return self._clock()

@@ -134,6 +134,11 @@ class Share:
     began_in: tuple[Rate, Grain] | None = None
     """Where it counts among what began in a minute."""
 
+    @property
+    def unread_tokens(self) -> int:
+        """The part of the prompt that is not read yet and not expected to be cached."""
+        return self.work - self.answer
+
     def began(self) -> None:
         """The prompt is read."""
         self.candidate.work -= self.work - self.answer

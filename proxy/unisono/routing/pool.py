@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from random import uniform
 
 from unisono.config import StandIns
@@ -83,6 +84,8 @@ class RoutingPool:
         taken_over = {id(one.live) for one in kept}
         self._doubts = asyncio.Event()
         """Whether there is a deployment that had better be probed now."""
+        self._watches_at = 0.0
+        """When it is looked next whether a deployment is to be probed."""
         self._owned: dict[int, Watched] = {}
         self._speaking: dict[str, Group] = {}
         self._passing: dict[str, Group] = {}
@@ -139,6 +142,7 @@ class RoutingPool:
         for live in lives:
             live.tolerance = self.rules.tolerance
             live.on_doubt = self._doubts.set
+            live.waits.on_probe_at = self._probe_by
             self._owned[id(live)] = Watched(live)
         for group in self._groups:
             for live in group.members:
@@ -153,6 +157,11 @@ class RoutingPool:
                 if task is not None:
                     task.cancel()
 
+    def _probe_by(self, at: float) -> None:
+        """Wake the watch for an attempt that calls for a probe before its next look."""
+        if at < self._watches_at:
+            self._doubts.set()
+
     async def _watch(self) -> None:
         while True:
             self._doubts.clear()
@@ -163,9 +172,14 @@ class RoutingPool:
                     watched.asking = asyncio.create_task(self._ask(watched))
             urgent = any(watched.live.urgent(now) for watched in self._owned.values())
             pause = min(URGENT_EVERY_S, WATCH_EVERY_S) if urgent else WATCH_EVERY_S
+            # Unevenly, so that many gateways do not ask one server at the same moment.
+            pause *= uniform(0.8, 1.2)  # noqa: S311 - nothing secret
+            unprobed = (one.live for one in self._owned.values() if one.asking is None)
+            due = min((live.waits.next_probe_at for live in unprobed), default=inf)
+            pause = min(pause, max(due - now, LOOK_S))
+            self._watches_at = now + pause
             with suppress(TimeoutError):
-                # Unevenly, so that many gateways do not ask one server at the same moment.
-                async with asyncio.timeout(pause * uniform(0.8, 1.2)):  # noqa: S311 - nothing secret
+                async with asyncio.timeout(pause):
                     await self._doubts.wait()
             if urgent:
                 # However many doubts there are, they are looked at a few times a second.
@@ -185,6 +199,7 @@ class RoutingPool:
             # Kept, and logged, by the deployment.
             if kind_of(error) is Failure.UNREACHABLE:
                 # Its process is another one when it is back: nothing is cached there.
+                watched.live.times.clear()
                 self.prefixes.forget(watched.live.candidate.bit, self._clock())
         finally:
             watched.asking = None

@@ -12,11 +12,9 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from random import uniform
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from unisono.core.generation import Capabilities
-from unisono.core.ports import Deployment
 from unisono.core.routes import Ask, Demand, Prospects, Try
 from unisono.errors import (
     BackendError,
@@ -24,12 +22,12 @@ from unisono.errors import (
     BackendRejected,
     BackendUnavailable,
     ContextTooLong,
-    Symptom,
     UnisonoError,
 )
 from unisono.routing.deployment import Hold, LiveDeployment
 from unisono.routing.group import Group
 from unisono.routing.health import Failure, kind_of
+from unisono.routing.held_place import HeldPlace
 from unisono.routing.policy import Rank, Wanted
 
 MOST_DEATHS: Final = 5
@@ -50,49 +48,6 @@ PAUSE_JITTER: Final = 0.25
 """Share by which a pause varies, so that the clients of a server that comes back do not return at one moment."""
 LONGEST_RETRY_AFTER_S: Final = 60.0
 """A deployment that asks for a longer pause is not waited for."""
-
-
-class HeldPlace:
-    """The right to generate on one deployment, until it is left."""
-
-    def __init__(self, route: GroupRoute, group: Group, hold: Hold, capabilities: Capabilities) -> None:
-        self._route = route
-        self._group = group
-        self._hold: Hold | None = hold
-        self._live = hold.live
-        self._since = hold.at
-        self.capabilities = capabilities
-
-    @property
-    def deployment(self) -> Deployment:
-        return self._live
-
-    def failed(self, error: UnisonoError) -> None:
-        if kind_of(error) is Failure.UNREACHABLE and not _may_live(error):
-            self._group.forget(self._live)
-        self._live.failed(error, self._route.identity)
-        self._route.fell(self._group, self._live, error)
-
-    def began(self) -> None:
-        if self._hold is not None:
-            self._hold.share.began()
-
-    def took(self, tokens: int) -> None:
-        if self._hold is not None:
-            self._hold.share.took(tokens)
-
-    def succeeded(self) -> None:
-        self._live.succeeded(self._since)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        hold, self._hold = self._hold, None
-        if hold is not None:
-            self._live.give_back(hold)
 
 
 class GroupRoute:
@@ -129,6 +84,26 @@ class GroupRoute:
     def identity(self) -> str:
         """Who is asking, for failures to be blamed on."""
         return self._ask.identity()
+
+    @property
+    def retries_left(self) -> int:
+        group = self._group if self._at is None else self._at[0]
+        return max(group.rules.num_retries - self._failures.get(group.model, 0), 0)
+
+    def has_alternative(self, prompt_tokens: int) -> bool:
+        """Whether another healthy deployment with room for the prompt may be tried if the current one fails."""
+        current, excluded = None, self._gone & ~self._back if self._resumes else self._gone
+        if self._at is not None:
+            current, excluded = self._at[0], excluded | self._at[1].candidate.bit
+        for group in (self._group, *self._fallbacks):
+            failures = self._failures.get(group.model, 0) + (group is current)
+            if failures > group.rules.num_retries and not self._resumes:
+                continue
+            for one in (live.candidate for live in group.members):
+                has_room = one.context is None or one.context > prompt_tokens
+                if has_room and one.rank < Rank.HALF_OPEN and not one.bit & excluded:
+                    return True
+        return False
 
     @property
     def elsewhere(self) -> bool:
@@ -293,7 +268,7 @@ class GroupRoute:
         live.refresh(self._now())
         if live.known is None or one.rank > Rank.HALF_OPEN or not one.can(wanted) or not one.has_room(wanted.tokens):
             return None
-        return self._given(group, group.take(live, demand, wanted), live.known)
+        return self._given(group, group.take(live, demand, wanted), live.known, demand)
 
     async def _taken(self, group: Group, demand: Demand) -> HeldPlace:
         """A place in a group, waiting in its line. Raises the `BackendError` family."""
@@ -305,7 +280,7 @@ class GroupRoute:
             hold = await group.wait_for(self._ask.owner, number, demand, wanted, until)
             if hold is not None:
                 if hold.live.known is not None:
-                    return self._given(group, hold, hold.live.known)
+                    return self._given(group, hold, hold.live.known, demand)
                 # It was put to rest in the moment between.
                 hold.live.give_back(hold)
             choice = group.choice(wanted)
@@ -325,18 +300,13 @@ class GroupRoute:
         unfit = (one for one in group.members if one.candidate.rank is Rank.UNFIT)
         return next((one for one in unfit if not one.candidate.bit & wanted.excluded), None)
 
-    def _given(self, group: Group, hold: Hold, capabilities: Capabilities) -> HeldPlace:
+    def _given(self, group: Group, hold: Hold, capabilities: Capabilities, demand: Demand) -> HeldPlace:
         live = hold.live
         if self._failure is not None or self._at is None or self._at[1] is not live:
             self._tries.append(Try(live.name, model=group.model))
         self._failure, self._paused = None, False
         self._at = (group, live)
-        return HeldPlace(self, group, hold, capabilities)
+        return HeldPlace(self, group, hold, capabilities, demand)
 
     def _now(self) -> float:
         return self._group.now()
-
-
-def _may_live(error: UnisonoError) -> bool:
-    """Whether a request was dropped by a server that may be the same process as before, which a probe will tell."""
-    return isinstance(error, BackendError) and error.symptom is Symptom.DISCONNECTED

@@ -1,0 +1,182 @@
+"""Time limits of one attempt on a deployment, learned from its recent attempts.
+
+Pure: times come in as arguments, in seconds of one monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil, inf
+from typing import Final
+
+from unisono.core.generation import Timeouts
+
+MAX_SAMPLES: Final = 64
+MAX_SAMPLE_AGE_S: Final = 240.0
+"""Engines such as Ollama unload a model after five idle minutes, so what is older says nothing."""
+LONG_PROMPT_TOKENS: Final = 1024
+"""Prompts from this length on show how fast a deployment reads."""
+
+MIN_READING_SPEED: Final = 500.0
+"""Tokens per second. No attempt is given up while this speed would explain the wait."""
+GUESSED_READING_SPEED: Final = 50.0
+"""Tokens per second, of a deployment of which no long prompt was measured: a laptop without a GPU."""
+FIRST_TOKEN_FACTOR: Final = 4.0
+GAP_FACTOR: Final = 20.0
+"""Limits are multiples of the 95th percentiles."""
+COLD_FACTOR: Final = 3.0
+"""Applied to the configured minimum while nothing is known."""
+LAST_RESORT_FACTOR: Final = 3.0
+"""Applied to the limits of an attempt that no other deployment can take over."""
+MAX_DOUBLINGS: Final = 8
+MIN_CONNECT_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class MinTimeouts:
+    """Configured lower bounds of the learned limits, in seconds."""
+
+    first_token_s: float = 10.0
+    silence_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt before it begins. `waiting_tokens` are prompt tokens of other requests that the deployment still has
+    to read. `retries_left` counts retries on other deployments, 0 if no other one can take over."""
+
+    prompt_tokens: int
+    waiting_tokens: int = 0
+    retries_left: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """95th percentiles of recent samples, None where there are none. `is_warm` says whether there is any sample,
+    `timeouts` how many attempts were given up since the last one."""
+
+    is_warm: bool = False
+    first_token_s: float = 0.0
+    """Of short prompts, and of those whose cached part is unknown."""
+    s_per_token: float | None = None
+    """Of long prompts: time to the first token by the tokens that were read."""
+    gap_s: float | None = None
+    """Largest gap between tokens of an answer."""
+    timeouts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptSample:
+    """One attempt that answered. `read_tokens` is its prompt without what was cached, None if that is unknown;
+    `largest_gap_s` is None if all tokens came at once."""
+
+    at: float
+    first_token_s: float
+    largest_gap_s: float | None = None
+    read_tokens: int | None = None
+
+
+class AttemptTimes:
+    """Samples of one deployment: the last MAX_SAMPLES that are not older than MAX_SAMPLE_AGE_S."""
+
+    def __init__(self) -> None:
+        self._samples: deque[AttemptSample] = deque(maxlen=MAX_SAMPLES)
+        self._timeouts = 0
+        self._learned: Learned | None = None
+
+    def record(self, sample: AttemptSample) -> None:
+        """Add an attempt that answered. Samples are added in the order of their times."""
+        self._samples.append(sample)
+        self._timeouts = 0
+        self._learned = None
+
+    def record_timeout(self) -> None:
+        """Count an attempt that was given up."""
+        self._timeouts += 1
+        self._learned = None
+
+    def clear(self) -> None:
+        """Forget everything: the server's process may be another one."""
+        self._samples.clear()
+        self._timeouts = 0
+        self._learned = None
+
+    def learned(self, now: float) -> Learned:
+        samples = self._samples
+        while samples and now - samples[0].at > MAX_SAMPLE_AGE_S:
+            samples.popleft()
+            self._learned = None
+        if self._learned is None:
+            self._learned = _learned(samples, self._timeouts)
+        return self._learned
+
+
+def attempt_limits(timeouts: Timeouts, minimum: MinTimeouts, attempt: Attempt, learned: Learned) -> Timeouts:
+    """Limits of one attempt. `timeouts` are the configured ones, `total_s` what is left of the time for the answer; no
+    limit is above them."""
+    tokens = attempt.prompt_tokens + attempt.waiting_tokens
+    certain_s, needed_s = _first_token_needs(tokens, learned)
+    gap_s = attempt.waiting_tokens / MIN_READING_SPEED + GAP_FACTOR * (learned.gap_s or 0.0)
+    first_token_s = _limit(minimum.first_token_s, certain_s, needed_s, timeouts.total_s, attempt, learned)
+    # The first token has come before there is silence, so without a sample of gaps nothing is slow by a guess.
+    silent = learned if learned.gap_s is not None else Learned()
+    silence_s = _limit(minimum.silence_s, gap_s, gap_s, timeouts.total_s, attempt, silent)
+    connect_s = max(MIN_CONNECT_S, _share_s(timeouts.total_s, attempt)) if attempt.retries_left else inf
+    return replace(
+        timeouts,
+        connect_s=min(timeouts.connect_s, connect_s, timeouts.total_s),
+        first_token_s=min(timeouts.first_token_s, first_token_s, timeouts.total_s),
+        silence_s=min(timeouts.silence_s, silence_s, timeouts.total_s),
+    )
+
+
+def _first_token_needs(tokens: int, learned: Learned) -> tuple[float, float]:
+    """Seconds that reading may take for certain, and by a guess where the speed is unknown."""
+    per_token_s = learned.s_per_token or 0.0
+    certain_s = tokens / MIN_READING_SPEED + FIRST_TOKEN_FACTOR * (learned.first_token_s + tokens * per_token_s)
+    is_speed_known = learned.is_warm and (learned.s_per_token is not None or tokens < LONG_PROMPT_TOKENS)
+    return certain_s, certain_s if is_speed_known else max(certain_s, tokens / GUESSED_READING_SPEED)
+
+
+def _limit(
+    minimum_s: float, certain_s: float, needed_s: float, time_left_s: float, attempt: Attempt, learned: Learned
+) -> float:
+    patient_s = max(minimum_s if learned.is_warm else COLD_FACTOR * minimum_s, needed_s)
+    if attempt.retries_left:
+        # Leave time for the retries, but take what the prompt needs. What is only guessed leaves half of the time.
+        guessed_s = min(needed_s, time_left_s / 2)
+        return min(patient_s, max(certain_s, guessed_s, _share_s(time_left_s, attempt)))
+    # Giving up would fail the request, or put it at the end of the same server's queue: be sure, and surer each time.
+    if not learned.is_warm:
+        return inf
+    return float(LAST_RESORT_FACTOR * 2 ** min(learned.timeouts, MAX_DOUBLINGS) * patient_s)
+
+
+def _share_s(time_left_s: float, attempt: Attempt) -> float:
+    return time_left_s / (attempt.retries_left + 1)
+
+
+def _learned(samples: Sequence[AttemptSample], timeouts: int) -> Learned:
+    first: list[float] = []
+    per_token: list[float] = []
+    gaps: list[float] = []
+    for sample in samples:
+        if sample.read_tokens is not None and sample.read_tokens >= LONG_PROMPT_TOKENS:
+            per_token.append(sample.first_token_s / sample.read_tokens)
+        else:
+            first.append(sample.first_token_s)
+        if sample.largest_gap_s is not None:
+            gaps.append(sample.largest_gap_s)
+    return Learned(
+        is_warm=bool(samples),
+        first_token_s=_percentile_95(first) or 0.0,
+        s_per_token=_percentile_95(per_token),
+        gap_s=_percentile_95(gaps),
+        timeouts=timeouts,
+    )
+
+
+def _percentile_95(values: list[float]) -> float | None:
+    return sorted(values)[ceil(0.95 * len(values)) - 1] if values else None

@@ -1,0 +1,68 @@
+"""Attempts on one deployment that wait for their first token, and when the deployment is to be probed because of them.
+
+No I/O and no timers: times come in as arguments, in seconds of one monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from typing import Final
+
+MIN_WAIT_S: Final = 1.0
+"""A shorter wait calls for no probe: under so tight a limit the probe could not end in time either."""
+
+
+@dataclass(eq=False, slots=True)
+class FirstTokenWait:
+    """One attempt. `unread_tokens` is the part of its prompt that is expected not to be cached."""
+
+    unread_tokens: int
+    probe_at: float
+    on_failed_probe: Callable[[], None] | None = None
+
+
+def probe_due_at(now: float, limit_s: float) -> float:
+    """When an attempt that begins now calls for a probe: after half of its limit for the first token."""
+    return now + max(limit_s / 2, MIN_WAIT_S)
+
+
+class FirstTokenWaits:
+    """All waiting attempts of a deployment. `unread_tokens` is their sum."""
+
+    def __init__(self) -> None:
+        self.unread_tokens = 0
+        self.on_probe_at: Callable[[float], None] | None = None
+        """Called with the time at which a new attempt calls for a probe."""
+        self._waits: set[FirstTokenWait] = set()
+
+    def __len__(self) -> int:
+        return len(self._waits)
+
+    @property
+    def next_probe_at(self) -> float:
+        """When the next probe is due; infinity if no attempt waits."""
+        return min((wait.probe_at for wait in self._waits), default=inf)
+
+    def add(self, wait: FirstTokenWait) -> None:
+        self._waits.add(wait)
+        self.unread_tokens += wait.unread_tokens
+        if self.on_probe_at is not None:
+            self.on_probe_at(wait.probe_at)
+
+    def remove(self, wait: FirstTokenWait) -> None:
+        """End a wait; no-op if it has ended."""
+        if wait in self._waits:
+            self._waits.remove(wait)
+            self.unread_tokens -= wait.unread_tokens
+
+    def postpone_probes(self, until: float) -> None:
+        """Ask for no probe before `until`: one begins now."""
+        for wait in self._waits:
+            wait.probe_at = max(wait.probe_at, until)
+
+    def report_failed_probe(self) -> None:
+        for wait in tuple(self._waits):
+            if wait.on_failed_probe is not None:
+                wait.on_failed_probe()

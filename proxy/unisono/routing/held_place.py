@@ -1,0 +1,130 @@
+"""The right of one request to generate on one deployment, and what it reports about its attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol, Self
+
+from unisono.core.generation import Capabilities, Timeouts
+from unisono.core.ports import Deployment
+from unisono.core.routes import Demand
+from unisono.errors import BackendError, Symptom, UnisonoError
+from unisono.routing.attempt_limits import Attempt, AttemptSample, attempt_limits
+from unisono.routing.deployment import Hold, LiveDeployment
+from unisono.routing.first_token_waits import FirstTokenWait, probe_due_at
+from unisono.routing.group import Group
+from unisono.routing.health import Failure, kind_of
+
+
+class PlaceGiver(Protocol):
+    """The route that gave a place."""
+
+    @property
+    def identity(self) -> str:
+        """Who is asking, for failures to be blamed on."""
+        ...
+
+    def fell(self, group: Group, live: LiveDeployment, error: UnisonoError) -> None:
+        """An attempt on a deployment of the group ended in `error`."""
+        ...
+
+    def has_alternative(self, prompt_tokens: int) -> bool:
+        """Whether another healthy deployment with room for the prompt may be tried if the current one fails."""
+        ...
+
+
+class HeldPlace:
+    """The right to generate on one deployment, until it is left."""
+
+    def __init__(self, route: PlaceGiver, group: Group, hold: Hold, capabilities: Capabilities, demand: Demand) -> None:
+        self._route = route
+        self._group = group
+        self._hold: Hold | None = hold
+        self._live = hold.live
+        self._since = hold.at
+        self.capabilities = capabilities
+        self._prompt_tokens = demand.prompt_tokens
+        self._knows_cache = group.knows_caches and bool(demand.blocks)
+        self._wait: FirstTokenWait | None = None
+        # Of the current attempt.
+        self._unread_tokens = 0
+        self._give_up_at: float | None = None
+
+    @property
+    def deployment(self) -> Deployment:
+        return self._live
+
+    def attempt_limits(self, timeouts: Timeouts, *, retries_left: int, elsewhere: bool) -> Timeouts:
+        self._end_wait()
+        live, now = self._live, self._live.clock()
+        retries = max(retries_left, 1) if elsewhere and self._route.has_alternative(self._prompt_tokens) else 0
+        attempt = Attempt(self._prompt_tokens, live.waits.unread_tokens, retries)
+        limits = attempt_limits(timeouts, live.terms.min_timeouts, attempt, live.times.learned(now))
+        share_s = max(limits.first_token_s, timeouts.total_s / (retries + 1))
+        self._give_up_at = now + share_s if retries else None
+        if self._hold is not None:
+            self._unread_tokens = self._hold.share.unread_tokens
+            self._wait = FirstTokenWait(self._unread_tokens, probe_due_at(now, limits.first_token_s))
+            live.waits.add(self._wait)
+        return limits
+
+    def record_attempt(
+        self, first_token_s: float, largest_gap_s: float | None = None, read_tokens: int | None = None
+    ) -> None:
+        if read_tokens is None and self._knows_cache:
+            read_tokens = self._unread_tokens
+        live = self._live
+        live.times.record(AttemptSample(live.clock(), first_token_s, largest_gap_s, read_tokens))
+
+    def on_failed_probe(self, callback: Callable[[float], None] | None) -> None:
+        wait, give_up_at, clock = self._wait, self._give_up_at, self._live.clock
+        if wait is None or give_up_at is None:
+            return
+        wait.on_failed_probe = None if callback is None else lambda: callback(max(give_up_at - clock(), 0.0))
+
+    def _end_wait(self) -> None:
+        wait, self._wait = self._wait, None
+        if wait is not None:
+            self._live.waits.remove(wait)
+
+    def failed(self, error: UnisonoError) -> None:
+        self._end_wait()
+        if kind_of(error) is Failure.TIMEOUT:
+            self._live.times.record_timeout()
+        if kind_of(error) is Failure.UNREACHABLE and not _may_live(error):
+            self._live.times.clear()
+            self._group.forget(self._live)
+        self._live.failed(error, self._route.identity)
+        self._route.fell(self._group, self._live, error)
+
+    def began(self) -> None:
+        self._end_wait()
+        if self._hold is not None:
+            self._hold.share.began()
+
+    def took(self, tokens: int) -> None:
+        self._end_wait()
+        # The next attempt on this place continues after what this one read and wrote.
+        self._prompt_tokens = max(self._prompt_tokens, tokens)
+        if self._hold is not None:
+            self._hold.share.took(tokens)
+
+    def succeeded(self) -> None:
+        self._live.succeeded(self._since)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end_wait()
+        hold, self._hold = self._hold, None
+        if hold is not None:
+            self._live.give_back(hold)
+
+
+def _may_live(error: UnisonoError) -> bool:
+    """Whether a request was dropped by a server that may be the same process as before, which a probe will tell."""
+    return isinstance(error, BackendError) and error.symptom is Symptom.DISCONNECTED

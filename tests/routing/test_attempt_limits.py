@@ -1,0 +1,239 @@
+"""Time limits of one attempt: what they are for a history of a deployment, and what no history may do to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.core.generation import Timeouts
+from unisono.routing.attempt_limits import (
+    MAX_SAMPLE_AGE_S,
+    MAX_SAMPLES,
+    MIN_READING_SPEED,
+    Attempt,
+    AttemptSample,
+    AttemptTimes,
+    Learned,
+    MinTimeouts,
+    attempt_limits,
+)
+
+CONFIGURED = Timeouts(connect_s=10.0, first_token_s=300.0, silence_s=120.0, total_s=600.0)
+SHORT = replace(CONFIGURED, total_s=6.0)
+MINIMUM = MinTimeouts()
+CHAT = Attempt(100, retries_left=2)
+FAST = [(0.2, 0.05, 100)] * 5
+SLOW = [(80.0, 2.0, 8000)] * 5
+"""Samples: seconds to the first token, largest gap, tokens read."""
+
+
+def learned_from(samples: Sequence[tuple[float, float | None, int | None]], timeouts: int = 0) -> Learned:
+    times = AttemptTimes()
+    for first_token_s, gap_s, read_tokens in samples:
+        times.record(AttemptSample(0.0, first_token_s, gap_s, read_tokens))
+    for _ in range(timeouts):
+        times.record_timeout()
+    return times.learned(0.0)
+
+
+COLD = learned_from([])
+WARM = learned_from(FAST)
+
+FIRST_TOKEN: dict[str, tuple[Timeouts, Attempt, Learned, float]] = {
+    "cold": (CONFIGURED, CHAT, COLD, 30.0),
+    "cold, a long prompt by the guessed speed": (CONFIGURED, Attempt(8000, retries_left=2), COLD, 160.0),
+    "cold, a guess leaves half of the time": (CONFIGURED, Attempt(50_000, retries_left=2), COLD, 300.0),
+    "cold, prompts that are waited for count": (CONFIGURED, Attempt(1000, 7000, retries_left=2), COLD, 160.0),
+    "cold, nowhere else to go": (CONFIGURED, Attempt(100), COLD, 300.0),
+    "cold, a short time is shared": (SHORT, CHAT, COLD, 2.0),
+    "cold, a short time leaves half for another one": (SHORT, Attempt(600, retries_left=2), COLD, 3.0),
+    "cold, a short time and a prompt that needs it": (SHORT, Attempt(2000, retries_left=2), COLD, 4.0),
+    "a short time and the last try": (SHORT, Attempt(100), COLD, 6.0),
+    "warm": (CONFIGURED, CHAT, WARM, 10.0),
+    "warm, a short time is shared": (SHORT, CHAT, WARM, 2.0),
+    "warm, of an unknown reading speed": (CONFIGURED, Attempt(8000, retries_left=2), WARM, 160.0),
+    "warm, nowhere else to go": (CONFIGURED, Attempt(100), WARM, 30.0),
+    "given up once, nowhere else to go": (CONFIGURED, Attempt(100), learned_from(FAST, 1), 60.0),
+    "given up often, nowhere else to go": (CONFIGURED, Attempt(100), learned_from(FAST, 99), 300.0),
+    "given up once": (CONFIGURED, CHAT, learned_from(FAST, 1), 10.0),
+    "slow to begin": (CONFIGURED, CHAT, learned_from([(6.0, 0.05, 100)] * 5), 24.2),
+    "slow to begin, a short time": (SHORT, CHAT, learned_from([(0.7, 0.05, 100)] * 5), 3.0),
+    "slow to read, a short prompt": (CONFIGURED, CHAT, learned_from(SLOW), 10.0),
+    "slow to read, a long prompt": (CONFIGURED, Attempt(4000, retries_left=2), learned_from(SLOW), 168.0),
+    "one slow one among many": (CONFIGURED, CHAT, learned_from([*FAST * 12, (9.0, 0.05, 100)]), 10.0),
+}
+
+
+@pytest.mark.parametrize(("timeouts", "attempt", "learned", "limit_s"), FIRST_TOKEN.values(), ids=FIRST_TOKEN)
+def test_limit_for_the_first_token(timeouts: Timeouts, attempt: Attempt, learned: Learned, limit_s: float) -> None:
+    limits = attempt_limits(timeouts, MINIMUM, attempt, learned)
+    assert limits.first_token_s == pytest.approx(limit_s)
+    assert limits.total_s == timeouts.total_s
+
+
+SILENCE: dict[str, tuple[Timeouts, Attempt, Learned, float]] = {
+    "cold": (CONFIGURED, CHAT, COLD, 30.0),
+    "cold, nowhere else to go": (CONFIGURED, Attempt(100), COLD, 120.0),
+    "cold, a short time is shared": (SHORT, CHAT, COLD, 2.0),
+    "warm": (CONFIGURED, CHAT, WARM, 10.0),
+    "warm, nowhere else to go": (CONFIGURED, Attempt(100), WARM, 30.0),
+    "warm, but no answer had a gap": (CONFIGURED, CHAT, learned_from([(0.2, None, 100)]), 30.0),
+    "warm, with gaps": (CONFIGURED, CHAT, learned_from(SLOW), 40.0),
+    "warm, with gaps and a short time": (SHORT, CHAT, learned_from([(0.2, 0.2, 100)]), 4.0),
+    "its own prompt is read": (CONFIGURED, Attempt(50_000, retries_left=2), WARM, 10.0),
+    "prompts of others are still to be read": (CONFIGURED, Attempt(100, 10_000, retries_left=2), WARM, 21.0),
+}
+
+
+@pytest.mark.parametrize(("timeouts", "attempt", "learned", "limit_s"), SILENCE.values(), ids=SILENCE)
+def test_limit_for_silence(timeouts: Timeouts, attempt: Attempt, learned: Learned, limit_s: float) -> None:
+    assert attempt_limits(timeouts, MINIMUM, attempt, learned).silence_s == pytest.approx(limit_s)
+
+
+CONNECT: dict[str, tuple[Timeouts, Attempt, float]] = {
+    "as configured": (CONFIGURED, CHAT, 10.0),
+    "a short time is shared": (SHORT, CHAT, 2.0),
+    "a very short one as far as it is of use": (replace(CONFIGURED, total_s=1.5), CHAT, 1.0),
+    "nowhere else to go": (SHORT, Attempt(100), 6.0),
+}
+
+
+@pytest.mark.parametrize(("timeouts", "attempt", "limit_s"), CONNECT.values(), ids=CONNECT)
+def test_limit_for_connecting(timeouts: Timeouts, attempt: Attempt, limit_s: float) -> None:
+    for learned in (COLD, WARM):
+        assert attempt_limits(timeouts, MINIMUM, attempt, learned).connect_s == pytest.approx(limit_s)
+
+
+def test_configured_minimum_applies() -> None:
+    limits = attempt_limits(CONFIGURED, MinTimeouts(first_token_s=40.0, silence_s=50.0), CHAT, WARM)
+    assert (limits.first_token_s, limits.silence_s) == (40.0, 50.0)
+
+
+def test_a_deployment_is_cold_again_when_it_was_idle() -> None:
+    times = AttemptTimes()
+    times.record(AttemptSample(0.0, 0.2, 0.05, 100))
+    assert times.learned(MAX_SAMPLE_AGE_S).is_warm
+    assert times.learned(MAX_SAMPLE_AGE_S + 1) == COLD
+
+
+def test_a_deployment_whose_process_is_another_one_is_cold() -> None:
+    times = AttemptTimes()
+    times.record(AttemptSample(0.0, 0.2, 0.05, 100))
+    times.record_timeout()
+    times.clear()
+    assert times.learned(0.0) == COLD
+
+
+def test_an_answer_ends_a_row_of_timeouts() -> None:
+    times = AttemptTimes()
+    times.record_timeout()
+    times.record(AttemptSample(0.0, 0.2, 0.05, 100))
+    assert times.learned(0.0).timeouts == 0
+
+
+SECONDS = st.floats(0, 1000, allow_nan=False)
+TOKENS = st.integers(0, 200_000)
+SAMPLES = st.tuples(SECONDS, st.none() | SECONDS, st.none() | TOKENS)
+EVENTS = st.tuples(st.floats(0, 100, allow_nan=False), SAMPLES | st.sampled_from(["timeout", "clear"]))
+"""Seconds since the event before, and what happened."""
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> Learned:
+    """What is known after any history, and some time after its end."""
+    times, now = AttemptTimes(), 0.0
+    for pause_s, event in draw(st.lists(EVENTS, max_size=100)):
+        now += pause_s
+        if event == "timeout":
+            times.record_timeout()
+        elif event == "clear":
+            times.clear()
+        else:
+            first_token_s, gap_s, read_tokens = event
+            times.record(AttemptSample(now, first_token_s, gap_s, read_tokens))  # type: ignore[arg-type]
+    return times.learned(now + draw(st.floats(0, 600, allow_nan=False)))
+
+
+LIMITS = st.floats(0.1, 1000, allow_nan=False)
+CONFIGURATIONS = st.builds(Timeouts, LIMITS, LIMITS, LIMITS, LIMITS)
+MINIMA = st.builds(MinTimeouts, LIMITS, LIMITS)
+ATTEMPTS = st.builds(Attempt, TOKENS, TOKENS, st.integers(0, 9))
+
+
+@given(histories(), CONFIGURATIONS, MINIMA, ATTEMPTS)
+def test_no_limit_is_above_the_configured_one_or_the_time_left(
+    learned: Learned, timeouts: Timeouts, minimum: MinTimeouts, attempt: Attempt
+) -> None:
+    limits = attempt_limits(timeouts, minimum, attempt, learned)
+    assert limits.total_s == timeouts.total_s
+    for limit_s, configured_s in (
+        (limits.connect_s, timeouts.connect_s),
+        (limits.first_token_s, timeouts.first_token_s),
+        (limits.silence_s, timeouts.silence_s),
+    ):
+        assert 0.0 < limit_s <= min(configured_s, timeouts.total_s)
+
+
+@given(histories(), CONFIGURATIONS, MINIMA, ATTEMPTS)
+def test_no_attempt_is_given_up_while_a_prompt_may_still_be_read(
+    learned: Learned, timeouts: Timeouts, minimum: MinTimeouts, attempt: Attempt
+) -> None:
+    limits = attempt_limits(timeouts, minimum, attempt, learned)
+    reading_s = (attempt.prompt_tokens + attempt.waiting_tokens) / MIN_READING_SPEED
+    assert limits.first_token_s >= min(reading_s, timeouts.first_token_s, timeouts.total_s)
+    waiting_s = attempt.waiting_tokens / MIN_READING_SPEED
+    assert limits.silence_s >= min(waiting_s, timeouts.silence_s, timeouts.total_s)
+
+
+@given(histories(), CONFIGURATIONS, MINIMA, ATTEMPTS, TOKENS)
+def test_a_longer_prompt_has_no_less_time(
+    learned: Learned, timeouts: Timeouts, minimum: MinTimeouts, attempt: Attempt, more: int
+) -> None:
+    longer = replace(attempt, prompt_tokens=attempt.prompt_tokens + more)
+    behind_others = replace(attempt, waiting_tokens=attempt.waiting_tokens + more)
+    limits = attempt_limits(timeouts, minimum, attempt, learned)
+    for other in (longer, behind_others):
+        others = attempt_limits(timeouts, minimum, other, learned)
+        assert others.first_token_s >= limits.first_token_s
+        assert others.silence_s >= limits.silence_s
+
+
+@given(histories(), st.floats(1.0, 1000.0), MINIMA, st.integers(0, 9))
+def test_an_honest_long_prompt_is_never_given_up(
+    learned: Learned, total_s: float, minimum: MinTimeouts, retries_left: int
+) -> None:
+    timeouts = replace(CONFIGURED, total_s=total_s)
+    limits = attempt_limits(timeouts, minimum, Attempt(60_000, retries_left=retries_left), learned)
+    assert limits.first_token_s > 20.0 or limits.first_token_s == total_s
+
+
+@given(histories(), MINIMA, ATTEMPTS)
+def test_who_is_alone_has_no_less_time_than_who_is_not(
+    learned: Learned, minimum: MinTimeouts, attempt: Attempt
+) -> None:
+    limits = attempt_limits(CONFIGURED, minimum, attempt, learned)
+    alone = attempt_limits(CONFIGURED, minimum, replace(attempt, retries_left=0), learned)
+    assert alone.first_token_s >= limits.first_token_s
+    assert alone.silence_s >= limits.silence_s
+    assert alone.connect_s >= limits.connect_s
+
+
+@given(st.lists(SAMPLES, max_size=300))
+def test_memory_is_bounded_and_the_last_samples_count(
+    samples: list[tuple[float, float | None, int | None]],
+) -> None:
+    times = AttemptTimes()
+    for first_token_s, gap_s, read_tokens in samples:
+        times.record(AttemptSample(0.0, first_token_s, gap_s, read_tokens))
+    assert len(times._samples) <= MAX_SAMPLES
+    assert times.learned(0.0) == learned_from(samples[-MAX_SAMPLES:])
+
+
+def test_a_limit_is_finite_without_a_configured_one() -> None:
+    endless = Timeouts(inf, inf, inf, inf)
+    assert attempt_limits(endless, MINIMUM, Attempt(100), learned_from(FAST, 10**6)).first_token_s < inf
