@@ -16,12 +16,12 @@ from typing import Final, Self
 from unisono.core.generation import Capabilities
 from unisono.core.ports import Deployment
 from unisono.core.routes import Ask, Demand, Try
+from unisono.core.symptom import Symptom
 from unisono.errors import (
     BackendError,
     BackendOverloaded,
     BackendUnavailable,
     ContextTooLong,
-    Symptom,
     UnisonoError,
 )
 from unisono.routing.deployment import Hold, LiveDeployment
