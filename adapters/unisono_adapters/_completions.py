@@ -9,7 +9,8 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from unisono.core.generation import ENDOFTEXT, STOP_TOKENS, Chunk, FinishReason, Form, Generation
-from unisono.errors import BackendError, BackendProtocolError, BackendUnavailable, Symptom
+from unisono.core.symptom import Symptom
+from unisono.errors import BackendError, BackendProtocolError, BackendUnavailable
 from unisono_adapters._constraints import bias
 from unisono_adapters._events import count, decoded, generate, text_of, token_ids
 from unisono_adapters._failures import Failures, IdsMissing, is_error

@@ -25,6 +25,7 @@ from unisono.core.generation import (
     Generation,
     JsonSchema,
 )
+from unisono.core.symptom import Symptom
 from unisono.core.tagged_unions import for_grammar
 from unisono.errors import (
     BackendError,
@@ -32,7 +33,6 @@ from unisono.errors import (
     BackendRejected,
     BackendTimeout,
     ConstraintRefused,
-    Symptom,
 )
 
 FORBIDDEN = (CONSTRAIN, CHANNEL, START, END, MESSAGE, ENDOFTEXT)

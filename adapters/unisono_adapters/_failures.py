@@ -17,6 +17,7 @@ import aiohttp
 
 from unisono.core.context_window import read_counts
 from unisono.core.secrecy import secret_spellings
+from unisono.core.symptom import Symptom
 from unisono.errors import (
     BackendError,
     BackendOverloaded,
@@ -25,7 +26,6 @@ from unisono.errors import (
     BackendTimeout,
     BackendUnavailable,
     ContextTooLong,
-    Symptom,
 )
 from unisono_adapters._ndjson import EventTooLong
 

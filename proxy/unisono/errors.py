@@ -59,10 +59,10 @@ What the model writes is never on this tree. `ConfigError` stands apart: it is f
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import ClassVar
 
 from unisono.core.letters import well_formed
+from unisono.core.symptom import Symptom
 
 
 class UnisonoError(Exception):
@@ -234,17 +234,6 @@ class ToolServerNotAllowed(NotAllowed):
     code = "tool_server_not_allowed"
 
 
-class Symptom(StrEnum):
-    """How far a request got that a backend failed on."""
-
-    NO_CONNECTION = "no_connection"
-    """The backend never got the request: connection refused, name not resolved, or not accepted in time."""
-    DISCONNECTED = "disconnected"
-    """The connection broke after the request was sent."""
-    SERVER_ERROR = "server_error"
-    """The backend answered with a failure of its own: HTTP 5xx, or an error object."""
-
-
 class BackendError(UnisonoError):
     """A backend failed. `symptom` is set by adapters where they know it. `permanent` says that the same backend would
     fail in the same way if it were asked again, such as one that refuses the gateway's credentials."""
@@ -252,15 +241,8 @@ class BackendError(UnisonoError):
     status, type, code = 502, "server_error", "backend_error"
     permanent = False
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        param: str | None = None,
-        retry_after_s: float | None = None,
-        symptom: Symptom | None = None,
-    ) -> None:
-        super().__init__(message, param=param, retry_after_s=retry_after_s)
+    def __init__(self, message: str, *, retry_after_s: float | None = None, symptom: Symptom | None = None) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
         self.symptom = symptom
 
 

@@ -22,6 +22,7 @@ from unisono.core.generation import (
     OneOf,
     Sampling,
 )
+from unisono.core.symptom import Symptom
 from unisono.errors import (
     BackendError,
     BackendOverloaded,
@@ -30,7 +31,6 @@ from unisono.errors import (
     BackendUnavailable,
     ConstraintRefused,
     ContextTooLong,
-    Symptom,
 )
 
 SCHEMA = {

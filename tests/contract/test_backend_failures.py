@@ -37,6 +37,7 @@ from tests.fakes import (
     without_done,
 )
 from unisono.core.generation import Timeouts
+from unisono.core.symptom import Symptom
 from unisono.errors import (
     BackendError,
     BackendOverloaded,
@@ -45,7 +46,6 @@ from unisono.errors import (
     BackendTimeout,
     BackendUnavailable,
     ContextTooLong,
-    Symptom,
 )
 
 # Failures

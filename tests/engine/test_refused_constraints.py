@@ -14,6 +14,7 @@ from tests.harmony.recoveries import C, F, R
 from unisono.core.conversation import AnswerForm
 from unisono.core.events import Event
 from unisono.core.generation import AnyJson, Chunk, Constraint, Generation, JsonSchema, OneOf
+from unisono.core.symptom import Symptom
 from unisono.core.watching import RefusedConstraint
 from unisono.engine.engine import Engine
 from unisono.engine.memory import TurnMemory
@@ -25,7 +26,6 @@ from unisono.errors import (
     BackendRejected,
     BackendUnavailable,
     ConstraintRefused,
-    Symptom,
     UnisonoError,
 )
 from unisono.harmony.render import Renderer

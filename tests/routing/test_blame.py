@@ -14,6 +14,7 @@ from tests.routing.doubles import ASK, DEMAND, IDS, Clock, Script, known_pool
 from unisono.core.generation import Capabilities
 from unisono.core.probe import Check, Finding, Probe
 from unisono.core.routes import Ask, Demand
+from unisono.core.symptom import Symptom
 from unisono.errors import (
     BackendError,
     BackendOverloaded,
@@ -21,7 +22,6 @@ from unisono.errors import (
     BackendRejected,
     BackendTimeout,
     BackendUnavailable,
-    Symptom,
     UnisonoError,
 )
 from unisono.routing.blame import PROBE_SELDOM_S, is_independent

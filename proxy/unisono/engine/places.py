@@ -124,7 +124,7 @@ class Places:
         found = self._route.prospects(error, resumes=resumes, held=self.taken)
         options = Options(
             available=found.available and left_s > 0.0,
-            later=found.later_s is not None and found.later_s < left_s,
+            later=self._turn.waits_for_failed and found.later_s is not None and found.later_s < left_s,
             resumable=resumable,
             regenerable=regenerable and self.taken,
         )

@@ -13,7 +13,8 @@ from time import monotonic
 from typing import Final
 
 from unisono.core.generation import AnyJson, Constraint, JsonSchema, OneOf
-from unisono.errors import BackendError, BackendOverloaded, BackendRejected, BackendTimeout, Symptom
+from unisono.core.symptom import Symptom
+from unisono.errors import BackendError, BackendOverloaded, BackendRejected, BackendTimeout
 from unisono.harmony.recent import Recent
 
 REMEMBERED_S: Final = 3600.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Final
 
 from unisono.core.events import Event
@@ -62,7 +63,8 @@ class EitherRun(GeneratorRun):
         passes_first = self._passage.way is Way.PASSING_THEN_ENGINE
         shown = False
         try:
-            async with aclosing(self._run(passing=passes_first)) as run:
+            first = replace(self._turn, waits_for_failed=False)
+            async with aclosing(self._run(first, passing=passes_first)) as run:
                 async for batch in run:
                     shown = True
                     yield batch
@@ -74,11 +76,11 @@ class EitherRun(GeneratorRun):
             return
         # What was tried counts, whoever goes on.
         self.report.failovers += bool(self.report.tries)
-        async with aclosing(self._run(passing=not passes_first)) as run:
+        async with aclosing(self._run(self._turn, passing=not passes_first)) as run:
             async for batch in run:
                 yield batch
 
-    def _run(self, *, passing: bool) -> Run:
-        run = PassingRun(self._pool, self._turn, self._passage) if passing else self._turns.start(self._turn)
+    def _run(self, turn: Turn, *, passing: bool) -> Run:
+        run = PassingRun(self._pool, turn, self._passage) if passing else self._turns.start(turn)
         run.report = self.report
         return run

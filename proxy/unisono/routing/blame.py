@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from unisono.errors import BackendError, Symptom, UnisonoError
+from unisono.core.symptom import Symptom
+from unisono.errors import BackendError, UnisonoError
 from unisono.routing.health import Circuits, Tolerance, after_acquittal, after_confirmation, suspected
 
 PROBE_EVERY_S: Final = 1.0

@@ -9,7 +9,8 @@ from typing import Protocol, Self
 from unisono.core.generation import Capabilities, Timeouts
 from unisono.core.ports import Deployment
 from unisono.core.routes import Demand
-from unisono.errors import BackendError, Symptom, UnisonoError
+from unisono.core.symptom import Symptom
+from unisono.errors import BackendError, UnisonoError
 from unisono.routing.attempt_limits import Attempt, AttemptSample, attempt_limits
 from unisono.routing.deployment import Hold, LiveDeployment
 from unisono.routing.first_token_waits import FirstTokenWait, probe_due_at

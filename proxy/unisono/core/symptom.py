@@ -1,0 +1,16 @@
+"""How far a request got that a backend failed on: what tells a fault of the request from one of the backend."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Symptom(StrEnum):
+    """Set by adapters on `BackendError`, where they know it."""
+
+    NO_CONNECTION = "no_connection"
+    """The backend never got the request: connection refused, name not resolved, or not accepted in time."""
+    DISCONNECTED = "disconnected"
+    """The connection broke after the request was sent."""
+    SERVER_ERROR = "server_error"
+    """The backend answered with a failure of its own: HTTP 5xx, or an error object."""
