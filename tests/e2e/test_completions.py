@@ -149,7 +149,10 @@ async def test_an_answer_that_breaks_off_anywhere_goes_on_elsewhere(kinds: tuple
 
 
 async def test_with_nowhere_to_go_a_stream_ends_in_the_error_behind_what_there_is() -> None:
-    async with stage("vllm") as (play, running):
+    def unretrying(*deployments: str) -> dict[str, Any]:
+        return config(*deployments) | {"router_settings": {**PATIENT, "num_retries": 0}}
+
+    async with staged(SCRIPT, ["vllm"], unretrying) as (play, running):
         play.failures = [reset_at(6)] * 9
         answer = await complete(running, stream=True)
         assert not answer.done

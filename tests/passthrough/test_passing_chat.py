@@ -177,7 +177,7 @@ REFUSED: dict[str, tuple[Refusal, int, str, str]] = {
 async def test_failures_of_the_server_are_told_as_those_of_any_backend(
     refusal: Refusal, status: int, code: str, says: str, stream: bool
 ) -> None:
-    async with passed(refusal) as (running, _fake):
+    async with passed(refusal, router_settings={"num_retries": 0}) as (running, _fake):
         answer = await running.chat(model="other", stream=stream)
     error = answer.body["error"]
     assert (answer.status, error["code"]) == (status, code)
