@@ -241,8 +241,15 @@ class BackendError(UnisonoError):
     status, type, code = 502, "server_error", "backend_error"
     permanent = False
 
-    def __init__(self, message: str, *, retry_after_s: float | None = None, symptom: Symptom | None = None) -> None:
-        super().__init__(message, retry_after_s=retry_after_s)
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        symptom: Symptom | None = None,
+    ) -> None:
+        super().__init__(message, param=param, retry_after_s=retry_after_s)
         self.symptom = symptom
 
 

@@ -83,7 +83,7 @@ async def pair(play: Play) -> AsyncIterator[Gateway]:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-@pytest.mark.parametrize("surface", ["chat", "messages"])
+@pytest.mark.parametrize("surface", ["chat", pytest.param("messages", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("hang", HANGS.values(), ids=HANGS)
 async def test_a_backend_that_hangs_leaves_time_for_an_idle_one(hang: Any, surface: str, stream: bool) -> None:
     play = Play(SCRIPT)
@@ -98,7 +98,7 @@ async def test_a_backend_that_hangs_leaves_time_for_an_idle_one(hang: Any, surfa
         assert play.asked == ["vllm", "vllm"]
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.slow), True], ids=["whole", "stream"])
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
 async def test_a_long_prompt_may_take_its_time(warm: bool, stream: bool) -> None:
     def script(asked: dict[str, Any]) -> VllmScript:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from tests.e2e.gateway import config_of, message_of
-from tests.e2e.playing import staged
+from tests.e2e.gateway import Gateway, config_of, gateway, message_of
+from tests.e2e.playing import ENCODING, Play, fake_of, staged
 from tests.e2e.test_failover import SCRIPTS, TOOL, essence
 from tests.fakes import Refusal, close_at, inject_at, reset_at
 from tests.fakes.faults import Fault
@@ -26,10 +28,9 @@ FAILURES: dict[str, Callable[[], list[Fault | Refusal]]] = {
     "reset at token 5": lambda: [reset_at(5)],
     "garbage at token 5": lambda: [inject_at(5, b"data: {garbage\n\n")],
     "reset at token 5, then 503": lambda: [reset_at(5), Refusal(503, b"loading")],
-    "reset at token 5 three times": lambda: [reset_at(5), reset_at(5), reset_at(5)],
+    "reset at token 5 twice": lambda: [reset_at(5), reset_at(5)],
 }
 SETTINGS = {"allowed_fails": 100_000, "cooldown_time": 0.01}
-HI = [{"role": "user", "content": "Hi"}]
 
 
 def config(*deployments: str, num_retries: int = 2, timeout: float = 60, **sections: Any) -> dict[str, Any]:
@@ -39,30 +40,67 @@ def config(*deployments: str, num_retries: int = 2, timeout: float = 60, **secti
     return found
 
 
-@pytest.mark.parametrize("kind", KINDS)
+class Cases(Play):
+    """One server for all cases at once. The client names its case, `[case 3]`, and each has failures of its own."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+        self.scripts: list[str] = []
+        self.left: list[list[Fault | Refusal]] = []
+
+    def add(self, script: str, failures: list[Fault | Refusal]) -> str:
+        """The text that a client names the case with."""
+        self.scripts.append(script)
+        self.left.append(failures)
+        return f"[case {len(self.left) - 1}]"
+
+    def _answer(self, kind: str, prompt: str | Sequence[int], *, fails: bool) -> Any:
+        marked = prompt if isinstance(prompt, str) else ENCODING.decode(prompt)
+        named = re.search(r"\[case (\d+)\]", marked)
+        # The gateway's own probes name none.
+        self.script = self.scripts[int(named[1])] if named else next(iter(SCRIPTS.values()))
+        self.failures = self.left[int(named[1])] if named else []
+        return super()._answer(kind, prompt, fails=fails)
+
+
+@asynccontextmanager
+async def before(kind: str, **sections: Any) -> AsyncIterator[tuple[Cases, Gateway]]:
+    async with fake_of(kind) as fake:
+        cases = Cases()
+        cases.serve(kind, fake)
+        async with gateway(config(f"{kind}@{fake.url}", **sections)) as running:
+            yield cases, running
+
+
+async def check_kind(kind: str, *, stream: bool) -> None:
+    async with before(kind) as (cases, running):
+
+        async def check(name: str, script: str) -> None:
+            failures = FAILURES[name]()
+            undisturbed, disturbed = cases.add(script, []), cases.add(script, failures)
+            whole, answer = [
+                await running.chat(stream=stream, tools=[TOOL], messages=[{"role": "user", "content": case}])
+                for case in (undisturbed, disturbed)
+            ]
+            assert answer.status == 200, (kind, name, answer.raw)
+            assert essence(answer) == essence(whole), (kind, name)
+            assert message_of(answer).note["failovers"] == len(FAILURES[name]()), (kind, name)
+            assert failures == []
+
+        await asyncio.gather(*(check(name, script) for name in FAILURES for script in SCRIPTS.values()))
+
+
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_a_failure_that_passes_reaches_no_client(kind: str, stream: bool) -> None:
-    async with staged("", [kind], config) as (play, running):
-        for script in SCRIPTS.values():
-            play.script = script
-            whole = await running.chat(stream=stream, tools=[TOOL])
-            # All at once: each of them pauses.
-            answers = []
-            for failures in FAILURES.values():
-                play.failures = failures()
-                answers.append(await running.chat(stream=stream, tools=[TOOL]))
-                assert play.failures == []
-            for name, answer in zip(FAILURES, answers, strict=True):
-                assert answer.status == 200, (name, answer.raw)
-                assert essence(answer) == essence(whole), name
-                assert message_of(answer).note["failovers"] == len(FAILURES[name]())
+async def test_a_failure_that_passes_reaches_no_client(stream: bool) -> None:
+    # All at once: most of the time is spent in pauses.
+    await asyncio.gather(*(check_kind(kind, stream=stream) for kind in KINDS))
 
 
 PROMPT = "<|start|>user<|message|>Hi<|end|><|start|>assistant"
-PATHS: dict[str, tuple[str, dict[str, Any]]] = {
-    "responses": ("/v1/responses", {"input": "Hi"}),
-    "messages": ("/v1/messages", {"messages": HI, "max_tokens": 500}),
-    "completions": ("/v1/completions", {"prompt": PROMPT, "max_tokens": 500}),
+PATHS: dict[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
+    "responses": ("/v1/responses", lambda case: {"input": case}),
+    "messages": ("/v1/messages", lambda case: {"messages": [{"role": "user", "content": case}], "max_tokens": 500}),
+    "completions": ("/v1/completions", lambda case: {"prompt": PROMPT.replace("Hi", case), "max_tokens": 500}),
 }
 
 
@@ -76,20 +114,25 @@ def texts(value: Any) -> str:
     return "".join(own) + "".join(map(texts, value.values()))
 
 
-@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_on_every_surface(path: str, stream: bool) -> None:
-    where, fields = PATHS[path]
-    body = json.dumps({"model": "gpt-oss", "stream": stream, **fields}).encode()
-    unisono = {"raw_completions": True}
-    async with staged(SCRIPTS["thoughts and text"], ["vllm"], config, unisono=unisono) as (play, here):
-        for failures in FAILURES.values():
-            play.failures = failures()
-            answer = await here.post(where, body)
-            assert answer.status == 200, answer.raw
-            assert "and “quoted”, to the end." in texts(answer.events if stream else answer.body)
+async def test_on_every_surface(stream: bool) -> None:
+    async with before("vllm", unisono={"raw_completions": True}) as (cases, running):
+
+        async def check(name: str, path: str) -> None:
+            failures = FAILURES[name]()
+            where, fields = PATHS[path]
+            case = cases.add(SCRIPTS["thoughts and text"], failures)
+            answer = await running.post(
+                where, json.dumps({"model": "gpt-oss", "stream": stream, **fields(case)}).encode()
+            )
+            assert answer.status == 200, (name, path, answer.raw)
+            assert "and “quoted”, to the end." in texts(answer.events if stream else answer.body), (name, path)
             assert "error" not in {event.get("type") for event in answer.events}
-            assert play.failures == []
+            assert failures == []
+
+        # In turn, so that the budget of the group pays for all of them.
+        for path in PATHS:
+            await asyncio.gather(*(check(name, path) for name in FAILURES))
 
 
 async def test_retry_after_is_honoured_within_the_total_time() -> None:
