@@ -71,7 +71,7 @@ async def test_a_dead_backend_is_an_http_error_in_a_stream_too() -> None:
 async def test_a_backend_that_dies_amid_a_stream_never_looks_like_success() -> None:
     async with (
         FakeVllm(tokens=tokens(ANSWER), faults=(reset_at(6),)) as fake,
-        gateway(config_of(f"vllm@{fake.url}")) as running,
+        gateway(config_of(f"vllm@{fake.url}", router_settings={"num_retries": 0})) as running,
     ):
         answer = await running.post("/v1/chat/completions", json.dumps(chat(stream=True)).encode())
         assert answer.status == 200

@@ -82,7 +82,7 @@ async def pair(play: Play) -> AsyncIterator[Gateway]:
         yield await stack.enter_async_context(served(config))
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.slow), True], ids=["whole", "stream"])
 @pytest.mark.parametrize("surface", ["chat", pytest.param("messages", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("hang", HANGS.values(), ids=HANGS)
 async def test_a_backend_that_hangs_leaves_time_for_an_idle_one(hang: Any, surface: str, stream: bool) -> None:

@@ -77,7 +77,8 @@ def scripted_config(url: str, free: str, closed: str, tools: dict[str, str]) -> 
         },
         "general_settings": {"master_key": MASTER_KEY},
         # Backends fail here on purpose and must be asked again.
-        "router_settings": {"allowed_fails": 10_000},
+        # What a scene fails with is what the client is to see, without a pause.
+        "router_settings": {"allowed_fails": 10_000, "num_retries": 0},
         "store": {"url": "memory://"},
         "unisono": {
             "max_body_bytes": 500_000,
