@@ -21,8 +21,8 @@ class Ask:
     """What a route is asked for with. Requests of one `owner` wait for each other, and no other owner waits for all of
     them. Those of one `sticky` value go to one deployment while it is well and no busier than others, so that its
     prefix cache is of use; empty for any. `passing` asks for deployments that answer in OpenAI's own API, and for no
-    others; without it for those that speak Harmony. `identity` tells whose failures its failures count as, empty for
-    nobody's; it is called when there is one."""
+    others; without it for those that speak Harmony. `identity` returns the name of who is asking, to which failures
+    are attributed; empty for nobody. It is called only after a failure."""
 
     model: str
     owner: str = ""
@@ -138,8 +138,8 @@ class Route(Protocol):
         ...
 
     def prospects(self, error: UnisonoError, *, resumes: bool, held: bool) -> Prospects:
-        """What is possible when an attempt ended in `error`, before its place is told. `resumes` as in `Demand`. `held`
-        is False where no place could be had for the attempt: it counts as a failed one all the same."""
+        """What is possible after an attempt that ended in `error`. Call it before `Place.failed`. `resumes` as in
+        `Demand`. `held` is False if the attempt got no place; it counts as failed all the same."""
         ...
 
     def retry_failed(self) -> None:

@@ -1,4 +1,4 @@
-"""How far a request got that a backend failed on: what tells a fault of the request from one of the backend."""
+"""How far a request got before its backend failed. It helps to tell a bad request from a bad backend."""
 
 from __future__ import annotations
 

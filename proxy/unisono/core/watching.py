@@ -85,7 +85,7 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True)
 class RefusedConstraint:
-    """A constraint that a generation on `deployment` had to do without. `reason` is `rejected`, or the symptom of the
+    """A constraint that a generation on `deployment` ran without. `reason` is `rejected`, or the symptom of the
     failure (`server_error`, `disconnected`), or `remembered`: the backend was not asked, since it had failed on that
     constraint before."""
 

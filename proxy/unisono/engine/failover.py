@@ -1,8 +1,8 @@
 """The failover policy: what follows a failed attempt. A pure table for every kind of generation.
 
 Harmony generations, raw completions and pass-through requests use it alike. The caller says how the attempt failed, how
-far the answer is, and what is possible; the table says what to do. It knows no clock, no deployment and no budget:
-whether another attempt may be made is for the route to say, in `Options`.
+far the answer is, and what is possible; the table says what to do. It knows no clock, no deployment and no budget: the
+route decides whether another attempt may be made, and says so in `Options`.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class FailureKind(Enum):
     OVERLOADED = auto()  # 429, 503 or a full queue
     PROTOCOL = auto()  # bytes that are no answer, or an answer without an end
     ERROR = auto()  # any other failure of the backend, such as a 500
-    REJECTED = auto()  # the backend finds fault with the request
-    UNFIT = auto()  # the backend was examined and cannot be trusted
-    CANNOT_CONTINUE = auto()  # the backend would not read the text so far as it was generated
+    REJECTED = auto()  # the backend says that the request is invalid
+    UNFIT = auto()  # a probe found that the backend's answers cannot be trusted
+    CANNOT_CONTINUE = auto()  # the backend would not read the answer so far as the same tokens
     CONTEXT_TOO_LONG = auto()  # the prompt does not fit into this backend's context window
 
 
@@ -91,7 +91,7 @@ class Options:
     regenerable: bool = False
 
 
-PASSING_FAILURES: Final = frozenset(
+TRANSIENT_FAILURES: Final = frozenset(
     {
         FailureKind.UNREACHABLE,
         FailureKind.TIMEOUT,
@@ -100,10 +100,10 @@ PASSING_FAILURES: Final = frozenset(
         FailureKind.ERROR,
     }
 )
-"""Failures after which the same deployment may well serve the same request."""
+"""Failures after which the same deployment may serve the same request."""
 
 NO_ROOM: Final = frozenset({FailureKind.CANNOT_CONTINUE, FailureKind.CONTEXT_TOO_LONG})
-"""Failures by which nothing can be added to the answer, although nothing is wrong with it or with the deployment."""
+"""Failures after which nothing can be added to the answer, although neither it nor the deployment is at fault."""
 
 ONWARD: Final[Mapping[tuple[Progress, bool], Action]] = {
     (Progress.NOTHING, True): Action.RETRY,
@@ -115,6 +115,8 @@ ONWARD: Final[Mapping[tuple[Progress, bool], Action]] = {
 """How another attempt goes on, by progress and whether the answer is resumable. There is no row for an answer that the
 client has seen and nobody can resume: what was sent cannot be taken back."""
 
+MAX_REGENERATIONS: Final = 3
+"""How often text that no backend can continue is generated once more: without sampling it is the same every time."""
 ENDS_EARLY: Final = "answer: ends early, since no backend can continue it"
 """What a client reads about an answer that the policy stopped before its end."""
 
@@ -136,6 +138,6 @@ def decide(kind: FailureKind, progress: Progress, options: Options) -> Action:
         return Action.RESTART
     if kind in NO_ROOM and progress is not Progress.NOTHING:
         return Action.STOP
-    if onward is not None and options.later and kind in PASSING_FAILURES:
+    if onward is not None and options.later and kind in TRANSIENT_FAILURES:
         return Action.WAIT
     return Action.RAISE

@@ -16,7 +16,7 @@ from unisono.core.events import Event
 from unisono.core.generation import Capabilities, FinishReason, Form, Generation, Prompt, Usage
 from unisono.core.routes import Demand, Place
 from unisono.engine.asking import DEFAULT_CONTEXT
-from unisono.engine.failover import ENDS_EARLY, Action, AttemptError, Progress
+from unisono.engine.failover import ENDS_EARLY, MAX_REGENERATIONS, Action, AttemptError, Progress
 from unisono.engine.limit import Limit
 from unisono.engine.means import Means
 from unisono.engine.off_loop import Pauses, portions, received
@@ -37,8 +37,6 @@ from unisono.harmony.encoding import Encoding
 from unisono.harmony.plain import plain_decoder
 
 UNSPELLED = "The backend of this model takes text, and no text is cut into just these ids; send the prompt as text."
-MAX_REGENERATIONS = 3
-"""How often text that no backend can continue is generated once more: without sampling it is the same every time."""
 STRIPPED = "The backend of this model shows no special tokens."
 
 

@@ -18,7 +18,7 @@ from unisono.core.events import Closed, Delta, Event, Finished, Repaired
 from unisono.core.generation import FinishReason
 from unisono.core.ids import DerivedIds
 from unisono.engine.asking import Asking
-from unisono.engine.failover import ENDS_EARLY, Action, AttemptError, Progress
+from unisono.engine.failover import ENDS_EARLY, MAX_REGENERATIONS, Action, AttemptError, Progress
 from unisono.engine.hosted import HostedTools, notes_on_left_out, offers_in, with_results
 from unisono.engine.judging import LEFT_OUT
 from unisono.engine.loop import ToolLoop
@@ -32,9 +32,6 @@ from unisono.engine.stretch import Stretch
 from unisono.engine.turn import GeneratorRun, Report, Turn
 from unisono.errors import BackendError, CannotGoOn, ContextTooLong
 from unisono.harmony.tools import plan_tools
-
-MAX_REGENERATIONS = 3
-"""How often text that no backend can continue is generated once more: without sampling it is the same every time."""
 
 
 class TurnRun(GeneratorRun):

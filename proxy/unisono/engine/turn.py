@@ -158,7 +158,7 @@ class Turn:
     failover: bool = True
     """Whether another deployment goes on where one failed behind something that was shown."""
     waits_for_failed: bool = True
-    """Whether a deployment that failed is asked again after a pause where there is no other."""
+    """Whether a failed deployment is asked again after a pause if there is no other."""
     hosting: Hosting | None = None
     """Tools the gateway runs itself in this turn."""
     choice: Choice | None = None

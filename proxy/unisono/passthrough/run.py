@@ -120,7 +120,7 @@ async def _unless_probes_fail(
                 place.on_failed_probe(lambda left_s: limit.reschedule(loop.time() + left_s))
                 bodies = await anext(coming, None)
         except TimeoutError as error:
-            raise BackendTimeout("the backend failed a probe while its answer was waited for") from error
+            raise BackendTimeout("the backend did not answer, and failed a probe meanwhile") from error
         finally:
             place.on_failed_probe(None)
         if bodies is None:

@@ -23,7 +23,7 @@ class PlaceGiver(Protocol):
 
     @property
     def identity(self) -> str:
-        """Who is asking, for failures to be blamed on."""
+        """The name of who is asking, to which failures are attributed."""
         ...
 
     def fell(self, group: Group, live: LiveDeployment, error: UnisonoError) -> None:

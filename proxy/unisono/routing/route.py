@@ -82,7 +82,7 @@ class GroupRoute:
 
     @property
     def identity(self) -> str:
-        """Who is asking, for failures to be blamed on."""
+        """The name of who is asking, to which failures are attributed."""
         return self._ask.identity()
 
     @property
