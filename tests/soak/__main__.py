@@ -1,4 +1,4 @@
-"""Mixed traffic for as long as needed, with samples of the gateway process and a verdict.
+"""Rounds of mixed traffic for as long as needed, with samples of the gateway process and a verdict.
 
 python -m tests.soak --minutes 120
 python -m tests.soak --minutes 10 --rate 80 --store redis --trace 12
@@ -19,7 +19,9 @@ from tests.soak.measure import Sample, judge, take_sample
 from tests.soak.site import Site, site
 from unisono.core.tasks import cancel_and_wait
 
-INTERVAL_S = 10.0
+ROUND_S = 210.0
+"""Traffic between two samples without load."""
+INTERVAL_S = 30.0
 SNAPSHOT_INTERVAL_S = 90.0
 """With tracemalloc: a snapshot stops the gateway for seconds."""
 CALM_S = 100.0
@@ -42,42 +44,62 @@ async def idle_sample(here: Site, at_s: float, baseline: Sample | None = None) -
         await asyncio.sleep(1)
 
 
-async def sample_forever(here: Site, samples: list[Sample], out: Path, interval_s: float) -> None:
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    while True:
-        await asyncio.sleep(interval_s)
-        found = await take_sample(here.replica.pid, here.report, loop.time() - began, here.traffic.done)
-        samples.append(found)
-        with out.open("a") as file:
-            file.write(found.to_json() + "\n")
-        if (snapshot := here.report.with_suffix(".snapshot")).exists():
-            shutil.move(snapshot, out.with_suffix(f".{len(samples)}.snapshot"))
-        here.forget()
+class Record:
+    """The file of all samples, one line each. `kind` tells those taken under load from those taken without."""
+
+    def __init__(self, here: Site, out: Path) -> None:
+        self._here = here
+        self._out = out
+        self._lines = 0
+
+    def add(self, found: Sample, kind: str) -> None:
+        self._lines += 1
+        with self._out.open("a") as file:
+            file.write(json.dumps({"kind": kind} | found.to_dict()) + "\n")
+        if (snapshot := self._here.report.with_suffix(".snapshot")).exists():
+            shutil.move(snapshot, self._out.with_suffix(f".{self._lines}.snapshot"))
+        self._here.forget()
         # Unlike a storm, a soak never asks for a talk again.
         talk.cache_clear()
 
 
+async def sample_under_load(here: Site, record: Record, interval_s: float, began: float) -> None:
+    while True:
+        await asyncio.sleep(interval_s)
+        at_s = asyncio.get_running_loop().time() - began
+        record.add(await take_sample(here.replica.pid, here.report, at_s, here.traffic.done), "load")
+
+
+async def rounds(here: Site, told: argparse.Namespace, baseline: Sample) -> list[Sample]:
+    """Run the traffic, and return the samples taken behind each round."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    ends = began + told.minutes * 60
+    record = Record(here, told.out)
+    interval_s = SNAPSHOT_INTERVAL_S if told.trace else INTERVAL_S
+    found: list[Sample] = []
+    while loop.time() < ends:
+        sampling = asyncio.create_task(sample_under_load(here, record, interval_s, began))
+        await here.traffic.run(told.rate, min(loop.time() + ROUND_S, ends))
+        await cancel_and_wait(sampling)
+        found.append(await idle_sample(here, loop.time() - began, baseline))
+        record.add(found[-1], "idle")
+    return found
+
+
 async def soak(told: argparse.Namespace, folder: Path) -> bool:
     """Run, report, and return whether memory, descriptors, threads and answers are as they should be."""
-    loop = asyncio.get_running_loop()
-    samples: list[Sample] = []
-    interval_s = SNAPSHOT_INTERVAL_S if told.trace else INTERVAL_S
     told.out.parent.mkdir(parents=True, exist_ok=True)
     told.out.unlink(missing_ok=True)
     async with site(folder, told.store, trace=told.trace, seed=told.seed, cache_share=told.cache_share) as here:
         await here.traffic.each_once()
         await asyncio.sleep(min(CALM_S, told.minutes * 60) / 4)
         baseline = await idle_sample(here, 0.0)
-        sampling = asyncio.create_task(sample_forever(here, samples, told.out, interval_s))
-        began = loop.time()
-        await here.traffic.run(told.rate, began + told.minutes * 60)
-        await cancel_and_wait(sampling)
-        end = await idle_sample(here, loop.time() - began, baseline)
+        samples = await rounds(here, told, baseline)
         log = here.replica.log
         lost = here.lost.read_text().splitlines() if here.lost.exists() else []
     warm_up_s = told.warm_up * 60 if told.warm_up is not None else max(WARM_UP_SHARE * told.minutes * 60, MIN_WARM_UP_S)
-    verdict = judge([each for each in samples if each.at_s >= warm_up_s], baseline, end, told.store)
+    verdict = judge([each for each in samples if each.at_s >= warm_up_s], baseline, told.store)
     faults = [*verdict.faults, *here.traffic.failures, *lost[:20]]
     faults += [line for line in log.splitlines() if '"level":"error"' in line.replace(" ", "").lower()][:20]
     kinds = json.dumps(dict(sorted(here.traffic.kinds.items())))

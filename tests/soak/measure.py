@@ -1,4 +1,8 @@
-"""Samples of a running gateway, and the verdict on them: flat or growing, with a confidence interval."""
+"""Samples of a running gateway, and the verdict on them: flat or growing, with a confidence interval.
+
+What is judged was sampled between rounds of traffic. Under load, memory follows the number of requests that run at
+once, and with it whatever else the machine does.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from tests.e2e.processes import holdings
 
@@ -23,6 +28,8 @@ STORE_CONNECTIONS = 64
 """The pool of a Redis store keeps as many connections as operations ran at once, which is limited to so many."""
 MAX_EXTRA_THREADS = 6
 """The default executor starts threads on demand, up to the number of cores and four."""
+MAX_PROCESS_GROWTH = 0.1
+"""How much the process may grow while what it has allocated stays flat: fragmentation, and peaks of load."""
 REPORT_TIMEOUT_S = 30.0
 
 
@@ -30,7 +37,8 @@ REPORT_TIMEOUT_S = 30.0
 class Sample:
     """One look at the process. Sizes are in bytes; `requests` counts those that ended so far.
 
-    `caches` is the size of the caches by class. Each is bounded, and fills for longer than a soak warms up.
+    `allocated` is what malloc and Python's own allocator have given out. `caches` is the size of the caches by class.
+    Each is bounded, and fills for longer than a soak warms up.
     """
 
     at_s: float
@@ -38,6 +46,7 @@ class Sample:
     rss: int
     pss: int
     uss: int
+    allocated: int
     anonymous: int
     descriptors: int
     threads: int
@@ -53,10 +62,10 @@ class Sample:
 
     @property
     def uncached(self) -> int:
-        return self.uss - self.cached
+        return self.allocated - self.cached
 
-    def to_json(self) -> str:
-        return json.dumps({name: value for name, value in asdict(self).items() if name != "types"})
+    def to_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if name != "types"}
 
 
 async def take_sample(pid: int, report: Path, at_s: float, requests: int) -> Sample:
@@ -77,6 +86,7 @@ async def take_sample(pid: int, report: Path, at_s: float, requests: int) -> Sam
         rss=sizes["Rss"],
         pss=sizes["Pss"],
         uss=sizes["Private_Clean"] + sizes["Private_Dirty"],
+        allocated=inside["allocated"],
         anonymous=outside.memory,
         descriptors=outside.descriptors,
         threads=outside.threads,
@@ -123,22 +133,29 @@ class Verdict:
     faults: Sequence[str]
 
 
-def judge(samples: Sequence[Sample], baseline: Sample, end: Sample, store: str = "sqlite") -> Verdict:
-    """`samples` are those after warm-up; `baseline` and `end` were taken without load."""
+def judge(samples: Sequence[Sample], baseline: Sample, store: str = "sqlite") -> Verdict:
+    """All samples were taken without load: `baseline` before the traffic, `samples` after each round behind the
+    warm-up."""
     spare_descriptors = MAX_EXTRA_DESCRIPTORS + (STORE_CONNECTIONS if store == "redis" else 0)
     lines: list[str] = []
     faults: list[str] = []
     if len(samples) < 2 * BLOCKS:
         faults.append(f"only {len(samples)} samples after warm-up, {2 * BLOCKS} are needed: run for longer")
     else:
-        slopes = {name: slope(samples, name) for name in ("uss", "cached", "uncached", "objects", "tasks")}
+        slopes = {name: slope(samples, name) for name in ("uss", "allocated", "cached", "uncached", "objects")}
         lines += [f"{name}: {found}" for name, found in slopes.items()]
         memory = slopes["uncached"]
         if memory.low > MAX_BYTES_PER_REQUEST:
             faults.append(f"memory grows: {memory}")
         elif memory.high > MAX_BYTES_PER_REQUEST:
             faults.append(f"memory: {memory}; too few requests to call it flat, run for longer")
+        quarter = len(samples) // 4
+        first, last = (fmean(each.uss for each in part) for part in (samples[:quarter], samples[-quarter:]))
+        lines.append(f"process: {first / 1e6:.1f} MB in the first quarter, {last / 1e6:.1f} MB in the last")
+        if last > first * (1 + MAX_PROCESS_GROWTH):
+            faults.append(f"the process grows: {first / 1e6:.1f} MB in the first quarter, {last / 1e6:.1f} in the last")
         lines += [f"{name}: {change:+d}" for name, change in _grown(samples)]
+    end = samples[-1] if samples else baseline
     for name, spare in (("descriptors", spare_descriptors), ("threads", MAX_EXTRA_THREADS), ("tasks", 0)):
         before, after = getattr(baseline, name), getattr(end, name)
         lines.append(f"{name}: {before} before, {after} after")

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import json
 import os
+import re
 import signal
+import sys
+import tempfile
 import tracemalloc
 from collections import Counter, OrderedDict
 from pathlib import Path
@@ -56,9 +60,43 @@ def _bytes_of(value: object) -> int:
     return getsizeof(value) + sum(_bytes_of(part) for part in parts if not isinstance(parts[0], int))
 
 
+class Mallinfo2(ctypes.Structure):
+    """glibc's `struct mallinfo2`, see mallinfo(3)."""
+
+    names = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+    _fields_ = tuple((name, ctypes.c_size_t) for name in names)
+
+
+def malloc_bytes() -> int:
+    """Bytes that malloc has given out, without what it holds free."""
+    mallinfo2 = ctypes.CDLL(None).mallinfo2
+    mallinfo2.restype = Mallinfo2
+    found = mallinfo2()
+    return int(found.uordblks + found.hblkhd)
+
+
+def small_object_bytes() -> int:
+    """Bytes in use by Python's allocator of small objects, whose arenas do not come from malloc."""
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        # Python prints these figures on stderr and nowhere else.
+        os.dup2(file.fileno(), 2)
+        try:
+            sys._debugmallocstats()
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+        file.seek(0)
+        text = file.read().decode()
+    found = re.search(r"bytes in allocated blocks\s*=\s*([\d,]+)", text)
+    return int(found[1].replace(",", "")) if found else 0
+
+
 def write_report(*_: object) -> None:
-    """Count tasks and objects; with tracemalloc on, write a snapshot next to the report."""
+    """Count bytes, tasks and objects; with tracemalloc on, write a snapshot next to the report."""
     path = Path(os.environ[TARGET])
+    gc.collect()
+    allocated = malloc_bytes() + small_object_bytes()
     objects = gc.get_objects()
     types = Counter(f"{type(each).__module__}.{type(each).__qualname__}" for each in objects)
     loop = asyncio.get_running_loop()
@@ -67,6 +105,7 @@ def write_report(*_: object) -> None:
         cached[type(cache).__name__] += memory_of(cache)
     report = {
         "pid": os.getpid(),
+        "allocated": allocated,
         "tasks": len(asyncio.all_tasks(loop)),
         "objects": len(objects),
         "cached": cached,
