@@ -3,6 +3,8 @@ nothing is kept where whoever runs the tests keeps their own."""
 
 from __future__ import annotations
 
+import zlib
+from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
@@ -20,6 +22,22 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("project")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow what the quick run leaves out of a test with the mark `sampled`."""
+    cases: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sampled"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for of_one in cases.values():
+        mark = of_one[0].get_closest_marker("sampled")
+        assert mark is not None
+        # In the order of a checksum: every n-th case would always have the same value of one parameter.
+        of_one.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
+        for item in of_one[-(-len(of_one) // mark.kwargs["one_in"]) :]:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -70,6 +70,7 @@ def planned_turns(talk: planned.Talk) -> Turns:
     )
 
 
+@pytest.mark.sampled(one_in=8)
 @pytest.mark.parametrize("told", [planned.IDS, planned.GUIDED_HIDDEN, planned.TEXT], ids=["ids", "guided", "text"])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 async def test_every_malformed_shape_is_read_again_alike(case: Case, told: Capabilities) -> None:
@@ -80,6 +81,7 @@ async def test_every_malformed_shape_is_read_again_alike(case: Case, told: Capab
     check(document)
 
 
+@pytest.mark.sampled(one_in=6)
 @pytest.mark.parametrize("told", [planned.IDS, planned.GUIDED, planned.TEXT], ids=["ids", "guided", "text"])
 @pytest.mark.parametrize("case", planned.CASES.values(), ids=planned.CASES)
 async def test_every_plan_is_read_again_alike(case: planned.Case, told: Capabilities) -> None:

@@ -108,6 +108,7 @@ CUT = [
 ]
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize(("wired", "faults"), CUT)
 async def test_how_the_bytes_are_cut_changes_nothing(wired: Kind, faults: tuple[Any, ...], tmp_path: Path) -> None:
     async with wired.serve(tmp_path, per_chunk=8, faults=faults) as (backend, _):

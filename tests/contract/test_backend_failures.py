@@ -77,6 +77,7 @@ REFUSALS: dict[str, tuple[Refusal, type[Exception]]] = {
 }
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize(("refusal", "expected"), REFUSALS.values(), ids=REFUSALS)
 async def test_an_answer_that_is_no_stream_is_an_error_of_its_kind(
     wired: Kind, refusal: Refusal, expected: type[Exception], tmp_path: Path
@@ -123,6 +124,7 @@ BROKEN = [
 ]
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize(("wired", "broken", "expected"), BROKEN)
 async def test_a_broken_stream_is_an_error_of_its_kind_and_never_an_end(
     wired: Kind, broken: Any, expected: type[Exception], tmp_path: Path
@@ -157,6 +159,7 @@ GARBAGE = {
 }
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("steps", GARBAGE.values(), ids=GARBAGE)
 async def test_what_is_not_http_is_a_backend_error(wired: Kind, steps: list[Any]) -> None:
     async with WireServer(lambda seen: [*steps, *closing()]) as server:

@@ -68,6 +68,7 @@ async def test_thoughts_stop_at_no_stop_string(here: Desk, fields: Any, stream: 
     assert had(outcome) == PARIS
 
 
+@pytest.mark.sampled(one_in=4)
 @both_forms
 @on_both
 @whatever_is_asked
@@ -91,6 +92,7 @@ async def test_with_too_little_room_there_is_less_and_never_anything_else(
             assert had(outcome) == PARIS
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("budget", [0, 1, 10**6])
 @pytest.mark.parametrize("fields", [{}, {"tools": TOOLS}, *ASKED.values()], ids=["nothing", "tools", *ASKED])
 async def test_a_budget_for_thoughts_is_kept_beside_everything(here: Desk, fields: Any, budget: int) -> None:

@@ -111,6 +111,7 @@ async def hears(client: Client, told: Told, response_id: str) -> None:
                 told.events.pop()
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 @pytest.mark.parametrize("at", [0.3, pytest.param(1.2, marks=pytest.mark.slow)], ids=["early", "late"])
 async def test_what_runs_comes_to_its_end(tmp_path: Path, fault: Fault, at: float) -> None:

@@ -164,6 +164,7 @@ async def test_a_real_engine_is_found_fit(site: Site) -> None:
     assert health.body == {"status": "ready", "models": {"ready": 1, "total": 1}, "reasons": []}
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("user", [*CHATS, *TOOL_CHATS])
 async def test_what_the_model_writes_is_answered_whole_and_streamed(site: Site, user: str) -> None:
     expected = CHATS.get(user) or TOOL_CHATS[user]

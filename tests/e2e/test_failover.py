@@ -70,6 +70,7 @@ def essence(answer: Answer) -> tuple[Any, ...]:
     return said.reasoning, said.content, said.calls, said.finish_reason
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 async def test_an_answer_that_breaks_off_anywhere_goes_on_elsewhere(pair: tuple[str, str], fault: str) -> None:

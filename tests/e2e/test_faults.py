@@ -171,6 +171,7 @@ EARLY: dict[str, tuple[Behaviour, int, str]] = {
 }
 
 
+@pytest.mark.sampled(one_in=5)
 @both_ways
 @pytest.mark.parametrize("case", EARLY)
 async def test_with_one_backend_it_is_an_http_error(site: Site, case: str, stream: bool) -> None:
@@ -185,6 +186,7 @@ async def test_with_one_backend_it_is_an_http_error(site: Site, case: str, strea
     assert len(asked(site.bad)) == 1
 
 
+@pytest.mark.sampled(one_in=4)
 @both_ways
 @pytest.mark.parametrize("case", EARLY)
 async def test_with_two_backends_the_other_answers_and_nobody_notices(site: Site, case: str, stream: bool) -> None:
@@ -271,6 +273,7 @@ async def test_after_something_was_shown_another_goes_on_and_nobody_notices(site
     assert (len(asked(site.bad)), len(asked(site.good))) == (1, 2)
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("group", ["one", "stays"])
 @pytest.mark.parametrize("case", LATE)
 async def test_with_nowhere_to_go_on_it_is_one_error_event_and_no_retry(site: Site, case: str, group: str) -> None:

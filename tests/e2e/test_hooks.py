@@ -237,6 +237,7 @@ async def test_a_refusal_that_nothing_could_send_is_one_all_the_same(at: str) ->
 FAILURES = sorted({*WAYS, *SAYS} - {"refuses", "refuses with half a letter"})
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("way", FAILURES)
 @pytest.mark.parametrize("at", ["before", "after"])
 async def test_a_turn_ends_with_a_hook_that_fails_or_goes_on_without(at: str, way: str) -> None:

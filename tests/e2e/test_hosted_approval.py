@@ -250,6 +250,7 @@ WORDS: dict[str, tuple[Any, Any, bool]] = {
 }
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(("operator", "request_", "asks"), WORDS.values(), ids=WORDS)
 async def test_whose_word_it_is(upstream: Upstream, operator: Any, request_: Any, asks: bool) -> None:
     async with desk(upstream, entry={"require_approval": operator}) as here:

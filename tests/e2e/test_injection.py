@@ -257,6 +257,7 @@ def clean(surface: str = "/v1/chat/completions") -> dict[str, Any]:
     return request
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("place", PATHS)
 async def test_markers_in_one_field_change_no_structure(site: Site, place: str) -> None:
     surface, path = PATHS[place]

@@ -59,6 +59,7 @@ on_each = pytest.mark.parametrize("ask", SURFACES.values(), ids=SURFACES)
 on_openais = pytest.mark.parametrize("ask", [SURFACES["chat"], SURFACES["responses"]], ids=["chat", "responses"])
 
 
+@pytest.mark.sampled(one_in=6)
 @both_forms
 @on_each
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

@@ -63,6 +63,7 @@ async def text(request: pytest.FixtureRequest) -> AsyncIterator[Gateway]:
         yield running
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("number", EACH)
 @pytest.mark.asyncio(loop_scope="module")
 async def test_an_ids_backend_writes_it(number: int, ids: Gateway) -> None:
@@ -72,6 +73,7 @@ async def test_an_ids_backend_writes_it(number: int, ids: Gateway) -> None:
     assert message_of(answer).usage["completion_tokens"] == len(ENCODING.encode_as_server(case.output))
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("number", EACH)
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_text_backend_writes_it(number: int, text: Gateway) -> None:

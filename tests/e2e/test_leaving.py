@@ -98,6 +98,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("fields", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("phase", PHASES.values(), ids=PHASES)
 async def test_leaving_frees_the_backend_at_once(

@@ -259,6 +259,7 @@ BROKEN: dict[str, tuple[Behaviour, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize(("fails", "fields"), BROKEN.values(), ids=BROKEN)
 @pytest.mark.parametrize("is_keyed", [True, False], ids=["one key", "without one"])
 async def test_a_backend_that_fails_by_itself_rests_whoever_asks(

@@ -321,6 +321,7 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
             assert not re.search(r'"level": "(warning|error)".*(uvicorn|unisono.api)', running.log)
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("case", CASES)
 async def test_bytes_have_the_answers_they_should_and_no_other(site: Site, case: str) -> None:
     sent, statuses, stays = CASES[case]

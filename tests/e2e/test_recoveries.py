@@ -97,6 +97,7 @@ def check(answer: Answer, surface: str, case: Case, rules: tuple[str, ...], *, s
     return said
 
 
+@pytest.mark.sampled(one_in=5)
 @pytest.mark.parametrize("surface", ["chat", "messages"])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("number", BY_NUMBER, ids=CASES)
@@ -107,6 +108,7 @@ async def test_an_ids_backend_writes_it(number: int, stream: bool, surface: str,
     assert said.usage["completion_tokens"] == len(ENCODING.encode_as_server(case.output))
 
 
+@pytest.mark.sampled(one_in=5)
 @pytest.mark.parametrize("surface", ["chat", pytest.param("messages", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("number", ON_TEXT, ids=[list(CASES)[number] for number in ON_TEXT])

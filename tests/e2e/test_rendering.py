@@ -251,6 +251,7 @@ async def sent(wire: tuple[Gateway, Any], *, stream: bool = False, **fields: Any
     return prompt if isinstance(prompt, str) else ENCODING.decode(prompt)
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 @pytest.mark.asyncio(loop_scope="module")

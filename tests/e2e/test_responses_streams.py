@@ -127,6 +127,7 @@ async def test_a_repair_is_told_at_the_end_and_kept(talk: Line, stream: bool) ->
     assert (await talk.kept(response))["unisono"] == response["unisono"]
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("at", range(16))
 async def test_a_stream_that_breaks_anywhere_has_one_end(talk: Line, at: int) -> None:
     talk.say(PREAMBLE + LOOK, faults=(reset_at(at),))

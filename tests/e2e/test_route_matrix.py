@@ -358,6 +358,7 @@ LEANING: dict[str, Any] = {
 }
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("leaning", LEANING.values(), ids=LEANING)
 @pytest.mark.parametrize("more", [{}, {"stream": True}, {"background": True}], ids=["whole", "stream", "background"])
 async def test_nothing_is_continued_that_is_another_tenants(

@@ -105,6 +105,7 @@ def clean(caplog: pytest.LogCaptureFixture) -> bool:
     return not [each for each in caplog.records if each.exc_info or each.levelno >= logging.ERROR]
 
 
+@pytest.mark.sampled(one_in=2)
 @crossed(SENT)
 async def test_arguments_reach_the_server_as_the_model_wrote_them(
     here: Line, server: Hostile, caplog: pytest.LogCaptureFixture, case: str, surface: str, stream: bool
@@ -117,6 +118,7 @@ async def test_arguments_reach_the_server_as_the_model_wrote_them(
     assert clean(caplog)
 
 
+@pytest.mark.sampled(one_in=2)
 @crossed(TOLD)
 async def test_arguments_that_cannot_be_sent_are_an_error_that_the_model_reads(
     here: Line, server: Hostile, caplog: pytest.LogCaptureFixture, case: str, surface: str, stream: bool

@@ -84,6 +84,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("parent", HOSTILE.values(), ids=HOSTILE)
 async def test_what_is_no_trace_begins_one(there: Collector, parent: str) -> None:
     async with FakeVllm(tokens=SAID) as fake, gateway(config_of(f"vllm@{fake.url}", **traced(there))) as running:

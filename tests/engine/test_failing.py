@@ -146,6 +146,7 @@ def mortals(told: Sequence[Capabilities], cuts: Sequence[int], case: Case, per_c
     ]
 
 
+@pytest.mark.sampled(one_in=6)
 @pytest.mark.parametrize("told", [IDS, HIDDEN], ids=["ids", "ids, stop hidden"])
 @pytest.mark.parametrize("whole", [False, True], ids=["stream", "whole"])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

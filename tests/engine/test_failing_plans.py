@@ -110,6 +110,7 @@ def _plain(event: Event) -> Event:
     return anonymous(event)
 
 
+@pytest.mark.sampled(one_in=5)
 @pytest.mark.parametrize("told", [IDS, GUIDED, GUIDED_HIDDEN], ids=["ids", "guided", "guided, stop hidden"])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 async def test_a_death_anywhere_leaves_what_was_asked_for_as_it_is(case: Case, told: Capabilities) -> None:

@@ -136,6 +136,7 @@ async def check_unknown(talk: Talk, journal: Sequence[int]) -> None:
 FORMS = {"ids": IDS, "ids, stop hidden": HIDDEN, "text": TEXT}
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("told", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("talk", TALKS.values(), ids=TALKS)
 async def test_cutting_the_run_anywhere_changes_nothing(talk: Talk, told: Capabilities) -> None:

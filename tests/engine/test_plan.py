@@ -414,6 +414,7 @@ BUDGETED: dict[str, Case] = {
 CASES = FORCED | OTHERS | FORMED | {name: replace(case, told=(IDS, GUIDED)) for name, case in BUDGETED.items()}
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("told", BACKENDS.values(), ids=BACKENDS)
 @pytest.mark.parametrize("per_chunk", [1, 4, 1000])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

@@ -36,6 +36,7 @@ CASES: dict[str, tuple[Turn, Sequence[str], F | C]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("told", BACKENDS.values(), ids=BACKENDS)
 @pytest.mark.parametrize("per_chunk", [1, 1000])
 @pytest.mark.parametrize("whole", [False, True], ids=["streamed", "whole"])

@@ -175,6 +175,7 @@ def tokens_of(output: Any) -> list[int]:
     return until_stop(ENCODING.encode_as_server(output if isinstance(output, str) else output.output))
 
 
+@pytest.mark.sampled(one_in=5)
 @pytest.mark.parametrize("told", [*BACKENDS.values(), *TEXTS.values()], ids=[*BACKENDS, *TEXTS])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 async def test_cutting_the_run_anywhere_changes_nothing(case: Case, told: Capabilities) -> None:
@@ -195,6 +196,7 @@ OTHERWISE: dict[str, Sequence[str]] = {
 }
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("told", [*BACKENDS.values(), *TEXTS.values()], ids=[*BACKENDS, *TEXTS])
 @pytest.mark.parametrize("outputs", OTHERWISE.values(), ids=OTHERWISE)
 @pytest.mark.parametrize("per_chunk", [1, 3])

@@ -162,6 +162,7 @@ class Going(Scripted):
 PAIRS = {"ids-ids": (IDS, IDS), "ids-text": (IDS, TEXT), "text-ids": (TEXT, IDS), "text-text": (TEXT, TEXT)}
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("whole", [False, True], ids=["stream", "whole"])
 @pytest.mark.parametrize("forms", PAIRS.values(), ids=PAIRS)
 async def test_it_goes_on_elsewhere_behind_what_was_said(forms: tuple[Capabilities, Capabilities], whole: bool) -> None:

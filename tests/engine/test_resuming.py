@@ -236,6 +236,7 @@ async def check_every_cut(talk: Talk, *, cuts: Sequence[int] | None = None) -> i
 FORMS = {"ids": IDS, "ids, stop hidden": HIDDEN, "text": TEXT, "text, stop visible": VISIBLE}
 
 
+@pytest.mark.sampled(one_in=6)
 @pytest.mark.parametrize("told", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 async def test_cutting_the_run_anywhere_changes_nothing(case: Case, told: Capabilities) -> None:

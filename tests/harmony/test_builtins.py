@@ -304,6 +304,7 @@ def test_what_was_called_stands_in_the_next_prompt_and_is_read_the_same_again(en
         assert event.tokens[:start] == tuple(encoding.encode_marked("<|start|>assistant"))
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("case", CALLS)
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_a_text_backend_says_the_same_however_it_is_cut(encoding: Encoding, case: str, size: int) -> None:

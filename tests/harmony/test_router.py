@@ -25,6 +25,7 @@ def test_every_shape_is_read_from_ids(case: Case, encoding: Encoding) -> None:
     assert rules_of(events) == case.rules
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("cut", [1, 7, 100_000])
 @pytest.mark.parametrize(
     "case", [c for c in CASES.values() if c.on_text], ids=[n for n, c in CASES.items() if c.on_text]

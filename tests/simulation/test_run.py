@@ -48,6 +48,7 @@ PLANS = {
 }
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("strategy", [Work, Least, Turns])
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 def test_every_request_ends_once_and_in_order(plan: Plan, strategy: type[Turns]) -> None:

@@ -121,6 +121,7 @@ def url(request: pytest.FixtureRequest) -> str:
     return f"redis+cluster://127.0.0.1:{node.port}"
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("replicas", [0, 1])
 @pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
 async def test_every_broken_connection_is_a_store_error(

@@ -138,6 +138,7 @@ FOREVER = {
 }
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("code", FOREVER.values(), ids=FOREVER)
 async def test_a_run_is_over_when_its_time_is(any_way: Way, code: str) -> None:
     began = time.monotonic()
