@@ -136,7 +136,7 @@ test-dist: $(SYNCED)
 chaos: $(SYNCED)
 	$(BIN)/python -m tests.chaos $(ARGS)
 
-# One gateway process under mixed traffic, sampled every ten seconds; ends with a verdict.
+# One gateway process under mixed traffic, sampled between rounds; ends with a verdict.
 soak: $(SYNCED) .state-server
 	$(BIN)/python -m tests.soak $(ARGS)
 
