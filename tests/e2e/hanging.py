@@ -57,7 +57,7 @@ def drips_empty_events(steps: list[Step]) -> list[Step]:
     if b"chunked" not in head:
         return drips_half_an_event(steps)
     event = json.loads(first[first.index(b"{") : first.rindex(b"}") + 1])
-    for choice in event["choices"]:
+    for choice in event.get("choices", ()):
         choice |= {"text": "", "token_ids": []} if "text" in choice else {"delta": {"role": "assistant", "content": ""}}
     data = b"data: " + json.dumps(event).encode() + b"\n\n"
     return [Write(head), *_dripped([b"%x\r\n%s\r\n" % (len(data), data)] * MAX_DRIPS)]
