@@ -52,15 +52,10 @@ def drips_comments(steps: list[Step]) -> list[Step]:
 
 
 def drips_empty_events(steps: list[Step]) -> list[Step]:
-    """Events as they come with tokens, but without any."""
     head, [first, *_] = _cut(steps)
     if b"chunked" not in head:
         return drips_half_an_event(steps)
-    event = json.loads(first[first.index(b"{") : first.rindex(b"}") + 1])
-    for choice in event.get("choices", ()):
-        choice |= {"text": "", "token_ids": []} if "text" in choice else {"delta": {"role": "assistant", "content": ""}}
-    data = b"data: " + json.dumps(event).encode() + b"\n\n"
-    return [Write(head), *_dripped([b"%x\r\n%s\r\n" % (len(data), data)] * MAX_DRIPS)]
+    return [Write(head), *_dripped([_emptied(first)] * MAX_DRIPS)]
 
 
 def stalls_after(events: int) -> Hang:
@@ -69,6 +64,23 @@ def stalls_after(events: int) -> Hang:
 
 def drips_comments_after(events: int) -> Hang:
     return lambda steps: [*_begun(steps, events), *_dripped([COMMENT] * MAX_DRIPS)]
+
+
+def drips_empty_events_after(events: int) -> Hang:
+    def hang(steps: list[Step]) -> list[Step]:
+        _, [first, *_] = _cut(steps)
+        return [*_begun(steps, events), *_dripped([_emptied(first)] * MAX_DRIPS)]
+
+    return hang
+
+
+def _emptied(chunk: bytes) -> bytes:
+    """The first event of an answer as the server sends events that hold no token."""
+    event = json.loads(chunk[chunk.index(b"{") : chunk.rindex(b"}") + 1])
+    for choice in event.get("choices", ()):
+        choice |= {"text": "", "token_ids": []} if "text" in choice else {"delta": {"role": "assistant", "content": ""}}
+    data = b"data: " + json.dumps(event).encode() + b"\n\n"
+    return b"%x\r\n%s\r\n" % (len(data), data)
 
 
 def _begun(steps: Iterable[Step], events: int) -> list[Step]:

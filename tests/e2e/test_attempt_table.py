@@ -79,6 +79,7 @@ BEFORE: dict[str, tuple[Hang, Hang]] = {
 AMID: dict[str, tuple[Callable[[int], Hang], Hang]] = {
     "stalls in the text": (hanging.stalls_after, hanging.headers_only),
     "drips in the text": (hanging.drips_comments_after, hanging.drips_comments),
+    "empty events in the text": (hanging.drips_empty_events_after, hanging.drips_empty_events),
 }
 
 
@@ -235,7 +236,7 @@ async def check(cells: Sequence[Cell]) -> None:
         found = dict(zip(cells, await asyncio.gather(*map(here.measure, cells)), strict=True))
     for (hang, surface, way), row in groupby(found, lambda cell: cell.row):
         measured = (f"{found[cell][0]} {found[cell][1]:.1f}" for cell in row)
-        print(f"{hang:20}{surface:23}{way:7}", *(f"{each:12}" for each in measured))
+        print(f"{hang:25}{surface:23}{way:7}", *(f"{each:12}" for each in measured))
     wrong = {
         cell.model: (outcome, round(took_s, 2), cell.expected)
         for cell, (outcome, took_s) in found.items()
