@@ -48,8 +48,10 @@ def serve(listener: socket.socket) -> None:
             return
         with connection, suppress(OSError):
             received = b""
-            while not whole(received):
-                received += connection.recv(65536)
+            while not whole(received) and (read := connection.recv(65536)):
+                received += read
+            if not whole(received):
+                continue
             if received.startswith(b"GET"):
                 body = b'{"object": "list", "data": [{"id": "qwen", "object": "model"}]}'
                 head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n"
