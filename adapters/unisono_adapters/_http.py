@@ -42,6 +42,8 @@ BUFFER_BYTES = 16 * 1024
 """Reading from the backend pauses when twice as much waits to be processed."""
 RECEIVE_BUFFER_BYTES = 32 * 1024
 """Receive buffer of a backend's socket. By default the system lets it grow to tens of megabytes."""
+LATE_READ_S = 0.05
+"""How long bytes that came in time may take to be read, when other work held up the event loop."""
 LINGER_S = 0.1
 """How long a finished answer may take to end, so that its connection can be used again."""
 NO_PAGE = (400, 403, 404, 405, 501)
@@ -70,7 +72,7 @@ class _Watch:
     the socket is dropped, which wakes whoever reads from it.
     """
 
-    __slots__ = ("_due", "_first", "_loop", "_response", "_silence_s", "_timer", "_total_at", "expired")
+    __slots__ = ("_due", "_first", "_last_look", "_loop", "_response", "_silence_s", "_timer", "_total_at", "expired")
 
     def __init__(self, started: float, timeouts: Timeouts, response: aiohttp.ClientResponse) -> None:
         self._loop = asyncio.get_running_loop()
@@ -79,6 +81,7 @@ class _Watch:
         self._total_at = started + timeouts.total_s
         self._due: float | None = started + timeouts.first_token_s
         self._first = True
+        self._last_look = False
         self.expired: str | None = None
         self._timer = self._loop.call_at(min(self._due, self._total_at), self._fire)
 
@@ -89,6 +92,7 @@ class _Watch:
     def delivered(self) -> None:
         """Something arrived: from here until `waiting` the backend is not the one being waited for."""
         self._due = None
+        self._last_look = False
         if self._first:
             self._first = False
             self._timer.cancel()
@@ -103,6 +107,10 @@ class _Watch:
         due = now + self._silence_s if self._due is None else self._due
         if now >= self._total_at:
             self.expired = "the answer took longer than the total time allowed"
+        elif now >= due and not self._last_look:
+            self._last_look = True
+            self._timer = self._loop.call_at(min(now + LATE_READ_S, self._total_at), self._fire)
+            return
         elif now >= due:
             self.expired = (
                 "the backend sent no first token in time" if self._first else "the backend fell silent in mid-answer"

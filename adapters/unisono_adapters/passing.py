@@ -14,12 +14,12 @@ import orjson
 
 from unisono.core.conversation import Json
 from unisono.core.generation import Capabilities, Form, Load
-from unisono.core.passing import Api, PassingJob, named
+from unisono.core.passing import Api, PassingJob, has_output, named
 from unisono.core.ports import BackendOptions, PassingFactory
 from unisono.core.probe import Check, Finding, Probe, Severity
 from unisono.errors import BackendProtocolError, UnsupportedValue
 from unisono_adapters._failures import is_error
-from unisono_adapters._http import Answer, Wire
+from unisono_adapters._http import Wire
 from unisono_adapters._model_list import model_list
 
 DONE = b"[DONE]"
@@ -81,7 +81,7 @@ class OpenAiApi:
     async def _streamed(self, job: PassingJob, body: bytes) -> AsyncGenerator[list[Mapping[str, Json]]]:
         answer = await self._wire.post(f"v1/{job.api}", body, job)
         try:
-            async for events in _read(answer):
+            while (events := await answer.read()) is not None:
                 objects: list[Mapping[str, Json]] = []
                 ended = False
                 for data in events:
@@ -91,6 +91,8 @@ class OpenAiApi:
                     objects.append(one)
                     if ended := job.api is Api.RESPONSES and one.get("type") in LAST:
                         break
+                if any(has_output(job.api, one) for one in objects):
+                    answer.delivered()
                 if objects:
                     yield objects
                 if ended:
@@ -109,14 +111,6 @@ class OpenAiApi:
         if is_error(one) and (api is Api.CHAT or "type" not in one):
             raise self._wire.failures.error_object(one)
         return one
-
-
-async def _read(answer: Answer) -> AsyncGenerator[list[bytes]]:
-    """The data of its events, those of a read together, to the end."""
-    while (events := await answer.read()) is not None:
-        if events:
-            answer.delivered()
-            yield events
 
 
 def _same(listed: str, model: str) -> bool:

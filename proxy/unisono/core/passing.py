@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from unisono.core.conversation import Json
 from unisono.core.generation import Timeouts
@@ -20,6 +21,27 @@ class Api(StrEnum):
 
     CHAT = "chat/completions"
     RESPONSES = "responses"
+
+
+WITHOUT_OUTPUT: Final = frozenset({"response.created", "response.queued", "response.in_progress", "keepalive"})
+"""Events of the Responses API that only say that an answer was accepted, or goes on."""
+
+
+def has_output(api: Api, event: Mapping[str, Json]) -> bool:
+    """Whether an event of a stream holds something generated, or an end. Servers may send a role, empty text or the
+    usage long before the first token."""
+    if api is Api.RESPONSES:
+        return event.get("type") not in WITHOUT_OUTPUT
+    choices = event.get("choices")
+    return any(_choice_has_output(choice) for choice in choices) if isinstance(choices, list) else False
+
+
+def _choice_has_output(choice: Json) -> bool:
+    if not isinstance(choice, Mapping):
+        return False
+    delta = choice.get("delta")
+    parts = delta if isinstance(delta, Mapping) else {}
+    return bool(choice.get("finish_reason")) or any(value for name, value in parts.items() if name != "role")
 
 
 class Way(StrEnum):

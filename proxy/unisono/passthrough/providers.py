@@ -26,7 +26,7 @@ from unisono.core.context_window import read_counts
 from unisono.core.conversation import Json
 from unisono.core.generation import Capabilities, Form, Load
 from unisono.core.letters import all_well_formed
-from unisono.core.passing import Api, PassingJob, named
+from unisono.core.passing import Api, PassingJob, has_output, named
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Probe
 from unisono.core.secrecy import secret_spellings
@@ -132,9 +132,10 @@ class LitellmProvider:
         asked = self._asked(job, litellm)
         now = asyncio.get_running_loop().time
         ends_at = now() + times.total_s
-        begun = False
+        first_at = now() + first_s
+        begun = has_output_come = False
         try:
-            async with asyncio.timeout(first_s):
+            async with asyncio.timeout_at(first_at):
                 answer = await ask(**asked)
             begun = True
             if not job.stream:
@@ -142,11 +143,14 @@ class LitellmProvider:
                 return
             async with aclosing(_Closing(answer)) as events:
                 while True:
-                    async with asyncio.timeout_at(min(now() + times.silence_s, ends_at)):
+                    due_at = now() + times.silence_s if has_output_come else first_at
+                    async with asyncio.timeout_at(min(due_at, ends_at)):
                         one = await anext(events, None)
                     if one is None:
                         return
-                    yield [_event(one, answer, job.api)]
+                    event = _event(one, answer, job.api)
+                    has_output_come = has_output_come or has_output(job.api, event)
+                    yield [event]
         except TimeoutError as error:
             raise BackendTimeout("the provider took too long") from error
         except BackendError:

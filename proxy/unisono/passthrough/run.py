@@ -1,7 +1,8 @@
 """One request that passes through: places are taken, backends asked, and answers handed on while they come.
 
 While nothing was shown, what fails is tried on the next deployment; behind that the answer ends in the error, for
-nobody else could go on in the middle of it. The last batch is held until the backend has told what the answer took.
+nobody else could go on in the middle of it. Nothing is shown before the first token. The last batch is held until the
+backend has told what the answer took.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from time import monotonic
 
 from unisono.core.conversation import Json, Phase
 from unisono.core.events import Closed, Event, Finished, Text
-from unisono.core.passing import Api, Passage, PassingJob, starred
+from unisono.core.passing import Api, Passage, PassingJob, has_output, starred
 from unisono.core.routes import Demand, Place, Pool
 from unisono.core.watching import Pace, StepDone
 from unisono.engine.failover import Progress
@@ -67,6 +68,7 @@ class PassingRun(GeneratorRun):
         relaying = relaying_of(self._passage)
         telling = Telling(self.report, place.deployment.name, relaying)
         held: list[Event] = []
+        has_begun = False
         coming = place.deployment.passing.answer(job)
         try:
             async for bodies in coming if job.stream else _unless_probes_fail(coming, place):
@@ -75,7 +77,9 @@ class PassingRun(GeneratorRun):
                 passed = relaying.feed(bodies)
                 telling.came(monotonic())
                 held += passed
-                if held and not relaying.ending:
+                # What comes before the first token is held, so that another deployment may still answer.
+                has_begun = has_begun or any(has_output(job.api, body) for body in bodies)
+                if held and has_begun and not relaying.ending:
                     yield held
                     held = []
             if not relaying.over:

@@ -1,0 +1,102 @@
+"""An answer that no backend can continue, over real sockets: it ends with the text so far, never with an error."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from tests.e2e.gateway import Answer, Gateway, config_of
+from tests.e2e.playing import Play, staged
+from tests.e2e.surfaces import SURFACES
+from tests.fakes import reset_at
+from unisono.engine.failover import ENDS_EARLY, MAX_REGENERATIONS
+
+# A server that takes text would read its name as the token itself.
+TEXT = "The token <|endofprompt|> ends a prompt, and this goes on for a while."
+SCRIPT = f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>{TEXT}<|return|>"
+PIECES_BEFORE_RESET = 40
+BEGINNING = "The token <|endofprompt|> ends"
+TEXT_KINDS = ("ollama", "mlx_server")
+# How each surface says that an answer ends before the model ended it.
+EARLY = {"chat": "length", "responses": "incomplete", "messages": "model_context_window_exceeded"}
+
+
+def config(*deployments: str) -> dict[str, Any]:
+    return config_of(*deployments, router_settings={"allowed_fails": 100_000, "cooldown_time": 0.01})
+
+
+async def ask(running: Gateway, surface: str, *, stream: bool) -> Answer:
+    asked = SURFACES[surface]
+    return await running.post(asked.path, json.dumps({"model": "gpt-oss", "stream": stream, **asked.fields}).encode())
+
+
+def fail(play: Play, times: int) -> None:
+    play.asked.clear()
+    play.failures = [reset_at(PIECES_BEFORE_RESET) for _ in range(times)]
+
+
+def check_early_end(surface: str, answer: Answer) -> None:
+    read = SURFACES[surface]
+    assert answer.status == 200, answer.raw
+    text = read.text(answer)
+    assert text.startswith(BEGINNING)
+    assert TEXT.startswith(text)
+    assert read.finish(answer) == EARLY[surface]
+    assert notes_of(answer) == [ENDS_EARLY]
+
+
+def notes_of(answer: Answer) -> list[str]:
+    for each in (*reversed(answer.events), answer.body):
+        about = each and (each.get("unisono") or each.get("response", {}).get("unisono"))
+        if about:
+            return list(about.get("notes", ()))
+    raise AssertionError(f"nothing is said about the answer: {answer.raw!r}")
+
+
+@pytest.mark.parametrize("surface", EARLY)
+@pytest.mark.parametrize("kind", TEXT_KINDS)
+async def test_a_stream_ends_with_the_text_so_far(kind: str, surface: str) -> None:
+    async with staged(SCRIPT, [kind], config) as (play, running):
+        fail(play, 1)
+        answer = await ask(running, surface, stream=True)
+        check_early_end(surface, answer)
+        assert not [event for event in answer.events if event.get("error") or event.get("type") == "error"]
+        assert answer.done or surface == "messages"
+        assert play.asked == [kind]
+
+
+async def test_an_answer_of_which_nothing_was_shown_is_generated_again() -> None:
+    # All at once: most of the time is spent in pauses.
+    await asyncio.gather(*(check_whole(kind, surface) for kind in TEXT_KINDS for surface in EARLY))
+
+
+async def check_whole(kind: str, surface: str) -> None:
+    async with staged(SCRIPT, [kind], config) as (play, running):
+        read = SURFACES[surface]
+        fail(play, 1)
+        answer = await ask(running, surface, stream=False)
+        assert (answer.status, read.text(answer), read.finish(answer)) == (200, TEXT, read.finishes)
+        assert (notes_of(answer), len(play.asked)) == ([], 2)
+        # Where that never succeeds, it ends as the stream does.
+        fail(play, 9)
+        check_early_end(surface, await ask(running, surface, stream=False))
+        assert len(play.asked) == 1 + MAX_REGENERATIONS
+
+
+async def test_a_response_is_kept_as_it_ended() -> None:
+    async with staged(SCRIPT, ["ollama"], config) as (play, running):
+        for fields in ({"stream": True}, {"background": True}):
+            fail(play, 9)
+            body = {"model": "gpt-oss", "input": "Hi", **fields}
+            answer = await running.post("/v1/responses", json.dumps(body).encode())
+            assert answer.status == 200, answer.raw
+            response = answer.events[-1]["response"] if answer.events else answer.body
+            async with asyncio.timeout(10):
+                while (kept := await running.get(f"/v1/responses/{response['id']}")).body["status"] == "in_progress":
+                    await asyncio.sleep(0.02)
+            check_early_end("responses", kept)
+            assert kept.body["incomplete_details"] == {"reason": "max_output_tokens"}
+            assert not answer.events or kept.body == response
