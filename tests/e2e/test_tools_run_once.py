@@ -117,3 +117,15 @@ async def test_a_tool_that_has_run_is_not_run_again(upstream: Upstream, way: str
             assert upstream.noted(case) == [f"echo {case}"], name
 
         await asyncio.gather(*(check(number, name) for number, name in enumerate(FAILURES)))
+
+
+async def test_a_client_is_told_not_to_repeat_a_request_whose_tool_has_run(upstream: Upstream) -> None:
+    """Streams end in an error event, which no client library repeats."""
+    async with before_one(upstream) as (cases, here):
+        case = "case-final-00"
+        cases.left[case] = [Refusal(503, b"busy") for _ in range(20)]
+        answer = await here.gateway.chat(messages=[{"role": "user", "content": case}], unisono={"run_tools": True})
+        assert upstream.noted(case) == [f"echo {case}"]
+        assert answer.status == 503, answer.raw
+        assert answer.headers["x-should-retry"] == "false"
+        assert "retry-after" not in answer.headers

@@ -29,6 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
 from unisono.api.whole import to_whole
+from unisono.engine.turn import Report
 from unisono.errors import (
     BodyTimeout,
     BodyTooLarge,
@@ -65,6 +66,9 @@ DEFAULT_RETRY_AFTER_S = 1.0
 # The same request fails again with these statuses. The vendors' SDKs repeat some of them unless a header forbids it.
 FINAL_STATUSES: Final = frozenset({400, 401, 403, 404, 405, 409, 413, 415, 422})
 NO_RETRY_HEADER: Final = ("x-should-retry", "false")
+
+REPORTS: Final = "reports"
+"""Where the reports of a request's generations stand in its state."""
 
 REFUSED_OVER_HTTP = "websocket.http.response"
 """The ASGI extension of servers that can answer a handshake with any HTTP response."""
@@ -119,12 +123,14 @@ def to_event(error: UnisonoError, scope: Scope) -> bytes:
 def to_response(error: UnisonoError, scope: Scope | None = None) -> Response:
     """The whole HTTP answer for `error`, as the API that is spoken in `scope` has it."""
     headers: dict[str, str] = dict(error.headers) if isinstance(error, LimitReached) else {}
+    # The same request would run its tools a second time.
+    is_final = error.status in FINAL_STATUSES or _has_run_tools(scope)
     retry_after_s = error.retry_after_s
     if retry_after_s is None and error.status in BUSY:
         retry_after_s = DEFAULT_RETRY_AFTER_S
-    if retry_after_s is not None:
+    if retry_after_s is not None and not _has_run_tools(scope):
         headers["retry-after"] = str(max(0, math.ceil(retry_after_s)))
-    if error.status in FINAL_STATUSES:
+    if is_final:
         headers.update((NO_RETRY_HEADER,))
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
@@ -203,6 +209,11 @@ def register(app: FastAPI) -> None:
         await nowhere(scope, receive, send)
 
     app.router.default = not_found
+
+
+def _has_run_tools(scope: Scope | None) -> bool:
+    reports: Sequence[Report] = () if scope is None else scope.get("state", {}).get(REPORTS, ())
+    return any(report.facts.tools for report in reports)
 
 
 class Failures:

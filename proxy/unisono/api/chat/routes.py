@@ -119,7 +119,7 @@ def chat_router(
             hold_calls=asked.turn.hold_calls,
         )
         runs = await start_all(turns, asked.turns)
-        reports = [run.report for run in runs]
+        reports = request.state.reports = [run.report for run in runs]
         if asked.stream:
             chunks = StreamChunks(frame, reports)
             source: Source = ChunkSource(runs, chunks)

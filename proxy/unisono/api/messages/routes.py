@@ -72,6 +72,7 @@ def messages_router(means: Means, *, keep_alive_s: float = KEEP_ALIVE_S) -> APIR
         asked = await understood(means, request, MessagesRequest)
         run = means.turns.start(asked.turn.turn)
         report = run.report
+        request.state.reports = [report]
         if asked.turn.stream:
             events = MessageEvents(asked.frame, report)
             return EventStream(
