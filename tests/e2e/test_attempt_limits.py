@@ -175,3 +175,27 @@ async def test_only_streams_that_pass_through_show_when_the_first_token_comes() 
         for stream in (False, True):
             assert (await running.chat(model="other", stream=stream)).status == 200
             assert [is_warm(live) for live in members(running, "other")] == [stream, False]
+
+
+async def test_time_that_is_spent_in_line_speaks_against_no_backend() -> None:
+    async with FakeVllm(script=lambda asked: VllmScript(tokens=ANSWER, first_delay_s=0.7)) as fake:
+        config = config_of(f"vllm@{fake.url}")
+        config["model_list"][0]["litellm_params"] |= {"timeout": 1, "max_parallel_requests": 1}
+        async with served(config) as running:
+            clients = (running.chat(messages=[{"role": "user", "content": f"I am {n}"}]) for n in range(8))
+            answers = await asyncio.gather(*clients)
+            assert {answer.status for answer in answers[1:]} <= {503, 504}
+            assert members(running)[0].circuits == {}
+            assert text_of("chat", await running.chat()) == "Done."
+
+
+async def test_nobody_waits_in_line_for_longer_than_an_answer_may_take() -> None:
+    async with FakeVllm(tokens=ANSWER) as fake:
+        config = config_of(f"vllm@{fake.url}")
+        config["model_list"][0]["litellm_params"] |= {"timeout": 1, "rpm": 1}
+        async with served(config) as running:
+            assert text_of("chat", await running.chat()) == "Done."
+            async with asyncio.timeout(5):
+                answer = await running.chat()
+            assert answer.status == 503
+            assert int(answer.headers["retry-after"]) > 30

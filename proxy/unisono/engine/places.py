@@ -96,10 +96,10 @@ class Places:
     def timeouts(self, place: Place) -> Timeouts:
         """Begin an attempt and return its time limits. Raises BackendTimeout if no time is left for the answer."""
         timeouts = self._deadline.left(place.deployment.timeouts, self._now())
-        if timeouts.total_s <= 0.0:
-            raise BackendTimeout(f"The answer was not complete within {place.deployment.timeouts.total_s:g} seconds.")
         route = self._route
         limits = place.attempt_limits(timeouts, retries_left=route.retries_left, elsewhere=route.elsewhere)
+        if timeouts.total_s <= 0.0:
+            raise BackendTimeout(f"The answer was not complete within {place.deployment.timeouts.total_s:g} seconds.")
         return limits if self._can_resume else replace(limits, silence_s=timeouts.silence_s)
 
     def span(self, step: int) -> Trace | None:

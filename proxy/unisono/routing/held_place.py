@@ -51,6 +51,7 @@ class HeldPlace:
         # Of the current attempt.
         self._unread_tokens = 0
         self._give_up_at: float | None = None
+        self._is_cut_short = False
 
     @property
     def deployment(self) -> Deployment:
@@ -62,6 +63,9 @@ class HeldPlace:
         retries = max(retries_left, 1) if elsewhere and self._route.has_alternative(self._prompt_tokens) else 0
         attempt = Attempt(self._prompt_tokens, live.waits.unread_tokens, retries)
         limits = attempt_limits(timeouts, live.terms.min_timeouts, attempt, live.times.learned(now))
+        # What is left of the time after a wait for a place, or after other attempts, may be too little for anybody.
+        fair_s = live.timeouts.total_s / max(self._group.rules.num_retries + 1, 2)
+        self._is_cut_short = timeouts.total_s < fair_s and timeouts.total_s <= limits.first_token_s
         share_s = max(limits.first_token_s, timeouts.total_s / (retries + 1))
         self._give_up_at = now + share_s if retries else None
         if self._hold is not None:
@@ -91,12 +95,14 @@ class HeldPlace:
 
     def failed(self, error: UnisonoError) -> None:
         self._end_wait()
-        if kind_of(error) is Failure.TIMEOUT:
-            self._live.times.record_timeout()
-        if kind_of(error) is Failure.UNREACHABLE and not _may_live(error):
+        kind = kind_of(error)
+        if kind is Failure.UNREACHABLE and not _may_live(error):
             self._live.times.clear()
             self._group.forget(self._live)
-        self._live.failed(error, self._route.identity)
+        if not (kind is Failure.TIMEOUT and self._is_cut_short):
+            if kind is Failure.TIMEOUT:
+                self._live.times.record_timeout()
+            self._live.failed(error, self._route.identity)
         self._route.fell(self._group, self._live, error)
 
     def began(self) -> None:

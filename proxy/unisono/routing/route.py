@@ -284,7 +284,9 @@ class GroupRoute:
     async def _taken(self, group: Group, demand: Demand) -> HeldPlace:
         """A place in a group, waiting in its line. Raises the `BackendError` family."""
         number = group.line.number()
-        until = asyncio.get_running_loop().time() + group.rules.bounds.timeout_s
+        # A place that comes when the time for the answer is over is of no use.
+        longest_s = max(live.timeouts.total_s for live in group.members)
+        until = asyncio.get_running_loop().time() + min(group.rules.bounds.timeout_s, longest_s)
         wanted = self._wanted(group, demand)
         error: BackendError | None = None
         while True:
