@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
@@ -155,6 +156,9 @@ class Held:
         self, first_token_s: float, largest_gap_s: float | None = None, read_tokens: int | None = None
     ) -> None:
         """It learns nothing."""
+
+    def first_token_limit(self) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
     def on_failed_probe(self, callback: Callable[[float], None] | None) -> None:
         """It is not probed."""

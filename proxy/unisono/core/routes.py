@@ -7,6 +7,7 @@ is likely to hold the prompt already. A place that failed is told so, and the ne
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
@@ -88,6 +89,11 @@ class Place(Protocol):
     ) -> None:
         """Learn from an attempt that answered, before `took` ends it. `read_tokens` are the tokens of the prompt that
         were not cached, None if the backend does not say."""
+        ...
+
+    def first_token_limit(self) -> AbstractAsyncContextManager[None]:
+        """Around the reading of an attempt. Raises BackendTimeout if no first token came and the deployment generated
+        nothing for others either, for longer than the learned limit; `began` ends it."""
         ...
 
     def on_failed_probe(self, callback: Callable[[float], None] | None) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from time import monotonic
 
 from unisono.core.conversation import Json, Phase
@@ -69,15 +69,16 @@ class PassingRun(GeneratorRun):
         held: list[Event] = []
         coming = place.deployment.passing.answer(job)
         try:
-            async for bodies in coming if job.stream else _unless_probes_fail(coming, place):
-                if relaying.came == 0:
-                    place.began()
-                passed = relaying.feed(bodies)
-                telling.came(monotonic())
-                held += passed
-                if held and not relaying.ending:
-                    yield held
-                    held = []
+            async with place.first_token_limit() if job.stream else nullcontext():
+                async for bodies in coming if job.stream else _unless_probes_fail(coming, place):
+                    if relaying.came == 0:
+                        place.began()
+                    passed = relaying.feed(bodies)
+                    telling.came(monotonic())
+                    held += passed
+                    if held and not relaying.ending:
+                        yield held
+                        held = []
             if not relaying.over:
                 raise BackendProtocolError("the backend ended its answer without saying why")
         except UnisonoError as error:

@@ -116,6 +116,8 @@ class LiveDeployment:
         self.circuits: Circuits = {}
         self.times = AttemptTimes()
         self.waits = FirstTokenWaits()
+        self._generating = 0  # attempts whose first token came
+        self._generated_at = 0.0
         self.known: Capabilities | None = None
         """By the last good probe; None before the first, after the deployment was put to rest, and when it is unfit."""
         self.examined: Probe | None = None  # the last probe that ended, good or bad
@@ -191,6 +193,16 @@ class LiveDeployment:
     def give_back(self, hold: Hold) -> None:
         hold.share.give_back(self.clock())
         self._changed()
+
+    def generates(self, change: int) -> None:
+        """An attempt began to generate (1), or ended (-1)."""
+        self._generating += change
+        self._generated_at = self.clock()
+
+    @property
+    def generated_at(self) -> float:
+        """When it last generated for the gateway; now if it does."""
+        return self.clock() if self._generating else self._generated_at
 
     def claimed(self, load: Load | None) -> None:
         """What the server says of its load, or that it does not; what the gateway gave it is known better."""
