@@ -204,6 +204,6 @@ def retry_after(headers: Mapping[str, str] | None) -> float | None:
     except ValueError:
         try:
             wait = parsedate_to_datetime(value).timestamp() - time()
-        except ValueError:
+        except (ValueError, OverflowError):
             return None
     return min(max(wait, 0.0), LONGEST_WAIT_S) if wait == wait else None

@@ -58,6 +58,10 @@ REFUSALS: dict[str, tuple[Refusal, type[Exception]]] = {
     "500": (Refusal(500, b'{"error": {"message": "boom"}}'), BackendError),
     "502 HTML": (Refusal(502, b"<html>Bad Gateway</html>", "text/html"), BackendError),
     "503": (Refusal(503), BackendOverloaded),
+    "503, no possible date": (
+        Refusal(503, headers={"Retry-After": "Mon, 01 Jan 2024 00:00:00 +99999999999999999999"}),
+        BackendOverloaded,
+    ),
     "429": (Refusal(429, b'{"error": "slow down"}', headers={"Retry-After": "7"}), BackendOverloaded),
     "400": (Refusal(400, b'{"error": {"message": "temperature must be non-negative"}}'), BackendRejected),
     "422": (Refusal(422, b'{"detail": [{"loc": ["body"]}]}'), BackendRejected),

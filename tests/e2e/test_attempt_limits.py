@@ -175,3 +175,80 @@ async def test_only_streams_that_pass_through_show_when_the_first_token_comes() 
         for stream in (False, True):
             assert (await running.chat(model="other", stream=stream)).status == 200
             assert [is_warm(live) for live in members(running, "other")] == [stream, False]
+
+
+async def test_time_that_is_spent_in_line_speaks_against_no_backend() -> None:
+    async with FakeVllm(script=lambda asked: VllmScript(tokens=ANSWER, first_delay_s=0.7)) as fake:
+        config = config_of(f"vllm@{fake.url}")
+        config["model_list"][0]["litellm_params"] |= {"timeout": 1, "max_parallel_requests": 1}
+        async with served(config) as running:
+            clients = (running.chat(messages=[{"role": "user", "content": f"I am {n}"}]) for n in range(8))
+            answers = await asyncio.gather(*clients)
+            assert {answer.status for answer in answers[1:]} <= {503, 504}
+            assert members(running)[0].circuits == {}
+            assert text_of("chat", await running.chat()) == "Done."
+
+
+async def test_nobody_waits_in_line_for_longer_than_an_answer_may_take() -> None:
+    async with FakeVllm(tokens=ANSWER) as fake:
+        config = config_of(f"vllm@{fake.url}")
+        config["model_list"][0]["litellm_params"] |= {"timeout": 1, "rpm": 1}
+        async with served(config) as running:
+            assert text_of("chat", await running.chat()) == "Done."
+            async with asyncio.timeout(5):
+                answer = await running.chat()
+            assert answer.status == 503
+            assert int(answer.headers["retry-after"]) > 30
+
+
+IMPATIENT = {"min_first_token_timeout_s": 0.8, "min_silence_timeout_s": 1}
+
+
+@asynccontextmanager
+async def hurried(*fakes: FakeVllm | FakeOpenAi) -> AsyncIterator[Gateway]:
+    """A gateway with short limits, whose backends are warm."""
+    config = config_of(*(f"vllm@{fake.url}" for fake in fakes))
+    for entry, fake in zip(config["model_list"], fakes, strict=True):
+        entry["unisono"] = IMPATIENT
+        if isinstance(fake, FakeOpenAi):
+            entry["litellm_params"]["model"] = entry["model_name"] = "vllm/qwen"
+    async with served(config) as running:
+        model = config["model_list"][0]["model_name"]
+        assert {answer.status for answer in await burst(running, 6, model=model)} == {200}
+        assert all(map(is_warm, members(running, model)))
+        for fake in fakes:
+            fake.requests.clear()
+        yield running
+
+
+async def burst(running: Gateway, clients: int, **fields: Any) -> list[Answer]:
+    each = ({"role": "user", "content": f"I am {n}"} for n in range(clients))
+    return await asyncio.gather(*(running.chat(stream=True, messages=[one], **fields) for one in each))
+
+
+@pytest.mark.parametrize("fake", [FakeVllm, FakeOpenAi], ids=["harmony", "passing"])
+async def test_who_waits_for_the_end_of_other_answers_is_not_given_up(fake: Any) -> None:
+    kept = {} if fake is FakeOpenAi else {"tokens": ANSWER}
+    async with fake(**kept) as one, fake(**kept) as other, hurried(one, other) as running:
+        slow = OpenAiScript(delay_s=0.15) if fake is FakeOpenAi else VllmScript(tokens=ANSWER, delay_s=0.03)
+        for server in (one, other):
+            server.slots, server.script = asyncio.Semaphore(1), lambda asked: slow
+        fields = {"model": "vllm/qwen"} if fake is FakeOpenAi else {}
+        answers = await burst(running, 10, **fields)
+        assert {answer.status for answer in answers} == {200}
+        assert not any("error" in event for answer in answers for event in answer.events)
+        assert len(one.requests) + len(other.requests) == 10
+
+
+@pytest.mark.parametrize("hang", HANGS.values(), ids=HANGS)
+async def test_many_who_wait_for_a_backend_that_hangs_are_answered_by_another_one(hang: Any) -> None:
+    async with FakeVllm(tokens=ANSWER) as one, FakeVllm(tokens=ANSWER) as other, hurried(one, other) as running:
+        broken = hang if isinstance(hang, Refusal) else VllmScript(tokens=ANSWER, faults=(hang,))
+        one.script = lambda asked: broken
+        one.slots = asyncio.Semaphore(2)
+        async with asyncio.timeout(10):
+            answers = await burst(running, 12)
+        assert [text_of("chat", answer) for answer in answers] == ["Done."] * 12
+        [hangs, _] = members(running)
+        assert (len(hangs.waits), hangs.candidate.running) == (0, 0)
+        assert hangs.generation.last_at(hangs.clock()) < hangs.clock()

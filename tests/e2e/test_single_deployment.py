@@ -199,3 +199,18 @@ async def test_a_client_that_leaves_in_the_pause_frees_everything_at_once() -> N
             assert (await running.chat()).status == 200
         # And it is not asked for again.
         assert len(play.asked) == 3
+
+
+@pytest.mark.parametrize("name", ["reset before the first token", "500", "503", "reset at token 5"])
+@pytest.mark.parametrize("num_retries", [1, 2])
+async def test_a_deployment_is_retried_while_the_other_one_is_down(name: str, num_retries: int) -> None:
+    def one_is_down(up: str) -> dict[str, Any]:
+        return config(up, "vllm@http://127.0.0.1:9", num_retries=num_retries)
+
+    async with staged(SCRIPTS["thoughts and text"], ["vllm"], one_is_down) as (play, running):
+        assert running.app is not None
+        await running.app.state.gateway.pool.settled(5)
+        play.failures = FAILURES[name]()
+        answer = await running.chat(stream=True)
+        assert message_of(answer).finish_reason == "stop", answer.raw
+        assert play.failures == []

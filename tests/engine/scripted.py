@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
@@ -148,13 +149,18 @@ class Held:
     deployment: Deployment
     capabilities: Capabilities
 
-    def attempt_limits(self, timeouts: Timeouts, *, retries_left: int, elsewhere: bool) -> Timeouts:
+    def attempt_limits(
+        self, timeouts: Timeouts, *, retries_left: int, elsewhere: bool, other_kind: bool = False
+    ) -> Timeouts:
         return timeouts
 
     def record_attempt(
         self, first_token_s: float, largest_gap_s: float | None = None, read_tokens: int | None = None
     ) -> None:
         """It learns nothing."""
+
+    def first_token_limit(self) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
     def on_failed_probe(self, callback: Callable[[float], None] | None) -> None:
         """It is not probed."""

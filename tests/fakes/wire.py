@@ -7,6 +7,7 @@ import json
 import socket
 import struct
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self, cast
@@ -103,6 +104,8 @@ class WireServer:
         self.connections = 0
         self.closed_at: list[float] = []
         self.failures: list[Exception] = []
+        self.slots: asyncio.Semaphore | None = None
+        """As many generations run at once; others wait before their first byte. None for no limit."""
         self.at_port = 0
         """Where it listens once it is entered; 0 is a free one."""
         self.send_buffer = 0
@@ -241,7 +244,9 @@ class _Connection(asyncio.Protocol):
                 self._server.failures.append(error)
                 self.drop()
                 return
-            if not await self._perform(steps):
+            async with nullcontext() if seen.is_probe or self._server.slots is None else self._server.slots:
+                lives_on = await self._perform(steps)
+            if not lives_on:
                 return
             seen.done_at = self._loop.time()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,6 +15,7 @@ from tests.e2e.gateway import Answer, Gateway, gateway
 from tests.fakes import FakeVllm, Refusal, close_at, reset_at
 from tests.fakes.faults import Fault, inject_at, without_done
 from tests.fakes.openai_api import FakeOpenAi, OpenAiScript
+from tests.fakes.wire import Stall, Step
 from unisono.core.passing import named, starred
 from unisono.harmony.encoding import load_encoding
 
@@ -345,6 +347,35 @@ async def test_a_gpt_oss_stands_in_for_a_model_that_passes(stream: bool) -> None
     # No gpt-oss could answer these.
     assert (odd.status, several.status) == (502, 502)
     assert len(other.requests) == 7
+
+
+class Silent(Refusal):
+    """Not even headers."""
+
+    def steps(self) -> list[Step]:
+        return [Stall()]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_both_kinds_share_the_time_for_an_answer(stream: bool) -> None:
+    limits = {"timeout": 3, "num_retries": 1}
+    async with (
+        FakeVllm(tokens=HARMONY) as oss,
+        FakeOpenAi() as other,
+        served(oss_entry(oss.url, "m"), entry(other.url, name="m"), router_settings=limits) as running,
+    ):
+        oss.script = lambda _: Silent(200)
+        began = time.monotonic()
+        answer = await running.chat(model="m", stream=stream)
+        took_s = time.monotonic() - began
+        assert answer.status == 200
+        assert answer.headers["x-unisono-backend"] == "vllm-2"
+        assert took_s < limits["timeout"]
+        other.script = Silent(200)
+        began = time.monotonic()
+        answer = await running.chat(model="m", stream=stream)
+        assert answer.body["error"]["code"] == "backend_timeout"
+        assert time.monotonic() - began < limits["timeout"] + 1.5
 
 
 SURFACES = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
+from math import inf
 
 import pytest
 
@@ -117,12 +118,31 @@ async def test_prompts_that_are_not_read_yet_leave_others_more_time() -> None:
         begin(place)
         assert a.waits.unread_tokens == 8000
         other.record_attempt(0.2, 0.01, 100)
-        # Nobody knows how fast it reads.
-        assert begin(other).first_token_s == 8100 / 50
+        a.waits.postpone_probes(inf)
+        begin(other)
+        # Nobody knows how fast it reads. A probe is due after half of the limit.
+        assert a.waits.next_probe_at == clock.now + 8100 / 50 / 2
         place.began()
         assert (a.waits.unread_tokens, len(a.waits)) == (100, 1)
-        assert begin(other).first_token_s == 10.0
+        begin(other)
+        assert a.waits.next_probe_at == clock.now + 10.0 / 2
     assert (a.waits.unread_tokens, len(a.waits)) == (0, 0)
+
+
+async def test_a_limit_that_passes_as_the_first_token_comes_cancels_nothing() -> None:
+    pool, (a, _) = await known_pool("a", live_of("b", time.monotonic, order=1), clock=time.monotonic)
+    loop = asyncio.get_running_loop()
+    with await pool.route(ASK).place(DEMAND), await pool.route(ASK).place(DEMAND) as place:
+        begin(place, replace(TIMEOUTS, total_s=0.05))
+        async with place.first_token_limit():
+            # The timer of the limit is behind this one, in the same turn of the loop.
+            came = loop.create_future()
+            loop.call_later(0.02, came.set_result, None)
+            time.sleep(0.1)
+            await came
+            place.began()
+            await asyncio.sleep(0.01)
+        assert a.generation.last_at(a.clock()) <= a.clock()
 
 
 @pytest.mark.parametrize("end", ["began", "failed", "took", "left", "next attempt"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -14,7 +15,7 @@ from tests.routing.doubles import ASK, DEMAND, IDS, Clock, Script, known_pool, l
 from unisono.config import StandIns
 from unisono.core.blocks import BLOCK_TOKENS, blocks_of
 from unisono.core.probe import Check, Finding, Probe
-from unisono.core.routes import Ask, Demand, Route, Try
+from unisono.core.routes import Ask, Demand, Prospects, Route, Try
 from unisono.errors import (
     BackendError,
     BackendOverloaded,
@@ -292,6 +293,76 @@ async def test_with_the_budget_empty_the_client_is_told_when_to_come_back() -> N
         await one_after_the_other()
     assert raised.value in errors[10:]
     assert raised.value.retry_after_s == 1.0
+
+
+async def after(route: Route, error: UnisonoError) -> Prospects:
+    """What a route offers after an attempt on its next place that ended in this way."""
+    with await route.place(DEMAND) as place:
+        found = route.prospects(error, resumes=False, held=True)
+        place.failed(error)
+    return found
+
+
+def permanent() -> BackendError:
+    error = BackendError("no such model")
+    error.permanent = True
+    return error
+
+
+@pytest.mark.parametrize("errors", [(permanent(), GONE), (GONE, permanent())], ids=["first", "last"])
+async def test_after_a_pause_only_a_deployment_whose_failure_passes_is_asked_again(
+    errors: Sequence[BackendError],
+) -> None:
+    pool, _ = await known_pool("a", "b", clock=Clock(), rules=Rules(tolerance=CALM))
+    route = pool.route(ASK)
+    assert await after(route, errors[0]) == Prospects(available=True)
+    assert (await after(route, errors[1])).later_s is not None
+    route.retry_failed()
+    passed = next(one.deployment for one in route.tries if one.failure == GONE.code)
+    assert await given(route, None) == [passed]
+
+
+async def test_a_deployment_that_is_down_is_a_last_resort() -> None:
+    pool, (_, b) = await known_pool("a", live_of("b", Clock()), clock=Clock(), rules=Rules(tolerance=CALM))
+    script_of(b).outcomes, b.known = [GONE], None
+    with pytest.raises(BackendUnavailable):
+        await b.check()
+    assert (await after(pool.route(ASK), BackendOverloaded("busy"))).later_s is not None
+    assert await after(pool.route(ASK), permanent()) == Prospects(available=True)
+
+
+async def test_where_no_place_was_to_be_had_there_is_none_without_a_pause() -> None:
+    pool, _ = await known_pool("a", "b", clock=Clock(), rules=Rules(tolerance=CALM))
+    route = pool.route(ASK)
+    assert (await after(route, GONE)).available
+    found = route.prospects(GONE, resumes=False, held=False)
+    assert not found.available
+    assert found.later_s is not None
+
+
+async def test_who_is_told_to_come_back_does_so_in_time_and_not_at_one_moment() -> None:
+    pool, _ = await known_pool("a", clock=Clock(), rules=Rules(tolerance=CALM))
+    busy = BackendOverloaded("busy", retry_after_s=4.0)
+    pauses = [(await after(pool.route(ASK), busy)).later_s for _ in range(30)]
+    assert all(pause is not None and 4.0 <= pause <= 5.0 for pause in pauses)
+    assert len(set(pauses)) == 30
+
+
+@pytest.mark.parametrize(("error", "free"), [(GONE, True), (BackendError("500"), False)], ids=["reset", "500"])
+async def test_a_server_that_answers_with_a_failure_is_asked_again_for_a_charge(
+    error: BackendError, free: bool
+) -> None:
+    pool, _ = await known_pool("a", clock=Clock(), rules=Rules(tolerance=CALM))
+    again = 0
+    for _ in range(30):
+        route = pool.route(ASK)
+        assert not (await after(route, error)).available
+        route.retry_failed()
+        with suppress(BackendError):
+            await given(route, None)
+            again += 1
+    assert (again == 30) is free
+    assert again >= 10
 
 
 Stage: TypeAlias = dict[str, Sequence[LiveDeployment]]

@@ -7,6 +7,7 @@ is likely to hold the prompt already. A place that failed is told so, and the ne
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
@@ -78,9 +79,12 @@ class Place(Protocol):
         """By the last good probe."""
         ...
 
-    def attempt_limits(self, timeouts: Timeouts, *, retries_left: int, elsewhere: bool) -> Timeouts:
+    def attempt_limits(
+        self, timeouts: Timeouts, *, retries_left: int, elsewhere: bool, other_kind: bool = False
+    ) -> Timeouts:
         """Begin an attempt and return its time limits. `timeouts` are the configured ones, `total_s` what is left of
-        the time for the answer. `elsewhere`: whether another deployment can be tried, `retries_left` how often."""
+        the time for the answer. `elsewhere`: whether another deployment can be tried, `retries_left` how often.
+        `other_kind`: whether a deployment outside of this route takes over."""
         ...
 
     def record_attempt(
@@ -88,6 +92,11 @@ class Place(Protocol):
     ) -> None:
         """Learn from an attempt that answered, before `took` ends it. `read_tokens` are the tokens of the prompt that
         were not cached, None if the backend does not say."""
+        ...
+
+    def first_token_limit(self) -> AbstractAsyncContextManager[None]:
+        """Around the reading of an attempt. Raises BackendTimeout if no first token came and the deployment generated
+        nothing for others either, for longer than the learned limit; `began` ends it."""
         ...
 
     def on_failed_probe(self, callback: Callable[[float], None] | None) -> None:

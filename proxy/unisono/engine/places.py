@@ -38,7 +38,7 @@ class Places:
         # An answer that cannot go on elsewhere must not end early either.
         self._can_resume = turn.failover and not passing
         self._before = tuple(report.tries)
-        self._deadline = Deadline(self._now())
+        self._deadline = turn.deadline or Deadline(self._now())
         self._place: Place | None = None
         self._held = ExitStack()
         self._asked = False
@@ -96,10 +96,15 @@ class Places:
     def timeouts(self, place: Place) -> Timeouts:
         """Begin an attempt and return its time limits. Raises BackendTimeout if no time is left for the answer."""
         timeouts = self._deadline.left(place.deployment.timeouts, self._now())
+        route = self._route
+        limits = place.attempt_limits(
+            timeouts,
+            retries_left=route.retries_left,
+            elsewhere=route.elsewhere,
+            other_kind=self._turn.has_other_kind,
+        )
         if timeouts.total_s <= 0.0:
             raise BackendTimeout(f"The answer was not complete within {place.deployment.timeouts.total_s:g} seconds.")
-        route = self._route
-        limits = place.attempt_limits(timeouts, retries_left=route.retries_left, elsewhere=route.elsewhere)
         return limits if self._can_resume else replace(limits, silence_s=timeouts.silence_s)
 
     def span(self, step: int) -> Trace | None:
@@ -124,7 +129,7 @@ class Places:
         found = self._route.prospects(error, resumes=resumes, held=self.taken)
         options = Options(
             available=found.available and left_s > 0.0,
-            later=self._turn.waits_for_failed and found.later_s is not None and found.later_s < left_s,
+            later=not self._turn.has_other_kind and found.later_s is not None and found.later_s < left_s,
             resumable=resumable,
             regenerable=regenerable and self.taken,
         )

@@ -43,7 +43,8 @@ class Telling:
     async def reading(self, stream: AsyncIterator[Chunk], place: Place) -> AsyncGenerator[None]:
         """While `stream` is read. Whatever ends that, it is told, to the `place` too, and the stream closed."""
         try:
-            yield
+            async with place.first_token_limit():
+                yield
         except UnisonoError as error:
             self.failure = error.code
             if isinstance(error, ContextTooLong):

@@ -12,6 +12,7 @@ from typing import Protocol, TypeAlias
 from unisono.core.access import Caller
 from unisono.core.accounts import Standing
 from unisono.core.conversation import AnswerForm, Conversation, Json, Tokens
+from unisono.core.deadline import Deadline
 from unisono.core.events import Closed, Event, HostedCall
 from unisono.core.generation import Sampling
 from unisono.core.passing import Passage
@@ -157,8 +158,11 @@ class Turn:
     """What keeps its prompts apart from equal ones in backends' caches; empty for nothing."""
     failover: bool = True
     """Whether another deployment goes on where one failed behind something that was shown."""
-    waits_for_failed: bool = True
-    """Whether a failed deployment is asked again after a pause if there is no other."""
+    has_other_kind: bool = False
+    """Whether a deployment of the other kind answers if this turn fails before any output. Then no deployment that
+    failed is asked again, and a deployment that hangs leaves time for the other one."""
+    deadline: Deadline | None = None
+    """The time that this turn shares with one that answered nothing; None for a time of its own."""
     hosting: Hosting | None = None
     """Tools the gateway runs itself in this turn."""
     choice: Choice | None = None

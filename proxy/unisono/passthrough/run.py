@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from time import monotonic
 
 from unisono.core.conversation import Json, Phase
@@ -71,17 +71,18 @@ class PassingRun(GeneratorRun):
         has_begun = False
         coming = place.deployment.passing.answer(job)
         try:
-            async for bodies in coming if job.stream else _unless_probes_fail(coming, place):
-                if relaying.came == 0:
-                    place.began()
-                passed = relaying.feed(bodies)
-                telling.came(monotonic())
-                held += passed
-                # What comes before the first token is held, so that another deployment may still answer.
-                has_begun = has_begun or any(has_output(job.api, body) for body in bodies)
-                if held and has_begun and not relaying.ending:
-                    yield held
-                    held = []
+            async with place.first_token_limit() if job.stream else nullcontext():
+                async for bodies in coming if job.stream else _unless_probes_fail(coming, place):
+                    held += relaying.feed(bodies)
+                    # What comes before the first token is held, so that another deployment may still answer.
+                    if not has_begun and any(has_output(job.api, body) for body in bodies):
+                        has_begun = True
+                        place.began()
+                    if has_begun:
+                        telling.came(monotonic())
+                    if held and has_begun and not relaying.ending:
+                        yield held
+                        held = []
             if not relaying.over:
                 raise BackendProtocolError("the backend ended its answer without saying why")
         except UnisonoError as error:

@@ -7,11 +7,13 @@ that passes through goes to the engine in the same way where a gpt-oss stands in
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Final
 
+from unisono.core.deadline import Deadline
 from unisono.core.events import Event
 from unisono.core.passing import Passage, Way
 from unisono.core.routes import Pool
@@ -61,9 +63,10 @@ class EitherRun(GeneratorRun):
 
     async def _each(self) -> AsyncGenerator[list[Event]]:
         passes_first = self._passage.way is Way.PASSING_THEN_ENGINE
+        deadline = Deadline(asyncio.get_running_loop().time())
         shown = False
         try:
-            first = replace(self._turn, waits_for_failed=False)
+            first = replace(self._turn, has_other_kind=True, deadline=deadline)
             async with aclosing(self._run(first, passing=passes_first)) as run:
                 async for batch in run:
                     shown = True
@@ -76,7 +79,8 @@ class EitherRun(GeneratorRun):
             return
         # What was tried counts, whoever goes on.
         self.report.failovers += bool(self.report.tries)
-        async with aclosing(self._run(self._turn, passing=not passes_first)) as run:
+        second = replace(self._turn, deadline=deadline)
+        async with aclosing(self._run(second, passing=not passes_first)) as run:
             async for batch in run:
                 yield batch
 

@@ -24,7 +24,7 @@ from unisono.errors import BackendTimeout, BackendUnfit, UnisonoError
 from unisono.routing.attempt_limits import AttemptTimes, MinTimeouts
 from unisono.routing.blame import Suspicion, is_independent
 from unisono.routing.findings import log_findings, unfit, with_context
-from unisono.routing.first_token_waits import FirstTokenWaits
+from unisono.routing.first_token_waits import FirstTokenWaits, GenerationActivity
 from unisono.routing.health import (
     Circuits,
     Failure,
@@ -116,8 +116,8 @@ class LiveDeployment:
         self.circuits: Circuits = {}
         self.times = AttemptTimes()
         self.waits = FirstTokenWaits()
-        self.known: Capabilities | None = None
-        """By the last good probe; None before the first, after the deployment was put to rest, and when it is unfit."""
+        self.generation = GenerationActivity()
+        self.known: Capabilities | None = None  # by the last good probe; None after a rest, and when it is unfit
         self.examined: Probe | None = None  # the last probe that ended, good or bad
         self.failure: UnisonoError | None = None
         """Why the last probe failed; None when it did not, or when it served a request since."""

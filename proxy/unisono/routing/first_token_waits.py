@@ -28,6 +28,26 @@ def probe_due_at(now: float, limit_s: float) -> float:
     return now + max(limit_s / 2, MIN_WAIT_S)
 
 
+class GenerationActivity:
+    """Attempts on a deployment whose first token came, and when it last generated for one of them."""
+
+    def __init__(self) -> None:
+        self._running = 0
+        self._last_at = 0.0
+
+    def begin(self, now: float) -> None:
+        self._running += 1
+        self._last_at = now
+
+    def end(self, now: float) -> None:
+        self._running -= 1
+        self._last_at = now
+
+    def last_at(self, now: float) -> float:
+        """When the deployment last generated for this process: `now` if it does."""
+        return now if self._running else self._last_at
+
+
 class FirstTokenWaits:
     """All waiting attempts of a deployment. `unread_tokens` is their sum."""
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -10,7 +13,7 @@ from unisono.core.generation import Capabilities, Timeouts
 from unisono.core.ports import Deployment
 from unisono.core.routes import Demand
 from unisono.core.symptom import Symptom
-from unisono.errors import BackendError, UnisonoError
+from unisono.errors import BackendError, BackendTimeout, UnisonoError
 from unisono.routing.attempt_limits import Attempt, AttemptSample, attempt_limits
 from unisono.routing.deployment import Hold, LiveDeployment
 from unisono.routing.first_token_waits import FirstTokenWait, probe_due_at
@@ -51,24 +54,76 @@ class HeldPlace:
         # Of the current attempt.
         self._unread_tokens = 0
         self._give_up_at: float | None = None
+        self._is_cut_short = False
+        self._generates = False
+        self._patience_s: float | None = None
+        self._limit: asyncio.Timeout | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def deployment(self) -> Deployment:
         return self._live
 
-    def attempt_limits(self, timeouts: Timeouts, *, retries_left: int, elsewhere: bool) -> Timeouts:
-        self._end_wait()
+    def attempt_limits(
+        self, timeouts: Timeouts, *, retries_left: int, elsewhere: bool, other_kind: bool = False
+    ) -> Timeouts:
+        self._end_attempt()
         live, now = self._live, self._live.clock()
-        retries = max(retries_left, 1) if elsewhere and self._route.has_alternative(self._prompt_tokens) else 0
+        can_move = other_kind or (elsewhere and self._route.has_alternative(self._prompt_tokens))
+        retries = max(retries_left, 1) if can_move else 0
         attempt = Attempt(self._prompt_tokens, live.waits.unread_tokens, retries)
         limits = attempt_limits(timeouts, live.terms.min_timeouts, attempt, live.times.learned(now))
+        # What is left of the time after a wait for a place, or after other attempts, may be too little for anybody.
+        fair_s = live.timeouts.total_s / max(self._group.rules.num_retries + 1, 2)
+        self._is_cut_short = timeouts.total_s < fair_s and timeouts.total_s <= limits.first_token_s
         share_s = max(limits.first_token_s, timeouts.total_s / (retries + 1))
         self._give_up_at = now + share_s if retries else None
         if self._hold is not None:
             self._unread_tokens = self._hold.share.unread_tokens
             self._wait = FirstTokenWait(self._unread_tokens, probe_due_at(now, limits.first_token_s))
             live.waits.add(self._wait)
+        self._patience_s = None
+        if live.candidate.running > 1:
+            # It may have to wait for the end of other answers, and nobody knows how many the server generates at once.
+            self._patience_s = limits.first_token_s
+            limits = replace(limits, first_token_s=min(timeouts.first_token_s, timeouts.total_s, share_s))
         return limits
+
+    @asynccontextmanager
+    async def first_token_limit(self) -> AsyncGenerator[None]:
+        if self._patience_s is None:
+            yield
+            return
+        loop, live, patience_s = asyncio.get_running_loop(), self._live, self._patience_s
+        began_at = live.clock()
+
+        def check() -> None:
+            now = live.clock()
+            left_s = max(began_at, live.generation.last_at(now)) + patience_s - now
+            if left_s > 0.0:
+                self._timer = loop.call_later(left_s, check)
+            else:
+                limit.reschedule(loop.time())
+
+        try:
+            async with asyncio.timeout(None) as limit:
+                self._limit, self._timer = limit, loop.call_later(patience_s, check)
+                try:
+                    yield
+                finally:
+                    self._end_limit()
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise BackendTimeout("the backend sent no first token in time") from error
+
+    def _end_limit(self) -> None:
+        limit, self._limit = self._limit, None
+        if self._timer is not None:
+            self._timer.cancel()
+        # A limit that passes as the first token comes must not cancel what the task does next.
+        if limit is not None and not limit.expired():
+            limit.reschedule(None)
 
     def record_attempt(
         self, first_token_s: float, largest_gap_s: float | None = None, read_tokens: int | None = None
@@ -88,24 +143,36 @@ class HeldPlace:
         wait, self._wait = self._wait, None
         if wait is not None:
             self._live.waits.remove(wait)
+        self._end_limit()
+
+    def _end_attempt(self) -> None:
+        self._end_wait()
+        if self._generates:
+            self._generates = False
+            self._live.generation.end(self._live.clock())
 
     def failed(self, error: UnisonoError) -> None:
-        self._end_wait()
-        if kind_of(error) is Failure.TIMEOUT:
-            self._live.times.record_timeout()
-        if kind_of(error) is Failure.UNREACHABLE and not _may_live(error):
+        self._end_attempt()
+        kind = kind_of(error)
+        if kind is Failure.UNREACHABLE and not _may_live(error):
             self._live.times.clear()
             self._group.forget(self._live)
-        self._live.failed(error, self._route.identity)
+        if not (kind is Failure.TIMEOUT and self._is_cut_short):
+            if kind is Failure.TIMEOUT:
+                self._live.times.record_timeout()
+            self._live.failed(error, self._route.identity)
         self._route.fell(self._group, self._live, error)
 
     def began(self) -> None:
         self._end_wait()
+        if not self._generates and self._hold is not None:
+            self._generates = True
+            self._live.generation.begin(self._live.clock())
         if self._hold is not None:
             self._hold.share.began()
 
     def took(self, tokens: int) -> None:
-        self._end_wait()
+        self._end_attempt()
         # The next attempt on this place continues after what this one read and wrote.
         self._prompt_tokens = max(self._prompt_tokens, tokens)
         if self._hold is not None:
@@ -120,7 +187,7 @@ class HeldPlace:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end_wait()
+        self._end_attempt()
         hold, self._hold = self._hold, None
         if hold is not None:
             self._live.give_back(hold)

@@ -118,24 +118,31 @@ class GroupRoute:
         group = self._at[0]
         if not self._affords(group, error, resumes=resumes, pending=held):
             return Prospects()
-        if self._another(resumes=resumes, pending=group if held and not isinstance(error, ContextTooLong) else None):
+        later_s = self._pause_s(error, resumes=resumes, pending=held)
+        if not held:
+            # No deployment that may be asked now had a place.
+            return Prospects(later_s=later_s)
+        pending = None if isinstance(error, ContextTooLong) else group
+        # A deployment that is down is a last resort, after a pause too.
+        worst = Rank.UNREADY if later_s is None else Rank.RESTING
+        if self._another(resumes=resumes, pending=pending, worst=worst):
             return Prospects(available=True)
-        return Prospects(later_s=self._pause_s(error, resumes=resumes, pending=held))
+        return Prospects(later_s=later_s)
 
     def retry_failed(self) -> None:
         self._gone &= ~self._back
         self._paused = True
 
-    def _another(self, *, resumes: bool, pending: Group | None = None) -> bool:
-        """Whether a deployment other than the last one may be given. `pending` is a group in which an attempt failed
-        that is not counted yet."""
+    def _another(self, *, resumes: bool, pending: Group | None = None, worst: Rank = Rank.UNREADY) -> bool:
+        """Whether a deployment other than the last one, of the rank `worst` or a better one, may be given. `pending` is
+        a group in which an attempt failed that is not counted yet."""
         last = self._at[1].candidate.bit if self._at is not None else 0
         back = self._back if resumes and self._deaths < MOST_DEATHS else 0
         for group in (self._group, *self._larger, *self._fallbacks):
             if not resumes and not self._retries_left(group, pending=group is pending):
                 continue
             for one in (live.candidate for live in group.members):
-                if one.bit & last or one.rank is Rank.UNFIT:
+                if one.bit & last or one.rank > worst:
                     continue
                 if not one.bit & self._gone or one.bit & back:
                     return True
@@ -147,15 +154,18 @@ class GroupRoute:
             return True
         if resumes:
             return self._deaths + pending <= MOST_DEATHS
-        free = not self._moved and kind_of(error) in DEATHS
-        return free or group.budget.affords(self._now())
+        return self._is_free(error) or group.budget.affords(self._now())
+
+    def _is_free(self, error: UnisonoError) -> bool:
+        """Whether an attempt after `error` costs nothing. A server that answers with a failure has lost nothing: it is
+        asked again for a charge."""
+        kind = kind_of(error)
+        return not self._moved and kind in DEATHS and not (self._paused and kind is Failure.ERROR)
 
     def _pause_s(self, error: UnisonoError, *, resumes: bool, pending: bool) -> float | None:
         """Seconds until a deployment that failed may be asked again; None where none may."""
         assert self._at is not None
-        if kind_of(error) is None or (isinstance(error, BackendError) and error.permanent):
-            return None
-        back = self._back | (self._at[1].candidate.bit if pending else 0)
+        back = self._back | (self._at[1].candidate.bit if pending and _is_transient(error) else 0)
         groups = (self._group, *self._larger, *self._fallbacks)
         waits = any(
             one.candidate.bit & back and one.candidate.rank is not Rank.UNFIT
@@ -169,7 +179,9 @@ class GroupRoute:
             return None
         failed = max(self._deaths + pending - 1, 0)
         pause_s = min(FIRST_PAUSE_S * 2.0**failed, LONGEST_PAUSE_S)
-        return max(pause_s * uniform(1 - PAUSE_JITTER, 1 + PAUSE_JITTER), asked_s)  # noqa: S311 - nothing secret
+        # Never sooner than the deployment asks for, and not everybody at that very moment.
+        later_s = uniform(0, PAUSE_JITTER * min(asked_s, LONGEST_PAUSE_S))  # noqa: S311 - nothing secret
+        return max(pause_s * uniform(1 - PAUSE_JITTER, 1 + PAUSE_JITTER), asked_s + later_s)  # noqa: S311
 
     def _retries_left(self, group: Group, *, pending: bool) -> bool:
         return self._failures.get(group.model, 0) + pending <= group.rules.num_retries
@@ -211,7 +223,7 @@ class GroupRoute:
         self._tries[-1] = replace(self._tries[-1], failure=error.code)
         self._failure = error
         self._gone |= live.candidate.bit
-        if kind_of(error) is not None:
+        if _is_transient(error):
             self._back |= live.candidate.bit
         self._deaths += 1
         self._count(group, error)
@@ -230,8 +242,7 @@ class GroupRoute:
                 raise error
             return
         group = self._at[0]
-        free = not self._moved and kind_of(error) in DEATHS
-        if free and any(one.serves(self._wanted(one, demand)) for one in self._groups(demand)):
+        if self._is_free(error) and any(one.serves(self._wanted(one, demand)) for one in self._groups(demand)):
             self._moved = True
         elif not group.budget.pay(self._now()):
             if error.retry_after_s is None:
@@ -273,7 +284,9 @@ class GroupRoute:
     async def _taken(self, group: Group, demand: Demand) -> HeldPlace:
         """A place in a group, waiting in its line. Raises the `BackendError` family."""
         number = group.line.number()
-        until = asyncio.get_running_loop().time() + group.rules.bounds.timeout_s
+        # A place that comes when the time for the answer is over is of no use.
+        longest_s = max(live.timeouts.total_s for live in group.members)
+        until = asyncio.get_running_loop().time() + min(group.rules.bounds.timeout_s, longest_s)
         wanted = self._wanted(group, demand)
         error: BackendError | None = None
         while True:
@@ -310,3 +323,8 @@ class GroupRoute:
 
     def _now(self) -> float:
         return self._group.now()
+
+
+def _is_transient(error: UnisonoError) -> bool:
+    """Whether the same deployment may serve the same request after a pause."""
+    return kind_of(error) is not None and not (isinstance(error, BackendError) and error.permanent)
