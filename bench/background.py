@@ -20,7 +20,7 @@ from bench.load import quantile
 from bench.material import Answer, Material
 from bench.tally import Tally, answer_lines
 from unisono.access.keys import MASTER_TENANT
-from unisono.core.state import StoredResponse
+from unisono.core.state_store import StoredResponse
 from unisono.store.redis import RedisStore
 
 LOOK_EVERY_S = 0.05

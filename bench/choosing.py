@@ -20,9 +20,9 @@ from bench.processes import Process
 from bench.sample import Sample
 from bench.tally import Tally, answer_lines
 from bench.tasks import Choosing
-from unisono.core.blocks import BLOCK_TOKENS, blocks_of
 from unisono.core.generation import VOCABULARY
-from unisono.core.routes import Demand
+from unisono.core.prefix_blocks import BLOCK_TOKENS, blocks_of
+from unisono.core.route_protocol import RouteRequirements
 from unisono.routing.deployment import LiveDeployment, Terms
 from unisono.routing.group import Group
 from unisono.routing.policy import Wanted
@@ -58,7 +58,7 @@ class Crowd:
 
     lives: Sequence[LiveDeployment]
     prefixes: PrefixIndex
-    demands: Sequence[Demand]
+    demands: Sequence[RouteRequirements]
     chance: random.Random
 
     def hold(self, number: int, live: int, blocks: int = BLOCKS) -> None:
@@ -75,7 +75,7 @@ def _crowd(deployments: int, shared: int) -> Crowd:
         live.candidate.take(Wanted(prompt_tokens=chance.randrange(50_000), tokens=3000))
     beginning = _numbers(chance, shared)
     prompts = [(*beginning, *_numbers(chance, BLOCKS - shared)) for _ in range(PROMPTS)]
-    return Crowd(lives, prefixes, [Demand(TOKENS, blocks) for blocks in prompts], chance)
+    return Crowd(lives, prefixes, [RouteRequirements(TOKENS, blocks) for blocks in prompts], chance)
 
 
 def _numbers(chance: random.Random, count: int) -> tuple[int, ...]:
@@ -162,12 +162,12 @@ async def run(ask: Ask) -> Told:
     return told
 
 
-def _chosen(group: Group, talks: Sequence[tuple[Demand, str]]) -> None:
+def _chosen(group: Group, talks: Sequence[tuple[RouteRequirements, str]]) -> None:
     for demand, talk in talks:
         group.choice(group.wanted(demand, talk, 0))
 
 
-def _placed(group: Group, talks: Sequence[tuple[Demand, str]]) -> None:
+def _placed(group: Group, talks: Sequence[tuple[RouteRequirements, str]]) -> None:
     for demand, talk in talks:
         offer = group.attempt(demand, group.wanted(demand, talk, 0))
         if offer.held is not None:

@@ -19,7 +19,7 @@ import orjson
 from bench.tally import Tally, answer_lines
 from unisono.core.conversation import AnswerForm, Conversation, FunctionTool, Json, Preamble, UserMessage
 from unisono.core.events import Closed, Reasoning
-from unisono.core.generation import CONSTRAINT_KINDS, Capabilities, Chunk, FinishReason, Form, Generation
+from unisono.core.generation import CONSTRAINT_KINDS, Capabilities, Chunk, CompletionJob, FinishReason, OutputForm
 from unisono.core.probe import Probe
 from unisono.engine.course import course_of
 from unisono.engine.engine import Engine
@@ -105,9 +105,9 @@ class Model:
 
     async def probe(self) -> Probe:
         constrain = frozenset(CONSTRAINT_KINDS) if self.guided else frozenset[str]()
-        return Probe(Capabilities(Form.IDS, Form.IDS, stop_visible=True, constrain=constrain))
+        return Probe(Capabilities(OutputForm.IDS, OutputForm.IDS, stop_visible=True, constrain=constrain))
 
-    async def complete(self, job: Generation) -> AsyncIterator[Chunk]:
+    async def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         output = self.outputs[len(self.prompts) % len(self.outputs)]
         self.prompts.append(job.prompt.tokens)
         for token in output:

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from unisono.cli import main
 from unisono.cli.secrecy import secrets_of
 from unisono.config import Catalogue, Loaded, imported, load, parse
-from unisono.core.passing import Way
+from unisono.core.passthrough_request import AnswerMode
 from unisono.errors import ConfigError
 
 FOLDER = Path(__file__).parent / "litellm_files"
@@ -236,4 +236,4 @@ def test_the_ways_of_models_are_as_the_page_says() -> None:
     [mixed] = [block for block in BLOCKS.values() if "assistant" in block]
     catalogue = Catalogue(parse(yaml.safe_load(mixed), {}).config)
     ways = {model.name: catalogue.way(model) for model in catalogue.groups()}
-    assert ways == {"assistant": Way.ENGINE_THEN_PASSING, "other": Way.PASSING_THEN_ENGINE}
+    assert ways == {"assistant": AnswerMode.ENGINE_THEN_PASSING, "other": AnswerMode.PASSING_THEN_ENGINE}

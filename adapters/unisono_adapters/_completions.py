@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from unisono.core.generation import ENDOFTEXT, STOP_TOKENS, Chunk, FinishReason, Form, Generation
+from unisono.core.generation import ENDOFTEXT, STOP_TOKENS, Chunk, CompletionJob, FinishReason, OutputForm
 from unisono.core.symptom import Symptom
 from unisono.errors import BackendError, BackendProtocolError, BackendUnavailable
 from unisono_adapters._constraints import bias
@@ -32,14 +32,14 @@ LONG_EVENT = 4096
 
 
 def complete(
-    wire: Wire, body: bytes, job: Generation, output: Form, stop_field: str = "stop_reason"
+    wire: Wire, body: bytes, job: CompletionJob, output: OutputForm, stop_field: str = "stop_reason"
 ) -> AsyncGenerator[Chunk]:
     """Send `body` to `/v1/completions` and yield what comes back as ids or as text, by `output`. `stop_field` is where
     a choice names the token that ended it."""
     return generate(wire, "v1/completions", body, job, CompletionFold(output, wire.failures, stop_field))
 
 
-def sampling(job: Generation) -> dict[str, object]:
+def sampling(job: CompletionJob) -> dict[str, object]:
     """The sampling fields every engine of this family spells alike, each sent every time; seed and bias where set."""
     asked = job.sampling
     fields: dict[str, object] = {
@@ -66,7 +66,7 @@ class CompletionFold:
         "done",
     )  # fmt: skip
 
-    def __init__(self, output: Form, failures: Failures, stop_field: str = "stop_reason") -> None:
+    def __init__(self, output: OutputForm, failures: Failures, stop_field: str = "stop_reason") -> None:
         self._output = output
         self._failures = failures
         self._stop_field = stop_field
@@ -107,7 +107,7 @@ class CompletionFold:
         choice = choices[0]
         if not isinstance(choice, dict):
             raise BackendProtocolError("the backend sent a choice that is no object")
-        if self._output is Form.IDS:
+        if self._output is OutputForm.IDS:
             self._take_ids(choice, tokens)
         else:
             texts.append(text_of(choice.get("text")))

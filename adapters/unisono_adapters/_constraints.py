@@ -21,8 +21,8 @@ from unisono.core.generation import (
     MESSAGE,
     START,
     AnyJson,
+    CompletionJob,
     Constraint,
-    Generation,
     JsonSchema,
 )
 from unisono.core.symptom import Symptom
@@ -48,7 +48,7 @@ _ESCAPED = r"\\\1"
 _IN_A_LITERAL: Mapping[str, str] = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
-def bias(job: Generation) -> Mapping[int, float]:
+def bias(job: CompletionJob) -> Mapping[int, float]:
     """What is asked for by the client, and under a constraint that no marker is written."""
     if job.constraint is None:
         return job.sampling.logit_bias
@@ -91,7 +91,7 @@ def refused_kind(constraint: Constraint) -> ConstraintRefused:
     return ConstraintRefused(f"this backend cannot constrain generation to a {constraint.kind}")
 
 
-def refusal(job: Generation, error: BackendError) -> BackendError:
+def refusal(job: CompletionJob, error: BackendError) -> BackendError:
     """What `error`, which came before the first token, means for `job`."""
     if job.constraint is None or not _may_be_the_constraint(error):
         return error

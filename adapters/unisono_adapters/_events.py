@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from unisono.core.generation import VOCABULARY, Chunk, Generation
+from unisono.core.generation import VOCABULARY, Chunk, CompletionJob
 from unisono.core.symptom import Symptom
 from unisono.errors import BackendError, BackendProtocolError
 from unisono_adapters._constraints import refusal
@@ -33,7 +33,7 @@ class Fold(Protocol):
 
 
 async def generate(
-    wire: Wire, path: str, body: bytes, job: Generation, fold: Fold, framing: Framing = SSE
+    wire: Wire, path: str, body: bytes, job: CompletionJob, fold: Fold, framing: Framing = SSE
 ) -> AsyncGenerator[Chunk]:
     """Send `body` and yield what `fold` makes of the answer."""
     begun = False

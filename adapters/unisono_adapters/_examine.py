@@ -23,10 +23,10 @@ from unisono.core.generation import (
     STOP_TOKENS,
     Capabilities,
     Chunk,
+    CompletionJob,
     Constraint,
     FinishReason,
-    Form,
-    Generation,
+    OutputForm,
     Prompt,
     Sampling,
     Timeouts,
@@ -90,7 +90,7 @@ class Subject:
     loads its model with the first request.
     """
 
-    complete: Callable[[Generation], AsyncIterator[Chunk]]
+    complete: Callable[[CompletionJob], AsyncIterator[Chunk]]
     claims: Capabilities
     remedies: Mapping[Check, str] = field(default_factory=dict)
     encode: Callable[[str], Awaitable[Sequence[int] | None]] | None = None
@@ -142,8 +142,8 @@ class _Examination:
         self._findings: dict[Check, Finding] = {}
         self._first_s: float | None = None
         self._patience = FIRST_TOKEN_S if subject.first_token_s is None else subject.first_token_s
-        self._takes_ids = subject.claims.prompt is Form.IDS
-        self._gives_ids = subject.claims.output is Form.IDS
+        self._takes_ids = subject.claims.prompt is OutputForm.IDS
+        self._gives_ids = subject.claims.output is OutputForm.IDS
 
     # Asking
 
@@ -162,7 +162,7 @@ class _Examination:
         self, prompt: Prompt, max_tokens: int, force: int | None = None, constraint: Constraint | None = None
     ) -> _Heard:
         patience = self._patience
-        job = Generation(
+        job = CompletionJob(
             prompt=prompt,
             max_tokens=max_tokens,
             sampling=Sampling(temperature=0.0, logit_bias={} if force is None else {force: FORCE}),
@@ -298,7 +298,7 @@ class _Examination:
         if heard.text.lstrip().startswith("<|"):
             self._find(Check.MARKERS, True)
         elif _BARE_CHANNEL.match(heard.text):
-            lived_with = Severity.WARNING if self._able.output is Form.MARKERLESS else None
+            lived_with = Severity.WARNING if self._able.output is OutputForm.MARKERLESS else None
             self._find(Check.MARKERS, False, f"Its answer begins with {heard.text[:20]!r}.", lived_with)
         else:
             detail = f"Its answer begins with {heard.text[:20]!r}, where gpt-oss writes a marker."

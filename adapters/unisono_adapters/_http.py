@@ -21,7 +21,7 @@ from yarl import URL
 
 from unisono.core.generation import Timeouts
 from unisono.core.ports import BackendOptions
-from unisono.core.tracing import Trace
+from unisono.core.trace_context import TraceContext
 from unisono.errors import BackendProtocolError, BackendTimeout, BackendUnavailable, ConfigError
 from unisono_adapters._failures import CAUGHT, LONGEST_DETAIL, Failures, Statuses, fault
 from unisono_adapters._framing import SSE, Framing
@@ -62,7 +62,7 @@ class Job(Protocol):
     def request_id(self) -> str: ...
 
     @property
-    def trace(self) -> Trace | None: ...
+    def trace(self) -> TraceContext | None: ...
 
 
 class _Watch:

@@ -27,9 +27,9 @@ from unisono.core.generation import (
     START,
     STOP_TOKENS,
     Chunk,
+    CompletionJob,
     FinishReason,
-    Form,
-    Generation,
+    OutputForm,
     Prompt,
     Sampling,
 )
@@ -61,7 +61,7 @@ _COMPARED = re.compile(r"[^<\ufffd]*")
 """What of an answer's text is the same however it was put together: a server may take out what it knows as a marker,
 and makes its own of bytes that are no character."""
 
-Body: TypeAlias = Callable[[Generation, bool], bytes]
+Body: TypeAlias = Callable[[CompletionJob, bool], bytes]
 """The body of a request for a generation: in one piece with its ids, or as a stream."""
 
 
@@ -89,7 +89,7 @@ def is_inside(prompt: Prompt) -> bool:
     return len(tokens) > 1 and tokens[-1] < FIRST_SPECIAL and tokens[-2] != START
 
 
-async def go_on(wire: Wire, job: Generation, body: Body, written: Written) -> AsyncGenerator[Chunk]:
+async def go_on(wire: Wire, job: CompletionJob, body: Body, written: Written) -> AsyncGenerator[Chunk]:
     """What `job` asks for, as text, with the counts of its own prompt. Raises the `BackendError` family."""
     now = asyncio.get_running_loop().time
     began = now()
@@ -104,7 +104,7 @@ async def go_on(wire: Wire, job: Generation, body: Body, written: Written) -> As
     rest = _behind(job, begun, now() - began)
     awaited = True
     written.asked(rest.prompt)
-    async with aclosing(complete(wire, body(rest, False), rest, Form.TEXT)) as stream:
+    async with aclosing(complete(wire, body(rest, False), rest, OutputForm.TEXT)) as stream:
         async for chunk in stream:
             if awaited and chunk.text:
                 awaited = False
@@ -115,7 +115,7 @@ async def go_on(wire: Wire, job: Generation, body: Body, written: Written) -> As
 
 
 async def _first(
-    wire: Wire, job: Generation, body: Body, written: Written, encoding: Encoding
+    wire: Wire, job: CompletionJob, body: Body, written: Written, encoding: Encoding
 ) -> tuple[Chunk, Sequence[Token]]:
     """The first piece behind the prompt of `job`, and its tokens: none where the server does not tell them."""
     prompt, again = before_written(encoding, job.prompt, written)
@@ -163,7 +163,7 @@ def before_written(encoding: Encoding, prompt: Prompt, written: Written) -> tupl
     return Prompt(tokens, text), again
 
 
-def read(encoding: Encoding, job: Generation, piece: Chunk, tokens: Sequence[Token], written: Written) -> Begun:
+def read(encoding: Encoding, job: CompletionJob, piece: Chunk, tokens: Sequence[Token], written: Written) -> Begun:
     """What the first piece of `job` brought. Without tokens nothing is handed on: the rest is then a stream as it would
     be anywhere else."""
     ids = [token.id for token in tokens]
@@ -221,7 +221,7 @@ def _account_for(text: str, spelled: str) -> bool:
     return spelled.removeprefix(" ").startswith(compared[0])
 
 
-def _behind(job: Generation, begun: Begun, spent_s: float) -> Generation:
+def _behind(job: CompletionJob, begun: Begun, spent_s: float) -> CompletionJob:
     """What is left to ask for, `spent_s` seconds later."""
     assert job.prompt.text is not None, "a text backend was given a prompt without text"
     return replace(
@@ -245,7 +245,7 @@ class _PieceFold:
     not tell them."""
 
     def __init__(self, failures: Failures) -> None:
-        self._whole = CompletionFold(Form.TEXT, failures)
+        self._whole = CompletionFold(OutputForm.TEXT, failures)
         self.tokens: list[Token] | None = None
         self.done = False
 

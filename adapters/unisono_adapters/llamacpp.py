@@ -18,13 +18,13 @@ from unisono.core.generation import (
     AnyJson,
     Capabilities,
     Chunk,
+    CompletionJob,
     Constraint,
     FinishReason,
-    Form,
-    Generation,
     JsonSchema,
     Load,
     OneOf,
+    OutputForm,
 )
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Probe
@@ -89,8 +89,8 @@ class LlamaCppBackend:
             raise BackendProtocolError("the backend's properties are not those of llama.cpp's server")
         context = settings.get("n_ctx")
         claims = Capabilities(
-            prompt=Form.IDS,
-            output=Form.IDS,
+            prompt=OutputForm.IDS,
+            output=OutputForm.IDS,
             stop_visible=True,
             context=context if type(context) is int and context > 0 else None,
             logit_bias=True,
@@ -100,7 +100,7 @@ class LlamaCppBackend:
             Subject(self.complete, claims, remedies=REMEDIES, encode=self._encode, decode=self._decode)
         )
 
-    def complete(self, job: Generation) -> AsyncIterator[Chunk]:
+    def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         return generate(self._wire, "completion", self._body(job), job, CompletionFold(self._wire.failures))
 
     async def load(self) -> Load | None:
@@ -120,7 +120,7 @@ class LlamaCppBackend:
         text = answer.get("content") if isinstance(answer, dict) else None
         return text if isinstance(text, str) else None
 
-    def _body(self, job: Generation) -> bytes:
+    def _body(self, job: CompletionJob) -> bytes:
         asked = job.sampling
         body: dict[str, object] = {
             "model": self._model,

@@ -14,10 +14,10 @@ from unisono.core.generation import (
     CONSTRAINT_KINDS,
     Capabilities,
     Chunk,
+    CompletionJob,
     FinishReason,
-    Form,
-    Generation,
     Load,
+    OutputForm,
     Timeouts,
 )
 from unisono.core.ports import BackendOptions
@@ -109,8 +109,8 @@ class MlxLocalBackend:
 
         constrain = frozenset(CONSTRAINT_KINDS if ready.guides else ())
         claims = Capabilities(
-            prompt=Form.IDS,
-            output=Form.IDS,
+            prompt=OutputForm.IDS,
+            output=OutputForm.IDS,
             stop_visible=True,
             context=ready.context,
             logit_bias=True,
@@ -118,7 +118,7 @@ class MlxLocalBackend:
         )
         return await examine(Subject(self.complete, claims, remedies=REMEDIES, encode=encode, trusted=constrain))
 
-    async def complete(self, job: Generation) -> AsyncIterator[Chunk]:
+    async def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         """Raises ContextTooLong and the BackendError family. A `max_tokens` beyond the context ends at the context,
         as a finish for length."""
         engine, _ = await self._running()

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
-from unisono.core.generation import Generation
+from unisono.core.generation import CompletionJob
 from unisono.errors import BackendUnavailable
 from unisono_adapters.mlx_jobs import Limits
 from unisono_adapters.mlx_log import Log, meaning
@@ -148,7 +148,7 @@ class Engine:
             raise BackendUnavailable(greeting.message)
         return greeting
 
-    def ask(self, job: Generation) -> tuple[int, Inbox]:
+    def ask(self, job: CompletionJob) -> tuple[int, Inbox]:
         """Begin a generation; `drop` must follow. Raises BackendUnavailable when the engine is lost."""
         number, inbox = self._open()
         self._writer.write(

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 
 import orjson
 
-from unisono.core.generation import Capabilities, Chunk, Form, Generation, Load
+from unisono.core.generation import Capabilities, Chunk, CompletionJob, Load, OutputForm
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Probe
 from unisono.errors import BackendError, BackendProtocolError, BackendUnavailable
@@ -50,10 +50,10 @@ class MlxServerBackend:
             raise BackendProtocolError("the backend's report of its health is not one")
         if status != "ok":
             raise BackendUnavailable("the backend says it is not well")
-        claims = Capabilities(prompt=Form.TEXT, output=Form.TEXT, stop_visible=False, logit_bias=True)
+        claims = Capabilities(prompt=OutputForm.TEXT, output=OutputForm.TEXT, stop_visible=False, logit_bias=True)
         return await examine(Subject(self._streamed, claims, remedies=REMEDIES))
 
-    def complete(self, job: Generation) -> AsyncIterator[Chunk]:
+    def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         """Raises ConstraintRefused for a constraint: it would be ignored without a word."""
         if job.constraint is not None:
             raise refused_kind(job.constraint)
@@ -65,8 +65,8 @@ class MlxServerBackend:
             chunks = self._streamed(job)
         return self._written.noting(job.prompt.text, chunks)
 
-    def _streamed(self, job: Generation) -> AsyncGenerator[Chunk]:
-        return _completions.complete(self._wire, _body(job), job, Form.TEXT)
+    def _streamed(self, job: CompletionJob) -> AsyncGenerator[Chunk]:
+        return _completions.complete(self._wire, _body(job), job, OutputForm.TEXT)
 
     async def load(self) -> Load | None:
         """Nothing: the server has no page for it."""
@@ -76,7 +76,7 @@ class MlxServerBackend:
         await self._wire.aclose()
 
 
-def _body(job: Generation, in_one_piece: bool = False) -> bytes:
+def _body(job: CompletionJob, in_one_piece: bool = False) -> bytes:
     """Only an answer in one piece tells the ids of its tokens."""
     assert job.prompt.text is not None, "a text backend was given a prompt without text"
     as_a_stream = {"stream": True, "stream_options": {"include_usage": True}}

@@ -27,12 +27,12 @@ from unisono.core.generation import (
     AnyJson,
     Capabilities,
     Chunk,
+    CompletionJob,
     Constraint,
-    Form,
-    Generation,
     JsonSchema,
     Load,
     OneOf,
+    OutputForm,
     Prompt,
     Sampling,
 )
@@ -141,7 +141,7 @@ class OllamaBackend:
         self._found = None if found.fatal else found
         return found
 
-    async def complete(self, job: Generation) -> AsyncIterator[Chunk]:
+    async def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         if self._plan is None:
             await self.probe()
         plan = self._plan
@@ -165,14 +165,14 @@ class OllamaBackend:
     async def aclose(self) -> None:
         await self._wire.aclose()
 
-    def _generated(self, job: Generation, plan: _Plan) -> AsyncGenerator[Chunk]:
+    def _generated(self, job: CompletionJob, plan: _Plan) -> AsyncGenerator[Chunk]:
         failures = self._wire.failures
         fold = RawFold(failures, plan.version)
         if plan.route is Route.TEMPLATE:
             fold = TemplateFold(failures, plan.version, job.prompt)
         return generate(self._wire, "api/generate", self._body(job, plan), job, fold, NDJSON)
 
-    def _body(self, job: Generation, plan: _Plan) -> bytes:
+    def _body(self, job: CompletionJob, plan: _Plan) -> bytes:
         asked = job.sampling
         assert job.prompt.text is not None, "a text backend was given a prompt without text"
         options: dict[str, object] = {
@@ -226,7 +226,7 @@ class OllamaBackend:
     async def _decided(self, num_ctx: int, version: str) -> Route:
         """The first route that shows markers in a few tokens of an answer."""
         prompt = Prompt(load_encoding().encode_marked(PROBE_PROMPT), PROBE_PROMPT)
-        job = Generation(prompt, PROBE_TOKENS, Sampling(temperature=0.0), request_id=REQUEST_ID)
+        job = CompletionJob(prompt, PROBE_TOKENS, Sampling(temperature=0.0), request_id=REQUEST_ID)
         for route in (Route.RAW, Route.TEMPLATE):
             try:
                 texts = [chunk.text async for chunk in self._generated(job, _Plan(route, num_ctx, version))]
@@ -238,11 +238,11 @@ class OllamaBackend:
         return Route.MARKERLESS
 
     async def _examined(self, plan: _Plan) -> Probe:
-        output = Form.MARKERLESS if plan.route is Route.MARKERLESS else Form.TEXT
+        output = OutputForm.MARKERLESS if plan.route is Route.MARKERLESS else OutputForm.TEXT
         subject = Subject(
             lambda job: self._generated(job, plan),
             Capabilities(
-                prompt=Form.TEXT,
+                prompt=OutputForm.TEXT,
                 output=output,
                 stop_visible=False,
                 context=plan.num_ctx,

@@ -13,9 +13,9 @@ from typing import Any
 import orjson
 
 from unisono.core.conversation import Json
-from unisono.core.generation import Capabilities, Form, Load
-from unisono.core.passing import Api, PassingJob, has_output, named
-from unisono.core.ports import BackendOptions, PassingFactory
+from unisono.core.generation import Capabilities, Load, OutputForm
+from unisono.core.passthrough_request import Api, PassthroughJob, has_output, named
+from unisono.core.ports import BackendOptions, PassthroughFactory
 from unisono.core.probe import Check, Finding, Probe, Severity
 from unisono.errors import BackendProtocolError, UnsupportedValue
 from unisono_adapters._failures import is_error
@@ -50,12 +50,12 @@ class OpenAiApi:
     async def probe(self) -> Probe:
         """Whether its model list answers, and holds the model."""
         served = await model_list(self._wire)
-        can = Capabilities(Form.TEXT, Form.TEXT, stop_visible=False, context=served.get(self._model))
+        can = Capabilities(OutputForm.TEXT, OutputForm.TEXT, stop_visible=False, context=served.get(self._model))
         listed = self._server.model or not served or any(_same(name, self._model) for name in served)
         # Some servers answer by any name.
         return Probe(can, (Finding(Check.MODEL, ok=bool(listed), severity=Severity.WARNING),))
 
-    def answer(self, job: PassingJob) -> AsyncIterator[Sequence[Mapping[str, Json]]]:
+    def answer(self, job: PassthroughJob) -> AsyncIterator[Sequence[Mapping[str, Json]]]:
         if job.api is Api.RESPONSES and not self._server.responses:
             raise UnsupportedValue(
                 f"'model': the {self._kind} server of this model has no Responses API; ask for a chat completion.",
@@ -70,7 +70,7 @@ class OpenAiApi:
     async def aclose(self) -> None:
         await self._wire.aclose()
 
-    async def _whole(self, job: PassingJob, body: bytes) -> AsyncGenerator[list[Mapping[str, Json]]]:
+    async def _whole(self, job: PassthroughJob, body: bytes) -> AsyncGenerator[list[Mapping[str, Json]]]:
         answer = await self._wire.post_whole(f"v1/{job.api}", body, job)
         if not isinstance(answer, dict):
             raise BackendProtocolError("the backend answered with something that is no object")
@@ -78,7 +78,7 @@ class OpenAiApi:
             raise self._wire.failures.error_object(answer)
         yield [answer]
 
-    async def _streamed(self, job: PassingJob, body: bytes) -> AsyncGenerator[list[Mapping[str, Json]]]:
+    async def _streamed(self, job: PassthroughJob, body: bytes) -> AsyncGenerator[list[Mapping[str, Json]]]:
         answer = await self._wire.post(f"v1/{job.api}", body, job)
         try:
             while (events := await answer.read()) is not None:
@@ -118,7 +118,7 @@ def _same(listed: str, model: str) -> bool:
     return "*" in model or listed in (model, f"{model}:latest")
 
 
-def _factory(server: Server) -> PassingFactory:
+def _factory(server: Server) -> PassthroughFactory:
     return partial(OpenAiApi, server=server)
 
 

@@ -34,10 +34,10 @@ from unisono.core.generation import (
     VOCABULARY,
     Capabilities,
     Chunk,
+    CompletionJob,
     FinishReason,
-    Form,
-    Generation,
     Load,
+    OutputForm,
 )
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Finding, Probe
@@ -78,11 +78,11 @@ class ReplayBackend:
     async def probe(self) -> Probe:
         """Reads the recording."""
         await self._load()
-        able = Capabilities(prompt=Form.IDS, output=Form.IDS, stop_visible=True, context=int(self._context))
+        able = Capabilities(prompt=OutputForm.IDS, output=OutputForm.IDS, stop_visible=True, context=int(self._context))
         # A recording was made once and for all; there is nothing to examine but that it can be read.
         return Probe(able, (Finding(Check.MODEL, ok=True),))
 
-    async def complete(self, job: Generation) -> AsyncIterator[Chunk]:
+    async def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         if job.constraint is not None:
             raise refused_kind(job.constraint)
         try:
@@ -115,7 +115,7 @@ class ReplayBackend:
     async def aclose(self) -> None:
         """Nothing is held open."""
 
-    async def _pace(self, job: Generation, *, first: bool, deadline: float) -> None:
+    async def _pace(self, job: CompletionJob, *, first: bool, deadline: float) -> None:
         """Wait as the recording is to be played, but no longer than a backend may."""
         patience = job.timeouts.first_token_s if first else job.timeouts.silence_s
         left = deadline - asyncio.get_running_loop().time()

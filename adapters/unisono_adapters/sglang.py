@@ -19,12 +19,12 @@ from unisono.core.generation import (
     AnyJson,
     Capabilities,
     Chunk,
+    CompletionJob,
     Constraint,
-    Form,
-    Generation,
     JsonSchema,
     Load,
     OneOf,
+    OutputForm,
 )
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Probe
@@ -59,8 +59,8 @@ class SglangBackend:
         served = await model_list(self._wire)
         length = served.get(self._model)
         claims = Capabilities(
-            prompt=Form.IDS,
-            output=Form.IDS,
+            prompt=OutputForm.IDS,
+            output=OutputForm.IDS,
             stop_visible=True,
             # It refuses a prompt and max_tokens that fill its window to the last token.
             context=length - 1 if length else None,
@@ -82,8 +82,8 @@ class SglangBackend:
         text = answer.get("text") if isinstance(answer, dict) else None
         return text if isinstance(text, str) else None
 
-    def complete(self, job: Generation) -> AsyncIterator[Chunk]:
-        return _completions.complete(self._wire, self._body(job), job, Form.IDS, stop_field="matched_stop")
+    def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
+        return _completions.complete(self._wire, self._body(job), job, OutputForm.IDS, stop_field="matched_stop")
 
     async def load(self) -> Load | None:
         return await self._load.read()
@@ -91,7 +91,7 @@ class SglangBackend:
     async def aclose(self) -> None:
         await self._wire.aclose()
 
-    def _body(self, job: Generation) -> bytes:
+    def _body(self, job: CompletionJob) -> bytes:
         body: dict[str, object] = {
             "model": self._model,
             "prompt": list(job.prompt.tokens),

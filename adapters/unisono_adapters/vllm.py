@@ -19,12 +19,12 @@ from unisono.core.generation import (
     AnyJson,
     Capabilities,
     Chunk,
+    CompletionJob,
     Constraint,
-    Form,
-    Generation,
     JsonSchema,
     Load,
     OneOf,
+    OutputForm,
 )
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Probe
@@ -65,8 +65,8 @@ class VllmBackend:
         served = await model_list(self._wire)
         length = served.get(self._model)
         claims = Capabilities(
-            prompt=Form.IDS,
-            output=Form.IDS,
+            prompt=OutputForm.IDS,
+            output=OutputForm.IDS,
             stop_visible=True,
             context=length,
             logit_bias=True,
@@ -86,16 +86,16 @@ class VllmBackend:
         text = answer.get("prompt") if isinstance(answer, dict) else None
         return text if isinstance(text, str) else None
 
-    def complete(self, job: Generation) -> AsyncIterator[Chunk]:
+    def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         if job.constraint is not None:
             return self._constrained(job, job.constraint)
-        return _completions.complete(self._wire, self._body(job), job, Form.IDS)
+        return _completions.complete(self._wire, self._body(job), job, OutputForm.IDS)
 
-    async def _constrained(self, job: Generation, constraint: Constraint) -> AsyncIterator[Chunk]:
+    async def _constrained(self, job: CompletionJob, constraint: Constraint) -> AsyncIterator[Chunk]:
         tag = None if isinstance(constraint, OneOf) else as_tag(schema_of(constraint))
         ways = [_structured(constraint)] if tag is None else [{"structural_tag": tag}, _structured(constraint)]
         while ways:
-            answer = _completions.complete(self._wire, self._body(job, ways.pop(0)), job, Form.IDS)
+            answer = _completions.complete(self._wire, self._body(job, ways.pop(0)), job, OutputForm.IDS)
             try:
                 async with aclosing(answer) as chunks:
                     async for chunk in chunks:
@@ -122,7 +122,7 @@ class VllmBackend:
     async def aclose(self) -> None:
         await self._wire.aclose()
 
-    def _body(self, job: Generation, structured: Mapping[str, object] | None = None) -> bytes:
+    def _body(self, job: CompletionJob, structured: Mapping[str, object] | None = None) -> bytes:
         body: dict[str, object] = {
             "model": self._model,
             "prompt": list(job.prompt.tokens),

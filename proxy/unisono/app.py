@@ -50,7 +50,7 @@ from unisono.config import (
 )
 from unisono.core.access import Caller
 from unisono.core.conversation import Json
-from unisono.core.state import Retention, Store
+from unisono.core.state_store import Retention, Store
 from unisono.core.tools import ToolHost
 from unisono.deployments import build_pool, deployment_names
 from unisono.engine.engine import Engine

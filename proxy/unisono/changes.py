@@ -22,7 +22,7 @@ from unisono.core.conversation import (
 )
 from unisono.core.generation import Sampling
 from unisono.core.hooks import Changes
-from unisono.core.records import Record, to_item, to_record
+from unisono.core.item_records import Record, to_item, to_record
 from unisono.engine.turn import RawPrompt, Turn
 from unisono.errors import StoreUnreadable
 

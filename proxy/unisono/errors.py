@@ -61,7 +61,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from unisono.core.letters import well_formed
+from unisono.core.surrogates import well_formed
 from unisono.core.symptom import Symptom
 
 

@@ -22,7 +22,7 @@ from unisono.changes import changed, from_note, to_note
 from unisono.core.conversation import Json
 from unisono.core.events import Closed, Event, Finished
 from unisono.core.hooks import Annotation, Answer, Changes, Hook, Request
-from unisono.core.passing import Passage, Way
+from unisono.core.passthrough_request import AnswerMode, PassthroughRequest
 from unisono.engine.journal import noted_in
 from unisono.engine.turn import GeneratorRun, Report, Run, Turn, Turns
 from unisono.errors import HookFailed, Refused
@@ -190,10 +190,10 @@ class HookedRun(GeneratorRun):
             self.report.hooks[hook.name] = self.report.hooks.get(hook.name, {}) | annotation
 
 
-def _kept_here(turn: Turn, passage: Passage) -> Turn:
+def _kept_here(turn: Turn, passage: PassthroughRequest) -> Turn:
     """A turn that hooks changed. The body it came in does not say so, and goes nowhere. Raises HookFailed where nobody
     else could answer it."""
-    if passage.way is not Way.ENGINE_THEN_PASSING:
+    if passage.way is not AnswerMode.ENGINE_THEN_PASSING:
         raise HookFailed("A hook of the gateway's wants this request otherwise, and this model gets it as it came.")
     return replace(turn, passage=None)
 

@@ -20,10 +20,10 @@ from unisono.access.prices import PriceList
 from unisono.api.about import limit_headers
 from unisono.around import Around
 from unisono.core.access import Caller
-from unisono.core.accounts import Account, Claim, Entry, Limit, Settlement, Standing, Used
 from unisono.core.conversation import AssistantCall, Conversation, Preamble, Tokens, ToolResult
 from unisono.core.events import Event, Finished
 from unisono.core.generation import FinishReason, Usage
+from unisono.core.quotas import Account, LedgerLine, QuotaKind, QuotaReservation, QuotaStatus, TokenUsage, UsageRecord
 from unisono.engine.journal import generated_in
 from unisono.engine.turn import Run, Turn, Turns
 from unisono.errors import LimitReached, QuotaExceeded, StoreUnavailable, TokensLimited, UnisonoError
@@ -49,12 +49,14 @@ class Refusal:
     again_s: float
 
 
-REFUSALS: Final[Mapping[Limit, Refusal]] = {
-    Limit.REQUESTS: Refusal(LimitReached, "This key has made all the requests it may make in a minute.", NEVER_S),
-    Limit.TOKENS: Refusal(TokensLimited, "This request needs more tokens than its key has left in a minute.", NEVER_S),
-    Limit.PARALLEL: Refusal(LimitReached, "This key has as many requests running as it may have at once.", 1.0),
-    Limit.TOKEN_BUDGET: Refusal(QuotaExceeded, "The token budget of this key is spent.", NEVER_S),
-    Limit.MONEY_BUDGET: Refusal(QuotaExceeded, "The budget of this key is spent.", NEVER_S),
+REFUSALS: Final[Mapping[QuotaKind, Refusal]] = {
+    QuotaKind.REQUESTS: Refusal(LimitReached, "This key has made all the requests it may make in a minute.", NEVER_S),
+    QuotaKind.TOKENS: Refusal(
+        TokensLimited, "This request needs more tokens than its key has left in a minute.", NEVER_S
+    ),
+    QuotaKind.PARALLEL: Refusal(LimitReached, "This key has as many requests running as it may have at once.", 1.0),
+    QuotaKind.TOKEN_BUDGET: Refusal(QuotaExceeded, "The token budget of this key is spent.", NEVER_S),
+    QuotaKind.MONEY_BUDGET: Refusal(QuotaExceeded, "The budget of this key is spent.", NEVER_S),
 }
 
 
@@ -84,7 +86,7 @@ class MeteredTurns(Turns):
     async def count(self, turn: Turn) -> int:
         return await self.turns.count(turn)
 
-    async def claim(self, turn: Turn, caller: Caller) -> Claim:
+    async def claim(self, turn: Turn, caller: Caller) -> QuotaReservation:
         """What a turn asks of its key. Raises what its conversation is refused with."""
         limits, price = caller.limits, self.prices.ceiling(turn.model)
         sent = await self.turns.count(turn) if limits.has_budget else _guessed(turn)
@@ -95,7 +97,7 @@ class MeteredTurns(Turns):
             # What fits into a minute at all is not refused for an expectation.
             least = max(1, min(least, limits.tpm - sent))
         begun, ends = limits.budget_period.window(self.clock(), limits.budget_since)
-        return Claim(
+        return QuotaReservation(
             account=Account(turn.tenant, caller.key),
             once=token_hex(12),
             limits=limits,
@@ -127,12 +129,12 @@ class MeteredTurns(Turns):
         self.books.enter(self.settlement(turn, usage, "", "", None, errors=1))
 
     def settlement(
-        self, turn: Turn, usage: Usage, backend: str, served: str, claim: Claim | None, errors: int
-    ) -> Settlement:
+        self, turn: Turn, usage: Usage, backend: str, served: str, claim: QuotaReservation | None, errors: int
+    ) -> UsageRecord:
         """Cumulative under the turn's seed: processes that continue one response charge each token once."""
         price = self.prices.settled(turn.model, backend)
         sent, made = usage.prompt_tokens, usage.completion_tokens
-        used = Used(
+        used = TokenUsage(
             requests=1,
             errors=errors,
             input=sent,
@@ -143,8 +145,8 @@ class MeteredTurns(Turns):
         )
         day = datetime.fromtimestamp(self.clock(), UTC).date().isoformat()
         key = turn.caller.key if turn.caller is not None else ""
-        entry = Entry(Account(turn.tenant, key), turn.model, day, used, served)
-        return Settlement(turn.seed or token_hex(12), entry, claim)
+        entry = LedgerLine(Account(turn.tenant, key), turn.model, day, used, served)
+        return UsageRecord(turn.seed or token_hex(12), entry, claim)
 
 
 class MeteredRun(Around):
@@ -156,7 +158,7 @@ class MeteredRun(Around):
         self._turn = turn
         self._reserved = False
         self._begun = False
-        self._claim: Claim | None = None
+        self._claim: QuotaReservation | None = None
         self._cut = False
         """Whether the budget bounds the answer."""
         self._journal_usage = Usage()
@@ -227,7 +229,7 @@ class MeteredRun(Around):
             run.report = self.report
             self._run = run
 
-    async def _standing(self, claim: Claim) -> Standing | None:
+    async def _standing(self, claim: QuotaReservation) -> QuotaStatus | None:
         """Standing of a claim; None for a turn that runs without limits because the store takes no writes."""
         books, is_lenient = self._metered.books, self._metered.lenient
         # A budget must not be overdrawn, and this process does not know what others spend of it.
@@ -257,13 +259,13 @@ class MeteredRun(Around):
         cached = min(facts.cached_tokens, prompt)
         return replace(facts, prompt_tokens=prompt, completion_tokens=made, cached_tokens=cached)
 
-    def _settlement(self, usage: Usage, errors: int = 0) -> Settlement:
+    def _settlement(self, usage: Usage, errors: int = 0) -> UsageRecord:
         turn, report = self._turn, self.report
         served = "" if report.served_model == turn.model else report.served_model
         return self._metered.settlement(turn, usage, report.backend, served, self._claim, errors)
 
 
-def refused(limit: Limit, standing: Standing) -> LimitReached:
+def refused(limit: QuotaKind, standing: QuotaStatus) -> LimitReached:
     refusal = REFUSALS[limit]
     again_s = refusal.again_s if standing.again_s is None else standing.again_s
     return refusal.error(refusal.words, retry_after_s=again_s, headers=limit_headers(standing))

@@ -17,9 +17,9 @@ from unisono import __version__
 from unisono.api.door import Answered
 from unisono.api.metrics import MetricsListener
 from unisono.config import Catalogue, Config, TraceSettings
-from unisono.core.state import Store
-from unisono.core.traces import Traces
-from unisono.core.watching import Observer
+from unisono.core.observer import Observer
+from unisono.core.recordings import TraceStore
+from unisono.core.state_store import Store
 from unisono.deployments import deployment_names
 from unisono.engine.turn import Turns
 from unisono.errors import ConfigError, UnisonoError
@@ -62,7 +62,7 @@ class Observing:
         recorded = recorder is not None
         return WatchedTurns(turns, observers, background=background, recorded=recorded, new_trace=new_trace)
 
-    def recorder(self, settings: TraceSettings, store: Traces) -> Recorder | None:
+    def recorder(self, settings: TraceSettings, store: TraceStore) -> Recorder | None:
         """Whoever records answers; None when nobody does."""
         if settings.mode == "off":
             return None

@@ -16,7 +16,7 @@ from unisono.api.rules import ModelRules
 from unisono.api.runnable import RunnableTools
 from unisono.config import Catalogue, ServedModel
 from unisono.core.access import Caller
-from unisono.core.passing import Served, Way
+from unisono.core.passthrough_request import AnswerMode, ServedName
 from unisono.engine.turn import ForbiddenTools
 from unisono.errors import ModelNotAllowed, UnknownModel, UnsupportedValue
 from unisono.hosting import Hosting
@@ -42,9 +42,9 @@ def ways(catalogue: Catalogue) -> FindWay | None:
     """What finds how a client's name is served; None where that is always by the engine. It raises as
     `allowed_model`."""
 
-    def way_of(name: str, caller: Caller) -> Served:
+    def way_of(name: str, caller: Caller) -> ServedName:
         model = allowed_model(catalogue, name, caller)
-        return Served(model.name, catalogue.way(model), catalogue.keeps(model))
+        return ServedName(model.name, catalogue.way(model), catalogue.keeps(model))
 
     return way_of if catalogue.passes else None
 
@@ -77,7 +77,7 @@ def responses_model(catalogue: Catalogue, name: str, caller: Caller) -> Response
     """The group a client's name stands for, as the Responses API shows it. Raises as `allowed_model`, and
     UnsupportedValue for one that only passes through: nothing is kept of what it answers."""
     model = allowed_model(catalogue, name, caller)
-    if catalogue.way(model) in (Way.PASSING, Way.PASSING_THEN_ENGINE):
+    if catalogue.way(model) in (AnswerMode.PASSING, AnswerMode.PASSING_THEN_ENGINE):
         raise UnsupportedValue(
             f"The model `{name[:256]}` passes through: it answers plain `POST /v1/responses`, and nothing beside that.",
             param="model",
@@ -122,7 +122,9 @@ class Card:
 def cards(catalogue: Catalogue, pool: RoutingPool, caller: Caller) -> list[Card]:
     """Every name a caller may see, with the window as far as it is known by now."""
     return [
-        Card(name, pool.context(model.name), catalogue.way(model) in (Way.PASSING, Way.PASSING_THEN_ENGINE))
+        Card(
+            name, pool.context(model.name), catalogue.way(model) in (AnswerMode.PASSING, AnswerMode.PASSING_THEN_ENGINE)
+        )
         for name, model in catalogue.listed()
         if caller.may_ask(name, model.name)
     ]

@@ -14,7 +14,7 @@ from typing import Any
 from unisono import __version__
 from unisono.config import Catalogue, Config
 from unisono.core.access import Caller
-from unisono.core.rules import RULES
+from unisono.core.recovery_rules import RULES
 from unisono.observe.recent import Recent
 from unisono.routing.pool import RoutingPool
 from unisono.routing.status import DeploymentStatus

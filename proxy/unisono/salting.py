@@ -14,7 +14,7 @@ from typing import Final
 
 from unisono.config import Config
 from unisono.core.access import LOCAL_TENANT, MASTER_TENANT
-from unisono.core.state import Store
+from unisono.core.state_store import Store
 
 NAME: Final = "salt"
 """Under which name the store keeps it."""

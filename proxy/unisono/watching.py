@@ -33,31 +33,31 @@ from unisono.core.events import (
     ToolCall,
 )
 from unisono.core.generation import MESSAGE
-from unisono.core.tracing import ARRIVED, Trace
-from unisono.core.watching import Began, Done, Observer, Outcome
+from unisono.core.observer import GenerationBegan, GenerationDone, GenerationOutcome, Observer
+from unisono.core.trace_context import ARRIVED, TraceContext
 from unisono.engine.asked import to_asked
 from unisono.engine.turn import Report, Run, Turn, Turns
 from unisono.errors import InternalError, UnisonoError
 
 log = logging.getLogger("unisono.watching")
 
-Told = TypeVar("Told", Began, Done)
+Told = TypeVar("Told", GenerationBegan, GenerationDone)
 
 CHANNELS: Final[dict[type[Item], str]] = {Reasoning: "analysis", ToolCall: "call", HostedCall: "hosted_call"}
 """What tokens of an item are counted as; text is counted by its phase."""
 
-NewTrace = Callable[[], Trace | None]
+NewTrace = Callable[[], TraceContext | None]
 """The span of a turn that begins now, for the request that it runs for; None where nothing is traced."""
 
 
 def spans_of(sample: float) -> NewTrace:
     """Turns go on below the span their request came from; of those that came from none, the part `sample` is told."""
 
-    def new() -> Trace:
+    def new() -> TraceContext:
         arrived = ARRIVED.get()
         if arrived is not None:
             return replace(arrived, span_id=token_hex(8))
-        return Trace(token_hex(16), token_hex(8), sampled=random() < sample)  # noqa: S311 - nothing secret
+        return TraceContext(token_hex(16), token_hex(8), sampled=random() < sample)  # noqa: S311 - nothing secret
 
     return new
 
@@ -88,7 +88,7 @@ class WatchedTurns(Turns):
         elif span is not None:
             turn = replace(turn, span=span)
         arrived = ARRIVED.get()
-        began = Began(
+        began = GenerationBegan(
             request_id=turn.request_id,
             tenant=turn.tenant,
             key=turn.caller.key if turn.caller is not None else "",
@@ -155,7 +155,7 @@ def _channel(item: Item) -> str:
 class WatchedRun(Around):
     """A run whose batches are those of `run`. Nothing is told of one that nobody ever iterates."""
 
-    def __init__(self, run: Run, began: Began, observers: Sequence[Observer]) -> None:
+    def __init__(self, run: Run, began: GenerationBegan, observers: Sequence[Observer]) -> None:
         super().__init__(run)
         self._began = began
         self._observers = observers
@@ -163,7 +163,7 @@ class WatchedRun(Around):
     async def _each(self) -> AsyncGenerator[list[Event]]:
         for observer in self._observers:
             _shielded(observer.began, self._began)
-        seen, outcome, error = Seen(), Outcome.LEFT, ""
+        seen, outcome, error = Seen(), GenerationOutcome.LEFT, ""
         # What an earlier run left was told of when that ended.
         told, recorded = self._began.resumed, self._began.asked is not None
         try:
@@ -178,16 +178,16 @@ class WatchedRun(Around):
                             seen.first_s = self.report.now_s()
                         seen.see(batch)
                     yield batch
-            outcome = Outcome.COMPLETED
+            outcome = GenerationOutcome.COMPLETED
         except UnisonoError as failure:
-            outcome, error = Outcome.FAILED, failure.code
+            outcome, error = GenerationOutcome.FAILED, failure.code
             raise
         except (asyncio.CancelledError, GeneratorExit):
             # Nobody asks for what comes behind the last event.
-            outcome = Outcome.LEFT if seen.finished is None else Outcome.COMPLETED
+            outcome = GenerationOutcome.LEFT if seen.finished is None else GenerationOutcome.COMPLETED
             raise
         except BaseException:
-            outcome, error = Outcome.FAILED, InternalError.code
+            outcome, error = GenerationOutcome.FAILED, InternalError.code
             raise
         finally:
             done = done_of(self._began, self.report, seen, outcome, error)
@@ -195,9 +195,11 @@ class WatchedRun(Around):
                 _shielded(observer.ended, done)
 
 
-def done_of(began: Began, report: Report, seen: Seen, outcome: Outcome, error: str) -> Done:
+def done_of(
+    began: GenerationBegan, report: Report, seen: Seen, outcome: GenerationOutcome, error: str
+) -> GenerationDone:
     finished, facts = seen.finished, report.facts
-    return Done(
+    return GenerationDone(
         began=began,
         ended_s=report.now_s(),
         outcome=outcome,

@@ -15,8 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.access.limits import Books
-from unisono.core.access import Limits
-from unisono.core.accounts import Account, Accounts, Claim, Entry, Limit, Settlement, Standing, Used
+from unisono.core.access import KeyLimits
+from unisono.core.quotas import (
+    Account,
+    AccountStore,
+    LedgerLine,
+    QuotaKind,
+    QuotaReservation,
+    QuotaStatus,
+    TokenUsage,
+    UsageRecord,
+)
 from unisono.errors import StoreUnavailable
 from unisono.store.sqlite import SqliteStore
 
@@ -24,13 +33,15 @@ WHOSE = Account("team", "key_1")
 NUMBERS = count()
 
 
-def claim(limits: Limits, **changes: Any) -> Claim:
-    made = Claim(WHOSE, f"once {next(NUMBERS)}", limits, input=60, least=40, most=1000, for_s=1000.0)
+def claim(limits: KeyLimits, **changes: Any) -> QuotaReservation:
+    made = QuotaReservation(WHOSE, f"once {next(NUMBERS)}", limits, input=60, least=40, most=1000, for_s=1000.0)
     return replace(made, **changes)
 
 
-def ended(of: Claim, **used: int) -> Settlement:
-    return Settlement(f"turn {next(NUMBERS)}", Entry(WHOSE, "gpt-oss", "2026-11-21", Used(requests=1, **used)), of)
+def ended(of: QuotaReservation, **used: int) -> UsageRecord:
+    return UsageRecord(
+        f"turn {next(NUMBERS)}", LedgerLine(WHOSE, "gpt-oss", "2026-11-21", TokenUsage(requests=1, **used)), of
+    )
 
 
 class Clock:
@@ -53,17 +64,17 @@ async def store(clock: Clock) -> AsyncIterator[SqliteStore]:
 
 # The minute
 
-EDGES: dict[str, tuple[Limits, float, Sequence[tuple[float, bool]]]] = {
-    "requests at the beginning of a second": (Limits(rpm=1), 0.0, [(59.9, False), (60.9, False), (61.0, True)]),
-    "requests at the end of a second": (Limits(rpm=1), 0.999, [(59.0, False), (60.0, False), (60.001, True)]),
-    "tokens at the beginning of a second": (Limits(tpm=100), 0.0, [(59.9, False), (60.9, False), (61.0, True)]),
-    "tokens at the end of a second": (Limits(tpm=199), 0.999, [(59.0, False), (60.0, False), (60.001, True)]),
+EDGES: dict[str, tuple[KeyLimits, float, Sequence[tuple[float, bool]]]] = {
+    "requests at the beginning of a second": (KeyLimits(rpm=1), 0.0, [(59.9, False), (60.9, False), (61.0, True)]),
+    "requests at the end of a second": (KeyLimits(rpm=1), 0.999, [(59.0, False), (60.0, False), (60.001, True)]),
+    "tokens at the beginning of a second": (KeyLimits(tpm=100), 0.0, [(59.9, False), (60.9, False), (61.0, True)]),
+    "tokens at the end of a second": (KeyLimits(tpm=199), 0.999, [(59.0, False), (60.0, False), (60.001, True)]),
 }
 
 
 @pytest.mark.parametrize(("limits", "at", "tries"), EDGES.values(), ids=EDGES)
 async def test_a_minute_ends_at_its_edge_and_never_before(
-    limits: Limits, at: float, tries: Sequence[tuple[float, bool]]
+    limits: KeyLimits, at: float, tries: Sequence[tuple[float, bool]]
 ) -> None:
     clock = Clock()
     async with store(clock) as accounts:
@@ -86,7 +97,7 @@ def test_no_sixty_seconds_hold_more_than_they_may(pauses: list[float]) -> None:
         async with store(clock) as accounts:
             for pause in pauses:
                 clock.now += pause
-                if (await accounts.reserve(claim(Limits(rpm=3)))).refused is None:
+                if (await accounts.reserve(claim(KeyLimits(rpm=3)))).refused is None:
                     times.append(clock.now)
         return times
 
@@ -95,12 +106,12 @@ def test_no_sixty_seconds_hold_more_than_they_may(pauses: list[float]) -> None:
 
 
 async def test_a_minute_counts_what_was_used_and_not_what_was_held() -> None:
-    clock, limits = Clock(), Limits(tpm=200)
+    clock, limits = Clock(), KeyLimits(tpm=200)
     async with store(clock) as accounts:
         one = claim(limits)
         await accounts.reserve(one)
         await accounts.settle(ended(one, input=60, output=140))
-        assert (await accounts.reserve(claim(limits, input=1, least=1))).refused is Limit.TOKENS
+        assert (await accounts.reserve(claim(limits, input=1, least=1))).refused is QuotaKind.TOKENS
         clock.now += 61
         assert (await accounts.reserve(claim(limits))).refused is None
 
@@ -108,10 +119,10 @@ async def test_a_minute_counts_what_was_used_and_not_what_was_held() -> None:
 # A process and its store
 
 
-class Failing(Accounts):
+class Failing(AccountStore):
     """Accounts that can be out of reach; `asked` is what was tried."""
 
-    def __init__(self, accounts: Accounts) -> None:
+    def __init__(self, accounts: AccountStore) -> None:
         self._accounts = accounts
         self.down = False
         self.late = False
@@ -123,7 +134,7 @@ class Failing(Accounts):
         if self.down:
             raise StoreUnavailable("down")
 
-    async def reserve(self, claim: Claim) -> Standing:
+    async def reserve(self, claim: QuotaReservation) -> QuotaStatus:
         self._try("reserve")
         standing = await self._accounts.reserve(claim)
         if self.late:
@@ -131,15 +142,15 @@ class Failing(Accounts):
             raise StoreUnavailable("late")
         return standing
 
-    async def extend(self, *claims: Claim) -> None:
+    async def extend(self, *claims: QuotaReservation) -> None:
         self._try("extend")
         await self._accounts.extend(*claims)
 
-    async def settle(self, *settlements: Settlement) -> None:
+    async def settle(self, *settlements: UsageRecord) -> None:
         self._try("settle")
         await self._accounts.settle(*settlements)
 
-    async def ledger(self, since: str, until: str, account: Account | None = None) -> tuple[Entry, ...]:
+    async def ledger(self, since: str, until: str, account: Account | None = None) -> tuple[LedgerLine, ...]:
         return await self._accounts.ledger(since, until, account)
 
     async def requests(self) -> int:
@@ -158,14 +169,14 @@ async def keeping(held_s: float = 1000.0) -> AsyncIterator[tuple[Failing, Books]
             await books.aclose()
 
 
-ONE = Limits(max_parallel=1)
+ONE = KeyLimits(max_parallel=1)
 
 
 async def test_a_place_that_nothing_came_of_is_free_again_and_in_no_ledger() -> None:
     async with keeping() as (accounts, books):
         one = claim(ONE)
         assert (await books.reserve(one)).limits == ONE
-        assert (await books.reserve(claim(ONE))).refused is Limit.PARALLEL
+        assert (await books.reserve(claim(ONE))).refused is QuotaKind.PARALLEL
         books.release(one)
         async with asyncio.timeout(5):
             while (await books.reserve(claim(ONE))).refused is not None:
@@ -175,7 +186,7 @@ async def test_a_place_that_nothing_came_of_is_free_again_and_in_no_ledger() -> 
 
 async def test_what_could_not_be_written_is_written_as_soon_as_it_can_be() -> None:
     async with keeping() as (accounts, books):
-        claims = [claim(Limits(max_parallel=9)) for _ in range(3)]
+        claims = [claim(KeyLimits(max_parallel=9)) for _ in range(3)]
         for one in claims:
             await books.reserve(one)
         accounts.down = True
@@ -190,7 +201,7 @@ async def test_what_could_not_be_written_is_written_as_soon_as_it_can_be() -> No
 
 async def test_settlements_that_come_at_once_are_written_together() -> None:
     async with keeping() as (accounts, books):
-        claims = [claim(Limits(max_parallel=99)) for _ in range(50)]
+        claims = [claim(KeyLimits(max_parallel=99)) for _ in range(50)]
         for one in claims:
             await books.reserve(one)
         await asyncio.gather(*(books.settle(ended(one)) for one in claims))
@@ -200,13 +211,13 @@ async def test_settlements_that_come_at_once_are_written_together() -> None:
 
 async def test_what_no_store_takes_is_lost_alone_and_said(caplog: pytest.LogCaptureFixture) -> None:
     async with keeping() as (accounts, books):
-        claims = [claim(Limits(max_parallel=99)) for _ in range(5)]
+        claims = [claim(KeyLimits(max_parallel=99)) for _ in range(5)]
         for one in claims:
             await books.reserve(one)
         used = [ended(one, input=2**63 if number == 2 else 1) for number, one in enumerate(claims)]
         await asyncio.gather(*(books.settle(one) for one in used))
         assert await accounts.requests() == 4
-        await books.settle(ended(claim(Limits())))
+        await books.settle(ended(claim(KeyLimits())))
         assert await accounts.requests() == 5
     assert [record.message for record in caplog.records] == ["an entry of the ledger is lost: it cannot be written"]
 
@@ -226,7 +237,7 @@ async def test_a_reservation_of_which_nothing_is_known_is_given_back() -> None:
 async def test_a_store_that_is_late_once_refuses_nobody_who_insists_and_holds_once() -> None:
     async with keeping() as (accounts, books):
         accounts.late = True
-        held = claim(Limits(max_parallel=2))
+        held = claim(KeyLimits(max_parallel=2))
         assert (await books.reserve(held, insist=True)).refused is None
         assert accounts.asked == ["reserve", "reserve"]
         assert (await books.reserve(replace(held, once="another"))).refused is None

@@ -10,22 +10,29 @@ from hypothesis import strategies as st
 
 from tests.access.test_limits import Clock, claim, ended, keeping, store
 from unisono.access.local_limits import MAX_ACCOUNTS, LocalLimits
-from unisono.core.access import Limits
-from unisono.core.accounts import Account, Claim, Limit, Standing
+from unisono.core.access import KeyLimits
+from unisono.core.quotas import Account, QuotaKind, QuotaReservation, QuotaStatus
 from unisono.errors import StoreUnavailable
 
 PAUSES_S = st.sampled_from([0.0, 0.5, 0.999, 7.0, 30.0, 60.0, 61.0])
 STEPS = st.lists(st.tuples(PAUSES_S, st.sampled_from(["reserve", "settle", "owed"]), st.integers(0, 300)), max_size=30)
 LIMITS = st.sampled_from(
-    [Limits(rpm=3), Limits(rpm=0), Limits(tpm=250), Limits(tpm=50), Limits(max_parallel=2), Limits(2, 250, 1)]
+    [
+        KeyLimits(rpm=3),
+        KeyLimits(rpm=0),
+        KeyLimits(tpm=250),
+        KeyLimits(tpm=50),
+        KeyLimits(max_parallel=2),
+        KeyLimits(2, 250, 1),
+    ]
 )
 
 
 @settings(max_examples=50)
 @given(LIMITS, STEPS)
-def test_a_process_refuses_as_a_store_does(limits: Limits, steps: list[tuple[float, str, int]]) -> None:
-    async def compared() -> list[tuple[Standing, Standing]]:
-        clock, running, standings = Clock(), list[Claim](), list[tuple[Standing, Standing]]()
+def test_a_process_refuses_as_a_store_does(limits: KeyLimits, steps: list[tuple[float, str, int]]) -> None:
+    async def compared() -> list[tuple[QuotaStatus, QuotaStatus]]:
+        clock, running, standings = Clock(), list[QuotaReservation](), list[tuple[QuotaStatus, QuotaStatus]]()
         local = LocalLimits(clock)
         async with store(clock) as accounts:
             for pause, step, tokens in steps:
@@ -48,9 +55,13 @@ def test_a_process_refuses_as_a_store_does(limits: Limits, steps: list[tuple[flo
 
 @pytest.mark.parametrize(
     ("limits", "refused"),
-    [(Limits(rpm=2), Limit.REQUESTS), (Limits(tpm=200), Limit.TOKENS), (Limits(max_parallel=2), Limit.PARALLEL)],
+    [
+        (KeyLimits(rpm=2), QuotaKind.REQUESTS),
+        (KeyLimits(tpm=200), QuotaKind.TOKENS),
+        (KeyLimits(max_parallel=2), QuotaKind.PARALLEL),
+    ],
 )
-async def test_what_the_store_granted_counts_when_it_fails(limits: Limits, refused: Limit) -> None:
+async def test_what_the_store_granted_counts_when_it_fails(limits: KeyLimits, refused: QuotaKind) -> None:
     async with keeping() as (accounts, books):
         await books.reserve(claim(limits))
         accounts.down = True
@@ -63,14 +74,14 @@ async def test_what_the_store_granted_counts_when_it_fails(limits: Limits, refus
         await books.settle(ended(second))
         # A request stays in its minute; its tokens and its place are free again.
         is_free = books.reserve_locally(third).refused is None
-        assert is_free == (refused is not Limit.REQUESTS)
+        assert is_free == (refused is not QuotaKind.REQUESTS)
 
 
 def test_only_so_many_accounts_are_counted() -> None:
     local = LocalLimits(Clock())
-    first = claim(Limits(rpm=1))
+    first = claim(KeyLimits(rpm=1))
     assert local.reserve(first).refused is None
     for number in range(MAX_ACCOUNTS):
-        local.reserve(claim(Limits(rpm=1), account=Account("team", f"other {number}")))
-    assert local.reserve(claim(Limits(rpm=1))).refused is None
+        local.reserve(claim(KeyLimits(rpm=1), account=Account("team", f"other {number}")))
+    assert local.reserve(claim(KeyLimits(rpm=1))).refused is None
     local.settle(first, 0)

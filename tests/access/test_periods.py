@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.core.access import NO_PERIOD, Limits, Period
+from unisono.core.access import NO_PERIOD, KeyLimits, Period
 
 
 def at(text: str) -> float:
@@ -59,6 +59,6 @@ def test_every_moment_lies_in_one_period_and_the_next_begins_where_it_ends(
 
 
 def test_limits_know_whether_there_is_one() -> None:
-    assert not Limits(budget_since=5.0, budget_period=Period("day")).limited
-    assert Limits(token_budget=1).limited
-    assert Limits(rpm=1).limited
+    assert not KeyLimits(budget_since=5.0, budget_period=Period("day")).limited
+    assert KeyLimits(token_budget=1).limited
+    assert KeyLimits(rpm=1).limited

@@ -19,15 +19,15 @@ import pytest
 from unisono.access.limits import Books
 from unisono.access.usage_spool import NEW_SUFFIX, STALE_S, SUFFIX, UsageSpool, from_record, to_record
 from unisono.core.access import NO_LIMITS
-from unisono.core.accounts import Account, Claim, Entry, Settlement, Used
+from unisono.core.quotas import Account, LedgerLine, QuotaReservation, TokenUsage, UsageRecord
 from unisono.errors import StoreUnavailable
 from unisono.store.sqlite import SqliteStore
 
 STORE = "redis://user:secret@host:6379/0"
-ONE = Settlement(
-    "resp_1", Entry(Account("team", "key_1"), "gpt-oss", "2026-11-22", Used(requests=1, input=7, output=3))
+ONE = UsageRecord(
+    "resp_1", LedgerLine(Account("team", "key_1"), "gpt-oss", "2026-11-22", TokenUsage(requests=1, input=7, output=3))
 )
-CLAIM = Claim(ONE.entry.account, "claim", NO_LIMITS, 0, 0, 0, 0.0, period="day:0", period_ends=9e9)
+CLAIM = QuotaReservation(ONE.entry.account, "claim", NO_LIMITS, 0, 0, 0, 0.0, period="day:0", period_ends=9e9)
 CASES = {
     "without a claim": ONE,
     "with a claim": replace(ONE, claim=CLAIM),
@@ -37,7 +37,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("settlement", CASES.values(), ids=CASES)
-def test_a_record_is_one_line_and_is_read_as_it_was_written(settlement: Settlement) -> None:
+def test_a_record_is_one_line_and_is_read_as_it_was_written(settlement: UsageRecord) -> None:
     line = to_record(settlement)
     assert line.count(b"\n") == 1
     assert from_record(line) == settlement
@@ -48,7 +48,7 @@ class Accounts(SqliteStore):
 
     down = False
 
-    async def settle(self, *settlements: Settlement) -> None:
+    async def settle(self, *settlements: UsageRecord) -> None:
         if self.down:
             raise StoreUnavailable("down")
         await super().settle(*settlements)
@@ -64,7 +64,7 @@ async def total(accounts: Accounts) -> int:
     return sum(entry.used.requests for entry in await accounts.ledger("0000", "9999"))
 
 
-def numbered(count: int) -> list[Settlement]:
+def numbered(count: int) -> list[UsageRecord]:
     return [replace(ONE, once=f"resp_{number}") for number in range(count)]
 
 
@@ -238,7 +238,7 @@ async def test_a_settlement_that_comes_while_a_segment_is_sealed_is_written(tmp_
 
 async def test_a_spool_is_bounded_and_gives_its_space_back(tmp_path: Path) -> None:
     spool = UsageSpool(tmp_path, STORE, max_bytes=3 * len(to_record(ONE)))
-    records: Sequence[Settlement] = numbered(4)
+    records: Sequence[UsageRecord] = numbered(4)
     assert await spool.append(records[:3])
     assert not await spool.append(records[3:])
     spool.settled(records[:3])

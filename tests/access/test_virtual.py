@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from unisono.access.issuing import issued, revoked, rotated
 from unisono.access.minting import Mint
 from unisono.access.virtual import FRESH_S, MOST_REMEMBERED, VirtualKeys
-from unisono.core.access import Caller, KeyRecord, Limits
+from unisono.core.access import Caller, KeyLimits, KeyRecord
 from unisono.errors import StoreUnavailable
 from unisono.store.sqlite import SqliteStore
 
@@ -61,7 +61,7 @@ def test_a_new_key_is_a_tenant_of_its_own_unless_it_is_given_one() -> None:
     new = issued(MINT, NOW)
     assert new.record.tenant == new.record.id
     assert issued(MINT, NOW, tenant="team").record.tenant == "team"
-    assert new.record.limits == Limits(budget_since=NOW)
+    assert new.record.limits == KeyLimits(budget_since=NOW)
     assert [one.digest for one in new.record.digests] == [MINT.digest(new.plaintext)]
     assert new.plaintext.endswith(new.record.ending)
 
@@ -157,7 +157,7 @@ async def desk() -> AsyncIterator[Desk]:
 
 
 async def test_a_key_becomes_its_caller(desk: Desk) -> None:
-    limits, models = Limits(rpm=1), frozenset({"gpt-oss"})
+    limits, models = KeyLimits(rpm=1), frozenset({"gpt-oss"})
     record, key = await desk.issue(limits=limits, models=models, tags={"a": "b"}, expires_at=NOW + 1)
     caller = await desk.keys().find(key)
     assert caller == Caller("team", record.id, limits, models, None, {"a": "b"}, False, NOW + 1)
@@ -305,7 +305,7 @@ async def test_without_the_store_only_known_keys_are_good_and_only_where_that_is
 
 
 async def test_whoever_began_something_is_found_by_the_keys_id(desk: Desk) -> None:
-    record, _ = await desk.issue(limits=Limits(rpm=3))
+    record, _ = await desk.issue(limits=KeyLimits(rpm=3))
     keys = desk.keys()
     await desk.store.put_key(revoked(record, NOW))
     assert await keys.caller("team", record.id) == record.caller

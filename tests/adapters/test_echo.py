@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from unisono.core.generation import Form
+from unisono.core.generation import OutputForm
 from unisono_adapters._completions import ECHO, LONG_EVENT, CompletionFold, without_echo
 from unisono_adapters._failures import Failures
 
@@ -40,7 +40,7 @@ def test_what_is_no_plain_echo_stays_as_it_is(kept: bytes) -> None:
 
 
 def test_the_answers_own_ids_arrive_beside_a_long_echo() -> None:
-    fold = CompletionFold(Form.IDS, Failures())
+    fold = CompletionFold(OutputForm.IDS, Failures())
     long = event(prompt_token_ids=IDS)
     assert ECHO in long
     chunk = fold.feed([long, event(token_ids=[7])])

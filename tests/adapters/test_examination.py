@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.fakes import FakeMlxServer, FakeVllm, Patient, Refusal
-from unisono.core.generation import Capabilities, Chunk, FinishReason, Form, Generation
+from unisono.core.generation import Capabilities, Chunk, CompletionJob, FinishReason, OutputForm
 from unisono.core.ports import Backend, BackendOptions
 from unisono.core.probe import MEANINGS, Check, Finding, Probe, Severity, unreached
 from unisono.errors import (
@@ -274,7 +274,7 @@ async def test_leaving_amid_an_examination_leaves_nothing_behind(server: str) ->
 
 # Backends that a wire cannot show
 
-CLAIMS = Capabilities(Form.TEXT, Form.TEXT, stop_visible=False, context=4096)
+CLAIMS = Capabilities(OutputForm.TEXT, OutputForm.TEXT, stop_visible=False, context=4096)
 
 
 class Scripted:
@@ -283,9 +283,9 @@ class Scripted:
     def __init__(self, *texts: str, reads: Callable[[int], int | None] = lambda sent: sent) -> None:
         self._texts = texts
         self._reads = reads
-        self.jobs: list[Generation] = []
+        self.jobs: list[CompletionJob] = []
 
-    async def complete(self, job: Generation) -> AsyncIterator[Chunk]:
+    async def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         self.jobs.append(job)
         yield Chunk(text=self._texts[min(len(self.jobs), len(self._texts)) - 1])
         yield Chunk(finish=FinishReason.LENGTH, prompt_tokens=self._reads(len(job.prompt.tokens)))
@@ -321,7 +321,7 @@ async def test_who_does_not_count_is_not_judged_by_counts() -> None:
 
 
 async def test_a_kind_that_lives_without_markers_is_only_warned_about() -> None:
-    claims = replace(CLAIMS, output=Form.MARKERLESS)
+    claims = replace(CLAIMS, output=OutputForm.MARKERLESS)
     probe = await examine(Subject(Scripted("analysisThe user").complete, claims))
     assert weights(probe)[Check.MARKERS] is Severity.WARNING
     assert probe.fatal == ()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.fakes import Close, Refusal, WireServer, Write, inject_at
 from tests.fakes.dialects import sse_event
 from tests.fakes.llamacpp import LOADING, TOO_LONG, FakeLlamaCpp, LlamaCppScript
-from unisono.core.generation import Chunk, FinishReason, Form, Generation, Prompt, Sampling
+from unisono.core.generation import Chunk, CompletionJob, FinishReason, OutputForm, Prompt, Sampling
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check
 from unisono.errors import BackendOverloaded, BackendProtocolError, ContextTooLong
@@ -22,7 +22,7 @@ from unisono_adapters._lost_ids import LostIds
 from unisono_adapters.llamacpp import CompletionFold, LlamaCppBackend
 
 ENCODING = load_encoding()
-JOB = Generation(Prompt([200006, 1428, 200008]), max_tokens=50)
+JOB = CompletionJob(Prompt([200006, 1428, 200008]), max_tokens=50)
 RETURN, CALL, END = 200002, 200012, 200007
 
 
@@ -39,7 +39,7 @@ async def backend(fake: FakeLlamaCpp) -> AsyncIterator[LlamaCppBackend]:
     await backend.aclose()
 
 
-async def collect(backend: LlamaCppBackend, job: Generation = JOB) -> list[Chunk]:
+async def collect(backend: LlamaCppBackend, job: CompletionJob = JOB) -> list[Chunk]:
     return [chunk async for chunk in backend.complete(job)]
 
 
@@ -50,7 +50,7 @@ def tokens_of(chunks: list[Chunk]) -> list[int]:
 async def test_it_asks_for_ids_and_switches_every_other_sampler_off(
     fake: FakeLlamaCpp, backend: LlamaCppBackend
 ) -> None:
-    await collect(backend, Generation(JOB.prompt, 50, Sampling(logit_bias={CALL: -100.0, 5: 2.5}), request_id="r"))
+    await collect(backend, CompletionJob(JOB.prompt, 50, Sampling(logit_bias={CALL: -100.0, 5: 2.5}), request_id="r"))
     (request,) = fake.requests
     assert request.path == "/completion"
     assert request.json == request.json | {
@@ -210,7 +210,7 @@ async def test_a_kept_connection_that_it_closed_is_replaced_once() -> None:
 async def test_probing_finds_the_context_of_one_slot_and_a_sound_model(backend: LlamaCppBackend) -> None:
     found = await backend.probe()
     able = found.capabilities
-    assert (able.prompt, able.output, able.stop_visible, able.context) == (Form.IDS, Form.IDS, True, 8192)
+    assert (able.prompt, able.output, able.stop_visible, able.context) == (OutputForm.IDS, OutputForm.IDS, True, 8192)
     assert found.fatal == ()
 
 

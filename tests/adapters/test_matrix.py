@@ -11,7 +11,7 @@ from tests.contract.kinds import KINDS, Kind
 from tests.e2e.gateway import config_of, gateway
 from tests.fakes import FakeVllm
 from tests.fakes.ollama import FakeOllama
-from unisono.core.generation import Form
+from unisono.core.generation import OutputForm
 from unisono_adapters import matrix
 from unisono_adapters.matrix import MATRIX, Support
 
@@ -46,7 +46,7 @@ async def test_a_kind_is_what_its_adapter_says_it_is(name: str, kind: Kind, tmp_
     column = name.partition(" ")[0]
     async with kind.serve(tmp_path) as (backend, _):
         able = (await backend.probe()).capabilities
-    exact = able.prompt is Form.IDS and able.output is Form.IDS
+    exact = able.prompt is OutputForm.IDS and able.output is OutputForm.IDS
     assert (MATRIX["chat"][column].support is Support.EXACT) is exact
     assert (MATRIX["logit_bias"][column].support is Support.EXACT) is able.logit_bias
     if name != "ollama template":

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.fakes import FakeMlxServer, MlxScript, Refusal, close_at, reset_at
-from unisono.core.generation import CALL, ENDOFTEXT, RETURN, Chunk, FinishReason, Generation, Prompt, Sampling
+from unisono.core.generation import CALL, ENDOFTEXT, RETURN, Chunk, CompletionJob, FinishReason, Prompt, Sampling
 from unisono.core.ports import BackendOptions
 from unisono.errors import BackendError, BackendProtocolError, BackendTimeout, CannotGoOn
 from unisono.harmony.encoding import load_encoding
@@ -47,12 +47,12 @@ async def backend(fake: FakeMlxServer) -> AsyncIterator[MlxServerBackend]:
     await backend.aclose()
 
 
-def job(said: str, max_tokens: int = 400, **sampling: Any) -> Generation:
+def job(said: str, max_tokens: int = 400, **sampling: Any) -> CompletionJob:
     text = BEGUN + said
-    return Generation(Prompt(ENCODING.encode_marked(text), text), max_tokens, Sampling(**sampling))
+    return CompletionJob(Prompt(ENCODING.encode_marked(text), text), max_tokens, Sampling(**sampling))
 
 
-async def collect(backend: MlxServerBackend, asked: Generation) -> list[Chunk]:
+async def collect(backend: MlxServerBackend, asked: CompletionJob) -> list[Chunk]:
     return [chunk async for chunk in backend.complete(asked)]
 
 

@@ -10,12 +10,12 @@ import pytest
 
 from tests.fakes import FakeMlxServer, Refusal
 from tests.listening import listening
-from unisono.core.generation import Chunk, FinishReason, Form, Generation, Prompt, Sampling
+from unisono.core.generation import Chunk, CompletionJob, FinishReason, OutputForm, Prompt, Sampling
 from unisono.core.ports import BackendOptions
 from unisono.errors import BackendError, BackendOverloaded, BackendRejected
 from unisono_adapters.mlx_server import MlxServerBackend
 
-JOB = Generation(Prompt([200006], "<|start|>"), max_tokens=50)
+JOB = CompletionJob(Prompt([200006], "<|start|>"), max_tokens=50)
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ async def backend(fake: FakeMlxServer) -> AsyncIterator[MlxServerBackend]:
     await backend.aclose()
 
 
-async def collect(backend: MlxServerBackend, job: Generation = JOB) -> list[Chunk]:
+async def collect(backend: MlxServerBackend, job: CompletionJob = JOB) -> list[Chunk]:
     return [chunk async for chunk in backend.complete(job)]
 
 
@@ -57,7 +57,7 @@ async def test_the_stop_token_stays_hidden(backend: MlxServerBackend) -> None:
     last = (await collect(backend))[-1]
     assert (last.finish, last.stop_token) == (FinishReason.STOP, None)
     found = (await backend.probe()).capabilities
-    assert (found.prompt, found.output, found.stop_visible) == (Form.TEXT, Form.TEXT, False)
+    assert (found.prompt, found.output, found.stop_visible) == (OutputForm.TEXT, OutputForm.TEXT, False)
 
 
 async def test_its_404_is_a_failure_of_its_own_and_shows_no_path(

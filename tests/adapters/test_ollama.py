@@ -10,7 +10,7 @@ import pytest
 
 from tests.fakes import Refusal, inject_at, without_done
 from tests.fakes.ollama import FakeOllama
-from unisono.core.generation import Chunk, FinishReason, Form, Generation, Prompt, Sampling
+from unisono.core.generation import Chunk, CompletionJob, FinishReason, OutputForm, Prompt, Sampling
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Finding, Probe, Severity
 from unisono.errors import (
@@ -26,7 +26,7 @@ from unisono_adapters.ollama import LONG_PROMPT, MOST_NUM_CTX, OllamaBackend
 ENCODING = load_encoding()
 ASKED = "<|start|>user<|message|>What is the weather in Paris?<|end|><|start|>assistant"
 TURN = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Sunny."
-JOB = Generation(Prompt(ENCODING.encode_marked(ASKED), ASKED), max_tokens=500)
+JOB = CompletionJob(Prompt(ENCODING.encode_marked(ASKED), ASKED), max_tokens=500)
 
 
 @asynccontextmanager
@@ -39,7 +39,7 @@ async def server(*, extra: dict[str, Any] | None = None, **fields: Any) -> Async
             await backend.aclose()
 
 
-async def collect(backend: OllamaBackend, job: Generation = JOB) -> list[Chunk]:
+async def collect(backend: OllamaBackend, job: CompletionJob = JOB) -> list[Chunk]:
     return [chunk async for chunk in backend.complete(job)]
 
 
@@ -53,21 +53,21 @@ def finding_of(probe: Probe, check: Check) -> Finding:
 
 # Routes
 
-ROUTES: dict[str, tuple[dict[str, Any], Form, str, Severity | None]] = {
-    "markers in raw text": ({}, Form.TEXT, "raw", None),
-    "none in raw text": ({"bare": True, "version": "0.33.2"}, Form.TEXT, "template", Severity.WARNING),
+ROUTES: dict[str, tuple[dict[str, Any], OutputForm, str, Severity | None]] = {
+    "markers in raw text": ({}, OutputForm.TEXT, "raw", None),
+    "none in raw text": ({"bare": True, "version": "0.33.2"}, OutputForm.TEXT, "template", Severity.WARNING),
 }
 
 
 @pytest.mark.parametrize(("fake_is", "output", "route", "weight"), ROUTES.values(), ids=ROUTES)
 async def test_the_probe_decides_the_route(
-    fake_is: dict[str, Any], output: Form, route: str, weight: Severity | None
+    fake_is: dict[str, Any], output: OutputForm, route: str, weight: Severity | None
 ) -> None:
     async with server(**fake_is) as (backend, fake):
         found = await backend.probe()
         chunks = await collect(backend)
     able = found.capabilities
-    assert (able.prompt, able.output, able.stop_visible, able.logit_bias) == (Form.TEXT, output, False, False)
+    assert (able.prompt, able.output, able.stop_visible, able.logit_bias) == (OutputForm.TEXT, output, False, False)
     assert found.fatal == ()
     assert finding_of(found, Check.MARKERS).weight is weight
     assert text_of(chunks) == TURN
@@ -82,7 +82,7 @@ async def test_markers_stripped_on_both_routes_are_told_and_lived_with(because: 
     async with server(bare=True, version="0.33.2") as (backend, fake):
         setattr(fake.patient, because, False)
         found = await backend.probe()
-        assert found.capabilities.output is Form.MARKERLESS
+        assert found.capabilities.output is OutputForm.MARKERLESS
         assert found.fatal == ()
         assert finding_of(found, Check.MARKERS).weight is Severity.WARNING
         assert "llama.cpp" in finding_of(found, Check.MARKERS).remedy
@@ -122,7 +122,7 @@ CHANGES: dict[str, tuple[str, Any]] = {
 @pytest.mark.parametrize(("what", "now"), CHANGES.values(), ids=CHANGES)
 async def test_another_version_or_model_is_examined_again(what: str, now: Any) -> None:
     async with server() as (backend, fake):
-        assert (await backend.probe()).capabilities.output is Form.TEXT
+        assert (await backend.probe()).capabilities.output is OutputForm.TEXT
         setattr(fake, what, now)
         fake.patient.bare = True
         assert finding_of(await backend.probe(), Check.MARKERS).weight is Severity.WARNING
@@ -169,7 +169,7 @@ async def test_the_last_line_holds_the_whole_raw_turn(output: str) -> None:
 
 async def test_an_open_message_is_continued_where_it_was_left() -> None:
     asked = ASKED + "<|channel|>final<|message|>The weather is sun"
-    job = Generation(Prompt(ENCODING.encode_marked(asked), asked), max_tokens=50)
+    job = CompletionJob(Prompt(ENCODING.encode_marked(asked), asked), max_tokens=50)
     async with server(text="ny today.", extra={"route": "template", "num_ctx": 8192}) as (backend, _):
         assert text_of(await collect(backend, job)) == "ny today."
 
@@ -194,7 +194,7 @@ async def test_a_turn_of_which_nothing_is_told_before_its_end_arrives() -> None:
 
 async def test_every_option_is_sent_and_stop_strings_of_the_modelfile_are_off() -> None:
     async with server(extra={"route": "raw", "num_ctx": 16384, "keep_alive": "30m"}) as (backend, fake):
-        await collect(backend, Generation(JOB.prompt, 77, Sampling(0.3, seed=7)))
+        await collect(backend, CompletionJob(JOB.prompt, 77, Sampling(0.3, seed=7)))
     asked = fake.requests[0].json
     assert asked == asked | {"model": "gpt-oss:20b", "truncate": False, "shift": False, "keep_alive": "30m"}
     assert asked["options"] == asked["options"] | {
@@ -225,7 +225,7 @@ async def test_one_context_per_deployment(extra: dict[str, Any], shown: dict[str
 # Prompts cut in silence
 
 LONG = "<|start|>user<|message|>" + "word " * 3000 + "<|end|><|start|>assistant"
-LONG_JOB = Generation(Prompt(ENCODING.encode_marked(LONG), LONG), max_tokens=500)
+LONG_JOB = CompletionJob(Prompt(ENCODING.encode_marked(LONG), LONG), max_tokens=500)
 CUT: dict[str, tuple[dict[str, Any], bool]] = {
     "a whole count": ({}, False),
     "fewer": ({"prompt_tokens": 2048}, True),
@@ -254,7 +254,7 @@ async def test_a_prompt_that_is_cut_without_a_word_fails_its_answer(
 async def test_text_that_is_fewer_tokens_than_were_rendered_is_no_cut() -> None:
     # History may hold ids no tokenizer would choose for their text.
     spelled = [token for letter in "weather" * 50 for token in ENCODING.encode_text(letter)]
-    job = Generation(Prompt([*JOB.prompt.tokens, *spelled], ASKED + "weather" * 50), max_tokens=5)
+    job = CompletionJob(Prompt([*JOB.prompt.tokens, *spelled], ASKED + "weather" * 50), max_tokens=5)
     async with server(extra={"route": "raw", "num_ctx": 8192}, version="0.24.0") as (backend, _):
         await backend.probe()
         await collect(backend, job)

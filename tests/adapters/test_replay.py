@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from unisono.core.generation import Chunk, FinishReason, Generation, Prompt, Timeouts
+from unisono.core.generation import Chunk, CompletionJob, FinishReason, Prompt, Timeouts
 from unisono.core.ports import BackendOptions
 from unisono.errors import BackendError, BackendTimeout, BackendUnavailable, ConfigError
 from unisono.harmony.encoding import Encoding, load_encoding
@@ -60,7 +60,7 @@ def replay(model: str, **extra: Any) -> ReplayBackend:
 
 
 async def collect(backend: ReplayBackend, prompt: list[int], max_tokens: int = 500) -> list[Chunk]:
-    return [chunk async for chunk in backend.complete(Generation(Prompt(prompt), max_tokens))]
+    return [chunk async for chunk in backend.complete(CompletionJob(Prompt(prompt), max_tokens))]
 
 
 def tokens(chunks: list[Chunk]) -> list[int]:
@@ -130,7 +130,7 @@ TOO_SLOW = {
 async def test_it_runs_out_of_time_like_any_backend(recording: str, encoding: Encoding, timeouts: Timeouts) -> None:
     backend = replay(recording, interval_s=0.1)
     await backend.probe()
-    job = Generation(Prompt(encoding.encode_marked(USER.format("Hello"))), 50, timeouts=timeouts)
+    job = CompletionJob(Prompt(encoding.encode_marked(USER.format("Hello"))), 50, timeouts=timeouts)
     started = perf_counter()
     with pytest.raises(BackendTimeout):
         async for _ in backend.complete(job):

@@ -11,14 +11,14 @@ from tests.contract.kinds import collect_until_failure
 from tests.fakes import Refusal, inject_at
 from tests.fakes.dialects import sse_event
 from tests.fakes.sglang import FakeSglang, SglangScript, sglang_error
-from unisono.core.generation import Chunk, FinishReason, Form, Generation, Prompt, Sampling
+from unisono.core.generation import Chunk, CompletionJob, FinishReason, OutputForm, Prompt, Sampling
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check
 from unisono.errors import BackendOverloaded, BackendProtocolError, BackendUnavailable, ContextTooLong
 from unisono_adapters._failures import IdsMissing
 from unisono_adapters.sglang import SglangBackend
 
-JOB = Generation(Prompt([200006, 1428, 200008]), max_tokens=50)
+JOB = CompletionJob(Prompt([200006, 1428, 200008]), max_tokens=50)
 RETURN, CALL = 200002, 200012
 
 
@@ -35,7 +35,7 @@ async def backend(fake: FakeSglang) -> AsyncIterator[SglangBackend]:
     await backend.aclose()
 
 
-async def collect(backend: SglangBackend, job: Generation = JOB) -> list[Chunk]:
+async def collect(backend: SglangBackend, job: CompletionJob = JOB) -> list[Chunk]:
     return [chunk async for chunk in backend.complete(job)]
 
 
@@ -119,16 +119,21 @@ async def test_the_context_it_tells_can_be_filled() -> None:
         backend = SglangBackend(BackendOptions("sglang", "tiny", fake.url))
         context = (await backend.probe()).capabilities.context
         assert context == 299
-        await collect(backend, Generation(Prompt([1] * 200), max_tokens=context - 200))
+        await collect(backend, CompletionJob(Prompt([1] * 200), max_tokens=context - 200))
         with pytest.raises(ContextTooLong):
-            await collect(backend, Generation(Prompt([1] * 200), max_tokens=context - 199))
+            await collect(backend, CompletionJob(Prompt([1] * 200), max_tokens=context - 199))
         await backend.aclose()
 
 
 async def test_probing_finds_a_sound_model(backend: SglangBackend) -> None:
     found = await backend.probe()
     able = found.capabilities
-    assert (able.prompt, able.output, able.stop_visible, able.logit_bias) == (Form.IDS, Form.IDS, True, True)
+    assert (able.prompt, able.output, able.stop_visible, able.logit_bias) == (
+        OutputForm.IDS,
+        OutputForm.IDS,
+        True,
+        True,
+    )
     assert found.fatal == ()
 
 

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from tests.fakes import Close, FakeVllm, Refusal, Stall, VllmScript, WireServer, inject_at
-from unisono.core.generation import AnyJson, Chunk, FinishReason, Form, Generation, Prompt
+from unisono.core.generation import AnyJson, Chunk, CompletionJob, FinishReason, OutputForm, Prompt
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check
 from unisono.errors import (
@@ -25,7 +25,7 @@ from unisono.errors import (
 )
 from unisono_adapters.vllm import VllmBackend
 
-JOB = Generation(Prompt([200006, 1428, 200008]), max_tokens=50)
+JOB = CompletionJob(Prompt([200006, 1428, 200008]), max_tokens=50)
 RETURN, CALL = 200002, 200012
 
 
@@ -42,7 +42,7 @@ async def backend(fake: FakeVllm) -> AsyncIterator[VllmBackend]:
     await backend.aclose()
 
 
-async def collect(backend: VllmBackend, job: Generation = JOB) -> list[Chunk]:
+async def collect(backend: VllmBackend, job: CompletionJob = JOB) -> list[Chunk]:
     return [chunk async for chunk in backend.complete(job)]
 
 
@@ -66,7 +66,7 @@ async def test_it_asks_for_ids_with_the_stop_token_in_them(fake: FakeVllm, backe
 async def test_each_tenant_has_a_salt_of_its_own_that_vllm_takes(fake: FakeVllm, backend: VllmBackend) -> None:
     tenants = ("one", "two", "a@b/c\\d\0", "s" * 2000, "s" * 2001, "Grüße")
     for tenant in tenants:
-        await collect(backend, Generation(JOB.prompt, 5, cache_salt=tenant))
+        await collect(backend, CompletionJob(JOB.prompt, 5, cache_salt=tenant))
     salts = [request.json["cache_salt"] for request in fake.requests]
     assert len(set(salts)) == len(tenants)
     assert all(salt.isalnum() and len(salt) <= 128 for salt in salts)
@@ -81,7 +81,7 @@ async def test_the_interval_is_an_option(fake: FakeVllm) -> None:
 
 async def test_two_generations_of_one_request_have_ids_of_their_own(fake: FakeVllm, backend: VllmBackend) -> None:
     for _ in range(2):
-        await collect(backend, Generation(JOB.prompt, 5, request_id="req-1"))
+        await collect(backend, CompletionJob(JOB.prompt, 5, request_id="req-1"))
     first, second = (seen.headers["x-request-id"] for seen in fake.requests)
     assert first != second
 
@@ -222,7 +222,7 @@ async def test_a_new_connection_that_dies_is_not_tried_again() -> None:
 
 async def test_probing_finds_the_context(backend: VllmBackend) -> None:
     found = (await backend.probe()).capabilities
-    assert (found.prompt, found.output, found.context) == (Form.IDS, Form.IDS, 131072)
+    assert (found.prompt, found.output, found.context) == (OutputForm.IDS, OutputForm.IDS, 131072)
 
 
 @pytest.mark.parametrize("context", [None, "4096", -1, 0, 1.5, True])

@@ -11,14 +11,14 @@ import pytest
 
 from unisono.cli.painting import Painter, painted
 from unisono.core.events import Repaired
-from unisono.core.watching import Began, Done, Outcome, StepDone
+from unisono.core.observer import GenerationBegan, GenerationDone, GenerationOutcome, StepDone
 from unisono.engine.journal import Note, Way
 from unisono.engine.turn import STEP_ENDED
 from unisono.harmony.encoding import load_encoding
 from unisono.observe.recording import dumped, to_document
 
 ENCODING = load_encoding()
-BEGAN = Began("req_1", "ann", "", "chat", "gpt-oss", background=False, at=1_790_000_000.0, asked={})
+BEGAN = GenerationBegan("req_1", "ann", "", "chat", "gpt-oss", background=False, at=1_790_000_000.0, asked={})
 
 TEXTS: dict[str, tuple[Sequence[int | None], str]] = {
     "markers": (ENCODING.encode_marked("<|start|>user<|message|>Hi<|end|>"), "<|start|>user<|message|>Hi<|end|>\n"),
@@ -53,7 +53,9 @@ def test_each_channel_has_a_colour_of_its_own() -> None:
 
 
 def lines(journal: Sequence[int], repairs: Sequence[Repaired] = (), steps: Sequence[StepDone] = ()) -> str:
-    done = Done(BEGAN, 1.0, Outcome.COMPLETED, finish="stop", journal=journal, said=repairs, steps=steps)
+    done = GenerationDone(
+        BEGAN, 1.0, GenerationOutcome.COMPLETED, finish="stop", journal=journal, said=repairs, steps=steps
+    )
     document: Any = json.loads(dumped(to_document(done, "test", 1 << 20)))
     return click.unstyle("\n".join(painted(document, ENCODING)))
 

@@ -17,7 +17,7 @@ from tests.harmony.recoveries import CASES, TOOLS, Case
 from unisono.cli.trace import Unreplayable, is_as_recorded, read_document
 from unisono.core.conversation import Conversation, Preamble, UserMessage
 from unisono.core.generation import Capabilities, FinishReason
-from unisono.core.watching import Began, Done, Observer
+from unisono.core.observer import GenerationBegan, GenerationDone, Observer
 from unisono.engine.turn import Turn, Turns
 from unisono.errors import BackendUnavailable
 from unisono.observe.recording import Document, checked, dumped, to_document
@@ -29,12 +29,12 @@ SAID = Conversation(Preamble(tools=TOOLS, date="2026-01-01"), (UserMessage("Hi")
 
 @dataclass
 class Noting(Observer):
-    done: list[Done] = field(default_factory=list)
+    done: list[GenerationDone] = field(default_factory=list)
 
-    def began(self, began: Began) -> None:
+    def began(self, began: GenerationBegan) -> None:
         assert began.asked is not None
 
-    def ended(self, done: Done) -> None:
+    def ended(self, done: GenerationDone) -> None:
         self.done.append(done)
 
 

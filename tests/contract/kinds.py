@@ -23,7 +23,7 @@ from tests.fakes import (
 from tests.fakes.llamacpp import FakeLlamaCpp
 from tests.fakes.ollama import FakeOllama
 from tests.fakes.sglang import FakeSglang
-from unisono.core.generation import Chunk, Form, Generation, Prompt
+from unisono.core.generation import Chunk, CompletionJob, OutputForm, Prompt
 from unisono.core.ports import Backend, BackendOptions
 from unisono.harmony.encoding import load_encoding
 from unisono_adapters.llamacpp import LlamaCppBackend
@@ -44,7 +44,7 @@ TEXT = '<|channel|>analysis<|message|>Grüße 👩‍👩‍👧 "x"\n<|end|><|s
 ENCODING = load_encoding()
 ASKED = "<|start|>user<|message|>Hello<|end|><|start|>assistant"
 PROMPT = Prompt(tokens=ENCODING.encode_marked(ASKED), text=ASKED)
-JOB = Generation(prompt=PROMPT, max_tokens=1000)
+JOB = CompletionJob(prompt=PROMPT, max_tokens=1000)
 
 Serve = Callable[..., AbstractAsyncContextManager[tuple[Backend, Any]]]
 
@@ -107,14 +107,14 @@ class Kind:
     """`at` builds a backend at an address; `live` says whether what is generated is delivered as it is generated."""
 
     serve: Serve
-    output: Form
+    output: OutputForm
     speaks: Dialect = VLLM
     at: Callable[[str], Backend] = vllm
     live: bool = True
 
     def delivered(self, chunks: list[Chunk]) -> object:
         """What the chunks bring, in the form the kind speaks; the other form has to be empty."""
-        if self.output is Form.IDS:
+        if self.output is OutputForm.IDS:
             assert not any(chunk.text for chunk in chunks)
             return [token for chunk in chunks for token in chunk.tokens]
         assert not any(chunk.tokens for chunk in chunks)
@@ -122,31 +122,31 @@ class Kind:
 
     @property
     def answer(self) -> Any:
-        return IDS if self.output is Form.IDS else TEXT
+        return IDS if self.output is OutputForm.IDS else TEXT
 
 
 TEMPLATE = template_dialect(lambda text: ENCODING.encode_as_server(ASKED + text))
 BARE = {"text": TEXT, "bare": True}
 
 KINDS = {
-    "vllm": Kind(on_a_wire(FakeVllm, vllm, tokens=IDS), Form.IDS),
-    "sglang": Kind(on_a_wire(FakeSglang, sglang, tokens=IDS, context=MOST), Form.IDS, SGLANG, sglang),
-    "llamacpp": Kind(on_a_wire(FakeLlamaCpp, llamacpp, tokens=IDS), Form.IDS, LLAMACPP, llamacpp),
-    "mlx_server": Kind(on_a_wire(FakeMlxServer, mlx_server, text=TEXT), Form.TEXT, MLX, mlx_server),
-    "ollama raw": Kind(on_a_wire(FakeOllama, ollama_raw, text=TEXT), Form.TEXT, OLLAMA_RAW, ollama_raw),
+    "vllm": Kind(on_a_wire(FakeVllm, vllm, tokens=IDS), OutputForm.IDS),
+    "sglang": Kind(on_a_wire(FakeSglang, sglang, tokens=IDS, context=MOST), OutputForm.IDS, SGLANG, sglang),
+    "llamacpp": Kind(on_a_wire(FakeLlamaCpp, llamacpp, tokens=IDS), OutputForm.IDS, LLAMACPP, llamacpp),
+    "mlx_server": Kind(on_a_wire(FakeMlxServer, mlx_server, text=TEXT), OutputForm.TEXT, MLX, mlx_server),
+    "ollama raw": Kind(on_a_wire(FakeOllama, ollama_raw, text=TEXT), OutputForm.TEXT, OLLAMA_RAW, ollama_raw),
     "ollama template": Kind(
-        on_a_wire(FakeOllama, ollama_template, **BARE), Form.TEXT, TEMPLATE, ollama_template, live=False
+        on_a_wire(FakeOllama, ollama_template, **BARE), OutputForm.TEXT, TEMPLATE, ollama_template, live=False
     ),
-    "replay": Kind(replay, Form.IDS),
+    "replay": Kind(replay, OutputForm.IDS),
 }
 ON_A_WIRE = tuple(name for name in KINDS if name != "replay")
 
 
-async def collect(backend: Backend, job: Generation = JOB) -> list[Chunk]:
+async def collect(backend: Backend, job: CompletionJob = JOB) -> list[Chunk]:
     return [chunk async for chunk in backend.complete(job)]
 
 
-async def collect_until_failure(backend: Backend, job: Generation = JOB) -> tuple[list[Chunk], BaseException | None]:
+async def collect_until_failure(backend: Backend, job: CompletionJob = JOB) -> tuple[list[Chunk], BaseException | None]:
     chunks: list[Chunk] = []
     try:
         async for chunk in backend.complete(job):

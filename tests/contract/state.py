@@ -14,7 +14,7 @@ from unisono.core.conversation import (
     UserMessage,
 )
 from unisono.core.generation import Usage
-from unisono.core.state import Status, StoredConversation, StoredItem, StoredResponse
+from unisono.core.state_store import Status, StoredConversation, StoredItem, StoredResponse
 
 _NUMBERS = count()
 

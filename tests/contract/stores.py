@@ -11,14 +11,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from unisono.core.state import Bounds, Retention, Store
+from unisono.core.state_store import Retention, StateLimits, Store
 from unisono.store.redis import RedisStore
 from unisono.store.sqlite import SqliteStore
 
-SMALL = Bounds(item=4_000, response=20_000, conversation=40_000)
+SMALL = StateLimits(item=4_000, response=20_000, conversation=40_000)
 """Bounds that tests can reach."""
 
-Opening = Callable[[Retention, Bounds], Store]
+Opening = Callable[[Retention, StateLimits], Store]
 
 
 @dataclass
@@ -29,8 +29,8 @@ class Home:
     shared: bool = True
     opened: list[Store] = field(default_factory=list)
 
-    async def open(self, retention: Retention | None = None, bounds: Bounds | None = None) -> Store:
-        store = self.make(retention or Retention(), bounds or Bounds())
+    async def open(self, retention: Retention | None = None, bounds: StateLimits | None = None) -> Store:
+        store = self.make(retention or Retention(), bounds or StateLimits())
         await store.start()
         self.opened.append(store)
         return store

@@ -30,7 +30,7 @@ from tests.fakes import (
     line_ends,
     recut,
 )
-from unisono.core.generation import Capabilities, FinishReason, Form, Prompt, Sampling
+from unisono.core.generation import Capabilities, FinishReason, OutputForm, Prompt, Sampling
 
 # What is delivered
 
@@ -68,7 +68,7 @@ async def test_probing_says_which_form_it_speaks(kind: Kind, tmp_path: Path) -> 
         found = (await backend.probe()).capabilities
     assert isinstance(found, Capabilities)
     assert found.output is kind.output
-    assert found.stop_visible is (kind.output is Form.IDS)
+    assert found.stop_visible is (kind.output is OutputForm.IDS)
 
 
 async def test_eight_at_once_do_not_mix(kind: Kind, tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ async def test_a_raw_character_cut_in_half_by_the_network_arrives_whole(wired: K
         backend = point(wired, server)
         chunks = await collect(backend)
         await backend.aclose()
-    assert wired.delivered(chunks) == ([token] if wired.output is Form.IDS else "é")
+    assert wired.delivered(chunks) == ([token] if wired.output is OutputForm.IDS else "é")
 
 
 # What is asked

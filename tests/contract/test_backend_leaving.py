@@ -26,7 +26,7 @@ from tests.fakes import (
     recut,
     stall_at,
 )
-from unisono.core.generation import Chunk, Generation, Prompt, Timeouts
+from unisono.core.generation import Chunk, CompletionJob, Prompt, Timeouts
 from unisono.core.ports import Backend
 from unisono.core.tasks import cancel_and_wait
 from unisono.errors import (
@@ -38,7 +38,7 @@ from unisono.errors import (
 # Leaving
 
 
-async def _leave(backend: Backend, server: WireServer | None = None, job: Generation = JOB) -> float:
+async def _leave(backend: Backend, server: WireServer | None = None, job: CompletionJob = JOB) -> float:
     """Start reading, cancel a moment after the request has come, and say when that was."""
     task = asyncio.create_task(collect(backend, job))
     if server is not None:

@@ -12,9 +12,9 @@ import pytest
 
 from tests.contract.state import fresh
 from tests.contract.stores import Home
-from unisono.core.access import Limits
-from unisono.core.accounts import Account, Claim, Entry, Limit, Settlement, Used
-from unisono.core.state import Store
+from unisono.core.access import KeyLimits
+from unisono.core.quotas import Account, LedgerLine, QuotaKind, QuotaReservation, TokenUsage, UsageRecord
+from unisono.core.state_store import Store
 
 DAY = "2026-11-21"
 
@@ -23,38 +23,38 @@ def account() -> Account:
     return Account("te:}am *\r\n", fresh("key"))
 
 
-def claim(whose: Account, limits: Limits, **changes: Any) -> Claim:
-    made = Claim(whose, fresh("once"), limits, input=100, least=50, most=1000, for_s=30.0)
+def claim(whose: Account, limits: KeyLimits, **changes: Any) -> QuotaReservation:
+    made = QuotaReservation(whose, fresh("once"), limits, input=100, least=50, most=1000, for_s=30.0)
     return replace(made, **changes)
 
 
-def ended(of: Claim, used: Used, model: str = "gpt-oss") -> Settlement:
-    return Settlement(fresh("turn"), Entry(of.account, model, DAY, used), of)
+def ended(of: QuotaReservation, used: TokenUsage, model: str = "gpt-oss") -> UsageRecord:
+    return UsageRecord(fresh("turn"), LedgerLine(of.account, model, DAY, used), of)
 
 
-USED = Used(requests=1, input=90, cached=10, output=40, reasoning=5, cost=7)
+USED = TokenUsage(requests=1, input=90, cached=10, output=40, reasoning=5, cost=7)
 
 REFUSED = {
-    "requests": (Limits(rpm=2), {}, Limit.REQUESTS, 2),
-    "no request at all": (Limits(rpm=0), {}, Limit.REQUESTS, 0),
-    "tokens": (Limits(tpm=450), {}, Limit.TOKENS, 3),
-    "one token too few": (Limits(tpm=449), {}, Limit.TOKENS, 2),
-    "parallel": (Limits(max_parallel=4), {}, Limit.PARALLEL, 4),
-    "a budget of tokens": (Limits(token_budget=551), {"most": 50}, Limit.TOKEN_BUDGET, 4),
-    "a budget too small for what is sent": (Limits(token_budget=100), {}, Limit.TOKEN_BUDGET, 0),
+    "requests": (KeyLimits(rpm=2), {}, QuotaKind.REQUESTS, 2),
+    "no request at all": (KeyLimits(rpm=0), {}, QuotaKind.REQUESTS, 0),
+    "tokens": (KeyLimits(tpm=450), {}, QuotaKind.TOKENS, 3),
+    "one token too few": (KeyLimits(tpm=449), {}, QuotaKind.TOKENS, 2),
+    "parallel": (KeyLimits(max_parallel=4), {}, QuotaKind.PARALLEL, 4),
+    "a budget of tokens": (KeyLimits(token_budget=551), {"most": 50}, QuotaKind.TOKEN_BUDGET, 4),
+    "a budget too small for what is sent": (KeyLimits(token_budget=100), {}, QuotaKind.TOKEN_BUDGET, 0),
     "a budget of money": (
-        Limits(money_budget=30),
+        KeyLimits(money_budget=30),
         {"input_cost": 9, "output_price": 20_000, "most": 50},
-        Limit.MONEY_BUDGET,
+        QuotaKind.MONEY_BUDGET,
         3,
     ),
-    "what is sent costs money alone": (Limits(money_budget=20), {"input_cost": 10}, Limit.MONEY_BUDGET, 2),
+    "what is sent costs money alone": (KeyLimits(money_budget=20), {"input_cost": 10}, QuotaKind.MONEY_BUDGET, 2),
 }
 
 
 @pytest.mark.parametrize(("limits", "wants", "limit", "granted"), REFUSED.values(), ids=REFUSED)
 async def test_as_many_claims_are_granted_at_once_as_there_is_room_for(
-    home: Home, limits: Limits, wants: dict[str, Any], limit: Limit, granted: int
+    home: Home, limits: KeyLimits, wants: dict[str, Any], limit: QuotaKind, granted: int
 ) -> None:
     store, whose = await home.open(), account()
     other = await home.open() if home.shared else store
@@ -63,13 +63,13 @@ async def test_as_many_claims_are_granted_at_once_as_there_is_room_for(
     assert sum(one.refused is None for one in stands) == granted
     assert {one.refused for one in stands} - {None} == {limit}
     # Another account is another matter.
-    elsewhere = await store.reserve(claim(account(), Limits(rpm=1, tpm=150, max_parallel=1)))
+    elsewhere = await store.reserve(claim(account(), KeyLimits(rpm=1, tpm=150, max_parallel=1)))
     assert elsewhere.refused is None
 
 
 async def test_a_claim_that_is_made_again_is_held_once(home: Home) -> None:
     store, whose = await home.open(), account()
-    limits = Limits(rpm=2, tpm=300, max_parallel=2, token_budget=2000)
+    limits = KeyLimits(rpm=2, tpm=300, max_parallel=2, token_budget=2000)
     one = claim(whose, limits)
     first, again = await store.reserve(one), await store.reserve(one)
     assert first.refused is again.refused is None
@@ -84,28 +84,28 @@ async def test_a_claim_that_is_made_again_is_held_once(home: Home) -> None:
 
 async def test_what_is_left_is_told_and_when_there_is_room_again(home: Home) -> None:
     store, whose = await home.open(), account()
-    limits = Limits(rpm=3, tpm=320)
+    limits = KeyLimits(rpm=3, tpm=320)
     first = await store.reserve(claim(whose, limits))
     assert (first.requests_left, first.tokens_left) == (2, 170)
     assert 58 < first.requests_reset_s <= 61
     assert 58 < first.tokens_reset_s <= 61
     await store.reserve(claim(whose, limits))
     refused = await store.reserve(claim(whose, limits))
-    assert (refused.refused, refused.requests_left, refused.tokens_left) == (Limit.TOKENS, 1, 20)
+    assert (refused.refused, refused.requests_left, refused.tokens_left) == (QuotaKind.TOKENS, 1, 20)
     assert refused.again_s is not None
     assert 56 < refused.again_s <= 61
     never = await store.reserve(claim(whose, limits, input=500))
-    assert (never.refused, never.again_s) == (Limit.TOKENS, None)
-    unlimited = await store.reserve(claim(account(), Limits(max_parallel=1)))
+    assert (never.refused, never.again_s) == (QuotaKind.TOKENS, None)
+    unlimited = await store.reserve(claim(account(), KeyLimits(max_parallel=1)))
     assert (unlimited.requests_left, unlimited.tokens_left, unlimited.output) == (None, None, None)
 
 
 async def test_the_truth_takes_the_place_of_what_was_held(home: Home) -> None:
     store, whose = await home.open(), account()
-    limits = Limits(tpm=300, max_parallel=1, token_budget=1000)
+    limits = KeyLimits(tpm=300, max_parallel=1, token_budget=1000)
     one = claim(whose, limits, least=200)
     assert (await store.reserve(one)).refused is None
-    assert (await store.reserve(claim(whose, limits, least=1))).refused is Limit.TOKENS
+    assert (await store.reserve(claim(whose, limits, least=1))).refused is QuotaKind.TOKENS
     truth = ended(one, USED)
     for _ in range(2):
         await store.settle(truth)
@@ -116,26 +116,26 @@ async def test_the_truth_takes_the_place_of_what_was_held(home: Home) -> None:
 
 async def test_more_than_was_held_counts_too(home: Home) -> None:
     store, whose = await home.open(), account()
-    limits = Limits(tpm=1000)
+    limits = KeyLimits(tpm=1000)
     one = claim(whose, limits)
     await store.reserve(one)
     await store.settle(ended(one, replace(USED, output=860)))
-    assert (await store.reserve(claim(whose, limits, input=30, least=30))).refused is Limit.TOKENS
+    assert (await store.reserve(claim(whose, limits, input=30, least=30))).refused is QuotaKind.TOKENS
     assert (await store.reserve(claim(whose, limits, input=30, least=20))).refused is None
 
 
 async def test_a_claim_that_nobody_renews_lapses(home: Home) -> None:
     store, whose = await home.open(), account()
-    limits = Limits(max_parallel=2, token_budget=300)
+    limits = KeyLimits(max_parallel=2, token_budget=300)
     kept, left = claim(whose, limits, for_s=0.6), claim(whose, limits, for_s=0.6)
     for one in (kept, left):
         assert (await store.reserve(one)).refused is None
-    assert (await store.reserve(claim(whose, limits))).refused is Limit.PARALLEL
+    assert (await store.reserve(claim(whose, limits))).refused is QuotaKind.PARALLEL
     for _ in range(4):
         await asyncio.sleep(0.2)
         await store.extend(kept)
     assert (await store.reserve(claim(whose, limits))).refused is None
-    assert (await store.reserve(claim(whose, limits))).refused is Limit.PARALLEL
+    assert (await store.reserve(claim(whose, limits))).refused is QuotaKind.PARALLEL
     # What has lapsed is not held again, and what it used counts all the same.
     await store.extend(left)
     await store.settle(ended(left, USED))
@@ -144,20 +144,20 @@ async def test_a_claim_that_nobody_renews_lapses(home: Home) -> None:
 
 async def test_a_budget_is_never_overdrawn_and_full_again_in_the_next_period(home: Home) -> None:
     store, whose = await home.open(), account()
-    limits = Limits(token_budget=1000)
+    limits = KeyLimits(token_budget=1000)
     ends = time.time() + 100
 
     async def turn() -> int:
         one = claim(whose, limits, period="day:1", period_ends=ends, most=400)
         stands = await store.reserve(one)
         if stands.refused is not None:
-            assert stands.refused is Limit.TOKEN_BUDGET
+            assert stands.refused is QuotaKind.TOKEN_BUDGET
             assert stands.again_s is not None
             assert 90 < stands.again_s <= 100
             return 0
         assert stands.output is not None
         await asyncio.sleep(0)
-        await store.settle(ended(one, Used(requests=1, input=100, output=stands.output)))
+        await store.settle(ended(one, TokenUsage(requests=1, input=100, output=stands.output)))
         return 100 + stands.output
 
     spent = 0
@@ -170,20 +170,20 @@ async def test_a_budget_is_never_overdrawn_and_full_again_in_the_next_period(hom
 
 async def test_no_turn_costs_more_than_the_budget_has(home: Home) -> None:
     store, whose = await home.open(), account()
-    limits = Limits(money_budget=100)
+    limits = KeyLimits(money_budget=100)
     priced = {"input_cost": 7, "output_price": 333_333}
     one = claim(whose, limits, **priced)
     stands = await store.reserve(one)
     # 93 micro-USD are left for answers: 279 tokens, of which a turn without a bound gets a fourth.
     assert stands.output == 69
-    await store.settle(ended(one, Used(requests=1, input=100, output=69, cost=30)))
+    await store.settle(ended(one, TokenUsage(requests=1, input=100, output=69, cost=30)))
     tight = await store.reserve(claim(whose, limits, least=500, most=500, **priced))
     assert tight.output == 189
 
 
 async def test_what_was_let_in_before_is_not_refused(home: Home) -> None:
     store, whose = await home.open(), account()
-    limits = Limits(rpm=1, tpm=1, max_parallel=1, token_budget=1, money_budget=1)
+    limits = KeyLimits(rpm=1, tpm=1, max_parallel=1, token_budget=1, money_budget=1)
     for _ in range(2):
         stands = await store.reserve(claim(whose, limits, owed=True, input_cost=5, output_price=9_000_000))
         assert (stands.refused, stands.output) == (None, 50)
@@ -194,13 +194,13 @@ async def test_the_ledger_sums_by_account_model_and_day(home: Home) -> None:
     other = await home.open() if home.shared else store
     ann, bob = Account("a", "key_a"), Account("b")
     made = [
-        Entry(whose, model, day, USED)
+        LedgerLine(whose, model, day, USED)
         for whose in (ann, bob)
         for model in ("gpt-oss", "name: with\x00 all")
         for day in ("2026-11-20", DAY)
     ]
     for store_now in (store, other):
-        await store_now.settle(*(Settlement(fresh("once"), entry) for entry in made))
+        await store_now.settle(*(UsageRecord(fresh("once"), entry) for entry in made))
     twice = [replace(entry, used=USED + USED) for entry in made]
     expected = sorted(twice, key=lambda one: (one.day, one.account.tenant, one.account.key, one.model))
     assert list(await other.ledger("2026-11-20", DAY)) == expected
@@ -214,7 +214,7 @@ async def test_a_turn_that_is_settled_again_counts_once_through_any_store(home: 
     store = await home.open()
     other = await home.open() if home.shared else store
     whose = account()
-    one = Settlement("once", Entry(whose, "m", DAY, USED))
+    one = UsageRecord("once", LedgerLine(whose, "m", DAY, USED))
     await asyncio.gather(*(each.settle(one, one) for each in (store, other) * 5))
     assert [entry.used for entry in await store.ledger(DAY, DAY, whose)] == [USED]
 
@@ -223,14 +223,14 @@ async def test_settlements_of_one_id_are_cumulative(home: Home) -> None:
     store = await home.open()
     other = await home.open() if home.shared else store
     whose, once = account(), fresh("response")
-    limits = Limits(tpm=10_000, max_parallel=2, token_budget=1_000)
+    limits = KeyLimits(tpm=10_000, max_parallel=2, token_budget=1_000)
     claims = [claim(whose, limits, most=100) for _ in range(2)]
     for one in claims:
         assert (await store.reserve(one)).refused is None
     partial = replace(USED, output=10, reasoning=0, cost=3)
     failed = replace(USED, errors=1, cached=0)
     for used, settler, of in ((partial, store, claims[0]), (failed, other, claims[1]), (partial, store, claims[0])):
-        settlement = Settlement(once, Entry(whose, "m", DAY, used, "fallback"), of)
+        settlement = UsageRecord(once, LedgerLine(whose, "m", DAY, used, "fallback"), of)
         await asyncio.gather(settler.settle(settlement), settler.settle(settlement))
     [entry] = await store.ledger(DAY, DAY, whose)
     assert (entry.used, entry.served) == (replace(USED, errors=1), "fallback")

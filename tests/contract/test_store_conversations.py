@@ -10,7 +10,7 @@ import pytest
 
 from tests.contract.state import EVERY_ITEM, answered, conversation, fresh, response, said
 from tests.contract.stores import SMALL, Home
-from unisono.core.state import LogWrite, Run, Status
+from unisono.core.state_store import BackgroundRun, LogWrite, Status
 from unisono.errors import KeyReused, NotFound, StoreConflict, StoreTooLarge
 
 
@@ -177,7 +177,11 @@ async def test_of_many_who_want_a_lease_one_gets_it(home: Home) -> None:
 
 async def test_a_run_nobody_watches_is_named_until_somebody_does(home: Home) -> None:
     store = await home.open()
-    runs = [Run("a:b", fresh("resp")), Run("bob", fresh("resp")), Run("ann", fresh("resp"))]
+    runs = [
+        BackgroundRun("a:b", fresh("resp")),
+        BackgroundRun("bob", fresh("resp")),
+        BackgroundRun("ann", fresh("resp")),
+    ]
     for number, run in enumerate(runs):
         await store.watch(run, 0.05 + 0.01 * number)
     assert await store.lapsed() == ()

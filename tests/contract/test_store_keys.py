@@ -9,7 +9,7 @@ import pytest
 
 from tests.contract.state import NOW, fresh
 from tests.contract.stores import Home
-from unisono.core.access import KeyDigest, KeyRecord, Limits, Period
+from unisono.core.access import KeyDigest, KeyLimits, KeyRecord, Period
 from unisono.errors import NotFound, StoreConflict
 
 
@@ -27,7 +27,7 @@ FULL = KeyRecord(
     ending="x-_9",
     expires_at=NOW + 86_400,
     revoked_at=NOW + 1,
-    limits=Limits(1, 2, 3, 4, 5_000_000, Period("every", 2_592_000), NOW),
+    limits=KeyLimits(1, 2, 3, 4, 5_000_000, Period("every", 2_592_000), NOW),
     models=frozenset({"gpt-oss-120b", "openai/*"}),
     mcp_servers=frozenset(),
     tags={"cost centre": "42", "": ""},

@@ -10,7 +10,7 @@ import pytest
 from tests.contract.state import EVERY_ITEM, answered, conversation, fresh, full_response, response, said
 from tests.contract.stores import SMALL, Home
 from unisono.core.generation import Usage
-from unisono.core.state import EventPage, LogWrite, Retention, Status, StoredItem
+from unisono.core.state_store import EventPage, LogWrite, Retention, Status, StoredItem
 from unisono.errors import NotFound, StoreConflict, StoreTooLarge, UnisonoError
 
 

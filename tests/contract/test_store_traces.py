@@ -8,7 +8,7 @@ import pytest
 
 from tests.contract.state import NOW, fresh
 from tests.contract.stores import Home
-from unisono.core.traces import StoredTrace
+from unisono.core.recordings import StoredTrace
 
 LONG_S = 3600.0
 ODD = ("req_1", "ä:}{ *\r\n", "req \x00 1", "' OR 1=1 --", "🔑")

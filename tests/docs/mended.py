@@ -19,7 +19,7 @@ from tests.harmony.fold import items_of, new_router, rules_of
 from tests.harmony.recoveries import CASES, C, F, P, R
 from unisono.core.events import Event
 from unisono.core.generation import FinishReason
-from unisono.core.rules import OF_HOSTED_TOOLS, OF_READING, OF_THE_ANSWER
+from unisono.core.recovery_rules import OF_HOSTED_TOOLS, OF_READING, OF_THE_ANSWER
 from unisono.engine.plan import SWITCHABLE
 from unisono.engine.turn import Decision
 
@@ -147,7 +147,7 @@ async def of_hosted_tools() -> Mapping[str, Example]:
 
 HEAD = f"""# What is mended, and how
 
-Written by `{COMMAND}` from `unisono/core/rules.py` and the shapes that
+Written by `{COMMAND}` from `unisono/core/recovery_rules.py` and the shapes that
 the tests are made of, by running them.
 
 What a model writes never becomes an error. It is read as what it must have meant, or handed over as text, and the

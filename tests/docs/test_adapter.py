@@ -15,7 +15,7 @@ from tests.contract import test_backend, test_backend_failures, test_backend_lea
 from tests.contract.kinds import IDS, KEY, Kind, on_a_wire
 from tests.docs.pages import blocks
 from tests.fakes import FakeVllm
-from unisono.core.generation import Form
+from unisono.core.generation import OutputForm
 from unisono.core.ports import Backend, BackendOptions
 
 
@@ -34,7 +34,7 @@ def acme(url: str) -> Backend:
 
 @pytest.fixture(name="kind")
 def acme_kind() -> Kind:
-    return Kind(on_a_wire(FakeVllm, acme, tokens=IDS), Form.IDS, at=acme)
+    return Kind(on_a_wire(FakeVllm, acme, tokens=IDS), OutputForm.IDS, at=acme)
 
 
 @pytest.fixture

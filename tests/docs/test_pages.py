@@ -15,7 +15,7 @@ from tests.docs.pages import PAGES, ROOT, blocks, commands
 from unisono import __version__
 from unisono.cli import main
 from unisono.config import Catalogue, Config, load
-from unisono.core.rules import RULES
+from unisono.core.recovery_rules import RULES
 from unisono.errors import UnisonoError
 
 WRITTEN: dict[str, tuple[Callable[[], str], str]] = {

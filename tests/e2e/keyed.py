@@ -15,8 +15,8 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from tests.e2e.gateway import Gateway, gateway
 from unisono.access.issuing import issued, revoked
 from unisono.access.minting import Mint
-from unisono.core.access import KeyRecord, Limits
-from unisono.core.state import Store
+from unisono.core.access import KeyLimits, KeyRecord
+from unisono.core.state_store import Store
 from unisono.store import open_store
 
 MASTER = "sk-master-of-the-tests"
@@ -41,7 +41,7 @@ class Ring:
     store: Store
     mint: Mint = field(default_factory=lambda: Mint(SALT.encode()))
 
-    async def issue(self, tenant: str = "", limits: Limits | None = None, **fields: Any) -> tuple[KeyRecord, str]:
+    async def issue(self, tenant: str = "", limits: KeyLimits | None = None, **fields: Any) -> tuple[KeyRecord, str]:
         new = issued(self.mint, time.time(), tenant=tenant)
         record = replace(new.record, **fields, limits=limits or new.record.limits)
         return await self.store.put_key(record), new.plaintext

@@ -22,7 +22,7 @@ from tests.e2e.replicas import LEASE_S, Client, Json, Replica, Told
 from tests.e2e.wires import ENCODING
 from tests.fakes import FakeVllm
 from unisono.core.access import LOCAL_TENANT
-from unisono.core.state import Retention
+from unisono.core.state_store import Retention
 from unisono.store.redis import RedisStore
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

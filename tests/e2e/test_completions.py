@@ -15,7 +15,7 @@ from tests.e2e.keyed import bearing, keyed
 from tests.e2e.playing import Play, staged
 from tests.e2e.wires import WIRES, Fake, Wire, asked
 from tests.fakes import FakeVllm, close_at, half_event_at, reset_at, stall_at
-from unisono.core.access import Limits
+from unisono.core.access import KeyLimits
 from unisono.harmony.encoding import load_encoding
 
 ENCODING = load_encoding()
@@ -185,7 +185,7 @@ async def test_it_counts_for_its_key_as_any_answer_does(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         fake = await stack.enter_async_context(FakeVllm(tokens=ENCODING.encode_as_server(SCRIPT)))
         running, ring = await stack.enter_async_context(keyed(config(f"vllm@{fake.url}"), tmp_path))
-        _, key = await ring.issue(raw=True, limits=Limits(rpm=1, token_budget=100_000))
+        _, key = await ring.issue(raw=True, limits=KeyLimits(rpm=1, token_budget=100_000))
         _, unlimited = await ring.issue(raw=True)
         _, other = await ring.issue()
         assert (await complete(running, headers=bearing(other))).status == 403

@@ -18,7 +18,7 @@ from multidict import CIMultiDict
 from tests.e2e.gateway import config_of, gateway
 from tests.e2e.keyed import ring, with_keys
 from tests.fakes import FakeVllm, VllmScript, stall_at
-from unisono.core.access import Limits
+from unisono.core.access import KeyLimits
 from unisono.harmony.encoding import load_encoding
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -83,7 +83,7 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
         config["unisono"] |= {"max_body_bytes": MAX_BODY, "max_connections": MAX_CONNECTIONS}
         async with gateway(config) as running, ring(address) as keys:
             _, good = await keys.issue()
-            _, limited = await keys.issue(limits=Limits(token_budget=1))
+            _, limited = await keys.issue(limits=KeyLimits(token_budget=1))
             here = Site(running.url, {"good": good, "limited": limited, "wrong": "sk-wrong"}, fake)
             await running.post(CHAT, BODY, authorization=f"Bearer {limited}")
             yield here

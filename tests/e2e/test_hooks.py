@@ -26,7 +26,7 @@ from tests.e2e.test_metrics import read
 from tests.e2e.test_responses_websocket import connected
 from tests.e2e.wires import ENCODING, WIRES, asked
 from tests.fakes import FakeVllm, VllmScript
-from unisono.core.access import Limits
+from unisono.core.access import KeyLimits
 from unisono.core.generation import RETURN
 
 Json = dict[str, Any]
@@ -162,7 +162,7 @@ async def test_a_response_that_would_last_is_refused_before_it_is_promised(
     async with FakeVllm(tokens=ENCODING.encode_marked(ANSWER)) as fake:
         config = config_of(f"vllm@{fake.url}", unisono={"hooks": [{"failing": {"at": "before", "way": way}}]})
         async with keyed(config, tmp_path) as (running, keys):
-            _, key = await keys.issue(limits=Limits(max_parallel=1, token_budget=5000))
+            _, key = await keys.issue(limits=KeyLimits(max_parallel=1, token_budget=5000))
             talk = json.loads((await running.post("/v1/conversations", b"{}", **bearing(key))).raw)["id"]
             body = json.dumps({"model": "gpt-oss", "input": "Hi", "conversation": talk, **fields}).encode()
             # Again and again: its place, its budget, its conversation and its key are free at once.
@@ -366,7 +366,7 @@ async def test_a_turn_that_is_refused_uses_no_tokens_and_no_budget(tmp_path: Pat
         hooks = [{"failing": {"at": "before", "way": "refuses"}}]
         config = config_of(f"vllm@{fake.url}", unisono={"hooks": hooks})
         async with keyed(config, tmp_path) as (running, keys):
-            _, key = await keys.issue(limits=Limits(token_budget=400, max_parallel=1))
+            _, key = await keys.issue(limits=KeyLimits(token_budget=400, max_parallel=1))
             body = json.dumps({"model": "gpt-oss", "messages": [{"role": "user", "content": "Hi"}]}).encode()
             for _ in range(5):
                 refused = await running.post("/v1/chat/completions", body, **bearing(key))
@@ -382,7 +382,7 @@ async def test_an_answer_that_a_budget_bounds_has_what_hooks_say(tmp_path: Path)
     async with FakeVllm(tokens=ENCODING.encode_marked(ANSWER)) as fake:
         config = config_of(f"vllm@{fake.url}", unisono={"hooks": ["hearing"]})
         async with keyed(config, tmp_path) as (running, keys):
-            _, key = await keys.issue(limits=Limits(token_budget=400))
+            _, key = await keys.issue(limits=KeyLimits(token_budget=400))
             body = json.dumps({"model": "gpt-oss", "messages": [{"role": "user", "content": "Hi"}]}).encode()
             answer = await running.post("/v1/chat/completions", body, **bearing(key))
             assert answer.body["unisono"]["hooks"]["hearing"]["after"] == "ok"
@@ -393,7 +393,7 @@ async def test_nobody_over_a_limit_reaches_a_hook(tmp_path: Path) -> None:
     async with FakeVllm(tokens=ENCODING.encode_marked(ANSWER)) as fake:
         config = config_of(f"vllm@{fake.url}", unisono={"hooks": ["hearing"]})
         async with keyed(config, tmp_path) as (running, keys):
-            record, key = await keys.issue("team", limits=Limits(rpm=1), tags={"floor": "3"})
+            record, key = await keys.issue("team", limits=KeyLimits(rpm=1), tags={"floor": "3"})
             body = json.dumps({"model": "gpt-oss", "messages": [{"role": "user", "content": "Hi"}]}).encode()
             answers = [await running.post("/v1/chat/completions", body, **bearing(key)) for _ in range(3)]
             assert [answer.status for answer in answers] == [200, 429, 429]

@@ -28,7 +28,7 @@ from tests.e2e.test_responses_idempotency import response_of
 from tests.e2e.wires import WIRES, asked, deployment
 from tests.fakes import FakeVllm
 from unisono.core.access import LOCAL_TENANT
-from unisono.core.state import Status, Store, StoredResponse
+from unisono.core.state_store import Status, Store, StoredResponse
 from unisono.errors import StoreConflict
 
 LEASE_S = 0.8

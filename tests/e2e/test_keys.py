@@ -24,8 +24,8 @@ from tests.fakes import FakeVllm
 from unisono.api.responses.background.record import rebuilt
 from unisono.app import build_engine, responses_means
 from unisono.cli import main
-from unisono.core.access import Limits
-from unisono.core.state import Lease
+from unisono.core.access import KeyLimits
+from unisono.core.state_store import Lease
 from unisono.errors import ModelNotAllowed
 from unisono.harmony.encoding import load_encoding
 
@@ -285,7 +285,7 @@ async def test_whoever_goes_on_with_a_response_counts_it_for_the_key_it_was_aske
         begun = await running.post("/v1/responses", asked, **bearing(key))
         [kept] = await keys.store.responses("team", [begun.body["id"]])
         assert kept is not None
-        now = await keys.store.put_key(replace(record, limits=Limits(rpm=3), models=frozenset({"gpt-oss"})))
+        now = await keys.store.put_key(replace(record, limits=KeyLimits(rpm=3), models=frozenset({"gpt-oss"})))
         await keys.revoke(now)
         site = running.app.state.gateway
         means = responses_means(site, build_engine(site.pool))

@@ -12,7 +12,7 @@ from tests.contract.servers import Server
 from tests.e2e.gateway import config_of, gateway
 from tests.e2e.keyed import bearing, ring, with_keys
 from tests.fakes import FakeVllm, Refusal
-from unisono.core.access import Limits
+from unisono.core.access import KeyLimits
 from unisono.harmony.encoding import load_encoding
 
 pytestmark = pytest.mark.timeout(60)
@@ -81,7 +81,7 @@ async def test_the_requested_model_is_charged_at_its_own_price_and_a_budget_cove
         config = configured("gpt-oss", address, ("gpt-oss", first.url, CHEAP), ("dear", second.url, DEAR))
         async with gateway(config) as running:
             # Room for the prompt and three tokens at the higher price; for far more at the lower one.
-            _, tight = await keys.issue(limits=Limits(money_budget=2_000))
+            _, tight = await keys.issue(limits=KeyLimits(money_budget=2_000))
             answer = await running.post("/v1/chat/completions", json.dumps(CHAT).encode(), **bearing(tight))
             assert answer.status == 200, answer.raw
             assert answer.body["choices"][0]["finish_reason"] == "length"

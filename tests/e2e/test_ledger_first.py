@@ -16,7 +16,7 @@ from tests.e2e.keyed import bearing, ring, with_keys
 from tests.e2e.replicas import Relay, one_command
 from tests.e2e.test_responses_websocket import connected
 from tests.fakes import FakeVllm
-from unisono.core.access import Limits
+from unisono.core.access import KeyLimits
 from unisono.harmony.encoding import load_encoding
 from unisono.store.redis.account_scripts import SETTLE
 
@@ -88,10 +88,10 @@ SURFACES: dict[str, Surface] = {
 }
 
 
-@pytest.mark.parametrize("limits", [Limits(), Limits(rpm=9, token_budget=100_000)], ids=["unlimited", "limited"])
+@pytest.mark.parametrize("limits", [KeyLimits(), KeyLimits(rpm=9, token_budget=100_000)], ids=["unlimited", "limited"])
 @pytest.mark.parametrize("surface", SURFACES.values(), ids=SURFACES)
 async def test_no_usage_is_reported_before_it_is_durable(
-    redis_server: Server, tmp_path: Path, surface: Surface, limits: Limits
+    redis_server: Server, tmp_path: Path, surface: Surface, limits: KeyLimits
 ) -> None:
     entering = Entering()
     with redis_server.client() as client:

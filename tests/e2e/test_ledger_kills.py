@@ -19,7 +19,7 @@ from tests.e2e.keyed import bearing, ring, with_keys
 from tests.e2e.replicas import Replica, replica
 from tests.fakes import FakeVllm
 from unisono.cli import main
-from unisono.core.access import Limits
+from unisono.core.access import KeyLimits
 from unisono.harmony.encoding import load_encoding
 
 pytestmark = pytest.mark.timeout(180)
@@ -125,7 +125,7 @@ async def test_what_clients_were_told_is_in_the_ledger_once_however_often_gatewa
     async with FakeVllm(tokens=LONG, delay_s=0.002) as fake, ring(redis_server.url) as keys:
         config = with_keys(config_of(f"vllm@{fake.url}"), redis_server.url)
         config["store"] |= {"deadline_s": 5.0, "lease_s": 1.0}
-        record, key = await keys.issue("ann", Limits(rpm=1_000_000, token_budget=10**12))
+        record, key = await keys.issue("ann", KeyLimits(rpm=1_000_000, token_budget=10**12))
         async with (
             replica(tmp_path / "0", config) as first,
             replica(tmp_path / "1", config) as second,

@@ -22,7 +22,7 @@ from tests.e2e.replicas import LEASE_S, Replica, replica
 from tests.fakes import FakeVllm
 from tests.listening import Listener, connected
 from unisono.access.virtual import FRESH_S
-from unisono.core.access import Limits
+from unisono.core.access import KeyLimits
 from unisono.harmony.encoding import load_encoding
 
 pytestmark = pytest.mark.timeout(40)
@@ -199,9 +199,9 @@ async def test_only_a_key_with_a_budget_is_refused_and_before_generation(
 
         # One request of each is answered before the fault: it counts too.
         most = len(REQUESTS) + 1
-        passing = [await keys.issue(raw=True, limits=one) for one in (Limits(), Limits(rpm=most))]
-        bounded = [(await keys.issue(raw=True, limits=Limits(**{name: 10**6})))[1] for name in BUDGETS]
-        record, small = await keys.issue(raw=True, limits=Limits(tpm=150))
+        passing = [await keys.issue(raw=True, limits=one) for one in (KeyLimits(), KeyLimits(rpm=most))]
+        bounded = [(await keys.issue(raw=True, limits=KeyLimits(**{name: 10**6})))[1] for name in BUDGETS]
+        record, small = await keys.issue(raw=True, limits=KeyLimits(tpm=150))
         await asyncio.gather(*(answered(running, key, *REQUESTS[0]) for key in [small, *(key for _, key in passing)]))
         getattr(store, fault)()
         try:
@@ -250,9 +250,9 @@ async def test_a_full_store_is_a_reason_of_readiness(tmp_path: Path, redis_serve
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("limits", [Limits(), Limits(token_budget=10**6)], ids=["unlimited", "budget"])
+@pytest.mark.parametrize("limits", [KeyLimits(), KeyLimits(token_budget=10**6)], ids=["unlimited", "budget"])
 async def test_a_restart_replays_what_a_killed_process_spooled(
-    tmp_path: Path, store: Redis | Sqlite, limits: Limits
+    tmp_path: Path, store: Redis | Sqlite, limits: KeyLimits
 ) -> None:
     async with FakeVllm(tokens=ANSWER, first_delay_s=0.5) as fake, AsyncExitStack() as stack:
         config = with_keys(config_of(f"vllm@{fake.url}"), store.address)

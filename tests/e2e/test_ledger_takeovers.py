@@ -17,8 +17,8 @@ from tests.e2e.gateway import config_of
 from tests.e2e.keyed import bearing, ring, with_keys
 from tests.e2e.replicas import LEASE_S, replica
 from tests.fakes import FakeVllm, Stall, Step, VllmScript
-from unisono.core.access import Limits
-from unisono.core.accounts import Used
+from unisono.core.access import KeyLimits
+from unisono.core.quotas import TokenUsage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -51,7 +51,7 @@ async def test_tokens_of_all_owners_are_charged_once(
         fake.script = lambda _: Stalling(tokens=model.answer[:STALLED_AFTER])
         config = with_keys(config_of(f"vllm@{fake.url}"), address)
         config["store"] |= {"lease_s": LEASE_S}
-        record, key = await keys.issue("ann", Limits(token_budget=10**6))
+        record, key = await keys.issue("ann", KeyLimits(token_budget=10**6))
         session = await stack.enter_async_context(aiohttp.ClientSession(headers=bearing(key)))
         first = await stack.enter_async_context(replica(tmp_path / "a", config))
         async with session.post(f"{first.url}/v1/responses", json=RESPOND) as answer:
@@ -85,7 +85,7 @@ async def test_tokens_of_all_owners_are_charged_once(
         second.signal(signal.SIGTERM)
         assert await second.ended() == 0
         entries = [entry.used for entry in await keys.store.ledger("0000", "9999") if entry.account.key == record.id]
-        used = sum(entries, Used())
+        used = sum(entries, TokenUsage())
         assert used.requests == 1
         if end == "completed":
             assert used.output == len(model.answer)

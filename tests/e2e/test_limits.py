@@ -19,7 +19,7 @@ from tests.e2e.gateway import config_of, gateway, message_of
 from tests.e2e.keyed import MASTER, Ring, bearing, keyed, ring, with_keys
 from tests.e2e.replicas import replica
 from tests.fakes import FakeVllm
-from unisono.core.access import Limits, Period
+from unisono.core.access import KeyLimits, Period
 from unisono.harmony.encoding import load_encoding
 
 pytestmark = pytest.mark.timeout(180)
@@ -55,9 +55,9 @@ async def processes(kind: str, folder: Path, redis: Server, url: str) -> AsyncIt
 
 
 LIMITS = {
-    "requests": (Limits(rpm=17), 17),
-    "at once": (Limits(max_parallel=9), 9),
-    "tokens": (Limits(tpm=1250), 10),
+    "requests": (KeyLimits(rpm=17), 17),
+    "at once": (KeyLimits(max_parallel=9), 9),
+    "tokens": (KeyLimits(tpm=1250), 10),
 }
 """Each request says three bytes, taken for 101 tokens, and may generate 24: 125 tokens are reserved for it."""
 
@@ -96,7 +96,7 @@ async def asked(session: aiohttp.ClientSession, url: str, key: str, **fields: An
 
 async def test_a_client_is_told_what_is_left_on_every_surface(tmp_path: Path) -> None:
     async with FakeVllm(tokens=ANSWER) as fake, keyed(config_of(f"vllm@{fake.url}"), tmp_path) as (running, keys):
-        _, key = await keys.issue(limits=Limits(rpm=6, tpm=100_000))
+        _, key = await keys.issue(limits=KeyLimits(rpm=6, tpm=100_000))
         sent = {**bearing(key)}
         bodies: Sequence[tuple[str, dict[str, Any]]] = [
             ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
@@ -144,7 +144,7 @@ async def test_an_answer_of_any_length_may_be_asked_for_by_a_key_with_a_budget(
         gateway(with_keys(config_of(f"vllm@{fake.url}"), address)) as running,
         ring(address) as keys,
     ):
-        for limits in (Limits(money_budget=5_000_000), Limits(token_budget=1_000_000)):
+        for limits in (KeyLimits(money_budget=5_000_000), KeyLimits(token_budget=1_000_000)):
             _, key = await keys.issue(limits=limits)
             # Several beside one another: each looks at what the others hold.
             body = {"model": "gpt-oss", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": most}
@@ -160,7 +160,7 @@ async def test_a_place_is_free_again_when_an_answer_ends_however_it_does(tmp_pat
         FakeVllm(tokens=LONG, delay_s=0.05) as fake,
         keyed(config_of(f"vllm@{fake.url}"), tmp_path) as (running, keys),
     ):
-        _, key = await keys.issue(limits=Limits(max_parallel=1))
+        _, key = await keys.issue(limits=KeyLimits(max_parallel=1))
         body = {"model": "gpt-oss", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
         address = f"{running.url}/v1/chat/completions"
         for _ in range(3):
@@ -190,7 +190,9 @@ async def test_a_budget_stops_spending_at_its_edge_whoever_spends(tmp_path: Path
         FakeVllm(tokens=LONG) as fake,
         keyed(priced(fake.url, input=1.0, output=10.0), tmp_path) as (running, keys),
     ):
-        limits = Limits(money_budget=15_000, budget_period=Period("month")) if money else Limits(token_budget=3000)
+        limits = (
+            KeyLimits(money_budget=15_000, budget_period=Period("month")) if money else KeyLimits(token_budget=3000)
+        )
         record, key = await keys.issue(limits=limits)
 
         body = json.dumps({"model": "gpt-oss", "messages": [{"role": "user", "content": "Hi"}]}).encode()
@@ -230,7 +232,7 @@ async def test_a_response_over_the_limit_is_refused_before_it_is_promised(
     tmp_path: Path, held: dict[str, Any], stream: bool
 ) -> None:
     async with FakeVllm(tokens=ANSWER) as fake, keyed(config_of(f"vllm@{fake.url}"), tmp_path) as (running, keys):
-        record, key = await keys.issue(limits=Limits(rpm=1, max_parallel=1))
+        record, key = await keys.issue(limits=KeyLimits(rpm=1, max_parallel=1))
         body = json.dumps({"model": "gpt-oss", "input": "Hi", "stream": stream, **held}).encode()
         first = await running.post("/v1/responses", body, **bearing(key), idempotency_key="one")
         assert first.status == 200
@@ -256,7 +258,7 @@ async def test_a_response_over_the_limit_is_refused_before_it_is_promised(
 
 async def test_what_a_response_that_is_never_kept_was_let_in_with_is_given_back(tmp_path: Path) -> None:
     async with FakeVllm(tokens=ANSWER) as fake, keyed(config_of(f"vllm@{fake.url}"), tmp_path) as (running, keys):
-        _, key = await keys.issue(limits=Limits(max_parallel=1))
+        _, key = await keys.issue(limits=KeyLimits(max_parallel=1))
         body: dict[str, Any] = {"model": "gpt-oss", "background": True}
         for said, status in (("x " * 900_000, 413), ("Hi", 200)):
             sent = json.dumps({**body, "input": said}).encode()

@@ -22,7 +22,7 @@ from tests.e2e.gateway import config_of
 from tests.e2e.keyed import Ring, bearing, ring, with_keys
 from tests.e2e.replicas import Replica, replica
 from tests.fakes import FakeVllm
-from unisono.core.access import Limits
+from unisono.core.access import KeyLimits
 from unisono.harmony.encoding import load_encoding
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -98,11 +98,11 @@ async def pair(server: Server, folder: Path, fake: FakeVllm, **settings: Any) ->
 
 
 LIMITS = {
-    "requests": (Limits(rpm=17), 17, 0.05),
-    "at once": (Limits(max_parallel=9), 9, 0.0),
-    "tokens": (Limits(tpm=1250), 10, 0.1),
-    "requests and a budget": (Limits(rpm=17, token_budget=10**9), 17, 0.05),
-    "at once and a budget": (Limits(max_parallel=9, token_budget=10**9), 9, 0.0),
+    "requests": (KeyLimits(rpm=17), 17, 0.05),
+    "at once": (KeyLimits(max_parallel=9), 9, 0.0),
+    "tokens": (KeyLimits(tpm=1250), 10, 0.1),
+    "requests and a budget": (KeyLimits(rpm=17, token_budget=10**9), 17, 0.05),
+    "at once and a budget": (KeyLimits(max_parallel=9, token_budget=10**9), 9, 0.0),
 }
 """With how many requests may pass, each taken for 101 tokens and allowed to generate 24, and when the server dies."""
 
@@ -136,7 +136,7 @@ async def test_a_budget_is_never_overspent_while_the_server_dies_again_and_again
 ) -> None:
     budget = 12_000
     async with FakeVllm(tokens=ANSWER, delay_s=0.002) as fake, pair(server, tmp_path, fake) as here:
-        record, key = await here.ring.issue(limits=Limits(token_budget=budget))
+        record, key = await here.ring.issue(limits=KeyLimits(token_budget=budget))
         told: list[int] = []
 
         async def client(number: int) -> None:
@@ -166,7 +166,7 @@ async def test_while_the_server_is_down_keys_are_refused_and_soon_after_it_is_ba
     tmp_path: Path, server: Server
 ) -> None:
     async with FakeVllm(tokens=ANSWER) as fake, pair(server, tmp_path, fake) as here:
-        _, key = await here.ring.issue(limits=Limits(rpm=1000, token_budget=10**9))
+        _, key = await here.ring.issue(limits=KeyLimits(rpm=1000, token_budget=10**9))
         for number in range(4):
             assert (await here.asks(number, key))[0] == 200
         server.end()
@@ -190,7 +190,7 @@ async def test_keys_that_are_known_pass_while_the_server_is_down_and_are_counted
         FakeVllm(tokens=ANSWER) as fake,
         pair(server, tmp_path, fake, when_store_is_down="known_keys") as here,
     ):
-        record, key = await here.ring.issue(limits=Limits(rpm=6))
+        record, key = await here.ring.issue(limits=KeyLimits(rpm=6))
         _, unknown = await here.ring.issue()
         told = [await here.asks(number, key) for number in range(4)]
         server.end()

@@ -19,7 +19,7 @@ from tests.e2e.responses import ANSWER, Json
 from tests.e2e.wires import ENCODING, WIRES
 from tests.fakes import FakeVllm
 from tests.mcp.conftest import Upstream, start_upstream
-from unisono.core.access import Limits
+from unisono.core.access import KeyLimits
 
 WIRE = WIRES["vllm"]
 RESPONSE: Json = {"model": "gpt-oss", "input": "Hi"}
@@ -79,7 +79,7 @@ async def serving(url: str) -> AsyncIterator[Post]:
         config = with_keys(config_of(f"vllm@{fake.url}", unisono={"raw_completions": True}), url)
         config["store"]["deadline_s"] = 5
         async with gateway(config) as running, ring(url) as keys:
-            _, key = await keys.issue(limits=Limits(rpm=100_000, tpm=100_000_000), raw=True)
+            _, key = await keys.issue(limits=KeyLimits(rpm=100_000, tpm=100_000_000), raw=True)
 
             async def post(path: str, body: Json) -> Answer:
                 return await running.post(path, json.dumps(body).encode(), **bearing(key))

@@ -18,8 +18,8 @@ from tests.e2e.test_responses_websocket import connected
 from tests.fakes import FakeMlxServer, FakeVllm
 from unisono.cli import main
 from unisono.cli.trace import is_as_recorded, read_document
-from unisono.core.state import Store
-from unisono.core.traces import StoredTrace
+from unisono.core.recordings import StoredTrace
+from unisono.core.state_store import Store
 from unisono.observe.recording import Document, prompts_of, unpacked
 
 pytestmark = pytest.mark.timeout(120)

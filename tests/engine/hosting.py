@@ -10,7 +10,7 @@ from tests.engine.scripted import ASKED, IDS, Line
 from tests.engine.test_resuming import Continuing, tokens_of
 from unisono.core.conversation import Json
 from unisono.core.events import Closed, Delta, Event, Finished, HostedCall, Item, Listed, Listing, Opened, Ran, ToolCall
-from unisono.core.generation import Capabilities, Generation
+from unisono.core.generation import Capabilities, CompletionJob
 from unisono.core.tool_arguments import ToolArguments
 from unisono.core.tools import Approval, HostedTool, Progress, ToolHost, ToolList, ToolOutcome, ToolServer
 from unisono.engine.engine import Engine
@@ -111,7 +111,7 @@ class Talk:
     told: Capabilities = IDS
     per_chunk: int = 4
     turn: Turn = field(default_factory=lambda: Turn("m", ASKED, seed="a seed", tenant="team", hosting=HOSTING))
-    bases: list[Generation] = field(default_factory=list)
+    bases: list[CompletionJob] = field(default_factory=list)
 
     def backend(self, **differing: object) -> Continuing:
         outputs = [tokens_of(output) for output in self.outputs]

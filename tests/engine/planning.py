@@ -10,7 +10,7 @@ from tests.harmony.fold import check_lifecycle, items_of, rules_of
 from tests.harmony.recoveries import C, F, P, R
 from unisono.core.conversation import AnswerForm, Conversation, FunctionTool, Json, Preamble, UserMessage
 from unisono.core.events import Event, Finished
-from unisono.core.generation import CONSTRAINT_KINDS, Capabilities, Constraint, Generation
+from unisono.core.generation import CONSTRAINT_KINDS, Capabilities, CompletionJob, Constraint
 from unisono.engine.turn import Choice, Forced, Report, Turn
 from unisono.harmony.encoding import load_encoding
 from unisono.schemas import violation
@@ -59,7 +59,7 @@ class Asked:
 
     events: list[Event]
     report: Report
-    jobs: list[Generation]
+    jobs: list[CompletionJob]
     behind: list[str] = field(default_factory=list)
 
     @property

@@ -13,10 +13,10 @@ from tests.harmony.fold import check_lifecycle
 from tests.harmony.recoveries import TOOLS
 from unisono.core.conversation import Conversation, Preamble, UserMessage
 from unisono.core.events import Event, Finished
-from unisono.core.generation import Capabilities, Chunk, FinishReason, Form, Generation, Timeouts
+from unisono.core.generation import Capabilities, Chunk, CompletionJob, FinishReason, OutputForm, Timeouts
 from unisono.core.ports import Deployment
 from unisono.core.probe import Probe
-from unisono.core.routes import Ask, Demand, Prospects, Try
+from unisono.core.route_protocol import Attempt, Prospects, RouteRequest, RouteRequirements
 from unisono.engine.engine import Engine
 from unisono.engine.memory import TurnMemory
 from unisono.engine.turn import Report, Turn
@@ -25,8 +25,8 @@ from unisono.errors import BackendUnavailable, UnisonoError
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.render import Renderer
 
-IDS = Capabilities(prompt=Form.IDS, output=Form.IDS, stop_visible=True)
-TEXT = Capabilities(prompt=Form.TEXT, output=Form.TEXT, stop_visible=False)
+IDS = Capabilities(prompt=OutputForm.IDS, output=OutputForm.IDS, stop_visible=True)
+TEXT = Capabilities(prompt=OutputForm.TEXT, output=OutputForm.TEXT, stop_visible=False)
 ASKED = Conversation(Preamble(tools=TOOLS, date="2026-01-01"), (UserMessage("Hi"),))
 THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|>"
 ANSWER = "<|start|>assistant<|channel|>final<|message|>one two three<|return|>"
@@ -71,14 +71,14 @@ class Scripted(Standing):
     per_chunk: int = 4
     name: str = "scripted"
     timeouts: Timeouts = field(default_factory=Timeouts)
-    jobs: list[Generation] = field(default_factory=list)
+    jobs: list[CompletionJob] = field(default_factory=list)
 
-    async def complete(self, job: Generation) -> AsyncIterator[Chunk]:
+    async def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         self.jobs.append(job)
         step = self.steps[len(self.jobs) - 1]
         if step.cached is not None:
             yield Chunk(cached_tokens=step.cached)
-        whole = self.encoding.encode_as_server(step.output) if self.told.output is Form.IDS else step.output
+        whole = self.encoding.encode_as_server(step.output) if self.told.output is OutputForm.IDS else step.output
         for at in range(0, len(whole), self.per_chunk):
             part = whole[at : at + self.per_chunk]
             yield Chunk(text=part) if isinstance(part, str) else Chunk(tokens=part)
@@ -97,7 +97,7 @@ class Line:
 
     deployments: Sequence[Deployment]
     failures: list[UnisonoError] = field(default_factory=list)
-    demands: list[Demand] = field(default_factory=list)
+    demands: list[RouteRequirements] = field(default_factory=list)
     taken: int = 0
     most_taken: int = 0
     well: int = 0
@@ -107,7 +107,7 @@ class Line:
     took: list[int] = field(default_factory=list)
     """Of every generation: tokens of prompt and answer."""
 
-    def route(self, ask: Ask) -> Stand:
+    def route(self, ask: RouteRequest) -> Stand:
         return Stand(self, list(self.deployments))
 
 
@@ -115,7 +115,7 @@ class Line:
 class Stand:
     line: Line
     left: list[Deployment]
-    tries: list[Try] = field(default_factory=list)
+    tries: list[Attempt] = field(default_factory=list)
     failure: UnisonoError | None = None
 
     @property
@@ -132,13 +132,13 @@ class Stand:
     def retry_failed(self) -> None:
         raise AssertionError("no pause was offered")
 
-    async def place(self, demand: Demand) -> Held:
+    async def place(self, demand: RouteRequirements) -> Held:
         self.line.demands.append(demand)
         if not self.left:
             raise self.failure or BackendUnavailable("nobody is there")
         [deployment, *_] = self.left
         if self.failure is not None or not self.tries:
-            self.tries.append(Try(deployment.name))
+            self.tries.append(Attempt(deployment.name))
             self.failure = None
         return Held(self, deployment, await deployment.capabilities())
 
@@ -172,7 +172,7 @@ class Held:
         self.stand.line.took.append(tokens)
 
     def failed(self, error: UnisonoError) -> None:
-        self.stand.tries[-1] = Try(self.deployment.name, error.code)
+        self.stand.tries[-1] = Attempt(self.deployment.name, error.code)
         self.stand.failure = error
         self.stand.left.remove(self.deployment)
         self.stand.line.failures.append(error)

@@ -12,8 +12,8 @@ from tests.engine.hosting import ANSWER, SEARCH, Servers, Talk
 from tests.engine.scripted import ASKED, IDS, Line
 from tests.engine.test_resuming import ENCODING, RENDERER, Continuing, tokens_of
 from unisono.core.deadline import Deadline
-from unisono.core.generation import Chunk, Generation, Timeouts
-from unisono.core.routes import Ask, Demand
+from unisono.core.generation import Chunk, CompletionJob, Timeouts
+from unisono.core.route_protocol import RouteRequest, RouteRequirements
 from unisono.core.tools import ToolOutcome
 from unisono.engine.engine import Engine
 from unisono.engine.memory import TurnMemory
@@ -52,7 +52,7 @@ class Slow(Continuing):
     pace_s: float = 0.03
     dies_after: int | None = None
 
-    async def complete(self, job: Generation) -> AsyncIterator[Chunk]:
+    async def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         until = asyncio.get_running_loop().time() + job.timeouts.total_s
         chunks = 0
         async for chunk in super().complete(job):
@@ -101,11 +101,11 @@ async def test_an_answer_whose_time_is_over_is_given_to_nobody_else() -> None:
 async def test_waiting_for_a_place_counts() -> None:
     @dataclass
     class Full(Line):
-        def route(self, ask: Ask):  # type: ignore[no-untyped-def]
+        def route(self, ask: RouteRequest):  # type: ignore[no-untyped-def]
             route = super().route(ask)
             place = route.place
 
-            async def later(demand: Demand):  # type: ignore[no-untyped-def]
+            async def later(demand: RouteRequirements):  # type: ignore[no-untyped-def]
                 if route.tries:
                     await asyncio.sleep(60.0)
                 return await place(demand)

@@ -15,7 +15,7 @@ from tests.engine.test_resuming import ENCODING, HIDDEN, RENDERER, STOPS, VISIBL
 from tests.harmony.fold import check_lifecycle, items_of
 from tests.harmony.recoveries import CASES, Case, F
 from unisono.core.events import Delta, Event, Finished
-from unisono.core.generation import Capabilities, Chunk, FinishReason, Form, Generation, Load, Timeouts
+from unisono.core.generation import Capabilities, Chunk, CompletionJob, FinishReason, Load, OutputForm, Timeouts
 from unisono.core.probe import Probe
 from unisono.engine.characters import unfinished
 from unisono.engine.engine import Engine
@@ -42,7 +42,7 @@ class Mortal:
     bases: list[list[int]] = field(default_factory=list)
     name: str = "mortal"
     timeouts: Timeouts = field(default_factory=Timeouts)
-    jobs: list[Generation] = field(default_factory=list)
+    jobs: list[CompletionJob] = field(default_factory=list)
 
     @property
     def backend(self) -> Mortal:
@@ -57,13 +57,13 @@ class Mortal:
     async def load(self) -> Load | None:
         return None
 
-    async def complete(self, job: Generation) -> AsyncIterator[Chunk]:
+    async def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         self.jobs.append(job)
         rest = self._rest(job)
-        if self.told.output is Form.IDS and rest and rest[-1] in STOPS and not self.told.stop_visible:
+        if self.told.output is OutputForm.IDS and rest and rest[-1] in STOPS and not self.told.stop_visible:
             rest = rest[:-1]
         whole: str | list[int] = rest
-        if self.told.output is Form.TEXT:
+        if self.told.output is OutputForm.TEXT:
             whole = ENCODING.decode(rest[:-1] if rest and rest[-1] in STOPS and not self.told.stop_visible else rest)
         whole = whole if self.dies_after is None else whole[: self.dies_after]
         for at in range(0, len(whole), self.per_chunk):
@@ -73,9 +73,9 @@ class Mortal:
             raise self.failure
         yield Chunk(finish=self.finish)
 
-    def _rest(self, job: Generation) -> list[int]:
+    def _rest(self, job: CompletionJob) -> list[int]:
         prompt = list(job.prompt.tokens)
-        if self.told.prompt is Form.TEXT:
+        if self.told.prompt is OutputForm.TEXT:
             assert ENCODING.encode_as_server(job.prompt.text or "") == ENCODING.encode_as_server(
                 ENCODING.decode(prompt)
             )
@@ -188,7 +188,7 @@ async def test_whatever_kinds_die_one_after_the_other_the_same_is_said(
     check_lifecycle(run.events)
     if ENDS_EARLY in run.report.notes:
         assert run.finished.reason is FinishReason.LENGTH
-        assert any(told.prompt is Form.TEXT for told in died[0])
+        assert any(told.prompt is OutputForm.TEXT for told in died[0])
         assert "<|" in "".join(event.text for event in alive.events if isinstance(event, Delta))
         return
     assert items_of(run.events) == items_of(alive.events)

@@ -15,7 +15,7 @@ from tests.engine.test_plan_resuming import GUIDED, GUIDED_HIDDEN, STOPS, anonym
 from tests.engine.test_resuming import flat
 from tests.harmony.fold import check_lifecycle
 from unisono.core.events import Event, Finished
-from unisono.core.generation import Capabilities, Chunk, FinishReason, Generation, Timeouts, Usage
+from unisono.core.generation import Capabilities, Chunk, CompletionJob, FinishReason, Timeouts, Usage
 from unisono.engine.engine import Engine
 from unisono.engine.memory import TurnMemory
 from unisono.engine.turn import Report, Turn
@@ -34,7 +34,7 @@ class Model:
     begun: list[int] = field(default_factory=list)
     over: bool = True
 
-    def left(self, job: Generation) -> list[int]:
+    def left(self, job: CompletionJob) -> list[int]:
         prompt = list(job.prompt.tokens)
         output = list(self.outputs[max(self.at, 0)])
         said = prompt[len(self.begun) :]
@@ -57,9 +57,9 @@ class Dying(Standing):
     per_chunk: int = 2
     name: str = "dying"
     timeouts: Timeouts = field(default_factory=Timeouts)
-    jobs: list[Generation] = field(default_factory=list)
+    jobs: list[CompletionJob] = field(default_factory=list)
 
-    async def complete(self, job: Generation) -> AsyncIterator[Chunk]:
+    async def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         self.jobs.append(job)
         rest = self.model.left(job)
         if not self.told.stop_visible and rest and rest[-1] in STOPS:

@@ -23,7 +23,7 @@ from unisono.core.conversation import (
 from unisono.core.events import Closed, ToolCall
 from unisono.core.generation import Capabilities, FinishReason
 from unisono.core.ids import DerivedIds
-from unisono.core.routes import Ask
+from unisono.core.route_protocol import RouteRequest
 from unisono.engine.engine import Engine
 from unisono.engine.memory import TurnMemory
 from unisono.engine.turn import Report, Turn
@@ -236,9 +236,9 @@ async def test_a_dated_conversation_keeps_its_day_and_leaves_no_trace(encoding: 
 class Noting(Line):
     """A pool that notes what it is asked."""
 
-    asked: Ask | None = None
+    asked: RouteRequest | None = None
 
-    def route(self, ask: Ask) -> Stand:
+    def route(self, ask: RouteRequest) -> Stand:
         self.asked = ask
         return super().route(ask)
 
@@ -254,7 +254,7 @@ async def test_a_turn_is_chosen_for_by_what_it_belongs_to(encoding: Encoding) ->
     )
     async for _ in engine.start(Turn("m", ASKED, sticky="conv_1", tenant="team")):
         pass
-    assert pool.asked == Ask("m", owner="team", sticky="conv_1")
+    assert pool.asked == RouteRequest("m", owner="team", sticky="conv_1")
 
 
 @pytest.mark.parametrize("seed", ["", "a seed"], ids=["random", "derived"])

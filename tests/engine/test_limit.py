@@ -10,7 +10,7 @@ import pytest
 from tests.engine.scripted import ASKED, IDS, TEXT, Line, Standing
 from tests.harmony.fold import check_lifecycle
 from unisono.core.events import Closed, Finished
-from unisono.core.generation import RETURN, Capabilities, Chunk, FinishReason, Form, Generation, Timeouts
+from unisono.core.generation import RETURN, Capabilities, Chunk, CompletionJob, FinishReason, OutputForm, Timeouts
 from unisono.engine.engine import Engine
 from unisono.engine.limit import Limit
 from unisono.engine.memory import TurnMemory
@@ -34,10 +34,10 @@ class Endless(Standing):
     said: int = 0
     closed: bool = False
 
-    async def complete(self, job: Generation) -> AsyncIterator[Chunk]:
+    async def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         begun, words = self.encoding.encode_as_server(BEGUN), self.encoding.encode_text(WORDS)
         whole = begun + words * (-(-job.max_tokens // len(words)) * 3)
-        said = whole if self.told.output is Form.IDS else self.encoding.decode(whole)
+        said = whole if self.told.output is OutputForm.IDS else self.encoding.decode(whole)
         try:
             for at in range(0, len(said), self.per_chunk):
                 part = said[at : at + self.per_chunk]
@@ -77,7 +77,7 @@ async def test_a_backend_that_goes_on_for_ever_is_not_listened_to_for_longer_tha
     assert finished.reason is FinishReason.LENGTH
     assert backend.closed
     # What came as text is cut where the network cut it, and within a piece nobody knows where.
-    over = 0 if told.output is Form.IDS else per_chunk
+    over = 0 if told.output is OutputForm.IDS else per_chunk
     assert most <= finished.usage.completion_tokens <= most + over
     [closed] = [event for event in events if isinstance(event, Closed)]
     assert (WORDS * most).startswith(closed.text)

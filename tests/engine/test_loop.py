@@ -659,7 +659,7 @@ async def test_a_backend_that_is_gone_before_it_said_anything_is_replaced_though
 
 
 def test_every_rule_that_is_reported_is_documented() -> None:
-    from unisono.core.rules import RULES
+    from unisono.core.recovery_rules import RULES
     from unisono.engine import judging
 
     reported = {*judging.TOLD, judging.NOT_REPEATED, judging.LATE, judging.LEFT_OUT, "analysis-only"}

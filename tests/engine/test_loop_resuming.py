@@ -21,7 +21,7 @@ from tests.harmony.fold import items_of
 from tests.harmony.recoveries import CASES, F, R
 from unisono.core.conversation import AssistantCall, Conversation, Json
 from unisono.core.events import Closed, Event, Finished, HostedCall, Ran, Repaired
-from unisono.core.generation import Capabilities, Form
+from unisono.core.generation import Capabilities, OutputForm
 from unisono.core.tools import ToolOutcome
 from unisono.engine.journal import NOTE, Note, parts_of
 from unisono.engine.turn import STEP_ENDED, Decision, Hosting, must_be_kept
@@ -86,7 +86,7 @@ TALKS: dict[str, Talk] = {
 async def check_cuts(talk: Talk, cuts: Sequence[int] | None = None) -> None:
     """Cut after every batch but the last, whether the batch's journal was kept at once or not."""
     whole, report = await talk.batches()
-    events = flat(whole, exact=talk.told.output is Form.IDS)
+    events = flat(whole, exact=talk.told.output is OutputForm.IDS)
     check_lives(events)
     calls = Counter(map(str, talk.host.made))
     steps = list(talk.bases)
@@ -101,10 +101,10 @@ async def check_cuts(talk: Talk, cuts: Sequence[int] | None = None) -> None:
             continue
         second, after = await talk.batches(before.journal, backends=[known])
         assert flat(second[:1]) == flat(first)
-        assert flat([*first, *second[1:]], exact=talk.told.output is Form.IDS) == events
+        assert flat([*first, *second[1:]], exact=talk.told.output is OutputForm.IDS) == events
         assert after.recoveries == report.recoveries
         assert not Counter(map(str, talk.host.made)) - calls
-        if talk.told.output is Form.IDS:
+        if talk.told.output is OutputForm.IDS:
             assert after.journal == report.journal
     talk.bases[:] = steps
 

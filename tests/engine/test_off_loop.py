@@ -18,7 +18,7 @@ from tests.engine.planning import ENCODING, FINAL, WITHOUT_TOOLS, S, T, turn
 from tests.engine.scripted import Runner, Scripted, Step
 from unisono.core.conversation import AnswerForm, Json
 from unisono.core.events import Closed
-from unisono.core.generation import Chunk, Generation
+from unisono.core.generation import Chunk, CompletionJob
 from unisono.engine.turn import RawPrompt
 from unisono.engine.wishes import Schema
 
@@ -57,7 +57,7 @@ class Counted(Scripted):
     ticks: Ticks | None = None
     during: int = 0
 
-    async def complete(self, job: Generation) -> AsyncIterator[Chunk]:
+    async def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         assert self.ticks is not None
         # The other task has begun.
         await asyncio.sleep(0)
@@ -129,7 +129,7 @@ class Leavable(Scripted):
 
     freed: bool = False
 
-    async def complete(self, job: Generation) -> AsyncIterator[Chunk]:
+    async def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         try:
             async for chunk in super().complete(job):
                 yield chunk

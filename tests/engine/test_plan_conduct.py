@@ -30,7 +30,7 @@ from tests.harmony.fold import check_lifecycle, items_of
 from tests.harmony.recoveries import C, F, R
 from unisono.core.conversation import AnswerForm
 from unisono.core.events import Closed, Delta, Event, Opened, Text
-from unisono.core.generation import Capabilities, Chunk, FinishReason, Generation, JsonSchema, Sampling
+from unisono.core.generation import Capabilities, Chunk, CompletionJob, FinishReason, JsonSchema, Sampling
 from unisono.engine.engine import Engine
 from unisono.engine.memory import TurnMemory
 from unisono.engine.plan import UNMET_FORM
@@ -183,7 +183,7 @@ class Refusing(Scripted):
     refusal: type[BackendRejected] = ConstraintRefused
     refused: int = 0
 
-    async def complete(self, job: Generation) -> AsyncIterator[Chunk]:
+    async def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         if job.constraint is not None:
             self.refused += 1
             raise self.refusal("no")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.planning import ENCODING
-from unisono.core.rules import RULES
+from unisono.core.recovery_rules import RULES
 from unisono.engine.naming import MOST_TOKENS, Naming
 from unisono.engine.plan import SWITCHABLE
 from unisono.engine.policy import CLOSING, OPENING, Act, End, Fault, Message, Owed

@@ -21,9 +21,9 @@ from unisono.core.generation import (
     CONSTRAINT_KINDS,
     Capabilities,
     Chunk,
+    CompletionJob,
     FinishReason,
-    Form,
-    Generation,
+    OutputForm,
     Timeouts,
     Usage,
 )
@@ -64,11 +64,11 @@ class Stepping(Standing):
     finish: FinishReason = FinishReason.STOP
     name: str = "stepping"
     timeouts: Timeouts = field(default_factory=Timeouts)
-    jobs: list[Generation] = field(default_factory=list)
+    jobs: list[CompletionJob] = field(default_factory=list)
 
-    async def complete(self, job: Generation) -> AsyncIterator[Chunk]:
+    async def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         self.jobs.append(job)
-        prompt = job.prompt.text or "" if self.told.prompt is Form.TEXT else list(job.prompt.tokens)
+        prompt = job.prompt.text or "" if self.told.prompt is OutputForm.TEXT else list(job.prompt.tokens)
         rest = self._rest(prompt)
         for at in range(0, len(rest), self.per_chunk):
             part = rest[at : at + self.per_chunk]
@@ -89,7 +89,7 @@ class Stepping(Standing):
             output.pop()
         if isinstance(said, list):
             text: str | list[int] = output
-        elif self.told.output is Form.MARKERLESS:
+        elif self.told.output is OutputForm.MARKERLESS:
             text, said = bare(ENCODING.decode(output)), bare(said)
         else:
             text = ENCODING.decode(output)
@@ -135,7 +135,7 @@ class Talk:
 
     async def check_cut(self, whole: list[list[Event]], report: Report, cut: int) -> None:
         """Go on behind the first `cut` batches."""
-        exact = self.told.output is Form.IDS
+        exact = self.told.output is OutputForm.IDS
         first, kept, backend = await self.ask(cut=cut)
         assert first == whole[:cut]
         # The generation that was cut goes on, unless the journal says that it was left for the next one. Two that begin
@@ -273,7 +273,7 @@ async def test_an_answer_that_is_opened_is_no_further_chance(outputs: Sequence[s
     assert len(backend.jobs) <= MOST_MOVES + 3
 
 
-MARKERLESS = replace(TEXT, output=Form.MARKERLESS)
+MARKERLESS = replace(TEXT, output=OutputForm.MARKERLESS)
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -302,7 +302,7 @@ async def test_whatever_comes_as_text_the_answer_ends_and_can_be_gone_on_behind(
         check_lifecycle(events)
         assert isinstance(events[-1], Finished)
         assert len(backend.jobs) <= MOST_MOVES + 3
-        if len(whole) > 1 and told.output is not Form.MARKERLESS:
+        if len(whole) > 1 and told.output is not OutputForm.MARKERLESS:
             await talk.check_cut(whole, report, data.draw(st.integers(1, len(whole) - 1)))
     except BackendUnfit:
         # What was said spells control tokens, or ends inside a character: as text nobody can go on behind it.

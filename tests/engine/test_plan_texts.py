@@ -25,11 +25,11 @@ from tests.engine.planning import (
 )
 from tests.engine.scripted import TEXT
 from tests.harmony.recoveries import C, F, P, R
-from unisono.core.generation import Form
+from unisono.core.generation import OutputForm
 from unisono.engine.plan import UNMET_FORM
 from unisono.engine.turn import Turn
 
-MARKERLESS = replace(TEXT, output=Form.MARKERLESS)
+MARKERLESS = replace(TEXT, output=OutputForm.MARKERLESS)
 ANSWERED = "analysisHm.assistantfinalIt rains."
 HM = R("Hm.")
 

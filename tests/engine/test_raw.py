@@ -12,7 +12,7 @@ from tests.engine.scripted import IDS, TEXT, Runner, Scripted, Step
 from tests.harmony.fold import check_lifecycle
 from unisono.core.conversation import Conversation, Preamble, UserMessage
 from unisono.core.events import Closed, Delta, Event, Finished
-from unisono.core.generation import Capabilities, Chunk, FinishReason, Form, Generation
+from unisono.core.generation import Capabilities, Chunk, CompletionJob, FinishReason, OutputForm
 from unisono.engine.rawtext import RawText
 from unisono.engine.turn import RawPrompt, Report, Turn
 from unisono.errors import BackendUnavailable, ContextTooLong, UnisonoError, UnsupportedValue
@@ -25,7 +25,7 @@ THOUGHT = f"<|channel|>analysis<|message|>Hm {BIRD}"
 OUTPUT = THOUGHT + "<|end|><|start|>assistant<|channel|>final<|message|>Naïve 日本.<|return|>"
 BARE = f"analysisHm {BIRD}assistantfinalNaïve 日本."
 MARKED = OUTPUT.removesuffix("<|return|>")
-MARKERLESS = replace(TEXT, output=Form.MARKERLESS)
+MARKERLESS = replace(TEXT, output=OutputForm.MARKERLESS)
 
 # the raw prompt's wishes, stop strings, the output, what is told
 TOLD: dict[str, tuple[dict[str, Any], tuple[str, ...], str, str]] = {
@@ -137,7 +137,7 @@ class Breaking(Scripted):
 
     at: int = 0
 
-    async def complete(self, job: Generation) -> AsyncIterator[Chunk]:
+    async def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         self.jobs.append(job)
         said = ENCODING.encode_as_server(OUTPUT)[: self.at] if self.told is IDS else OUTPUT[: self.at]
         for one in said:
@@ -148,7 +148,7 @@ class Breaking(Scripted):
 class Going(Scripted):
     """Goes on behind whatever of the output its prompt ends in."""
 
-    async def complete(self, job: Generation) -> AsyncIterator[Chunk]:
+    async def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         self.jobs = []
         marked = ENCODING.decode(job.prompt.tokens)
         assert marked == (job.prompt.text or marked)

@@ -13,9 +13,9 @@ from tests.harmony.fold import check_lifecycle, items_of
 from tests.harmony.recoveries import C, F, R
 from unisono.core.conversation import AnswerForm
 from unisono.core.events import Event
-from unisono.core.generation import AnyJson, Chunk, Constraint, Generation, JsonSchema, OneOf
+from unisono.core.generation import AnyJson, Chunk, CompletionJob, Constraint, JsonSchema, OneOf
+from unisono.core.observer import RefusedConstraint
 from unisono.core.symptom import Symptom
-from unisono.core.watching import RefusedConstraint
 from unisono.engine.engine import Engine
 from unisono.engine.memory import TurnMemory
 from unisono.engine.refused_constraints import REMEMBERED_S, RefusedConstraints
@@ -148,7 +148,7 @@ class Failing(Scripted):
     always: UnisonoError | None = None
     constrained: list[Constraint] = field(default_factory=list)
 
-    async def complete(self, job: Generation) -> AsyncIterator[Chunk]:
+    async def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         if job.constraint is not None:
             self.constrained.append(job.constraint)
             if self.errors:

@@ -23,9 +23,9 @@ from unisono.core.generation import (
     VOCABULARY,
     Capabilities,
     Chunk,
+    CompletionJob,
     FinishReason,
-    Form,
-    Generation,
+    OutputForm,
     Timeouts,
 )
 from unisono.engine.engine import Engine
@@ -54,7 +54,7 @@ class Continuing(Standing):
     finish: FinishReason = FinishReason.STOP
     told: Capabilities = IDS
     per_chunk: int = 4
-    bases: list[Generation] = field(default_factory=list)
+    bases: list[CompletionJob] = field(default_factory=list)
     """The jobs that each step begins with; shared by all backends of one conversation."""
     failure: UnisonoError | None = None
     learning: bool = True
@@ -63,9 +63,9 @@ class Continuing(Standing):
     """Whether ids that are cut otherwise, of the same text, are the same to it."""
     name: str = "continuing"
     timeouts: Timeouts = field(default_factory=Timeouts)
-    jobs: list[Generation] = field(default_factory=list)
+    jobs: list[CompletionJob] = field(default_factory=list)
 
-    async def complete(self, job: Generation) -> AsyncIterator[Chunk]:
+    async def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         self.jobs.append(job)
         if self.failure is not None:
             raise self.failure
@@ -80,7 +80,7 @@ class Continuing(Standing):
         yield Chunk()
         yield Chunk(finish=self.finish)
 
-    def _rest(self, job: Generation) -> str | list[int]:
+    def _rest(self, job: CompletionJob) -> str | list[int]:
         for step, base in reversed(list(enumerate(self.bases))):
             if (rest := self._behind(step, base, job)) is not None:
                 return rest
@@ -88,8 +88,8 @@ class Continuing(Standing):
         self.bases.append(job)
         return self._rest(job)
 
-    def _behind(self, step: int, base: Generation, job: Generation) -> str | list[int] | None:
-        if self.told.prompt is Form.IDS:
+    def _behind(self, step: int, base: CompletionJob, job: CompletionJob) -> str | list[int] | None:
+        if self.told.prompt is OutputForm.IDS:
             output, begun, asked = list(self.outputs[step]), list(base.prompt.tokens), list(job.prompt.tokens)
             if _is_beginning(asked, begun, output):
                 return output[len(asked) - len(begun) :]
@@ -126,7 +126,7 @@ class Talk:
     finish: FinishReason = FinishReason.STOP
     per_chunk: int = 4
     turn: Turn = field(default_factory=lambda: Turn("m", ASKED, seed="a seed", tenant="team"))
-    bases: list[Generation] = field(default_factory=list)
+    bases: list[CompletionJob] = field(default_factory=list)
 
     def backend(self, **differing: object) -> Continuing:
         known = Continuing(self.outputs, self.finish, self.told, self.per_chunk, self.bases)
@@ -197,7 +197,7 @@ def spells_control_tokens(journal: Sequence[int]) -> bool:
 
 async def check_every_cut(talk: Talk, *, cuts: Sequence[int] | None = None) -> int:
     """Cut after every batch (or after those) but the last; how many of the cuts could be gone on behind."""
-    exact = talk.told.output is Form.IDS
+    exact = talk.told.output is OutputForm.IDS
     whole, report = await talk.ask([talk.backend()])
     events = flat(whole, exact=exact)
     check_lifecycle([event for batch in whole for event in batch])
@@ -209,10 +209,10 @@ async def check_every_cut(talk: Talk, *, cuts: Sequence[int] | None = None) -> i
         try:
             second, resumed_report = await talk.ask([backend], cut_report.journal)
         except BackendUnfit:
-            assert talk.told.prompt is Form.TEXT
+            assert talk.told.prompt is OutputForm.TEXT
             assert spells_control_tokens(cut_report.journal)
             continue
-        if talk.told.prompt is Form.TEXT and spells_control_tokens(cut_report.journal):
+        if talk.told.prompt is OutputForm.TEXT and spells_control_tokens(cut_report.journal):
             # The closed messages cannot stand in a text prompt, so that the answer ends there.
             finished = second[-1][-1]
             assert isinstance(finished, Finished)
@@ -295,7 +295,7 @@ async def test_an_answer_that_is_opened_goes_on_in_either_step(
 class Bare(Continuing):
     """A backend that strips what is between angle brackets from its text."""
 
-    async def complete(self, job: Generation) -> AsyncIterator[Chunk]:
+    async def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         self.jobs.append(job)
         self._rest(job)
         said = (job.prompt.text or "")[len(self.bases[0].prompt.text or "") :]
@@ -310,11 +310,11 @@ def bare(text: str) -> str:
 
 
 async def test_a_markerless_backend_goes_on_behind_the_markers_it_never_showed() -> None:
-    told = Capabilities(Form.TEXT, Form.MARKERLESS, stop_visible=False)
+    told = Capabilities(OutputForm.TEXT, OutputForm.MARKERLESS, stop_visible=False)
     body = "It is a long thought, longer than whatever may be held back of it while it is undecided. " * 3
     marked = f"<|channel|>analysis<|message|>{body}<|end|><|start|>assistant<|channel|>final<|message|>{body}<|return|>"
     talk = Talk([tokens_of(marked)], told, per_chunk=40)
-    bases: list[Generation] = []
+    bases: list[CompletionJob] = []
 
     def backend() -> Bare:
         return Bare(talk.outputs, told=told, bases=bases, per_chunk=40)
@@ -536,7 +536,7 @@ async def test_a_long_journal_is_read_again_beside_the_loop_to_the_same() -> Non
 async def test_nothing_is_journalled_of_a_backend_that_nobody_saw_fail() -> None:
     @dataclass
     class Failing(Continuing):
-        async def complete(self, job: Generation) -> AsyncIterator[Chunk]:
+        async def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
             yield Chunk(tokens=ENCODING.encode_as_server("<|channel|>commentary to=functions.f<|message|>{"))
             raise BackendUnavailable("gone")
 

@@ -9,7 +9,7 @@ from tests.harmony.fold import check_lifecycle, items_of
 from tests.harmony.recoveries import C, F, R
 from unisono.core.conversation import AssistantMessage, Conversation, UserMessage
 from unisono.core.events import Finished
-from unisono.core.generation import Capabilities, FinishReason, Form, Usage
+from unisono.core.generation import Capabilities, FinishReason, OutputForm, Usage
 from unisono.engine.turn import Turn
 from unisono.errors import BackendRejected, BackendUnavailable, CannotGoOn, ContextTooLong, UnisonoError
 from unisono.harmony.encoding import Encoding
@@ -68,7 +68,7 @@ async def test_an_answer_for_which_the_context_has_no_room_is_not_opened(encodin
     first = Scripted(encoding, [Step(THOUGHT), Step("one")])
     await Runner(encoding, first).ask()
     for context, steps in ((len(first.jobs[1].prompt.tokens), 1), (len(first.jobs[1].prompt.tokens) + 1, 2)):
-        told = Capabilities(Form.IDS, Form.IDS, stop_visible=True, context=context)
+        told = Capabilities(OutputForm.IDS, OutputForm.IDS, stop_visible=True, context=context)
         backend = Scripted(encoding, [Step(THOUGHT), Step("one", FinishReason.LENGTH)], told)
         outcome = await Runner(encoding, backend).ask()
         assert outcome.finished.reason is FinishReason.LENGTH
@@ -80,11 +80,15 @@ async def test_a_conversation_that_fills_the_context_is_refused_and_one_token_le
     first = Scripted(encoding, [Step(THOUGHT + ANSWER)])
     await Runner(encoding, first).ask()
     size = len(first.jobs[0].prompt.tokens)
-    full = Scripted(encoding, [Step(ANSWER)], Capabilities(Form.IDS, Form.IDS, stop_visible=True, context=size))
+    full = Scripted(
+        encoding, [Step(ANSWER)], Capabilities(OutputForm.IDS, OutputForm.IDS, stop_visible=True, context=size)
+    )
     with pytest.raises(ContextTooLong):
         await Runner(encoding, full).ask()
     assert full.jobs == []
-    last = Scripted(encoding, [Step("x", FinishReason.LENGTH)], Capabilities(Form.IDS, Form.IDS, True, size + 1))
+    last = Scripted(
+        encoding, [Step("x", FinishReason.LENGTH)], Capabilities(OutputForm.IDS, OutputForm.IDS, True, size + 1)
+    )
     assert (await Runner(encoding, last).ask()).finished.reason is FinishReason.LENGTH
     assert last.jobs[0].max_tokens == 1
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import openai_harmony as harmony
 
 from tests.example_tool import EXAMPLE_TOOL
-from unisono.core.generation import Generation, Prompt, Sampling, Timeouts
+from unisono.core.generation import CompletionJob, Prompt, Sampling, Timeouts
 from unisono.harmony.encoding import load_encoding
 
 ENCODING = load_encoding()
@@ -90,5 +90,5 @@ def prompt_for(user: str, *, tools: bool = False, instructions: str = "") -> lis
 
 def greedy(
     prompt: Sequence[int], max_tokens: int = 200, timeouts: Timeouts | None = None, salt: str = ""
-) -> Generation:
-    return Generation(Prompt(prompt), max_tokens, Sampling(temperature=0), timeouts or Timeouts(), cache_salt=salt)
+) -> CompletionJob:
+    return CompletionJob(Prompt(prompt), max_tokens, Sampling(temperature=0), timeouts or Timeouts(), cache_salt=salt)

@@ -18,9 +18,9 @@ from unisono.core.generation import (
     FIRST_SPECIAL,
     STOP_TOKENS,
     AnyJson,
+    CompletionJob,
     Constraint,
     FinishReason,
-    Generation,
     JsonSchema,
     OneOf,
     Sampling,
@@ -42,12 +42,12 @@ async def backend() -> AsyncIterator[Backend]:
     await backend.aclose()
 
 
-def under(constraint: Constraint, seed: int | None = None, **asked: Any) -> Generation:
+def under(constraint: Constraint, seed: int | None = None, **asked: Any) -> CompletionJob:
     sampling = Sampling(temperature=0) if seed is None else Sampling(temperature=5.0, seed=seed)
     return replace(greedy(FINAL, 400), constraint=constraint, sampling=sampling, **asked)
 
 
-async def written(backend: Backend, job: Generation) -> str:
+async def written(backend: Backend, job: CompletionJob) -> str:
     """The text, which ends with a stop token and holds no other special one."""
     chunks = [chunk async for chunk in backend.complete(job)]
     tokens = [token for chunk in chunks for token in chunk.tokens]

@@ -24,9 +24,9 @@ from unisono.core.generation import (
     RETURN,
     Capabilities,
     Chunk,
+    CompletionJob,
     FinishReason,
-    Form,
-    Generation,
+    OutputForm,
     Prompt,
     Sampling,
 )
@@ -44,11 +44,11 @@ async def backend() -> AsyncIterator[Backend]:
     await backend.aclose()
 
 
-async def chunks_of(backend: Backend, job: Generation) -> list[Chunk]:
+async def chunks_of(backend: Backend, job: CompletionJob) -> list[Chunk]:
     return [chunk async for chunk in backend.complete(job)]
 
 
-async def answer(backend: Backend, job: Generation) -> tuple[list[int], FinishReason | None]:
+async def answer(backend: Backend, job: CompletionJob) -> tuple[list[int], FinishReason | None]:
     chunks = await chunks_of(backend, job)
     assert [chunk.finish for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
     return [token for chunk in chunks for token in chunk.tokens], chunks[-1].finish
@@ -57,8 +57,8 @@ async def answer(backend: Backend, job: Generation) -> tuple[list[int], FinishRe
 @pytest.mark.slow
 async def test_it_says_what_it_can_do(backend: Backend) -> None:
     assert (await backend.probe()).capabilities == Capabilities(
-        prompt=Form.IDS,
-        output=Form.IDS,
+        prompt=OutputForm.IDS,
+        output=OutputForm.IDS,
         stop_visible=True,
         context=131072,
         logit_bias=True,
@@ -162,17 +162,21 @@ REFUSED = {
     "an id below the vocabulary": (greedy([-1, 5]), BackendRejected, "vocabulary"),
     "an id above the vocabulary": (greedy([5, 201088]), BackendRejected, "vocabulary"),
     "no room": (greedy([5], 0), BackendRejected, "room"),
-    "temperature": (Generation(Prompt([5]), 5, Sampling(temperature=-1)), BackendRejected, "temperature"),
-    "top_p": (Generation(Prompt([5]), 5, Sampling(top_p=1.5)), BackendRejected, "top_p"),
-    "min_p": (Generation(Prompt([5]), 5, Sampling(min_p=2)), BackendRejected, "min_p"),
-    "repetition": (Generation(Prompt([5]), 5, Sampling(repetition_penalty=0)), BackendRejected, "repetition_penalty"),
-    "bias": (Generation(Prompt([5]), 5, Sampling(logit_bias={201088: 1.0})), BackendRejected, "logit_bias"),
+    "temperature": (CompletionJob(Prompt([5]), 5, Sampling(temperature=-1)), BackendRejected, "temperature"),
+    "top_p": (CompletionJob(Prompt([5]), 5, Sampling(top_p=1.5)), BackendRejected, "top_p"),
+    "min_p": (CompletionJob(Prompt([5]), 5, Sampling(min_p=2)), BackendRejected, "min_p"),
+    "repetition": (
+        CompletionJob(Prompt([5]), 5, Sampling(repetition_penalty=0)),
+        BackendRejected,
+        "repetition_penalty",
+    ),
+    "bias": (CompletionJob(Prompt([5]), 5, Sampling(logit_bias={201088: 1.0})), BackendRejected, "logit_bias"),
 }
 
 
 @pytest.mark.parametrize(("job", "error", "word"), REFUSED.values(), ids=REFUSED)
 async def test_what_cannot_be_run_is_refused_and_hurts_nobody(
-    backend: Backend, job: Generation, error: type[Exception], word: str
+    backend: Backend, job: CompletionJob, error: type[Exception], word: str
 ) -> None:
     user, expected = CHATS["pong"]
     neighbour = asyncio.create_task(answer(backend, greedy(prompt_for(user))))
@@ -198,7 +202,7 @@ async def test_settings_that_leave_one_choice_are_greedy(backend: Backend, sampl
 
 @pytest.mark.slow
 async def test_a_seed_gives_the_same_tokens_alone_and_among_others(backend: Backend) -> None:
-    def seeded(seed: int | None) -> Generation:
+    def seeded(seed: int | None) -> CompletionJob:
         return replace(greedy(prompt_for("hm hm"), 24), sampling=Sampling(temperature=3.0, seed=seed))
 
     alone, _ = await answer(backend, seeded(7))

@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 from tests.engines.demo_prompts import CHATS, ENCODING, greedy, prompt_for
-from unisono.core.generation import Chunk, Generation, Timeouts
+from unisono.core.generation import Chunk, CompletionJob, Timeouts
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check
 from unisono.errors import BackendOverloaded, BackendTimeout, BackendUnavailable
@@ -39,7 +39,7 @@ async def narrow() -> AsyncIterator[MlxLocalBackend]:
     await backend.aclose()
 
 
-async def run(backend: MlxLocalBackend, job: Generation) -> list[Chunk]:
+async def run(backend: MlxLocalBackend, job: CompletionJob) -> list[Chunk]:
     return [chunk async for chunk in backend.complete(job)]
 
 
@@ -54,7 +54,7 @@ async def greets(backend: MlxLocalBackend, within_s: float = 20.0) -> bool:
     return ENCODING.decode([token for chunk in chunks for token in chunk.tokens]) == EXPECTED
 
 
-async def cancelled_after(backend: MlxLocalBackend, job: Generation, delay_s: float) -> None:
+async def cancelled_after(backend: MlxLocalBackend, job: CompletionJob, delay_s: float) -> None:
     task = asyncio.create_task(run(backend, job))
     await asyncio.sleep(delay_s)
     assert not task.done()

@@ -17,9 +17,9 @@ from unisono.core.generation import (
     RETURN,
     Capabilities,
     Chunk,
+    CompletionJob,
     FinishReason,
-    Form,
-    Generation,
+    OutputForm,
     Prompt,
     Sampling,
 )
@@ -37,12 +37,12 @@ GREETING = recorded()["greeting"]
 ENDLESS = prompt_for("Repeat la forever.")
 
 
-def as_text(job: Generation) -> Generation:
+def as_text(job: CompletionJob) -> CompletionJob:
     """The job as a text backend is given it; one for ids does not look."""
     return replace(job, prompt=Prompt(job.prompt.tokens, ENCODING.decode(job.prompt.tokens)))
 
 
-async def chunks_of(backend: Backend, job: Generation) -> list[Chunk]:
+async def chunks_of(backend: Backend, job: CompletionJob) -> list[Chunk]:
     async with asyncio.timeout(120):
         return [chunk async for chunk in backend.complete(as_text(job))]
 
@@ -71,7 +71,7 @@ def finish_of(name: str) -> FinishReason:
 async def test_it_says_what_it_can_do(engine: Running, backend: Backend) -> None:
     probe = await backend.probe()
 
-    form = Form.IDS if engine.engine.shows_stop else Form.TEXT
+    form = OutputForm.IDS if engine.engine.shows_stop else OutputForm.TEXT
     known = replace(probe.capabilities, constrain=frozenset(), context=None)
     assert known == Capabilities(form, form, stop_visible=engine.engine.shows_stop, logit_bias=True)
     assert probe.capabilities.context == engine.engine.context

@@ -12,7 +12,7 @@ import pytest_asyncio
 from tests.engines.demo_prompts import ENCODING, WEATHER_CALL, greedy, prompt_for
 from tests.engines_all.conversations import recorded
 from tests.engines_all.engines import Running
-from unisono.core.generation import CALL, FinishReason, Generation, Sampling
+from unisono.core.generation import CALL, CompletionJob, FinishReason, Sampling
 from unisono.core.ports import Backend, BackendOptions
 from unisono.core.probe import Check
 from unisono.errors import BackendError, BackendRejected
@@ -27,7 +27,7 @@ pytestmark = [
 ]
 
 
-async def tokens_of(backend: Backend, job: Generation) -> list[int]:
+async def tokens_of(backend: Backend, job: CompletionJob) -> list[int]:
     return [token async for chunk in backend.complete(job) for token in chunk.tokens]
 
 
@@ -45,7 +45,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("job", REFUSED.values(), ids=REFUSED)
-async def test_what_cannot_be_run_is_refused_and_the_engine_lives(backend: Backend, job: Generation) -> None:
+async def test_what_cannot_be_run_is_refused_and_the_engine_lives(backend: Backend, job: CompletionJob) -> None:
     with pytest.raises(BackendRejected):
         await tokens_of(backend, job)
     assert await tokens_of(backend, greedy(prompt_for("Hello!"))) == recorded()["greeting"]

@@ -34,7 +34,7 @@ from unisono.core.conversation import (
 )
 from unisono.core.events import Closed, Event, Repaired
 from unisono.core.generation import Chunk, FinishReason
-from unisono.core.generation import Form as WireForm
+from unisono.core.generation import OutputForm as WireForm
 from unisono.harmony.decode import decoder_for
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.render import Renderer

@@ -17,8 +17,8 @@ from tests.depth import examples
 from tests.harmony.fold import check_lifecycle, items_of, new_router, rules_of
 from tests.harmony.recoveries import CASES, C, F, P, R
 from unisono.core.events import Closed, Delta, Event, Repaired
-from unisono.core.generation import FIRST_SPECIAL, Chunk, FinishReason, Form
-from unisono.core.rules import RULES
+from unisono.core.generation import FIRST_SPECIAL, Chunk, FinishReason, OutputForm
+from unisono.core.recovery_rules import RULES
 from unisono.harmony.decode import decoder_for
 from unisono.harmony.encoding import MARKERS, Encoding, load_encoding
 from unisono.harmony.grammar import STEPS, Mark, State
@@ -269,7 +269,7 @@ def calls_of(tokens: list[int]) -> int:
 )
 def test_text_is_read_the_same_however_it_is_cut(parts: list[str], data: st.DataObject) -> None:
     text = "".join(parts)
-    form = data.draw(st.sampled_from([Form.TEXT, Form.MARKERLESS]))
+    form = data.draw(st.sampled_from([OutputForm.TEXT, OutputForm.MARKERLESS]))
     cuts = data.draw(st.lists(st.integers(0, 10_000), max_size=6))
     edges = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
     readings = []
@@ -293,11 +293,11 @@ def test_text_is_read_the_same_however_it_is_cut(parts: list[str], data: st.Data
 def test_a_decoder_goes_on_behind_the_tokens_of_another_as_that_would(parts: list[str], data: st.DataObject) -> None:
     text = "".join(parts)
     cut = data.draw(st.integers(0, len(text)))
-    whole, first = decoder_for(Form.TEXT, ENCODING), decoder_for(Form.TEXT, ENCODING)
+    whole, first = decoder_for(OutputForm.TEXT, ENCODING), decoder_for(OutputForm.TEXT, ENCODING)
     expected = [*whole.feed(Chunk(text=text)), *whole.end()]
     said = list(first.feed(Chunk(text=text[:cut])))
     # What the first still held was no token yet: a backend that goes on behind its tokens says it again.
-    second = decoder_for(Form.TEXT, ENCODING, said=said)
+    second = decoder_for(OutputForm.TEXT, ENCODING, said=said)
     said += [*second.feed(Chunk(text=text[len(ENCODING.decode(said)) :])), *second.end()]
     assert ENCODING.special_ids(said) == ENCODING.special_ids(expected)
     assert ENCODING.decode(said) == ENCODING.decode(expected) == text
@@ -310,7 +310,7 @@ def test_arguments_arrive_byte_for_byte_through_text(value: str, cuts: list[int]
     body = json.dumps({"v": value + "<|call|><|start|>assistant"}, ensure_ascii=False)
     text = f"<|channel|>commentary to=functions.f <|constrain|>json<|message|>{body}<|call|>"
     edges = sorted({0, len(text), *(cut % len(text) for cut in cuts)})
-    decoder = decoder_for(Form.TEXT, ENCODING)
+    decoder = decoder_for(OutputForm.TEXT, ENCODING)
     tokens: list[int] = []
     for a, b in pairwise(edges):
         tokens += decoder.feed(Chunk(text=text[a:b]))

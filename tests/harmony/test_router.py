@@ -8,8 +8,8 @@ from tests.harmony.fold import check_lifecycle, items_of, new_router, route, rul
 from tests.harmony.recoveries import CASES, THINK, TOOLS, C, Case, F, R
 from unisono.core.conversation import FunctionTool
 from unisono.core.events import Closed, Delta, Opened, Repaired, ToolCall
-from unisono.core.generation import CALL, END, RETURN, START, STOP_TOKENS, Chunk, FinishReason, Form
-from unisono.core.rules import OF_READING
+from unisono.core.generation import CALL, END, RETURN, START, STOP_TOKENS, Chunk, FinishReason, OutputForm
+from unisono.core.recovery_rules import OF_READING
 from unisono.harmony.decode import decoder_for
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import Header
@@ -37,7 +37,7 @@ def test_every_shape_is_read_from_text(case: Case, cut: int, encoding: Encoding)
     assert rules_of(events) == case.rules
 
 
-def decode(encoding: Encoding, text: str, cut: int, form: Form = Form.TEXT) -> list[int]:
+def decode(encoding: Encoding, text: str, cut: int, form: OutputForm = OutputForm.TEXT) -> list[int]:
     decoder = decoder_for(form, encoding)
     tokens: list[int] = []
     for at in range(0, len(text), cut):
@@ -199,7 +199,7 @@ MARKERLESS = {
 def test_markerless_text_is_split_at_channel_words(
     output: str, items: tuple[object, ...], cut: int, encoding: Encoding
 ) -> None:
-    events = route(encoding, decode(encoding, output, cut, Form.MARKERLESS), stop_hidden=True)
+    events = route(encoding, decode(encoding, output, cut, OutputForm.MARKERLESS), stop_hidden=True)
     assert items_of(events) == items
 
 

@@ -12,15 +12,19 @@ from typing import Any
 import pytest
 
 from unisono.core.events import Closed, Reasoning, Repaired
-from unisono.core.routes import Try
-from unisono.core.watching import Began, Done, Outcome, StepDone
+from unisono.core.observer import GenerationBegan, GenerationDone, GenerationOutcome, StepDone
+from unisono.core.route_protocol import Attempt
 from unisono.observe.recorder import MOST_WAITING, WANTED, Recorder
 from unisono.observe.recording import checked, dumped, packed, prompts_of, to_document, unpacked
 from unisono.store.redis import RedisStore
 from unisono.store.sqlite import SqliteStore
 
-BEGAN = Began("req_1", "ann", "key_1", "chat", "gpt-oss", background=False, at=1_790_000_000.5, asked={"tools": []})
-GOOD = Done(BEGAN, 1.5, Outcome.COMPLETED, finish="stop", tries=(Try("vllm-1"),), journal=[200005, 17196, 200002])
+BEGAN = GenerationBegan(
+    "req_1", "ann", "key_1", "chat", "gpt-oss", background=False, at=1_790_000_000.5, asked={"tools": []}
+)
+GOOD = GenerationDone(
+    BEGAN, 1.5, GenerationOutcome.COMPLETED, finish="stop", tries=(Attempt("vllm-1"),), journal=[200005, 17196, 200002]
+)
 LARGE = 1 << 20
 
 
@@ -28,7 +32,7 @@ def step(number: int, prompt: Sequence[int]) -> StepDone:
     return StepDone(number, "vllm-1", 0.1, 0.2, 0.3, len(prompt), None, 3, "stop", prompt=prompt)
 
 
-ANSWERS: dict[str, tuple[Done, bool]] = {
+ANSWERS: dict[str, tuple[GenerationDone, bool]] = {
     "nothing special": (GOOD, False),
     "mended": (replace(GOOD, recoveries=("missing-end",)), True),
     "mended as far as it came": (replace(GOOD, repairs=(Repaired("missing-end", 3),)), True),
@@ -36,14 +40,17 @@ ANSWERS: dict[str, tuple[Done, bool]] = {
     "mended, of a backend that hides its stops": (replace(GOOD, recoveries=("restored-stop", "missing-end")), True),
     "moved to another backend": (replace(GOOD, failovers=1), True),
     "not what was asked for": (replace(GOOD, unmet="There is no such call."), True),
-    "failed at a backend": (replace(GOOD, outcome=Outcome.FAILED, error="backend_error"), True),
-    "refused before a backend was asked": (replace(GOOD, outcome=Outcome.FAILED, error="busy", tries=()), False),
-    "left by its client": (replace(GOOD, outcome=Outcome.LEFT), False),
+    "failed at a backend": (replace(GOOD, outcome=GenerationOutcome.FAILED, error="backend_error"), True),
+    "refused before a backend was asked": (
+        replace(GOOD, outcome=GenerationOutcome.FAILED, error="busy", tries=()),
+        False,
+    ),
+    "left by its client": (replace(GOOD, outcome=GenerationOutcome.LEFT), False),
 }
 
 
 @pytest.mark.parametrize(("done", "wanted"), ANSWERS.values(), ids=ANSWERS)
-def test_the_mode_decides_which_answers_are_recorded(done: Done, wanted: bool) -> None:
+def test_the_mode_decides_which_answers_are_recorded(done: GenerationDone, wanted: bool) -> None:
     assert {mode: wants(done) for mode, wants in WANTED.items()} == {"off": False, "recoveries": wanted, "all": True}
 
 

@@ -11,8 +11,8 @@ import pytest
 from unisono.core.conversation import Conversation, Preamble
 from unisono.core.events import Closed, Event, Finished, Opened, Reasoning
 from unisono.core.generation import FinishReason, Usage
-from unisono.core.tracing import Trace
-from unisono.core.watching import GAPS_S, Began, Done, Outcome, Pace
+from unisono.core.observer import GAPS_S, GenerationBegan, GenerationDone, GenerationOutcome, Pace
+from unisono.core.trace_context import TraceContext
 from unisono.engine.turn import Report, Run, Turn, Turns
 from unisono.errors import BackendTimeout, UnisonoError
 from unisono.harmony.encoding import load_encoding
@@ -46,11 +46,11 @@ def test_tokens_that_come_together_share_the_time(
 
 
 def test_a_span_below_has_the_same_id_wherever_it_is_asked_for() -> None:
-    turn = Trace("a" * 32, "b" * 16, state="v=1")
+    turn = TraceContext("a" * 32, "b" * 16, state="v=1")
     below = turn.child("step 0").child("try 0")
-    assert below == Trace("a" * 32, "b" * 16, state="v=1").child("step 0").child("try 0")
+    assert below == TraceContext("a" * 32, "b" * 16, state="v=1").child("step 0").child("try 0")
     assert len({below.span_id, turn.span_id, turn.child("step 0").span_id, turn.child("step 1").span_id}) == 4
-    assert Trace.read(below.parent, below.state) == below
+    assert TraceContext.read(below.parent, below.state) == below
 
 
 class Scripted(Run):
@@ -88,7 +88,7 @@ class Noting:
         self.told: list[Any] = []
         self._fails = fails
 
-    def began(self, began: Began) -> None:
+    def began(self, began: GenerationBegan) -> None:
         self.ended(began)
 
     def ended(self, done: Any) -> None:
@@ -106,9 +106,9 @@ async def test_an_answer_is_told_when_it_begins_and_when_it_ended() -> None:
     assert noting.told == []
     assert [batch async for batch in run] == [FIRST, LAST]
     began, done = noting.told
-    assert isinstance(done, Done)
+    assert isinstance(done, GenerationDone)
     assert (began.request_id, began.surface, began.model, began.tenant) == ("req_1", "chat", "gpt-oss", "a")
-    assert (done.outcome, done.finish, done.usage) == (Outcome.COMPLETED, "stop", Usage(3, 9))
+    assert (done.outcome, done.finish, done.usage) == (GenerationOutcome.COMPLETED, "stop", Usage(3, 9))
     assert done.channels == {"analysis": BODY}
     assert done.first_s is not None
     assert 0 <= done.first_s <= done.ended_s
@@ -128,13 +128,13 @@ async def test_failures_and_clients_that_leave_are_told_apart() -> None:
     run = WatchedTurns(OneTurn(Scripted([FIRST], BackendTimeout("late"))), [noting]).start(TURN)
     with pytest.raises(BackendTimeout):
         assert [batch async for batch in run]
-    assert (noting.told[1].outcome, noting.told[1].error) == (Outcome.FAILED, "backend_timeout")
+    assert (noting.told[1].outcome, noting.told[1].error) == (GenerationOutcome.FAILED, "backend_timeout")
     scripted = Scripted([FIRST, LAST], None)
     left = WatchedTurns(OneTurn(scripted), [noting]).start(TURN)
     async for _ in left:
         break
     await left.aclose()
-    assert (noting.told[3].outcome, noting.told[3].error) == (Outcome.LEFT, "")
+    assert (noting.told[3].outcome, noting.told[3].error) == (GenerationOutcome.LEFT, "")
     assert scripted.closed
 
 

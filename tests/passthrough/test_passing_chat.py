@@ -16,7 +16,7 @@ from tests.fakes import FakeVllm, Refusal, close_at, reset_at
 from tests.fakes.faults import Fault, inject_at, without_done
 from tests.fakes.openai_api import FakeOpenAi, OpenAiScript
 from tests.fakes.wire import Stall, Step
-from unisono.core.passing import named, starred
+from unisono.core.passthrough_request import named, starred
 from unisono.harmony.encoding import load_encoding
 
 KINDS = ("vllm", "sglang", "llamacpp", "ollama", "mlx_server")

@@ -18,8 +18,8 @@ from tests.e2e.replicas import replica
 from tests.fakes import Refusal, stall_at
 from tests.fakes.openai_api import FakeOpenAi, OpenAiScript
 from tests.passthrough.test_passing_chat import entry, passed
-from unisono.core.access import LOCAL_TENANT, Limits
-from unisono.core.accounts import Account, Used
+from unisono.core.access import LOCAL_TENANT, KeyLimits
+from unisono.core.quotas import Account, TokenUsage
 
 MODES = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 
@@ -28,12 +28,12 @@ def priced(base: str) -> dict[str, Any]:
     return {"model_list": [{**entry(base), "unisono": {"price": {"input": 100_000, "output": 200_000}}}]}
 
 
-async def used_by(running: Gateway, tenant: str, key: str) -> Used:
+async def used_by(running: Gateway, tenant: str, key: str) -> TokenUsage:
     assert running.app is not None
     today = datetime.now(UTC).date().isoformat()
     entries = await running.app.state.gateway.store.ledger(today, today, Account(tenant, key))
     assert {one.model for one in entries} <= {"other"}
-    return sum((one.used for one in entries), Used())
+    return sum((one.used for one in entries), TokenUsage())
 
 
 async def asked(running: Gateway, key: str, **fields: Any) -> Any:
@@ -50,7 +50,7 @@ async def test_what_the_server_says_it_took_is_in_the_ledger_when_the_answer_is_
         answer = await asked(running, key, stream=stream)
         used = await used_by(running, record.tenant, record.id)
     assert answer.status == 200
-    assert used == Used(requests=1, input=7, output=2, cost=700_000 + 400_000)
+    assert used == TokenUsage(requests=1, input=7, output=2, cost=700_000 + 400_000)
 
 
 @MODES
@@ -94,7 +94,7 @@ async def test_a_client_that_leaves_pays_for_what_came(tmp_path: Path) -> None:
 
 async def test_requests_over_a_limit_reach_nobody(tmp_path: Path) -> None:
     async with FakeOpenAi() as fake, keyed(priced(fake.url), tmp_path) as (running, keys):
-        _, key = await keys.issue(limits=Limits(rpm=1))
+        _, key = await keys.issue(limits=KeyLimits(rpm=1))
         first, second = await asked(running, key), await asked(running, key)
     assert (first.status, second.status) == (200, 429)
     assert first.headers["x-ratelimit-remaining-requests"] == "0"
@@ -114,7 +114,7 @@ async def test_an_answer_may_have_no_more_tokens_than_the_budget_has(
     fields: dict[str, Any], name: str, tmp_path: Path
 ) -> None:
     async with FakeOpenAi() as fake, keyed(priced(fake.url), tmp_path) as (running, keys):
-        _, key = await keys.issue(limits=Limits(token_budget=2000))
+        _, key = await keys.issue(limits=KeyLimits(token_budget=2000))
         answer = await asked(running, key, **fields)
     assert answer.status == 200
     assert 0 < fake.requests[0].json[name] < 2000
@@ -122,7 +122,7 @@ async def test_an_answer_may_have_no_more_tokens_than_the_budget_has(
 
 async def test_choices_share_what_the_budget_has(tmp_path: Path) -> None:
     async with FakeOpenAi() as fake, keyed(priced(fake.url), tmp_path) as (running, keys):
-        _, key = await keys.issue(limits=Limits(token_budget=2000))
+        _, key = await keys.issue(limits=KeyLimits(token_budget=2000))
         assert (await asked(running, key, n=10, max_tokens=1000)).status == 200
     assert 0 < fake.requests[0].json["max_tokens"] < 200
 

@@ -8,12 +8,14 @@ import pytest
 
 from unisono.core.conversation import Json
 from unisono.core.generation import FinishReason, Usage
-from unisono.core.passing import Api, Passage, Way
+from unisono.core.passthrough_request import AnswerMode, Api, PassthroughRequest
 from unisono.passthrough.relaying import relaying_of
 
 
-def passage(api: Api, *, stream: bool, choices: int = 1, wants_usage: bool = True) -> Passage:
-    return Passage(api, Way.PASSING, {}, "mine", stream, tokens=5, choices=choices, wants_usage=wants_usage)
+def passage(api: Api, *, stream: bool, choices: int = 1, wants_usage: bool = True) -> PassthroughRequest:
+    return PassthroughRequest(
+        api, AnswerMode.PASSING, {}, "mine", stream, tokens=5, choices=choices, wants_usage=wants_usage
+    )
 
 
 def chunk(index: int, text: str = "", finish: str | None = None) -> dict[str, Json]:

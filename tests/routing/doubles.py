@@ -6,15 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
-from unisono.core.generation import Capabilities, Chunk, FinishReason, Form, Generation, Load
+from unisono.core.generation import Capabilities, Chunk, CompletionJob, FinishReason, Load, OutputForm
 from unisono.core.probe import Probe
-from unisono.core.routes import Ask, Demand
+from unisono.core.route_protocol import RouteRequest, RouteRequirements
 from unisono.errors import UnisonoError
 from unisono.routing.deployment import LiveDeployment, Terms
 from unisono.routing.group import Rules
 from unisono.routing.pool import RoutingPool
 
-IDS = Capabilities(prompt=Form.IDS, output=Form.IDS, stop_visible=True, context=8192)
+IDS = Capabilities(prompt=OutputForm.IDS, output=OutputForm.IDS, stop_visible=True, context=8192)
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Script:
             raise outcome
         return outcome if isinstance(outcome, Probe) else Probe(outcome)
 
-    async def complete(self, job: Generation) -> AsyncIterator[Chunk]:
+    async def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         yield Chunk(finish=FinishReason.STOP)
 
     async def load(self) -> Load | None:
@@ -78,5 +78,5 @@ async def known_pool(
     return pool, lives
 
 
-ASK = Ask("m")
-DEMAND = Demand(prompt_tokens=100)
+ASK = RouteRequest("m")
+DEMAND = RouteRequirements(prompt_tokens=100)

@@ -12,7 +12,7 @@ import pytest
 from tests.routing.doubles import ASK, DEMAND, IDS, Clock, known_pool, live_of, script_of
 from unisono.config import StandIns
 from unisono.core.generation import Timeouts
-from unisono.core.routes import Ask, Place
+from unisono.core.route_protocol import RouteRequest, Slot
 from unisono.errors import BackendError, BackendTimeout, BackendUnavailable, ContextTooLong, UnisonoError
 from unisono.routing.attempt_limits import MAX_SAMPLE_AGE_S, MAX_SAMPLES, Learned
 from unisono.routing.deployment import FAILING_EVERY_S, LiveDeployment, Terms
@@ -25,7 +25,7 @@ TIMEOUTS = Timeouts()
 SHORT = replace(TIMEOUTS, total_s=6.0)
 
 
-def begin(place: Place, timeouts: Timeouts = TIMEOUTS, *, elsewhere: bool = True) -> Timeouts:
+def begin(place: Slot, timeouts: Timeouts = TIMEOUTS, *, elsewhere: bool = True) -> Timeouts:
     return place.attempt_limits(timeouts, retries_left=2, elsewhere=elsewhere)
 
 
@@ -90,7 +90,7 @@ async def test_time_is_left_for_a_model_that_stands_in() -> None:
     groups = {name: [live_of(name, clock)] for name in ("m", "n")}
     pool = RoutingPool(groups, Rules(num_retries=0), stand_ins={"m": StandIns(("n",))}, clock=clock)
     await pool.settled(5)
-    assert await shortest_limit(pool.route(Ask("m"))) == 3.0
+    assert await shortest_limit(pool.route(RouteRequest("m"))) == 3.0
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.routing.doubles import ASK, DEMAND, IDS, Clock, Script, known_pool
 from unisono.core.generation import Capabilities
 from unisono.core.probe import Check, Finding, Probe
-from unisono.core.routes import Ask, Demand
+from unisono.core.route_protocol import RouteRequest, RouteRequirements
 from unisono.core.symptom import Symptom
 from unisono.errors import (
     BackendError,
@@ -324,7 +324,7 @@ async def test_a_route_tells_whose_failure_it_is() -> None:
     clock = Clock()
     pool, (live,) = await known_pool("a", clock=clock)
     for _ in range(6):
-        route = pool.route(Ask("m", identity=lambda: "a"))
+        route = pool.route(RouteRequest("m", identity=lambda: "a"))
         with await route.place(DEMAND) as place:
             place.failed(BAD)
     assert live.phase(clock.now) is Phase.CLOSED
@@ -346,8 +346,8 @@ FORGETS: dict[str, tuple[UnisonoError, bool]] = {
 async def test_a_dropped_request_costs_others_no_cached_prompt(error: UnisonoError, forgotten: bool) -> None:
     clock = Clock()
     pool, _ = await known_pool("a", "b", clock=clock)
-    demand = Demand(prompt_tokens=12_800, blocks=range(100))
-    with await pool.route(Ask("m", identity=lambda: "a")).place(demand) as place:
+    demand = RouteRequirements(prompt_tokens=12_800, blocks=range(100))
+    with await pool.route(RouteRequest("m", identity=lambda: "a")).place(demand) as place:
         clock.now += 1
         place.failed(error)
     held = pool.prefixes.held(demand.blocks, clock.now)

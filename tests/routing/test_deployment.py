@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.routing.doubles import IDS, Clock, Script
-from unisono.core.generation import Capabilities, Form
+from unisono.core.generation import Capabilities, OutputForm
 from unisono.core.probe import MEANINGS, Check, Finding, Probe
 from unisono.errors import (
     BackendError,
@@ -317,7 +317,7 @@ WINDOWS: dict[str, tuple[int | None, int | None, int | None]] = {
 async def test_the_window_is_the_smaller_of_what_is_known(
     claimed: int | None, configured: int | None, window: int | None
 ) -> None:
-    script = Script([Capabilities(Form.TEXT, Form.TEXT, stop_visible=False, context=claimed)])
+    script = Script([Capabilities(OutputForm.TEXT, OutputForm.TEXT, stop_visible=False, context=claimed)])
     deployment = LiveDeployment("a", script, context=configured)
     assert (await deployment.capabilities()).context == window
     assert RoutingPool({"m": [deployment]}).context("m") == window

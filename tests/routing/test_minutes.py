@@ -11,7 +11,7 @@ import pytest
 
 from tests.routing.doubles import ASK, DEMAND, Clock, known_pool, live_of
 from unisono.config import StandIns
-from unisono.core.routes import Place
+from unisono.core.route_protocol import Slot
 from unisono.errors import BackendOverloaded, BackendUnavailable
 from unisono.routing import rates
 from unisono.routing.deployment import Terms
@@ -140,7 +140,7 @@ async def test_a_deployment_that_is_kept_keeps_its_minute(terms: Terms, more: in
     new = RoutingPool({"m": [live]}, NO_LINE, kept=[Kept(live, terms, old)], prefixes=old.prefixes, clock=clock)
     new.start()
     await old.aclose()
-    places: list[Place] = []
+    places: list[Slot] = []
     for _ in range(9):
         try:
             places.append(await new.route(ASK).place(DEMAND))

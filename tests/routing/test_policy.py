@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.core.blocks import BLOCK_TOKENS
-from unisono.core.routes import Demand
+from unisono.core.prefix_blocks import BLOCK_TOKENS
+from unisono.core.route_protocol import RouteRequirements
 from unisono.routing.policy import (
     ANSWER_WORK,
     BIAS,
@@ -277,15 +277,15 @@ def test_shares_of_many_keys_follow_the_weights(weights: list[int]) -> None:
         assert abs(firsts[one] - share * keys) < 5 * (keys * share * (1 - share)) ** 0.5
 
 
-LONG = Demand(prompt_tokens=1000, blocks=(7, 8, 9))
+LONG = RouteRequirements(prompt_tokens=1000, blocks=(7, 8, 9))
 WANTED: dict[str, tuple[Wanted, Wanted]] = {
     "an answer of any length": (
         to_wanted(LONG),
         Wanted(prompt_tokens=1000, tokens=1000 + EXPECTED_OUTPUT, answer=ANSWER_WORK, held=[]),
     ),
-    "a short one": (to_wanted(Demand(1000, max_tokens=9)), Wanted(1000, 1009, 9, [])),
+    "a short one": (to_wanted(RouteRequirements(1000, max_tokens=9)), Wanted(1000, 1009, 9, [])),
     "one between the two": (
-        to_wanted(Demand(1000, max_tokens=ANSWER_WORK + 1)),
+        to_wanted(RouteRequirements(1000, max_tokens=ANSWER_WORK + 1)),
         Wanted(1000, 1000 + ANSWER_WORK + 1, ANSWER_WORK, []),
     ),
     "with others of its beginning": (
@@ -300,11 +300,11 @@ WANTED: dict[str, tuple[Wanted, Wanted]] = {
         ),
     ),
     "with others of its conversation": (
-        to_wanted(Demand(50, max_tokens=0), sticky="conv", gathers=True),
+        to_wanted(RouteRequirements(50, max_tokens=0), sticky="conv", gathers=True),
         Wanted(50, 50, 0, [], key=number_of("conv"), sticky=True),
     ),
-    "where nobody gathers": (to_wanted(Demand(50, max_tokens=0), sticky="conv"), Wanted(50, 50, 0, [])),
-    "too short for a block": (to_wanted(Demand(50, max_tokens=0), gathers=True), Wanted(50, 50, 0, [])),
+    "where nobody gathers": (to_wanted(RouteRequirements(50, max_tokens=0), sticky="conv"), Wanted(50, 50, 0, [])),
+    "too short for a block": (to_wanted(RouteRequirements(50, max_tokens=0), gathers=True), Wanted(50, 50, 0, [])),
 }
 
 
@@ -316,7 +316,7 @@ def test_what_a_demand_comes_to(made: Wanted, wanted: Wanted) -> None:
 def test_what_a_request_takes_up_shrinks_when_its_prompt_is_read_and_is_gone_when_it_is_given_back() -> None:
     one, *_ = three()
     wanted = to_wanted(LONG, [(A, 3)])
-    shares = [one.take(wanted), one.take(to_wanted(Demand(200, max_tokens=10)))]
+    shares = [one.take(wanted), one.take(to_wanted(RouteRequirements(200, max_tokens=10)))]
     fresh = 1000 - 3 * BLOCK_TOKENS
     assert (one.running, one.tokens, one.work) == (2, 1000 + EXPECTED_OUTPUT + 210, fresh + ANSWER_WORK + 210)
     shares[0].began()

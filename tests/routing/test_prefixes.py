@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.core.blocks import BLOCK_TOKENS, blocks_of
+from unisono.core.prefix_blocks import BLOCK_TOKENS, blocks_of
 from unisono.routing.prefixes import PrefixIndex
 
 

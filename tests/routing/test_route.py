@@ -13,9 +13,9 @@ import pytest
 
 from tests.routing.doubles import ASK, DEMAND, IDS, Clock, Script, known_pool, live_of, script_of
 from unisono.config import StandIns
-from unisono.core.blocks import BLOCK_TOKENS, blocks_of
+from unisono.core.prefix_blocks import BLOCK_TOKENS, blocks_of
 from unisono.core.probe import Check, Finding, Probe
-from unisono.core.routes import Ask, Demand, Prospects, Route, Try
+from unisono.core.route_protocol import Attempt, FailoverRoute, Prospects, RouteRequest, RouteRequirements
 from unisono.errors import (
     BackendError,
     BackendOverloaded,
@@ -41,7 +41,7 @@ RESUMED = replace(DEMAND, resumes=True)
 CALM = Tolerance(allowed_fails=99)
 
 
-async def given(route: Route, *outcomes: UnisonoError | None, demand: Demand = DEMAND) -> list[str]:
+async def given(route: FailoverRoute, *outcomes: UnisonoError | None, demand: RouteRequirements = DEMAND) -> list[str]:
     """The deployments a route gives when its places end like this, None being a success."""
     names = []
     for outcome in outcomes:
@@ -68,7 +68,7 @@ async def test_a_place_is_counted_while_it_is_held_whatever_happens() -> None:
     assert at_rest(a)
 
 
-LEFT: dict[str, tuple[Demand, int, int]] = {
+LEFT: dict[str, tuple[RouteRequirements, int, int]] = {
     "the answer, whose end nobody knows": (DEMAND, 100 + ANSWER_WORK, ANSWER_WORK),
     "the answer, where it is short": (replace(DEMAND, max_tokens=30), 130, 30),
     "no more where it may be long": (replace(DEMAND, max_tokens=30_000), 100 + ANSWER_WORK, ANSWER_WORK),
@@ -76,7 +76,7 @@ LEFT: dict[str, tuple[Demand, int, int]] = {
 
 
 @pytest.mark.parametrize(("demand", "before", "after"), LEFT.values(), ids=LEFT)
-async def test_a_prompt_that_was_read_is_no_work_any_more(demand: Demand, before: int, after: int) -> None:
+async def test_a_prompt_that_was_read_is_no_work_any_more(demand: RouteRequirements, before: int, after: int) -> None:
     pool, (a,) = await known_pool("a", clock=Clock())
     with await pool.route(ASK).place(demand) as place:
         assert a.candidate.work == before
@@ -92,7 +92,7 @@ async def test_a_prompt_that_was_read_is_no_work_any_more(demand: Demand, before
 async def test_a_prompt_goes_where_others_were_read_sooner_than_where_one_still_is() -> None:
     clock = Clock()
     pool, lives = await known_pool("a", "b", clock=clock)
-    long = Demand(prompt_tokens=20_000)
+    long = RouteRequirements(prompt_tokens=20_000)
     with await pool.route(ASK).place(long) as one, await pool.route(ASK).place(long) as other:
         assert one.deployment is not other.deployment
         one.began()
@@ -112,7 +112,7 @@ async def test_places_without_a_failure_are_on_one_deployment_and_one_try() -> N
     route = pool.route(ASK)
     names = await given(route, None, None, None)
     assert len(set(names)) == 1
-    assert list(route.tries) == [Try(names[0])]
+    assert list(route.tries) == [Attempt(names[0])]
     assert len({(await given(pool.route(ASK), None))[0] for _ in range(3)}) == 3
 
 
@@ -150,10 +150,10 @@ async def test_what_failed_is_tried_elsewhere(outcomes: list[UnisonoError | None
     names = await given(route, *outcomes)
     assert len(set(names)) == deployments
     failures = ["" if outcome is None else outcome.code for outcome in outcomes]
-    assert list(route.tries) == [Try(name, failure) for name, failure in zip(names, failures, strict=True)]
+    assert list(route.tries) == [Attempt(name, failure) for name, failure in zip(names, failures, strict=True)]
 
 
-ENDS: dict[str, tuple[list[UnisonoError], Demand]] = {
+ENDS: dict[str, tuple[list[UnisonoError], RouteRequirements]] = {
     "a wrong request is wrong elsewhere too": ([BackendRejected("x")], DEMAND),
     "and when it goes on": ([BackendRejected("x")], RESUMED),
     "a field that the backend cannot honour": ([UnsupportedValue("x")], DEMAND),
@@ -163,7 +163,7 @@ ENDS: dict[str, tuple[list[UnisonoError], Demand]] = {
 
 
 @pytest.mark.parametrize(("errors", "demand"), ENDS.values(), ids=ENDS)
-async def test_when_there_is_no_other_try(errors: list[UnisonoError], demand: Demand) -> None:
+async def test_when_there_is_no_other_try(errors: list[UnisonoError], demand: RouteRequirements) -> None:
     pool, lives = await known_pool(*"abcdefgh", clock=Clock())
     route = pool.route(ASK)
     await given(route, *errors, demand=demand)
@@ -295,7 +295,7 @@ async def test_with_the_budget_empty_the_client_is_told_when_to_come_back() -> N
     assert raised.value.retry_after_s == 1.0
 
 
-async def after(route: Route, error: UnisonoError) -> Prospects:
+async def after(route: FailoverRoute, error: UnisonoError) -> Prospects:
     """What a route offers after an attempt on its next place that ended in this way."""
     with await route.place(DEMAND) as place:
         found = route.prospects(error, resumes=False, held=True)
@@ -423,13 +423,13 @@ async def test_a_prompt_that_is_too_long_goes_to_a_larger_model() -> None:
     pool = await staged(Clock(), TOO_LONG)
     route = pool.route(ASK)
     assert await given(route, ContextTooLong("x"), None) == ["m1", "l1"]
-    assert await given(pool.route(ASK), None, demand=Demand(prompt_tokens=50_000)) == ["l1"]
+    assert await given(pool.route(ASK), None, demand=RouteRequirements(prompt_tokens=50_000)) == ["l1"]
     assert await given(pool.route(ASK), GONE, None) == ["m1", "n1"]
 
 
 async def test_a_prompt_that_is_too_long_for_all_is_refused_by_its_own_model() -> None:
     pool = await staged(Clock(), TOO_LONG)
-    assert await given(pool.route(ASK), None, demand=Demand(prompt_tokens=500_000)) == ["m1"]
+    assert await given(pool.route(ASK), None, demand=RouteRequirements(prompt_tokens=500_000)) == ["m1"]
 
 
 async def test_what_a_deployment_can_do_is_found_out_before_it_is_given() -> None:
@@ -513,14 +513,14 @@ async def test_a_prompt_goes_where_its_beginning_was_and_nowhere_in_particular_o
     pool, _ = await known_pool("a", "b", "c", clock=clock)
     tokens = list(range(40 * BLOCK_TOKENS))
     first, longer = blocks_of(tokens[: 20 * BLOCK_TOKENS]), blocks_of(tokens)
-    other = Demand(2000, blocks_of([7] * 2000))
+    other = RouteRequirements(2000, blocks_of([7] * 2000))
     route = pool.route(ASK)
-    (home,) = await given(route, None, demand=Demand(20 * BLOCK_TOKENS, first))
+    (home,) = await given(route, None, demand=RouteRequirements(20 * BLOCK_TOKENS, first))
     for _ in range(3):
         await given(pool.route(ASK), None, demand=other)
-        assert await given(pool.route(ASK), None, demand=Demand(40 * BLOCK_TOKENS, longer)) == [home]
-    assert await given(pool.route(ASK), GONE, None, demand=Demand(40 * BLOCK_TOKENS, longer)) != [home]
-    (elsewhere,) = await given(pool.route(ASK), None, demand=Demand(40 * BLOCK_TOKENS, longer))
+        assert await given(pool.route(ASK), None, demand=RouteRequirements(40 * BLOCK_TOKENS, longer)) == [home]
+    assert await given(pool.route(ASK), GONE, None, demand=RouteRequirements(40 * BLOCK_TOKENS, longer)) != [home]
+    (elsewhere,) = await given(pool.route(ASK), None, demand=RouteRequirements(40 * BLOCK_TOKENS, longer))
     assert elsewhere != home
 
 
@@ -528,7 +528,7 @@ async def test_a_conversation_keeps_its_deployment_in_every_process() -> None:
     homes = []
     for _ in range(2):
         pool, _ = await known_pool("a", "b", "c", clock=Clock())
-        homes.append([(await given(pool.route(Ask("m", sticky=f"conv_{n}")), None))[0] for n in range(12)])
+        homes.append([(await given(pool.route(RouteRequest("m", sticky=f"conv_{n}")), None))[0] for n in range(12)])
     assert homes[0] == homes[1]
     assert set(homes[0]) == {"a", "b", "c"}
 
@@ -589,9 +589,9 @@ async def test_whatever_happens_no_place_is_lost_and_limits_hold(seed: int) -> N
     errors = [GONE, BackendTimeout("x"), BackendOverloaded("x", retry_after_s=1.0), ContextTooLong("x"), None, None]
 
     async def request(owner: str) -> None:
-        route = pool.route(Ask("m", owner))
+        route = pool.route(RouteRequest("m", owner))
         for step in range(chance.randint(1, 4)):
-            demand = Demand(chance.choice([100, 1500, 5000]), max_tokens=200, resumes=step > 0)
+            demand = RouteRequirements(chance.choice([100, 1500, 5000]), max_tokens=200, resumes=step > 0)
             with await route.place(demand) as place:
                 for live in lives:
                     one = live.candidate

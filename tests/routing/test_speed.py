@@ -9,8 +9,8 @@ from timeit import repeat
 import pytest
 
 from tests.routing.doubles import DEMAND, Clock, live_of
-from unisono.core.blocks import BLOCK_TOKENS, blocks_of
-from unisono.core.routes import Demand
+from unisono.core.prefix_blocks import BLOCK_TOKENS, blocks_of
+from unisono.core.route_protocol import RouteRequirements
 from unisono.routing.group import Group, Rules
 from unisono.routing.policy import Strategy, Wanted
 from unisono.routing.prefixes import PrefixIndex
@@ -21,7 +21,7 @@ AT_MOST_S = 100e-6
 """Twice what it is to take (50 microseconds), of the best of many runs: the machine does other things too."""
 
 
-def crowded(strategy: Strategy, **terms: int) -> tuple[Group, list[Demand]]:
+def crowded(strategy: Strategy, **terms: int) -> tuple[Group, list[RouteRequirements]]:
     """A group in which every deployment is busy and holds a prompt of its own behind a beginning that all have."""
     chance = random.Random(0)
     prefixes, clock = PrefixIndex(), Clock()
@@ -33,7 +33,7 @@ def crowded(strategy: Strategy, **terms: int) -> tuple[Group, list[Demand]]:
     demands = []
     for live in lives:
         prompt = [*shared, *(chance.randrange(200_000) for _ in range(TOKENS - len(shared)))]
-        demands.append(Demand(TOKENS, blocks_of(prompt)))
+        demands.append(RouteRequirements(TOKENS, blocks_of(prompt)))
         prefixes.record(demands[-1].blocks, live.candidate.bit, clock.now)
     assert len(demands[0].blocks) == TOKENS // BLOCK_TOKENS
     group = Group("m", lives, prefixes, Rules(strategy), clock)
@@ -42,12 +42,12 @@ def crowded(strategy: Strategy, **terms: int) -> tuple[Group, list[Demand]]:
     return group, demands
 
 
-CHOICES: dict[str, tuple[Strategy, str, Callable[[list[Demand]], Demand]]] = {
+CHOICES: dict[str, tuple[Strategy, str, Callable[[list[RouteRequirements]], RouteRequirements]]] = {
     "a prompt that one of them holds": (Strategy.PREFIX_AWARE, "", lambda demands: demands[40]),
     "a conversation that nobody holds": (
         Strategy.PREFIX_AWARE,
         "conv_1",
-        lambda _: Demand(TOKENS, blocks_of(range(TOKENS))),
+        lambda _: RouteRequirements(TOKENS, blocks_of(range(TOKENS))),
     ),
     "a prompt without a block": (Strategy.PREFIX_AWARE, "", lambda _: DEMAND),
     "the fewest requests": (Strategy.LEAST_BUSY, "", lambda demands: demands[40]),
@@ -71,7 +71,7 @@ LIMITS: dict[str, dict[str, int]] = {
 @pytest.mark.parametrize("terms", LIMITS.values(), ids=LIMITS)
 @pytest.mark.parametrize(("strategy", "sticky", "pick"), CHOICES.values(), ids=CHOICES)
 def test_choosing_among_many_for_a_long_prompt_takes_no_time(
-    strategy: Strategy, sticky: str, pick: Callable[[list[Demand]], Demand], terms: dict[str, int]
+    strategy: Strategy, sticky: str, pick: Callable[[list[RouteRequirements]], RouteRequirements], terms: dict[str, int]
 ) -> None:
     group, demands = crowded(strategy, **terms)
     demand = pick(demands)

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from unisono.core.blocks import BLOCK_TOKENS
+from unisono.core.prefix_blocks import BLOCK_TOKENS
 from unisono.simulation import BackendPlan, Burst, Plan, TrafficPlan
 from unisono.simulation.plan import MOST_TOKENS
 from unisono.simulation.traffic import US, Conversation, Draw, Step, conversations

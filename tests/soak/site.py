@@ -20,7 +20,7 @@ from tests.e2e.replicas import Replica, replica
 from tests.fakes import FakeVllm, Refusal, VllmScript, flood_from, half_event_at, inject_at, reset_at
 from tests.mcp.conftest import start_upstream
 from tests.soak.traffic import BROKEN, FLOOD, GROUPS, Traffic, new_session
-from unisono.core.access import Limits
+from unisono.core.access import KeyLimits
 from unisono.harmony.encoding import load_encoding
 
 INSIDE = Path(__file__).with_name("inside")
@@ -99,7 +99,7 @@ async def site(
         sections = with_keys(config(fakes) | hosts(upstream), address)
         running = await stack.enter_async_context(replica(folder / "gateway", sections))
         keys = await stack.enter_async_context(ring(address))
-        _, key = await keys.issue("soak", Limits())
+        _, key = await keys.issue("soak", KeyLimits())
         session = await stack.enter_async_context(new_session(key))
         traffic = Traffic(Gateway(running.url, session), key, dice)
         yield Site(running, report, folder / "lost.txt", traffic, [fake for *_, fake in fakes])

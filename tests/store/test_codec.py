@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 
 from tests.contract.state import EVERY_ITEM, conversation, full_response
 from tests.drawn import item, text, tokens
-from unisono.core import records
-from unisono.core.access import NO_PERIOD, KeyDigest, KeyRecord, Limits, Period
+from unisono.core import item_records
+from unisono.core.access import NO_PERIOD, KeyDigest, KeyLimits, KeyRecord, Period
 from unisono.core.conversation import (
     Json,
 )
 from unisono.core.generation import Usage
-from unisono.core.state import Bounds, Status, StoredConversation, StoredItem, StoredResponse
+from unisono.core.state_store import StateLimits, Status, StoredConversation, StoredItem, StoredResponse
 from unisono.errors import InternalError, StoreUnreadable
 from unisono.store import codec
 
-BOUNDS = Bounds()
+BOUNDS = StateLimits()
 
 scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | text
 scalars |= st.floats(allow_nan=False, allow_infinity=False)
@@ -56,7 +56,7 @@ times = st.floats(0, 1e11)
 names = st.none() | st.frozensets(text, max_size=3)
 amounts = st.none() | st.integers(0, 2**53)
 periods = st.sampled_from([NO_PERIOD, Period("day"), Period("month"), Period("every", 2_592_000)])
-limits = st.builds(Limits, amounts, amounts, amounts, amounts, amounts, periods, times)
+limits = st.builds(KeyLimits, amounts, amounts, amounts, amounts, amounts, periods, times)
 keys = st.builds(
     KeyRecord,
     id=text,
@@ -142,4 +142,4 @@ def test_what_is_not_json_is_not_kept() -> None:
 
 
 def test_every_item_of_a_conversation_has_a_name_in_records() -> None:
-    assert set(records.KIND) == {type(part) for item in EVERY_ITEM for part in item.said}
+    assert set(item_records.KIND) == {type(part) for item in EVERY_ITEM for part in item.said}

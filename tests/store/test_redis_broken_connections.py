@@ -15,10 +15,10 @@ from redis.exceptions import InvalidResponse, ResponseError
 
 from tests.contract.servers import Server, cluster, end
 from tests.contract.state import conversation, response, said
-from unisono.core.access import KeyRecord, Limits
-from unisono.core.accounts import Account, Claim, Entry, Settlement, Used
-from unisono.core.state import Lease, LogWrite, Run, Store
-from unisono.core.traces import StoredTrace
+from unisono.core.access import KeyLimits, KeyRecord
+from unisono.core.quotas import Account, LedgerLine, QuotaReservation, TokenUsage, UsageRecord
+from unisono.core.recordings import StoredTrace
+from unisono.core.state_store import BackgroundRun, Lease, LogWrite, Store
 from unisono.errors import StoreUnavailable
 from unisono.store.redis import RedisStore
 
@@ -41,8 +41,8 @@ ERRORS: dict[str, Exception] = {
 
 ACCOUNT = Account("ann", "key")
 LEASE = Lease("ann", "resp", "me", 1)
-CLAIM = Claim(ACCOUNT, "once", Limits(rpm=5), input=1, least=1, most=1, for_s=30.0)
-RUN = Run("ann", "resp")
+CLAIM = QuotaReservation(ACCOUNT, "once", KeyLimits(rpm=5), input=1, least=1, most=1, for_s=30.0)
+RUN = BackgroundRun("ann", "resp")
 
 OPERATIONS: dict[str, Callable[[Store], Awaitable[Any]]] = {
     "start": lambda store: store.start(),
@@ -80,7 +80,9 @@ OPERATIONS: dict[str, Callable[[Store], Awaitable[Any]]] = {
     "keys": lambda store: store.keys(),
     "reserve": lambda store: store.reserve(CLAIM),
     "extend": lambda store: store.extend(CLAIM),
-    "settle": lambda store: store.settle(Settlement("once", Entry(ACCOUNT, "m", "2026-11-20", Used(input=1)))),
+    "settle": lambda store: store.settle(
+        UsageRecord("once", LedgerLine(ACCOUNT, "m", "2026-11-20", TokenUsage(input=1)))
+    ),
     "ledger": lambda store: store.ledger("0000", "9999"),
     "keep_traces": lambda store: store.keep_traces(StoredTrace("ann", "req", 0.0), for_s=5, most=5),
     "trace": lambda store: store.trace("ann", "req"),

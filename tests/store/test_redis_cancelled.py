@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.servers import Server
-from unisono.core.state import Run
+from unisono.core.state_store import BackgroundRun
 from unisono.store.redis import RedisStore
 
 LONGEST = 60
@@ -24,7 +24,7 @@ async def test_an_operation_that_is_cancelled_never_ends_as_if_it_were_not(tmp_p
         await store.start()
 
         async def watched() -> bool:
-            await store.watch(Run("tenant", "resp_1"), 1.0)
+            await store.watch(BackgroundRun("tenant", "resp_1"), 1.0)
             task = asyncio.current_task()
             return bool(task and task.cancelling())
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.contract.servers import Server
 from tests.contract.state import answered, conversation, response, said
-from unisono.core.state import EventPage, LogWrite, Retention, Status
+from unisono.core.state_store import EventPage, LogWrite, Retention, Status
 from unisono.errors import StoreUnavailable
 from unisono.store.redis import RedisStore, waking
 

@@ -13,7 +13,7 @@ from redis.asyncio.cluster import ClusterNode, NodesManager, RedisCluster
 
 from tests.contract.servers import SLOTS
 from tests.listening import Listener
-from unisono.core.state import Lease, Retention
+from unisono.core.state_store import Lease, Retention
 from unisono.errors import StoreUnavailable
 from unisono.store.redis import RedisStore
 

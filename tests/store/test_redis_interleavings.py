@@ -13,7 +13,7 @@ from redis.crc import key_slot
 
 from tests.contract.servers import CLUSTERED, SLOTS, Server, agreed, attach, cluster, end, move_slot
 from tests.contract.state import response
-from unisono.core.state import Retention, StoredResponse
+from unisono.core.state_store import Retention, StoredResponse
 from unisono.errors import StoreUnavailable
 from unisono.store.redis import RedisStore, keys, scripts
 

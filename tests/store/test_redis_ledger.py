@@ -9,12 +9,12 @@ import pytest
 
 from tests.contract.servers import Server
 from tests.contract.state import fresh
-from unisono.core.accounts import Account, Entry, Settlement, Used
-from unisono.core.state import Retention
+from unisono.core.quotas import Account, LedgerLine, TokenUsage, UsageRecord
+from unisono.core.state_store import Retention
 from unisono.store.redis import RedisStore, keys
 
 DAY = "2026-11-21"
-USED = Used(requests=1, input=90, output=40)
+USED = TokenUsage(requests=1, input=90, output=40)
 
 SERVERS = {
     "with an append-only file": (("appendonly yes", "appendfsync always"), 2),
@@ -30,13 +30,13 @@ async def test_entries_are_found_after_a_server_was_killed_whatever_it_forgot(
     store = RedisStore(server.start().url, Retention(), deadline_s=5.0)
     whose = Account("ann", fresh("key"))
     try:
-        await store.settle(Settlement(fresh("turn"), Entry(whose, "gpt-oss", DAY, USED)))
+        await store.settle(UsageRecord(fresh("turn"), LedgerLine(whose, "gpt-oss", DAY, USED)))
         server.end()
         # The loop goes on meanwhile, and sees the connection end.
         await asyncio.to_thread(server.start)
-        await store.settle(Settlement(fresh("turn"), Entry(whose, "gpt-oss", DAY, USED)))
+        await store.settle(UsageRecord(fresh("turn"), LedgerLine(whose, "gpt-oss", DAY, USED)))
         [entry] = await store.ledger(DAY, DAY)
-        assert entry.used == Used(requests=kept, input=90 * kept, output=40 * kept)
+        assert entry.used == TokenUsage(requests=kept, input=90 * kept, output=40 * kept)
     finally:
         await store.aclose()
         server.end()
@@ -49,7 +49,7 @@ async def test_a_mark_of_an_earlier_version_counts_as_settled_in_full(tmp_path: 
     try:
         with server.client() as client:
             client.set(keys.settled(whose, once), "")
-        await store.settle(Settlement(once, Entry(whose, "m", "2026-11-21", Used(requests=1, output=7))))
+        await store.settle(UsageRecord(once, LedgerLine(whose, "m", "2026-11-21", TokenUsage(requests=1, output=7))))
         assert await store.ledger("2026-11-21", "2026-11-21", whose) == ()
     finally:
         await store.aclose()

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from redis import Redis
 
 from tests.contract.servers import Server
-from unisono.core.access import Limits
-from unisono.core.accounts import WINDOW_S, Account, Claim, Entry, Limit, Settlement, Used
+from unisono.core.access import KeyLimits
+from unisono.core.quotas import WINDOW_S, Account, LedgerLine, QuotaKind, QuotaReservation, TokenUsage, UsageRecord
 from unisono.store.redis import RedisStore, accounts
 from unisono.store.redis.scripts import Script
 
 BEGAN = 1_700_000_000_000
 SET_CLOCK = "local function clock() return tonumber(redis.call('GET', 'now')) end\n"
-LIMITS = (Limits(rpm=5, tpm=4_000), Limits(rpm=1_000_000, tpm=1_000_000_000))
+LIMITS = (KeyLimits(rpm=5, tpm=4_000), KeyLimits(rpm=1_000_000, tpm=1_000_000_000))
 NAMES = count()
 
 Step = tuple[str, int, int]
@@ -70,15 +70,15 @@ class Minute:
 
 @example(limits=LIMITS[0], steps=[("claim", 30, 0), ("claim", 1, 7_300), ("end", 1, 0), ("claim", 5_000, 400)])
 @given(limits=st.sampled_from(LIMITS), steps=STEPS)
-def test_the_sums_are_those_of_the_seconds(limits: Limits, steps: list[Step], server: Server) -> None:
+def test_the_sums_are_those_of_the_seconds(limits: KeyLimits, steps: list[Step], server: Server) -> None:
     asyncio.run(play(server, limits, steps))
 
 
-async def play(server: Server, limits: Limits, steps: list[Step]) -> None:
+async def play(server: Server, limits: KeyLimits, steps: list[Step]) -> None:
     clock = Redis(port=server.port)
     store = RedisStore(server.url, deadline_s=5.0)
     account, minute, now = Account("t", f"key{next(NAMES)}"), Minute(), BEGAN
-    held: list[tuple[Claim, int]] = []
+    held: list[tuple[QuotaReservation, int]] = []
     for kind, amount, later in steps:
         now += later
         clock.set("now", now)
@@ -94,11 +94,11 @@ async def play(server: Server, limits: Limits, steps: list[Step]) -> None:
             standing = await store.reserve(claim)
             if not requests:
                 assert (standing.refused, standing.again_s) == (
-                    Limit.REQUESTS,
+                    QuotaKind.REQUESTS,
                     minute.frees_s(minute.requests, 1, now),
                 )
             elif tokens < claim.input + claim.least:
-                assert standing.refused is Limit.TOKENS
+                assert standing.refused is QuotaKind.TOKENS
             else:
                 assert standing.refused is None
                 minute.requests[second] += 1
@@ -110,8 +110,8 @@ async def play(server: Server, limits: Limits, steps: list[Step]) -> None:
             assert standing.tokens_reset_s == minute.reset_s(minute.tokens, now)
         elif held:
             claim, begun = held.pop(amount % len(held))
-            used = Used() if amount == 1 else Used(requests=1, input=claim.input, output=amount)
-            await store.settle(Settlement(claim.once, Entry(account, "m", "2026-01-01", used), claim))
+            used = TokenUsage() if amount == 1 else TokenUsage(requests=1, input=claim.input, output=amount)
+            await store.settle(UsageRecord(claim.once, LedgerLine(account, "m", "2026-01-01", used), claim))
             more = used.input + used.output - claim.input - claim.least
             if more > 0:
                 minute.tokens[second] += more
@@ -121,8 +121,8 @@ async def play(server: Server, limits: Limits, steps: list[Step]) -> None:
     clock.close()
 
 
-def claim_of(account: Account, limits: Limits, amount: int, once: str) -> Claim:
-    return Claim(
+def claim_of(account: Account, limits: KeyLimits, amount: int, once: str) -> QuotaReservation:
+    return QuotaReservation(
         account=account,
         once=once,
         limits=limits,

@@ -13,7 +13,7 @@ import pytest
 
 from tests.contract.servers import Server
 from tests.contract.state import conversation, response, said
-from unisono.core.state import Lease, LogWrite, Retention
+from unisono.core.state_store import Lease, LogWrite, Retention
 from unisono.errors import StoreConflict, StoreUnavailable
 from unisono.store.redis import RedisStore, link
 

@@ -16,7 +16,7 @@ from redis.crc import key_slot
 from tests.contract.servers import CLUSTERED, SLOTS, Server, attach, cluster, end, move_slot
 from tests.contract.state import response
 from tests.listening import Listener, connected
-from unisono.core.state import Retention, Status, StoredResponse
+from unisono.core.state_store import Retention, Status, StoredResponse
 from unisono.errors import StoreUnavailable
 from unisono.store.redis import RedisStore, keys, scripts
 

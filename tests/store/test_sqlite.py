@@ -18,7 +18,7 @@ import pytest
 
 from tests.contract.state import answered, conversation, response, said
 from unisono.core.access import KeyDigest, KeyRecord
-from unisono.core.state import LogWrite, Retention, Status
+from unisono.core.state_store import LogWrite, Retention, Status
 from unisono.errors import StoreUnavailable, StoreUnreadable
 from unisono.store.sqlite import SqliteStore
 
@@ -28,7 +28,7 @@ WRITER = """
 import asyncio, sys
 from pathlib import Path
 from tests.contract.state import response, said
-from unisono.core.state import LogWrite
+from unisono.core.state_store import LogWrite
 from unisono.store.sqlite import SqliteStore
 
 async def main():

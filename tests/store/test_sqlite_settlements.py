@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from unisono.core.accounts import Account, Entry, Settlement, Used
-from unisono.core.state import Retention
+from unisono.core.quotas import Account, LedgerLine, TokenUsage, UsageRecord
+from unisono.core.state_store import Retention
 from unisono.store.sqlite import SqliteStore
 
 DAY = "2026-11-21"
@@ -25,8 +25,8 @@ async def test_a_mark_of_an_earlier_version_counts_as_settled_in_full(tmp_path: 
     store = SqliteStore(path, Retention())
     await store.start()
     try:
-        entry = Entry(whose, "m", DAY, Used(requests=1, output=7))
-        await store.settle(Settlement("resp_1", entry), Settlement("resp_2", entry))
+        entry = LedgerLine(whose, "m", DAY, TokenUsage(requests=1, output=7))
+        await store.settle(UsageRecord("resp_1", entry), UsageRecord("resp_2", entry))
         assert [one.used for one in await store.ledger(DAY, DAY, whose)] == [entry.used]
     finally:
         await store.aclose()

@@ -17,8 +17,8 @@ from tests.harmony.recoveries import CASES
 from unisono.api.failures import failure_of
 from unisono.api.inspection import MOST_CHARACTERS, MOST_TOKENS, InspectRequest
 from unisono.core.events import Repaired
-from unisono.core.rules import RULES
-from unisono.core.watching import Began, Done, Outcome, StepDone
+from unisono.core.observer import GenerationBegan, GenerationDone, GenerationOutcome, StepDone
+from unisono.core.recovery_rules import RULES
 from unisono.engine.journal import Note, Way
 from unisono.engine.turn import STEP_ENDED
 from unisono.errors import InvalidRequest
@@ -27,7 +27,7 @@ from unisono.observe.recording import dumped, to_document
 from unisono.web.inspecting import inspected
 
 ENCODING = load_encoding()
-BEGAN = Began("req_1", "ann", "", "chat", "gpt-oss", background=False, at=1_790_000_000.0, asked={})
+BEGAN = GenerationBegan("req_1", "ann", "", "chat", "gpt-oss", background=False, at=1_790_000_000.0, asked={})
 
 
 def read(**body: Any) -> dict[str, Any]:
@@ -158,7 +158,9 @@ def test_text_in_front_may_be_the_models_too() -> None:
 
 
 def recorded(journal: Sequence[int], said: Sequence[Repaired] = (), steps: Sequence[StepDone] = ()) -> Any:
-    done = Done(BEGAN, 1.0, Outcome.COMPLETED, finish="stop", journal=journal, said=said, steps=steps)
+    done = GenerationDone(
+        BEGAN, 1.0, GenerationOutcome.COMPLETED, finish="stop", journal=journal, said=said, steps=steps
+    )
     return json.loads(dumped(to_document(done, "test", 1 << 20)))
 
 

@@ -16,7 +16,15 @@ from typing import Final
 
 from unisono.access.local_limits import LocalLimits
 from unisono.access.usage_spool import SCAN_INTERVAL_S, UsageSpool
-from unisono.core.accounts import Account, Accounts, Claim, Entry, Settlement, Standing, Used
+from unisono.core.quotas import (
+    Account,
+    AccountStore,
+    LedgerLine,
+    QuotaReservation,
+    QuotaStatus,
+    TokenUsage,
+    UsageRecord,
+)
 from unisono.errors import StoreError, StoreUnavailable
 
 log = logging.getLogger("unisono.access")
@@ -40,14 +48,14 @@ LONGEST_AGAIN_S: Final = 2.0
 class _Waiting:
     """A settlement that is not written yet. `durable` is done once it is in the ledger or in the spool."""
 
-    settlement: Settlement
+    settlement: UsageRecord
     durable: asyncio.Future[None]
     is_written: bool = False
     is_spooled: bool = False
 
     @property
     def has_usage(self) -> bool:
-        return self.settlement.entry.used != Used()
+        return self.settlement.entry.used != TokenUsage()
 
     def finish(self) -> None:
         if not self.durable.done():
@@ -64,7 +72,7 @@ class Books:
 
     def __init__(
         self,
-        accounts: Accounts,
+        accounts: AccountStore,
         *,
         held_s: float,
         spool: UsageSpool | None = None,
@@ -75,7 +83,7 @@ class Books:
         self._spool = spool or UsageSpool()
         self._on_failure = on_failure
         self._local = LocalLimits()
-        self._open: dict[str, Claim] = {}
+        self._open: dict[str, QuotaReservation] = {}
         self._renewing: asyncio.Task[None] | None = None
         self._waiting: deque[_Waiting] = deque()
         self._writing: asyncio.Task[None] | None = None
@@ -95,7 +103,7 @@ class Books:
         unspooled = sum(1 for one in self._waiting if one.has_usage and not one.is_spooled) if self._down else 0
         return self._spool.pending + unspooled
 
-    async def reserve(self, claim: Claim, *, insist: bool = False) -> Standing:
+    async def reserve(self, claim: QuotaReservation, *, insist: bool = False) -> QuotaStatus:
         """With `insist` a store that does not answer is asked once more: the same claim is held once. Raises
         `StoreUnavailable`."""
         try:
@@ -117,26 +125,26 @@ class Books:
         """Whether the last write failed; it is repeated until the store accepts it."""
         return self._down
 
-    def reserve_locally(self, claim: Claim) -> Standing:
+    def reserve_locally(self, claim: QuotaReservation) -> QuotaStatus:
         """Reserve in this process alone, for a claim without a budget that the store could not hold."""
         return replace(self._local.reserve(claim), limits=claim.limits)
 
-    async def _held(self, claim: Claim, *, insist: bool) -> Standing:
+    async def _held(self, claim: QuotaReservation, *, insist: bool) -> QuotaStatus:
         if insist:
             with suppress(StoreUnavailable):
                 return await self._accounts.reserve(claim)
             await asyncio.sleep(AGAIN_S)
         return await self._accounts.reserve(claim)
 
-    def release(self, claim: Claim) -> None:
+    def release(self, claim: QuotaReservation) -> None:
         """Give back what was held: nothing came of it."""
-        self.enter(Settlement(f"given back {claim.once}", Entry(claim.account, "", "", Used()), claim))
+        self.enter(UsageRecord(f"given back {claim.once}", LedgerLine(claim.account, "", "", TokenUsage()), claim))
 
-    def enter(self, settlement: Settlement) -> None:
+    def enter(self, settlement: UsageRecord) -> None:
         """Have it written, without waiting."""
         self._entered(settlement)
 
-    def _entered(self, settlement: Settlement) -> _Waiting:
+    def _entered(self, settlement: UsageRecord) -> _Waiting:
         if settlement.claim is not None:
             self._open.pop(settlement.claim.once, None)
             self._local.settle(settlement.claim, settlement.entry.used.tokens)
@@ -152,7 +160,7 @@ class Books:
             self._writing = asyncio.create_task(self._write(), name="writing the ledger")
         return waiting
 
-    async def settle(self, settlement: Settlement) -> None:
+    async def settle(self, settlement: UsageRecord) -> None:
         """Return when it is durable, or when neither the store nor the spool takes it. An answer is never held back
         longer: it was generated, and the settlement is retried."""
         waiting = self._entered(settlement)
@@ -269,6 +277,6 @@ class Books:
         await self._spooled(batch)
 
 
-def _about(settlement: Settlement) -> dict[str, object]:
+def _about(settlement: UsageRecord) -> dict[str, object]:
     account: Account = settlement.entry.account
     return {"tenant": account.tenant, "key": account.key, "model": settlement.entry.model, "day": settlement.entry.day}

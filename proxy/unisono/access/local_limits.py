@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from unisono.core.accounts import WINDOW_S, Account, Claim, Standing
 from unisono.core.minute import Minute
+from unisono.core.quotas import WINDOW_S, Account, QuotaReservation, QuotaStatus
 
 MAX_ACCOUNTS: Final = 4096
 """The least recently used accounts are dropped above this number."""
@@ -42,7 +42,7 @@ class LocalLimits:
         self._clock = clock
         self._accounts: OrderedDict[Account, _Counts] = OrderedDict()
 
-    def reserve(self, claim: Claim) -> Standing:
+    def reserve(self, claim: QuotaReservation) -> QuotaStatus:
         """Hold what a claim without a budget needs, or refuse it as a store would."""
         counts, now = self._counts(claim.account), self._clock()
         refusal = counts.minute(now).refusal(claim, len(counts.running))
@@ -51,11 +51,11 @@ class LocalLimits:
         self._hold(counts, claim, now)
         return counts.minute(now).standing(claim)
 
-    def note(self, claim: Claim) -> None:
+    def note(self, claim: QuotaReservation) -> None:
         """Count a claim that the store granted."""
         self._hold(self._counts(claim.account), claim, self._clock())
 
-    def settle(self, claim: Claim, tokens: int) -> None:
+    def settle(self, claim: QuotaReservation, tokens: int) -> None:
         """Count `tokens` in place of what `claim` holds, and end it; nothing happens if it is not held."""
         counts = self._accounts.get(claim.account)
         if counts is None or (held := counts.running.pop(claim.once, None)) is None:
@@ -67,7 +67,7 @@ class LocalLimits:
         elif second in counts.seconds:
             counts.add(second, 0, more)
 
-    def _hold(self, counts: _Counts, claim: Claim, now: float) -> None:
+    def _hold(self, counts: _Counts, claim: QuotaReservation, now: float) -> None:
         counts.minute(now)
         if claim.once not in counts.running:
             counts.add(int(now), 1, claim.tokens)

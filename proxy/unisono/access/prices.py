@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from unisono.config import ModelEntry
-from unisono.core.accounts import MILLION
+from unisono.core.quotas import MILLION
 
 PER_TOKEN: Final = ("input_cost_per_token", "output_cost_per_token", "cache_read_input_token_cost")
 """LiteLLM's names, of USD for a token."""

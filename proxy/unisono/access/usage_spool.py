@@ -23,7 +23,7 @@ from secrets import token_hex
 from typing import Any, Final
 
 from unisono.core.access import NO_LIMITS
-from unisono.core.accounts import USED, Account, Accounts, Claim, Entry, Settlement, Used
+from unisono.core.quotas import USED, Account, AccountStore, LedgerLine, QuotaReservation, TokenUsage, UsageRecord
 from unisono.errors import StoreError
 
 log = logging.getLogger("unisono.access")
@@ -38,7 +38,7 @@ REPLAY_BATCH: Final = 128
 SCAN_INTERVAL_S: Final = 2.0
 
 
-def to_record(settlement: Settlement) -> bytes:
+def to_record(settlement: UsageRecord) -> bytes:
     """One line of a segment."""
     entry, claim = settlement.entry, settlement.claim
     record: dict[str, Any] = {
@@ -57,7 +57,7 @@ def to_record(settlement: Settlement) -> bytes:
     return json.dumps(record, separators=(",", ":")).encode() + b"\n"
 
 
-def from_record(line: bytes) -> Settlement:
+def from_record(line: bytes) -> UsageRecord:
     """Raises ValueError for a damaged line."""
     try:
         return _parsed(line)
@@ -66,20 +66,20 @@ def from_record(line: bytes) -> Settlement:
         raise ValueError("a damaged line of the usage spool") from error
 
 
-def _parsed(line: bytes) -> Settlement:
+def _parsed(line: bytes) -> UsageRecord:
     record = json.loads(line)
     if record["v"] != RECORD_VERSION:
         raise ValueError(f"unknown record version {record['v']!r}")
     account = Account(str(record["tenant"]), str(record["key"]))
-    used = Used(**{name: int(amount) for name, amount in record["used"].items()})
+    used = TokenUsage(**{name: int(amount) for name, amount in record["used"].items()})
     claim = None
     if (held := record.get("claim")) is not None:
         # A settlement reads nothing else of its claim.
-        claim = Claim(
+        claim = QuotaReservation(
             account, held["once"], NO_LIMITS, 0, 0, 0, 0.0, period=held["period"], period_ends=held["period_ends"]
         )
-    entry = Entry(account, str(record["model"]), str(record["day"]), used, str(record.get("served", "")))
-    return Settlement(str(record["once"]), entry, claim)
+    entry = LedgerLine(account, str(record["model"]), str(record["day"]), used, str(record.get("served", "")))
+    return UsageRecord(str(record["once"]), entry, claim)
 
 
 @dataclass(slots=True)
@@ -110,7 +110,7 @@ class _Segment:
         os.ftruncate(self.descriptor, 0)
         self.size = 0
 
-    def read(self) -> Iterator[Settlement]:
+    def read(self) -> Iterator[UsageRecord]:
         # The path may name another file by now.
         with open(self.descriptor, "rb", closefd=False) as lines:
             lines.seek(0)
@@ -136,9 +136,9 @@ class UsageSpool:
     max_bytes: int = 64 * COMPACTION_BYTES
     _own: _Segment | None = None
     _adopted: list[_Segment] = field(default_factory=list)
-    _outstanding: dict[Settlement, int] = field(default_factory=dict)
+    _outstanding: dict[UsageRecord, int] = field(default_factory=dict)
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _queue: list[Settlement] = field(default_factory=list)
+    _queue: list[UsageRecord] = field(default_factory=list)
     _is_failing: bool = False
     _unreadable: set[Path] = field(default_factory=set)
 
@@ -147,7 +147,7 @@ class UsageSpool:
         """Records in the spool that the ledger does not have yet, as far as this process is responsible for them."""
         return len(self._outstanding) + sum(segment.records for segment in self._adopted)
 
-    async def append(self, settlements: Sequence[Settlement]) -> bool:
+    async def append(self, settlements: Sequence[UsageRecord]) -> bool:
         """Return whether the records are on disk. Records of concurrent calls share one sync."""
         if self.folder is None:
             return False
@@ -158,7 +158,7 @@ class UsageSpool:
                 await self._run(partial(self._append, batch))
         return all(one in self._outstanding for one in settlements)
 
-    def settled(self, settlements: Sequence[Settlement]) -> None:
+    def settled(self, settlements: Sequence[UsageRecord]) -> None:
         """Note that the ledger has these."""
         for one in settlements:
             self._outstanding.pop(one, None)
@@ -180,7 +180,7 @@ class UsageSpool:
         async with self._writing:
             await self._run(self._release)
 
-    async def replay(self, accounts: Accounts) -> None:
+    async def replay(self, accounts: AccountStore) -> None:
         """Adopt segments without an owner, enter their records in the ledger and delete them. Raises `StoreError`."""
         async with self._writing:
             await self._run(self._adopt)
@@ -204,7 +204,7 @@ class UsageSpool:
 
     # -- in a thread, under the lock
 
-    def _append(self, batch: Sequence[Settlement]) -> None:
+    def _append(self, batch: Sequence[UsageRecord]) -> None:
         lines = {one: to_record(one) for one in batch if one not in self._outstanding}
         data = b"".join(lines.values())
         try:
@@ -311,7 +311,7 @@ class UsageSpool:
         return f"usage-{blake2b(address.encode('utf-8', 'surrogatepass'), digest_size=6).hexdigest()}"
 
 
-async def _settled(accounts: Accounts, records: Sequence[Settlement]) -> None:
+async def _settled(accounts: AccountStore, records: Sequence[UsageRecord]) -> None:
     try:
         await accounts.settle(*records)
     except StoreError:
@@ -326,7 +326,7 @@ async def _settled(accounts: Accounts, records: Sequence[Settlement]) -> None:
             await _settled(accounts, [one])
 
 
-def _read(segment: _Segment) -> list[Settlement]:
+def _read(segment: _Segment) -> list[UsageRecord]:
     return list(segment.read())
 
 

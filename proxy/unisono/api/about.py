@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any
 
-from unisono.core.accounts import Standing
+from unisono.core.quotas import QuotaStatus
 from unisono.engine.turn import Report
 
 
@@ -72,7 +72,7 @@ def backend_header(reports: Sequence[Report]) -> Mapping[str, str]:
     return told | ({"x-unisono-failovers": str(failovers)} if failovers else {}) | limits
 
 
-def limit_headers(standing: Standing) -> dict[str, str]:
+def limit_headers(standing: QuotaStatus) -> dict[str, str]:
     """OpenAI's headers on what a key may use in a minute and what is left of it."""
     told: dict[str, str] = {}
     for name, limit, left, reset_s in standing.windows():

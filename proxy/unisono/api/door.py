@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from unisono.api.failures import FORMAT, Failures, Formats, format_at
 from unisono.core.access import Caller
-from unisono.core.tracing import ARRIVED, Trace
+from unisono.core.trace_context import ARRIVED, TraceContext
 from unisono.errors import (
     BodyTimeout,
     BodyTooLarge,
@@ -108,10 +108,10 @@ class RequestIds:
                 self._answered(route_of(scope), scope.get("method", "GET"), status, monotonic() - began)
 
 
-def trace_of(scope: Scope) -> Trace | None:
+def trace_of(scope: Scope) -> TraceContext | None:
     """Where the request stands in a trace of its client's."""
     parents = header_values(scope, b"traceparent")
-    return Trace.read(parents[0], ",".join(header_values(scope, b"tracestate"))) if len(parents) == 1 else None
+    return TraceContext.read(parents[0], ",".join(header_values(scope, b"tracestate"))) if len(parents) == 1 else None
 
 
 def route_of(scope: Scope) -> str:

@@ -42,11 +42,11 @@ from unisono.core.conversation import (
     UserMessage,
 )
 from unisono.core.events import Event, Passed
-from unisono.core.passing import Api, Passage, Served, Way
+from unisono.core.passthrough_request import AnswerMode, Api, PassthroughRequest, ServedName
 from unisono.engine.turn import Run, Turn, Turns
 from unisono.errors import InvalidRequest, UnisonoError, UnsupportedValue
 
-FindWay = Callable[[str, Caller], Served]
+FindWay = Callable[[str, Caller], ServedName]
 """How a name is served. Raises UnknownModel, and ModelNotAllowed."""
 
 BYTES_PER_TOKEN: Final = 3
@@ -63,13 +63,13 @@ IN_BODY: Final[Mapping[Api, tuple[str, str, tuple[str, ...]]]] = {
 """Where a body has its conversation, what the surface is called, and where the answer is bounded."""
 
 
-def way_for(find: FindWay | None, body: Mapping[str, Json], caller: Caller) -> Served:
+def way_for(find: FindWay | None, body: Mapping[str, Json], caller: Caller) -> ServedName:
     """How the model that a body asks for is served. What is to be refused is the engine's to refuse."""
     name = body.get("model")
     if find is not None and (name is None or isinstance(name, str)):
         with suppress(UnisonoError):
             return find(name or "", caller)
-    return Served()
+    return ServedName()
 
 
 def check_stateless(body: Mapping[str, Json]) -> None:
@@ -85,7 +85,7 @@ def check_stateless(body: Mapping[str, Json]) -> None:
             raise UnsupportedValue(f"'{where}': this model passes through, and no tools are run for it.", param=where)
 
 
-def to_passage(api: Api, body: Mapping[str, Json], way: Way) -> Passage:
+def to_passage(api: Api, body: Mapping[str, Json], way: AnswerMode) -> PassthroughRequest:
     """Raises InvalidRequest for what keeps it from being sent anywhere."""
     stream = body.get("stream")
     if stream is not None and not isinstance(stream, bool):
@@ -95,7 +95,7 @@ def to_passage(api: Api, body: Mapping[str, Json], way: Way) -> Passage:
     choices = body.get("n")
     # Which of several a backend goes by is its own affair.
     bounds = [most for name in IN_BODY[api][2] if type(most := body.get(name)) is int and most > 0]
-    return Passage(
+    return PassthroughRequest(
         api=api,
         way=way,
         body=body,
@@ -108,7 +108,7 @@ def to_passage(api: Api, body: Mapping[str, Json], way: Way) -> Passage:
     )
 
 
-def to_passing_turn(passage: Passage, model: str, caller: Caller, request_id: str) -> Turn:
+def to_passing_turn(passage: PassthroughRequest, model: str, caller: Caller, request_id: str) -> Turn:
     """The turn of a request that only passes through. Its conversation is what can be read of the body, for hooks."""
     field, surface, _ = IN_BODY[passage.api]
     return Turn(
@@ -130,15 +130,17 @@ async def passed_through(
 ) -> Response:
     """The answer to a body that only passes through. Raises InvalidRequest, and what the request is refused with."""
 
-    def understood() -> tuple[Passage, Turn]:
-        passage = to_passage(api, body, Way.PASSING)
+    def understood() -> tuple[PassthroughRequest, Turn]:
+        passage = to_passage(api, body, AnswerMode.PASSING)
         return passage, to_passing_turn(passage, group, request.state.caller, request.state.request_id)
 
     passage, turn = await off_loop(understood, len(await request.body()))
     return await _answered(request, turns, turn, passage, keep_alive_s)
 
 
-async def _answered(request: Request, turns: Turns, turn: Turn, passage: Passage, keep_alive_s: float) -> Response:
+async def _answered(
+    request: Request, turns: Turns, turn: Turn, passage: PassthroughRequest, keep_alive_s: float
+) -> Response:
     run = turns.start(turn)
     if passage.stream:
         return passing_stream(run, passage.api, keep_alive_s=keep_alive_s)
@@ -321,6 +323,6 @@ def _letters(body: Mapping[str, Json]) -> int:
     return letters
 
 
-def with_passage(turn: Turn, api: Api, body: Mapping[str, Json], way: Way) -> Turn:
+def with_passage(turn: Turn, api: Api, body: Mapping[str, Json], way: AnswerMode) -> Turn:
     """A turn of the engine's that another deployment may answer too."""
     return replace(turn, passage=to_passage(api, body, way))

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from unisono.core.conversation import Item
-from unisono.core.records import to_item, to_record
+from unisono.core.item_records import to_item, to_record
 from unisono.errors import InternalError
 
 PREFIX: Final = "uns1."

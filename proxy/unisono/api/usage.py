@@ -14,17 +14,17 @@ from starlette.responses import Response
 
 from unisono.api.whole import to_whole
 from unisono.core.access import Caller
-from unisono.core.accounts import MILLION, Account, Entry, Used
+from unisono.core.quotas import MILLION, Account, LedgerLine, TokenUsage
 from unisono.errors import InvalidRequest
 
 DAYS: Final = 30
 """How far back is told where nothing else is asked for."""
 DAY: Final = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 
-Ledger = Callable[[str, str, Account | None], Awaitable[tuple[Entry, ...]]]
+Ledger = Callable[[str, str, Account | None], Awaitable[tuple[LedgerLine, ...]]]
 
 
-def to_used(used: Used) -> dict[str, Any]:
+def to_used(used: TokenUsage) -> dict[str, Any]:
     """In the words of usage; `cost_usd` is exact to a millionth."""
     return {
         "requests": used.requests,
@@ -38,14 +38,14 @@ def to_used(used: Used) -> dict[str, Any]:
     }
 
 
-def to_usage(caller: Caller, since: str, until: str, entries: tuple[Entry, ...]) -> dict[str, Any]:
+def to_usage(caller: Caller, since: str, until: str, entries: tuple[LedgerLine, ...]) -> dict[str, Any]:
     """The answer: the sums of all, and each day and model."""
     return {
         "object": "usage",
         "key": caller.key or None,
         "since": since,
         "until": until,
-        "total": to_used(sum((entry.used for entry in entries), Used())),
+        "total": to_used(sum((entry.used for entry in entries), TokenUsage())),
         "data": [
             {"date": entry.day, "model": entry.model, "served_model": entry.served_model, **to_used(entry.used)}
             for entry in entries

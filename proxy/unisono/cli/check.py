@@ -24,7 +24,7 @@ from unisono.cli.secrecy import secrets_of
 from unisono.cli.setup import prepared
 from unisono.config import Catalogue, Config
 from unisono.core.probe import Check, Finding, Probe, Severity, unreached
-from unisono.core.state import Store
+from unisono.core.state_store import Store
 from unisono.deployments import build_pool, deployment_names
 from unisono.errors import BackendUnfit, ConfigError, UnisonoError
 from unisono.hookset import build_hooks

@@ -20,8 +20,8 @@ from unisono.app import store_address
 from unisono.cli.amounts import MICRO, written_period
 from unisono.cli.setup import configured
 from unisono.config import Config
-from unisono.core.access import KeyRecord, Limits
-from unisono.core.state import Store
+from unisono.core.access import KeyLimits, KeyRecord
+from unisono.core.state_store import Store
 from unisono.errors import ConfigError, StoreConflict, UnisonoError
 from unisono.salting import Salt
 from unisono.store import open_store
@@ -31,7 +31,7 @@ PATIENCE_S = 5.0
 TRIES = 5
 """To change a key that others change at the same time."""
 
-LIMITS = frozenset(Limits.__slots__)
+LIMITS = frozenset(KeyLimits.__slots__)
 HEADINGS = ("ID", "NAME", "TENANT", "STATE", "EXPIRES", "MODELS", "LIMITS", "KEY")
 
 Result = TypeVar("Result")
@@ -218,7 +218,7 @@ def _row(record: KeyRecord, now: float) -> tuple[str, ...]:
     )
 
 
-def _limits(limits: Limits) -> Iterator[str]:
+def _limits(limits: KeyLimits) -> Iterator[str]:
     period = limits.budget_period
     per = "" if period.kind == "none" else f"/{written_period(period)}"
     if limits.rpm is not None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from unisono.core.letters import is_well_formed
+from unisono.core.surrogates import is_well_formed
 
 HELP = "The configuration, YAML or JSON; config.example.yaml shows every option."
 CONFIG = click.option("--config", "config_path", type=click.Path(path_type=Path), help=HELP)

@@ -15,7 +15,7 @@ import click
 from unisono.cli.terminal import harmless, on_one_line
 from unisono.core.events import Repaired
 from unisono.core.generation import CALL, CHANNEL, END, FIRST_SPECIAL, MESSAGE, RETURN, START, VOCABULARY
-from unisono.core.rules import RULES
+from unisono.core.recovery_rules import RULES
 from unisono.engine.journal import Mark, Note, Way, parts_of
 from unisono.engine.mended import with_repairs
 from unisono.harmony.encoding import Encoding

@@ -19,9 +19,9 @@ from unisono.config import Config
 from unisono.core.access import LOCAL_TENANT, MASTER_TENANT
 from unisono.core.events import Closed, Event, HostedCall, Repaired, ToolCall
 from unisono.core.generation import FinishReason
-from unisono.core.letters import is_well_formed
-from unisono.core.state import Store
-from unisono.core.traces import StoredTrace
+from unisono.core.recordings import StoredTrace
+from unisono.core.state_store import Store
+from unisono.core.surrogates import is_well_formed
 from unisono.engine.again import Again, read_again
 from unisono.engine.asked import to_turn
 from unisono.errors import ConfigError, StoreError, UnisonoError

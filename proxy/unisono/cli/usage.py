@@ -16,7 +16,7 @@ from unisono.api.usage import to_used
 from unisono.app import store_address
 from unisono.cli.setup import configured
 from unisono.config import Config
-from unisono.core.accounts import MILLION, Entry, Used
+from unisono.core.quotas import MILLION, LedgerLine, TokenUsage
 from unisono.errors import ConfigError, UnisonoError
 from unisono.store import open_store
 
@@ -25,7 +25,7 @@ PATIENCE_S: Final = 5.0
 WIDTH: Final = 40
 """Of the longest bar, in characters."""
 
-BY: Final[Mapping[str, Callable[[Entry], str]]] = {
+BY: Final[Mapping[str, Callable[[LedgerLine], str]]] = {
     "key": lambda entry: entry.account.key or f"({entry.account.tenant})",
     "model": lambda entry: entry.model,
     "served-model": lambda entry: entry.served_model,
@@ -40,15 +40,15 @@ HEADINGS: Final = ("REQUESTS", "ERRORS", "INPUT", "CACHED", "OUTPUT", "REASONING
 def show(config_path: Path, by: str, since: str, until: str, form: str) -> None:
     """`form` is table, chart, csv or json; days as YYYY-MM-DD, both included."""
     entries = asyncio.run(_read(configured(config_path).config, since, until))
-    sums: dict[str, Used] = {}
+    sums: dict[str, TokenUsage] = {}
     for entry in entries:
         name = BY[by](entry)
-        sums[name] = sums.get(name, Used()) + entry.used
+        sums[name] = sums.get(name, TokenUsage()) + entry.used
     rows = sorted(sums.items())
     click.echo(FORMS[form](by, rows), nl=False)
 
 
-async def _read(config: Config, since: str, until: str) -> tuple[Entry, ...]:
+async def _read(config: Config, since: str, until: str) -> tuple[LedgerLine, ...]:
     address = store_address(config.store)
     if address.startswith("memory:"):
         raise click.ClickException(
@@ -67,12 +67,12 @@ async def _read(config: Config, since: str, until: str) -> tuple[Entry, ...]:
         raise click.ClickException(str(error)) from error
 
 
-Rows = Sequence[tuple[str, Used]]
+Rows = Sequence[tuple[str, TokenUsage]]
 
 
 def to_table(by: str, rows: Rows) -> str:
     """A row for each, and one for all of them."""
-    total = sum((used for _, used in rows), Used())
+    total = sum((used for _, used in rows), TokenUsage())
     cells = [(by.upper(), *HEADINGS), *(_cells(name, used) for name, used in (*rows, ("TOTAL", total)))]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = []
@@ -82,7 +82,7 @@ def to_table(by: str, rows: Rows) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cells(name: str, used: Used) -> tuple[str, ...]:
+def _cells(name: str, used: TokenUsage) -> tuple[str, ...]:
     counts = (used.requests, used.errors, used.input, used.cached, used.output, used.reasoning)
     return (_on_one_line(name), *(f"{count:,}" for count in counts), _usd(used))
 
@@ -102,7 +102,7 @@ def to_chart(by: str, rows: Rows) -> str:
 def to_csv(by: str, rows: Rows) -> str:
     written = io.StringIO()
     table = csv.writer(written, lineterminator="\n")
-    table.writerow([by, *to_used(Used())])
+    table.writerow([by, *to_used(TokenUsage())])
     for name, used in rows:
         table.writerow([_no_formula(name), *(to_used(used) | {"cost_usd": _usd(used)}).values()])
     return written.getvalue()
@@ -121,7 +121,7 @@ FORMS: Final[Mapping[str, Callable[[str, Rows], str]]] = {
 }
 
 
-def _usd(used: Used) -> str:
+def _usd(used: TokenUsage) -> str:
     return f"{used.cost // MILLION}.{used.cost % MILLION:06d}"
 
 

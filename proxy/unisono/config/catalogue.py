@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from unisono.config.fallbacks import StandIns, stand_ins
 from unisono.config.sections import AliasTarget, Config, ModelEntry, ModelSettings
-from unisono.core.passing import Way
+from unisono.core.passthrough_request import AnswerMode
 from unisono.errors import ConfigError, UnknownModel
 
 SHOWN = (
@@ -87,14 +87,14 @@ class Catalogue:
         known = ", ".join(name for name, _ in self.listed())
         raise UnknownModel(f"The model `{requested}` does not exist here. Models: {known}.", param="model")
 
-    def way(self, model: ServedModel) -> Way:
+    def way(self, model: ServedModel) -> AnswerMode:
         """Who answers for a model: entries that are Harmony before others, its own before those of its stand-ins."""
         kinds = _kinds(model)
         stand_ins = self.stand_ins.get(model.name, StandIns())
         others = set().union(*(_kinds(self._groups[name]) for name in (*stand_ins.fallbacks, *stand_ins.larger)))
         if True in kinds:
-            return Way.ENGINE_THEN_PASSING if False in kinds | others else Way.ENGINE
-        return Way.PASSING_THEN_ENGINE if True in others else Way.PASSING
+            return AnswerMode.ENGINE_THEN_PASSING if False in kinds | others else AnswerMode.ENGINE
+        return AnswerMode.PASSING_THEN_ENGINE if True in others else AnswerMode.PASSING
 
     def keeps(self, model: ServedModel) -> bool:
         """Whether requests that lean on what is kept by whoever answers always come to the same one."""

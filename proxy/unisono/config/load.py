@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 from unisono.config.foreign import UNSERVED, is_handed_on, why_default, why_unused
 from unisono.config.sections import Config, LitellmParams, ModelEntry, is_of_litellm
 from unisono.config.tools import McpServerSettings
-from unisono.core.letters import is_well_formed, well_formed
+from unisono.core.surrogates import is_well_formed, well_formed
 from unisono.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "os.environ/"

@@ -43,7 +43,7 @@ NO_PERIOD = Period()
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class KeyLimits:
     """What a key may use; None for any amount. `rpm` and `tpm` are requests and tokens in any 60 seconds,
     `max_parallel` requests at once, `token_budget` tokens and `money_budget` micro-USD in each `budget_period`, of
     which the first began at `budget_since`, in seconds since 1970."""
@@ -68,7 +68,7 @@ class Limits:
         return self.token_budget is not None or self.money_budget is not None
 
 
-NO_LIMITS = Limits()
+NO_LIMITS = KeyLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Caller:
 
     tenant: str
     key: str = ""
-    limits: Limits = NO_LIMITS
+    limits: KeyLimits = NO_LIMITS
     models: frozenset[str] | None = None
     mcp_servers: frozenset[str] | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
@@ -114,7 +114,7 @@ class KeyRecord:
     ending: str = ""
     expires_at: float | None = None
     revoked_at: float | None = None
-    limits: Limits = NO_LIMITS
+    limits: KeyLimits = NO_LIMITS
     models: frozenset[str] | None = None
     mcp_servers: frozenset[str] | None = None
     tags: Mapping[str, str] = field(default_factory=dict)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar, TypeAlias
 
-from unisono.core.tracing import Trace
+from unisono.core.trace_context import TraceContext
 
 RETURN = 200002
 CONSTRAIN = 200003
@@ -32,7 +32,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"
 
 
-class Form(StrEnum):
+class OutputForm(StrEnum):
     """How a backend speaks in one direction."""
 
     IDS = "ids"
@@ -46,8 +46,8 @@ class Form(StrEnum):
 class Capabilities:
     """What a backend can do, as data. `context` is its window in tokens (prompt + output), None when unknown."""
 
-    prompt: Form
-    output: Form
+    prompt: OutputForm
+    output: OutputForm
     stop_visible: bool
     """Whether the stop token itself arrives (as an id or as text)."""
     context: int | None = None
@@ -123,7 +123,7 @@ CONSTRAINT_KINDS = (JsonSchema.kind, AnyJson.kind, OneOf.kind)
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
+class CompletionJob:
     """A job for a backend. Stop tokens are STOP_TOKENS, always; client stop strings never reach a backend.
 
     `constraint` is for a backend whose capabilities hold its kind; any other refuses the job.
@@ -137,7 +137,7 @@ class Generation:
     cache_salt: str = ""
     """Separates tenants in a backend's prefix cache; empty for none."""
     constraint: Constraint | None = None
-    trace: Trace | None = None
+    trace: TraceContext | None = None
     """The span it is generated in, for the backend to go on below it."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from unisono.core.accounts import WINDOW_S, Claim, Limit, Standing
+from unisono.core.quotas import WINDOW_S, QuotaKind, QuotaReservation, QuotaStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,26 +33,30 @@ class Minute:
                 much -= second[kind]
         return again, every
 
-    def refusal(self, claim: Claim, running: int) -> Standing | None:
+    def refusal(self, claim: QuotaReservation, running: int) -> QuotaStatus | None:
         """Standing of a claim that has no room in this minute, or beside `running` requests."""
         limits = claim.limits
         if claim.owed:
             return None
         if limits.rpm is not None and self.requests + 1 > limits.rpm:
             again = self.frees(1, self.requests + 1 - limits.rpm)[0] if limits.rpm > 0 else None
-            return self.standing(claim, Limit.REQUESTS, again)
+            return self.standing(claim, QuotaKind.REQUESTS, again)
         if limits.tpm is not None and self.tokens + claim.tokens > limits.tpm:
             again = self.frees(2, self.tokens + claim.tokens - limits.tpm)[0]
-            return self.standing(claim, Limit.TOKENS, again if claim.tokens <= limits.tpm else None)
+            return self.standing(claim, QuotaKind.TOKENS, again if claim.tokens <= limits.tpm else None)
         if limits.max_parallel is not None and running >= limits.max_parallel:
-            return self.standing(claim, Limit.PARALLEL)
+            return self.standing(claim, QuotaKind.PARALLEL)
         return None
 
     def standing(
-        self, claim: Claim, refused: Limit | None = None, again_s: float | None = None, output: int | None = None
-    ) -> Standing:
+        self,
+        claim: QuotaReservation,
+        refused: QuotaKind | None = None,
+        again_s: float | None = None,
+        output: int | None = None,
+    ) -> QuotaStatus:
         rpm, tpm = claim.limits.rpm, claim.limits.tpm
-        return Standing(
+        return QuotaStatus(
             refused,
             again_s,
             output,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from unisono.core.conversation import Json
-from unisono.core.generation import Capabilities, Chunk, Generation, Load, Timeouts
-from unisono.core.passing import PassingJob
+from unisono.core.generation import Capabilities, Chunk, CompletionJob, Load, Timeouts
+from unisono.core.passthrough_request import PassthroughJob
 from unisono.core.probe import Probe
 
 
@@ -37,16 +37,16 @@ class Endpoint(Protocol):
 class Backend(Endpoint, Protocol):
     """One server (or engine process) that continues raw Harmony prompts. It knows nothing of Harmony or OpenAI."""
 
-    def complete(self, job: Generation) -> AsyncIterator[Chunk]:
+    def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
         """Stream a generation. Closing the iterator (or cancelling the task) at any moment, before the first chunk
         too, frees the backend. A stream that ends without a finish raises `BackendProtocolError`."""
         ...
 
 
-class PassingBackend(Endpoint, Protocol):
+class PassthroughBackend(Endpoint, Protocol):
     """One server, or one provider, that answers requests in OpenAI's own API. What it serves need not be gpt-oss."""
 
-    def answer(self, job: PassingJob) -> AsyncIterator[Sequence[Mapping[str, Json]]]:
+    def answer(self, job: PassthroughJob) -> AsyncIterator[Sequence[Mapping[str, Json]]]:
         """The JSON objects of the answer: of a stream its events in order, those that came together at once, and else
         the one body. Closing the iterator (or cancelling the task) at any moment ends the request there. A stream that
         breaks off raises `BackendProtocolError`."""
@@ -67,11 +67,11 @@ class BackendOptions:
     extra: Mapping[str, object] = field(default_factory=dict)
 
 
-class PassingFactory(Protocol):
+class PassthroughFactory(Protocol):
     """What the entry-point group `unisono.passing` holds, by backend kind. Building one touches neither network nor
     disk."""
 
-    def __call__(self, options: BackendOptions) -> PassingBackend: ...
+    def __call__(self, options: BackendOptions) -> PassthroughBackend: ...
 
 
 class BackendFactory(Protocol):
@@ -95,7 +95,7 @@ class Deployment(Protocol):
         ...
 
     @property
-    def passing(self) -> PassingBackend:
+    def passing(self) -> PassthroughBackend:
         """For places on those that answer in OpenAI's own API."""
         ...
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from unisono.core.blocks import blocks_of
 from unisono.core.context_window import OPENAI_PROMPT_TOO_LONG
 from unisono.core.conversation import Conversation
-from unisono.core.generation import Capabilities, Chunk, Form, Prompt, Usage
-from unisono.core.routes import Demand
+from unisono.core.generation import Capabilities, Chunk, OutputForm, Prompt, Usage
+from unisono.core.prefix_blocks import blocks_of
+from unisono.core.route_protocol import RouteRequirements
 from unisono.engine.prompts import Rendered, fit, render, with_text
 from unisono.engine.reading import Reading
 from unisono.engine.turn import Report, Turn
@@ -51,7 +51,7 @@ class Asking:
         self._fitted_to = 0
         self.usage = Usage()
 
-    async def demand(self, reading: Reading, *, resumes: bool) -> Demand:
+    async def demand(self, reading: Reading, *, resumes: bool) -> RouteRequirements:
         """What the generation that comes takes."""
         turn, rendered = self._turn, await self._prompt(reading)
         said = reading.said
@@ -61,7 +61,7 @@ class Asking:
             blocks = blocks_of([*rendered.prompt.tokens, *said], turn.cache_salt)
         wants = reading.wants | ({"logit_bias"} if turn.sampling.logit_bias else set())
         limit = None if turn.max_tokens is None else max(turn.max_tokens - reading.completed, 1)
-        return Demand(len(rendered.prompt.tokens) + len(said), blocks, limit, wants, resumes)
+        return RouteRequirements(len(rendered.prompt.tokens) + len(said), blocks, limit, wants, resumes)
 
     async def prompt(self, reading: Reading, capabilities: Capabilities) -> Rendered:
         """The current step's for such a backend. The first one is what is counted."""
@@ -70,7 +70,7 @@ class Asking:
             await self._fit(context)
         await self.counted(reading)
         rendered = await self._prompt(reading)
-        if capabilities.prompt is not Form.TEXT:
+        if capabilities.prompt is not OutputForm.TEXT:
             return rendered
         if self._spelled is None:
             conversation = reading.extended(self.conversation)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from unisono.core.routes import Pool
+from unisono.core.route_protocol import DeploymentPool
 from unisono.core.tools import ToolHost
 from unisono.engine.means import LeftOutLog, Means
 from unisono.engine.memory import TurnMemory
@@ -28,7 +28,7 @@ class Engine:
         *,
         encoding: Encoding,
         renderer: Renderer,
-        pool: Pool,
+        pool: DeploymentPool,
         memory: TurnMemory,
         new_call_id: Callable[[], str],
         tools: ToolHost | None = None,

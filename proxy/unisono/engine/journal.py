@@ -18,7 +18,7 @@ from enum import Enum, auto
 from typing import Final, TypeAlias
 
 from unisono.core.conversation import Json
-from unisono.core.generation import Capabilities, Form
+from unisono.core.generation import Capabilities, OutputForm
 from unisono.engine.turn import STEP_ENDED
 from unisono.errors import StoreUnreadable
 
@@ -40,7 +40,7 @@ class Way:
 
     @classmethod
     def of(cls, capabilities: Capabilities) -> Way:
-        return cls(capabilities.output is not Form.IDS, not capabilities.stop_visible)
+        return cls(capabilities.output is not OutputForm.IDS, not capabilities.stop_visible)
 
     @property
     def mark(self) -> int:

@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import Final
 
 from unisono.core.events import Event
+from unisono.core.observer import ToolDone, ToolEnd
 from unisono.core.tool_arguments import ToolArguments
 from unisono.core.tools import HostedTool, ToolHost, ToolOutcome, ToolServer
-from unisono.core.tracing import DOING, Trace, tool_span
-from unisono.core.watching import ToolDone, ToolEnd
+from unisono.core.trace_context import DOING, TraceContext, tool_span
 from unisono.engine.hosted import Offer
 from unisono.engine.judging import NO_TIME_LEFT, NOT_REPEATED, OUTCOME_UNKNOWN
 from unisono.engine.reading import Reading
@@ -34,7 +34,7 @@ class ToolLoop:
     """For one run; its time begins now. What it does stands in `report`, and servers are told the `span` below which
     it is done."""
 
-    def __init__(self, host: ToolHost, hosting: Hosting, report: Report, span: Trace | None = None) -> None:
+    def __init__(self, host: ToolHost, hosting: Hosting, report: Report, span: TraceContext | None = None) -> None:
         self._host = host
         self._hosting = hosting
         self._report = report

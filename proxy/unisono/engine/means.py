@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 from unisono.core.conversation import DeveloperMessage
-from unisono.core.routes import Pool
+from unisono.core.route_protocol import DeploymentPool
 from unisono.core.tools import LeftOutTool, ToolHost
 from unisono.engine.counted import Prepared
 from unisono.engine.hosted import HostedTools, Offer
@@ -32,7 +32,7 @@ LeftOutLog: TypeAlias = Callable[[str, Sequence[LeftOutTool]], None]
 class Means:
     encoding: Encoding
     renderer: Renderer
-    pool: Pool
+    pool: DeploymentPool
     memory: TurnMemory
     new_call_id: Callable[[], str]
     tools: ToolHost | None = None

@@ -13,9 +13,9 @@ from math import inf
 
 from unisono.core.deadline import Deadline
 from unisono.core.generation import Timeouts
-from unisono.core.routes import Ask, Demand, Place, Pool
-from unisono.core.tracing import Trace, step_span, try_span
-from unisono.core.watching import Waited
+from unisono.core.observer import SlotWait
+from unisono.core.route_protocol import DeploymentPool, RouteRequest, RouteRequirements, Slot
+from unisono.core.trace_context import TraceContext, step_span, try_span
 from unisono.engine.failover import Action, AttemptError, Options, Progress, decide, failure_kind
 from unisono.engine.identity import identity_of
 from unisono.engine.turn import Report, Turn
@@ -28,18 +28,18 @@ MOVES = frozenset({Action.RESUME, Action.RESTART, Action.RETRY, Action.WAIT})
 class Places:
     """For one run."""
 
-    def __init__(self, pool: Pool, turn: Turn, report: Report, *, passing: bool = False) -> None:
+    def __init__(self, pool: DeploymentPool, turn: Turn, report: Report, *, passing: bool = False) -> None:
         """`passing` is for deployments that answer in OpenAI's own API."""
         self._turn = turn
         self._report = report
         owner = turn.caller.key if turn.caller is not None and turn.caller.key else turn.tenant
-        ask = Ask(turn.model, owner, turn.sticky, passing=passing, identity=partial(identity_of, turn))
+        ask = RouteRequest(turn.model, owner, turn.sticky, passing=passing, identity=partial(identity_of, turn))
         self._route = pool.route(ask)
         # An answer that cannot go on elsewhere must not end early either.
         self._can_resume = turn.failover and not passing
         self._before = tuple(report.tries)
         self._deadline = turn.deadline or Deadline(self._now())
-        self._place: Place | None = None
+        self._place: Slot | None = None
         self._held = ExitStack()
         self._asked = False
         self._timeouts: Timeouts | None = None
@@ -61,7 +61,7 @@ class Places:
         """Whether a place is held."""
         return self._place is not None
 
-    async def place_for(self, demand: Demand) -> Place:
+    async def place_for(self, demand: RouteRequirements) -> Slot:
         """The next place; none is held. Raises what keeps it from being had."""
         place = await self._waited_for(demand, None if self._timeouts is None else self.left_s)
         self._place = self._held.enter_context(place)
@@ -75,7 +75,7 @@ class Places:
             self._report.failovers += 1
         return place
 
-    async def _waited_for(self, demand: Demand, left_s: float | None) -> Place:
+    async def _waited_for(self, demand: RouteRequirements, left_s: float | None) -> Slot:
         began_s, failure = self._report.now_s(), ""
         try:
             async with asyncio.timeout(left_s):
@@ -87,13 +87,13 @@ class Places:
             failure = error.code
             raise
         finally:
-            self._report.facts.waits.append(Waited(began_s, self._report.now_s(), failure))
+            self._report.facts.waits.append(SlotWait(began_s, self._report.now_s(), failure))
 
     def asked(self) -> None:
         """The backend of the place that is held is asked for something."""
         self._asked = True
 
-    def timeouts(self, place: Place) -> Timeouts:
+    def timeouts(self, place: Slot) -> Timeouts:
         """Begin an attempt and return its time limits. Raises BackendTimeout if no time is left for the answer."""
         timeouts = self._deadline.left(place.deployment.timeouts, self._now())
         route = self._route
@@ -107,7 +107,7 @@ class Places:
             raise BackendTimeout(f"The answer was not complete within {place.deployment.timeouts.total_s:g} seconds.")
         return limits if self._can_resume else replace(limits, silence_s=timeouts.silence_s)
 
-    def span(self, step: int) -> Trace | None:
+    def span(self, step: int) -> TraceContext | None:
         """The next generation's, below that of its step."""
         if self._turn.span is None:
             return None

@@ -11,7 +11,6 @@ from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from unisono.core.blocks import blocks_of
 from unisono.core.conversation import Conversation, Tokens
 from unisono.core.generation import (
     CHANNEL,
@@ -21,9 +20,10 @@ from unisono.core.generation import (
     START,
     VOCABULARY,
     Capabilities,
-    Form,
+    OutputForm,
     Prompt,
 )
+from unisono.core.prefix_blocks import blocks_of
 from unisono.engine.characters import unfinished
 from unisono.engine.truncation import later_beginnings
 from unisono.errors import CannotGoOn
@@ -162,7 +162,7 @@ def _check_place(
         raise CannotGoOn("A message is open, and this backend goes on inside of none.")
     marks = [token for token in said if token >= FIRST_SPECIAL]
     in_header = marks[-1] in _HEADER if marks else not rendered.opening
-    if capabilities.output is Form.MARKERLESS and in_header and not naming:
+    if capabilities.output is OutputForm.MARKERLESS and in_header and not naming:
         raise CannotGoOn("A header is open, and this backend shows nothing of the rest of it.")
 
 

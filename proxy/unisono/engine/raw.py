@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from unisono.core.blocks import blocks_of
 from unisono.core.context_window import OPENAI_PROMPT_TOO_LONG
 from unisono.core.events import Event
-from unisono.core.generation import Capabilities, FinishReason, Form, Generation, Prompt, Usage
-from unisono.core.routes import Demand, Place
+from unisono.core.generation import Capabilities, CompletionJob, FinishReason, OutputForm, Prompt, Usage
+from unisono.core.prefix_blocks import blocks_of
+from unisono.core.route_protocol import RouteRequirements, Slot
 from unisono.engine.asking import DEFAULT_CONTEXT
 from unisono.engine.failover import ENDS_EARLY, MAX_REGENERATIONS, Action, AttemptError, Progress
 from unisono.engine.limit import Limit
@@ -160,7 +160,7 @@ class RawRun(GeneratorRun):
             return
         wants = frozenset({"logit_bias"} if turn.sampling.logit_bias else ())
         blocks = blocks_of(behind, turn.cache_salt)
-        place = await places.place_for(Demand(len(behind), blocks, left, wants, bool(said.tokens)))
+        place = await places.place_for(RouteRequirements(len(behind), blocks, left, wants, bool(said.tokens)))
         able = place.capabilities
         if turn.sampling.logit_bias and not able.logit_bias:
             raise UnsupportedValue("'logit_bias': the backend of this model cannot bias tokens.", param="logit_bias")
@@ -171,9 +171,9 @@ class RawRun(GeneratorRun):
                 limit=limit, subject="the prompt", tokens=len(behind), length="its length"
             )
             raise ContextTooLong(message, param=turn.history_at, tokens=len(behind), limit=limit)
-        self.report.unmet = STRIPPED if able.output is Form.MARKERLESS and not self._raw.hides_special else ""
+        self.report.unmet = STRIPPED if able.output is OutputForm.MARKERLESS and not self._raw.hides_special else ""
         prompt = await self._prompt_for(able, behind, tokens)
-        job = Generation(
+        job = CompletionJob(
             prompt=prompt,
             max_tokens=min(left, room),
             sampling=turn.sampling,
@@ -197,7 +197,7 @@ class RawRun(GeneratorRun):
 
     async def _prompt_for(self, able: Capabilities, behind: list[int], said: list[int]) -> Prompt:
         """Raises CannotGoOn for what is not the same as text."""
-        if able.prompt is not Form.TEXT:
+        if able.prompt is not OutputForm.TEXT:
             return Prompt(behind)
         return Prompt(behind, await asyncio.to_thread(self._spelled, behind, said))
 
@@ -217,12 +217,12 @@ class RawRun(GeneratorRun):
             raise CannotGoOn("What was generated so far spells special tokens: no backend that takes text can go on.")
         return text
 
-    async def _read(self, places: Places, place: Place, job: Generation) -> AsyncGenerator[list[Event]]:
+    async def _read(self, places: Places, place: Slot, job: CompletionJob) -> AsyncGenerator[list[Event]]:
         """What may be shown of a generation, per network read."""
         said, able, name = self._said, place.capabilities, place.deployment.name
         decoder = plain_decoder(able.output, self._means.encoding)
-        self._guessed = self._guessed or able.output is not Form.IDS
-        limit = Limit(self._means.encoding, job.max_tokens, guessed=able.output is not Form.IDS)
+        self._guessed = self._guessed or able.output is not OutputForm.IDS
+        limit = Limit(self._means.encoding, job.max_tokens, guessed=able.output is not OutputForm.IDS)
         pauses = Pauses()
         told = Telling(self.report, self._turn, name, job, 0)
         stream = place.deployment.backend.complete(job)

@@ -12,9 +12,9 @@ from functools import partial
 from typing import TypeAlias
 
 from unisono.core.events import Event
-from unisono.core.generation import Capabilities, Constraint, FinishReason, Form, Generation
-from unisono.core.routes import Place
-from unisono.core.watching import RefusedConstraint
+from unisono.core.generation import Capabilities, CompletionJob, Constraint, FinishReason, OutputForm
+from unisono.core.observer import RefusedConstraint
+from unisono.core.route_protocol import Slot
 from unisono.engine.asking import Asking
 from unisono.engine.limit import Limit
 from unisono.engine.means import Means
@@ -54,7 +54,7 @@ class Stretch(Places):
         self.full = False
         """Whether there is no room for another token anywhere."""
 
-    async def take(self, asking: Asking, reading: Reading) -> Place:
+    async def take(self, asking: Asking, reading: Reading) -> Slot:
         """The place that is held, or the next one. Raises what keeps it from being had."""
         if self._place is not None:
             return self._place
@@ -82,7 +82,7 @@ class Stretch(Places):
             return self._unrefused(place, asking, reading)
         return await self._generation(place, asking, reading)
 
-    async def _unrefused(self, place: Place, asking: Asking, reading: Reading) -> Generated:
+    async def _unrefused(self, place: Slot, asking: Asking, reading: Reading) -> Generated:
         """A generation, without the constraints that the backend refuses to keep to."""
         self._blamed = None
         while True:
@@ -104,11 +104,11 @@ class Stretch(Places):
             else:
                 return
 
-    def _at(self, place: Place) -> tuple[str, str]:
+    def _at(self, place: Slot) -> tuple[str, str]:
         """The model and the name of a deployment."""
         return self._report.served_model or self._turn.model, place.deployment.name
 
-    def _able(self, place: Place, wanted: Constraint | None) -> frozenset[str]:
+    def _able(self, place: Slot, wanted: Constraint | None) -> frozenset[str]:
         """The kinds of constraints that a backend is to keep to."""
         able = place.capabilities.constrain - self._refused.get(place.deployment.name, frozenset())
         if wanted is None or wanted.kind not in able or not self._known.refuses(*self._at(place), wanted):
@@ -116,7 +116,7 @@ class Stretch(Places):
         self._do_without(place, wanted, "remembered")
         return able - {wanted.kind}
 
-    def _do_without(self, place: Place, constraint: Constraint, reason: str) -> None:
+    def _do_without(self, place: Slot, constraint: Constraint, reason: str) -> None:
         """For the rest of the run. The plan validates what is generated, as for a backend that cannot constrain."""
         name, kind = place.deployment.name, constraint.kind
         self._refused[name] = self._refused.get(name, frozenset()) | {kind}
@@ -125,7 +125,7 @@ class Stretch(Places):
         if note not in self._report.notes:
             self._report.notes.append(note)
 
-    async def _generation(self, place: Place, asking: Asking, reading: Reading) -> Generated:
+    async def _generation(self, place: Slot, asking: Asking, reading: Reading) -> Generated:
         capabilities = place.capabilities
         if self._turn.sampling.logit_bias and not capabilities.logit_bias:
             raise UnsupportedValue("'logit_bias': the backend of this model cannot bias tokens.", param="logit_bias")
@@ -157,8 +157,8 @@ class Stretch(Places):
             raise asking.too_long(behind.prompt, capabilities)
         return room
 
-    def _job(self, behind: Continued, place: Place, room: int, reading: Reading) -> Generation:
-        return Generation(
+    def _job(self, behind: Continued, place: Slot, room: int, reading: Reading) -> CompletionJob:
+        return CompletionJob(
             prompt=behind.prompt,
             max_tokens=room,
             constraint=reading.constraint,
@@ -170,14 +170,14 @@ class Stretch(Places):
         )
 
     async def _read(
-        self, place: Place, job: Generation, decoder: Decoder, reading: Reading, first: Asking | None
+        self, place: Slot, job: CompletionJob, decoder: Decoder, reading: Reading, first: Asking | None
     ) -> Generated:
         deployment = place.deployment
         stream = deployment.backend.complete(job)
         self.asked()
         waits = True
         told = Telling(self._report, self._turn, deployment.name, job, reading.steps)
-        limit = Limit(self._means.encoding, job.max_tokens, guessed=place.capabilities.output is not Form.IDS)
+        limit = Limit(self._means.encoding, job.max_tokens, guessed=place.capabilities.output is not OutputForm.IDS)
         feeder = Feeder(reading)
         async with told.reading(stream, place):
             async for chunk in stream:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 
-from unisono.core.generation import Chunk, FinishReason, Generation
-from unisono.core.routes import Place
-from unisono.core.watching import Pace, StepDone
+from unisono.core.generation import Chunk, CompletionJob, FinishReason
+from unisono.core.observer import Pace, StepDone
+from unisono.core.route_protocol import Slot
 from unisono.engine.turn import Report, Turn
 from unisono.errors import ContextTooLong, UnisonoError
 
@@ -15,7 +15,7 @@ from unisono.errors import ContextTooLong, UnisonoError
 class Telling:
     """A generation that begins now on `deployment`, for the step of that number."""
 
-    def __init__(self, report: Report, turn: Turn, deployment: str, job: Generation, step: int) -> None:
+    def __init__(self, report: Report, turn: Turn, deployment: str, job: CompletionJob, step: int) -> None:
         self._report = report
         self._recorded = turn.recorded
         self._deployment = deployment
@@ -40,7 +40,7 @@ class Telling:
         self.pace.tokens += unseen
 
     @asynccontextmanager
-    async def reading(self, stream: AsyncIterator[Chunk], place: Place) -> AsyncGenerator[None]:
+    async def reading(self, stream: AsyncIterator[Chunk], place: Slot) -> AsyncGenerator[None]:
         """While `stream` is read. Whatever ends that, it is told, to the `place` too, and the stream closed."""
         try:
             async with place.first_token_limit():
@@ -67,7 +67,7 @@ class Telling:
             # A prompt that fits is refused when it leaves too little room for the output.
             error.tokens = prompt_tokens + self._job.max_tokens
 
-    def _record_times(self, place: Place) -> None:
+    def _record_times(self, place: Slot) -> None:
         first_at, cached = self.pace.first, self.cached
         if first_at is None or self.failure:
             return

@@ -10,16 +10,16 @@ from time import monotonic
 from typing import Protocol, TypeAlias
 
 from unisono.core.access import Caller
-from unisono.core.accounts import Standing
 from unisono.core.conversation import AnswerForm, Conversation, Json, Tokens
 from unisono.core.deadline import Deadline
 from unisono.core.events import Closed, Event, HostedCall
 from unisono.core.generation import Sampling
-from unisono.core.passing import Passage
-from unisono.core.routes import Try
+from unisono.core.observer import GenerationFacts
+from unisono.core.passthrough_request import PassthroughRequest
+from unisono.core.quotas import QuotaStatus
+from unisono.core.route_protocol import Attempt
 from unisono.core.tools import ToolServer
-from unisono.core.tracing import Trace
-from unisono.core.watching import Facts
+from unisono.core.trace_context import TraceContext
 from unisono.engine.counted import Counted
 
 
@@ -134,7 +134,7 @@ class Turn:
     request_id: str = ""
     surface: str = ""
     """Which API it came through, for whoever counts: `chat`, `responses`, `messages` or `completions`."""
-    span: Trace | None = None
+    span: TraceContext | None = None
     """The turn's span; backends and tool servers are told of those below it. None for a turn that is not traced."""
     recorded: bool = False
     """Whether the facts of its steps hold their prompts."""
@@ -173,7 +173,7 @@ class Turn:
     """Tokens of analysis after which the model has to come to something, over the whole turn."""
     unmended: frozenset[str] = frozenset()
     """Rules of `plan.SWITCHABLE` that are switched off."""
-    passage: Passage | None = None
+    passage: PassthroughRequest | None = None
     """The request as it came, where deployments that answer in OpenAI's own API may answer it; the engine looks at
     everything but that."""
     tools_at: str = "tools.{index}.function"
@@ -222,12 +222,12 @@ class Report:
     """Oldest turns left out of the conversation because it was too long."""
     unmet: str = ""
     """Why a forced call was not had, or an answer of the form that was asked for; empty when both were, or none was."""
-    tries: Sequence[Try] = ()
+    tries: Sequence[Attempt] = ()
     """Every deployment that was given, in order, with what it failed with."""
     began: float = field(default_factory=monotonic)
     """By the monotonic clock, in seconds; the times of `facts` count from it."""
-    facts: Facts = field(default_factory=Facts)
-    standing: Standing | None = None
+    facts: GenerationFacts = field(default_factory=GenerationFacts)
+    standing: QuotaStatus | None = None
     """How the caller's account stands behind it; None where it has no limits."""
     hooks: dict[str, dict[str, Json]] = field(default_factory=dict)
     """What hooks say of the answer, by their names."""

@@ -10,7 +10,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from unisono.core.letters import well_formed
+from unisono.core.surrogates import well_formed
 from unisono.errors import InvalidRequest
 
 MAX_TOOLS = 512

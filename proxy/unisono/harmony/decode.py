@@ -23,7 +23,7 @@ from unisono.core.generation import (
     RETURN,
     START,
     Chunk,
-    Form,
+    OutputForm,
 )
 from unisono.harmony.encoding import STRUCTURAL, Encoding
 from unisono.harmony.header import ANALYSIS, CHANNELS, COMMENTARY, FINAL, Header
@@ -56,15 +56,17 @@ class Decoder(Protocol):
     def end(self) -> Sequence[int]: ...
 
 
-def decoder_for(form: Form, encoding: Encoding, opening: Header | None = None, said: Sequence[int] = ()) -> Decoder:
+def decoder_for(
+    form: OutputForm, encoding: Encoding, opening: Header | None = None, said: Sequence[int] = ()
+) -> Decoder:
     """The decoder for a backend's output. `opening` is the header of the message the prompt leaves open, if any; `said`
     are tokens generated behind it earlier, when the prompt ends in them."""
     match form:
-        case Form.IDS:
+        case OutputForm.IDS:
             return AsIds()
-        case Form.TEXT:
+        case OutputForm.TEXT:
             return _Text(encoding, opening, said)
-        case Form.MARKERLESS:
+        case OutputForm.MARKERLESS:
             return _Markerless(encoding, opening, said)
 
 

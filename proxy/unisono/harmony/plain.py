@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from unisono.core.generation import Chunk, Form
+from unisono.core.generation import Chunk, OutputForm
 from unisono.harmony.decode import AsIds, Decoder
 from unisono.harmony.encoding import Encoding
 
@@ -31,9 +31,9 @@ def to_tokens(encoding: Encoding, text: str) -> list[int]:
     return tokens + encoding.encode_generated(pending)
 
 
-def plain_decoder(form: Form, encoding: Encoding) -> Decoder:
+def plain_decoder(form: OutputForm, encoding: Encoding) -> Decoder:
     """The decoder for a backend's output."""
-    return AsIds() if form is Form.IDS else _Text(encoding, marked=form is Form.TEXT)
+    return AsIds() if form is OutputForm.IDS else _Text(encoding, marked=form is OutputForm.TEXT)
 
 
 class _Text:

@@ -30,7 +30,7 @@ from unisono.core.conversation import (
     UserMessage,
 )
 from unisono.core.generation import CALL, CHANNEL, END, FIRST_SPECIAL, MESSAGE, RETURN, START, VOCABULARY
-from unisono.core.letters import well_formed
+from unisono.core.surrogates import well_formed
 from unisono.errors import InvalidRequest
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.neutral import check_structure, neutralise

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 from urllib.parse import unquote
 
-from unisono.core.letters import well_formed
+from unisono.core.surrogates import well_formed
 from unisono.errors import InvalidRequest
 from unisono.harmony.bounds import MAX_DEPTH, MAX_ENUM, MAX_KEY, Budget, breaks_out, one_line, to_json
 from unisono.harmony.constraints import told

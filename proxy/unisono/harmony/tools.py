@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from unisono.core.conversation import FunctionTool
-from unisono.core.letters import well_formed
+from unisono.core.surrogates import well_formed
 from unisono.errors import InvalidRequest
 from unisono.harmony.bounds import MAX_TOOLS, Budget, breaks_out
 from unisono.harmony.builtins import is_builtin

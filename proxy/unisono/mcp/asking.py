@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from unisono.core.tool_arguments import ToolArguments
 from unisono.core.tools import HostedTool, Progress, ToolOutcome, ToolServer
-from unisono.core.tracing import DOING
+from unisono.core.trace_context import DOING
 from unisono.errors import ToolServerError, ToolServerProtocolError, ToolServerUnauthorized
 from unisono.mcp.content import cut, to_outcome
 from unisono.mcp.exchange import Exchange

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, TraceState, use_span
 
-from unisono.core.tracing import Trace
+from unisono.core.trace_context import TraceContext
 
 
 @contextmanager
-def below(trace: Trace | None) -> Iterator[None]:
+def below(trace: TraceContext | None) -> Iterator[None]:
     """What is sent here, and in tasks that begin here, goes on below `trace`."""
     if trace is None:
         yield

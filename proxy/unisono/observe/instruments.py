@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from unisono.core.watching import GAPS_S
+from unisono.core.observer import GAPS_S
 
 FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"
 """The variable by which the library finds the files of all workers."""

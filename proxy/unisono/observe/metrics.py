@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 
-from unisono.core.watching import Began, Done, Observer, StepDone
+from unisono.core.observer import GenerationBegan, GenerationDone, Observer, StepDone
 from unisono.observe.instruments import Instruments
 
 LOOK_S: Final = 1.0
@@ -76,10 +76,10 @@ class Metrics(Observer):
 
     # -- turns
 
-    def began(self, began: Began) -> None:
+    def began(self, began: GenerationBegan) -> None:
         self._all.in_flight.labels(self._model(began)).inc()
 
-    def ended(self, done: Done) -> None:
+    def ended(self, done: GenerationDone) -> None:
         every, model, surface = self._all, self._model(done.began), done.began.surface
         every.in_flight.labels(model).dec()
         every.requests.labels(model, surface, done.outcome.value, done.error).inc()
@@ -104,10 +104,10 @@ class Metrics(Observer):
             every.tools.labels(server, tool.outcome.value).inc()
             every.tools_s.labels(server).observe(tool.ended_s - tool.began_s)
 
-    def _model(self, began: Began) -> str:
+    def _model(self, began: GenerationBegan) -> str:
         return began.model if began.model in self._models else OTHER
 
-    def _count_tokens(self, done: Done, model: str) -> None:
+    def _count_tokens(self, done: GenerationDone, model: str) -> None:
         every, usage = self._all, done.usage
         prompt = usage.prompt_tokens if usage is not None else next((step.prompt_tokens for step in done.steps), 0)
         if not done.began.resumed:
@@ -126,7 +126,7 @@ class Metrics(Observer):
             every.key_tokens.labels(done.began.key, "prompt").inc(prompt)
             every.key_tokens.labels(done.began.key, "generation").inc(generated)
 
-    def _count_recoveries(self, done: Done, model: str) -> None:
+    def _count_recoveries(self, done: GenerationDone, model: str) -> None:
         for repair in done.repairs:
             self._all.recoveries.labels(repair.rule, model, done.backend).inc()
         seen = {repair.rule for repair in done.repairs}

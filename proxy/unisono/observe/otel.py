@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
-from unisono.core.watching import Began, Done, Observer
+from unisono.core.observer import GenerationBegan, GenerationDone, Observer
 from unisono.observe.spans import Kind, Span, spans_of
 
 KINDS: Final = {Kind.SERVER: SpanKind.SERVER, Kind.INTERNAL: SpanKind.INTERNAL, Kind.CLIENT: SpanKind.CLIENT}
@@ -81,10 +81,10 @@ class Exporter(Observer):
             self._thread.join(CLOSING_S)
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
-    def began(self, began: Began) -> None:
+    def began(self, began: GenerationBegan) -> None:
         """Spans are made of turns that ended."""
 
-    def ended(self, done: Done) -> None:
+    def ended(self, done: GenerationDone) -> None:
         spans = spans_of(done, self.kinds)
         taken = spans[: max(self._most - len(self._waiting), 0)]
         self._waiting += taken

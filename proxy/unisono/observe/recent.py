@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from time import time
 from typing import Final
 
-from unisono.core.watching import Began, Done, Observer, Outcome
+from unisono.core.observer import GenerationBegan, GenerationDone, GenerationOutcome, Observer
 
 MINUTES: Final = 60
 MINUTE_S: Final = 60
@@ -54,13 +54,13 @@ class Recent(Observer):
         self._clock = clock
         self._minutes: OrderedDict[int, Minute] = OrderedDict()
 
-    def began(self, began: Began) -> None:
+    def began(self, began: GenerationBegan) -> None:
         """Answers count when they are over."""
 
-    def ended(self, done: Done) -> None:
+    def ended(self, done: GenerationDone) -> None:
         minute = self._now()
         minute.answers += 1
-        minute.failed += done.outcome is Outcome.FAILED
+        minute.failed += done.outcome is GenerationOutcome.FAILED
         minute.recoveries.update({*done.recoveries, *(repair.rule for repair in done.repairs)})
         for step in done.steps:
             minute.generated += step.generated

@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from unisono.core.traces import StoredTrace, Traces
-from unisono.core.watching import Began, Done, Observer
+from unisono.core.observer import GenerationBegan, GenerationDone, Observer
+from unisono.core.recordings import StoredTrace, TraceStore
 from unisono.errors import UnisonoError
 from unisono.observe.recording import about_of, packed, to_document
 
@@ -34,11 +34,11 @@ ROUTINE: Final = frozenset({"restored-stop"})
 """Rules that are applied to every answer of some backends, and say nothing of the answer."""
 
 
-def was_mended(done: Done) -> bool:
+def was_mended(done: GenerationDone) -> bool:
     return bool({*done.recoveries, *(repair.rule for repair in done.repairs)} - ROUTINE)
 
 
-WANTED: Final[dict[str, Callable[[Done], bool]]] = {
+WANTED: Final[dict[str, Callable[[GenerationDone], bool]]] = {
     "off": lambda _: False,
     # A request that nobody was asked for is no answer: a storm of refusals would drive out what is looked for.
     "recoveries": lambda done: bool(was_mended(done) or done.failovers or done.unmet or (done.error and done.tries)),
@@ -47,7 +47,7 @@ WANTED: Final[dict[str, Callable[[Done], bool]]] = {
 """Whether a turn is recorded, by `unisono.traces.mode`."""
 
 
-def is_long(done: Done) -> bool:
+def is_long(done: GenerationDone) -> bool:
     """Whether a document of it may take long: for its tokens, or for schemas, of which prompts do not hold all."""
     asked = done.began.asked or {}
     tokens = len(done.journal) + sum(len(step.prompt) for step in done.steps)
@@ -59,7 +59,7 @@ class Recorder(Observer):
 
     def __init__(
         self,
-        store: Traces,
+        store: TraceStore,
         mode: str,
         *,
         for_s: float,
@@ -75,15 +75,15 @@ class Recorder(Observer):
         self._most = most
         self._gateway = gateway
         self._count = count
-        self._waiting: deque[Done] = deque()
+        self._waiting: deque[GenerationDone] = deque()
         self._writing: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._down = False
 
-    def began(self, began: Began) -> None:
+    def began(self, began: GenerationBegan) -> None:
         """Recordings are made of turns that ended."""
 
-    def ended(self, done: Done) -> None:
+    def ended(self, done: GenerationDone) -> None:
         if not done.began.request_id or not self._wanted(done):
             return
         if len(self._waiting) >= MOST_WAITING:
@@ -134,13 +134,13 @@ class Recorder(Observer):
                 self._down = False
                 self._count("kept", len(batch))
 
-    async def _traced(self, done: Done) -> StoredTrace:
+    async def _traced(self, done: GenerationDone) -> StoredTrace:
         if is_long(done):
             return await asyncio.to_thread(self._trace, done)
         # Others have their turn between one document and the next.
         await asyncio.sleep(0)
         return self._trace(done)
 
-    def _trace(self, done: Done) -> StoredTrace:
+    def _trace(self, done: GenerationDone) -> StoredTrace:
         began, document = done.began, to_document(done, self._gateway, self._max_bytes)
         return StoredTrace(began.tenant, began.request_id, began.at, about_of(document), packed(document))

@@ -18,7 +18,7 @@ import orjson
 
 from unisono.core.conversation import Json
 from unisono.core.events import Closed, Event, HostedCall, Item, Reasoning, Repaired, Text, ToolCall
-from unisono.core.watching import Done, StepDone
+from unisono.core.observer import GenerationDone, StepDone
 
 OBJECT: Final = "unisono.trace"
 VERSION: Final = 1
@@ -30,7 +30,7 @@ DIGEST: Final = 16
 Document = dict[str, Any]
 
 
-def to_document(done: Done, gateway: str, max_bytes: int) -> Document:
+def to_document(done: GenerationDone, gateway: str, max_bytes: int) -> Document:
     """All of it that fits: what asked too much of the room is named in `left_out`, prompts keep their ends."""
     began = done.began
     document: Document = {

@@ -12,8 +12,8 @@ from enum import Enum
 from itertools import groupby
 from typing import Final, TypeAlias
 
-from unisono.core.tracing import Trace, step_span, tool_span, try_span
-from unisono.core.watching import Began, Done, Outcome, StepDone, ToolDone, ToolEnd
+from unisono.core.observer import GenerationBegan, GenerationDone, GenerationOutcome, StepDone, ToolDone, ToolEnd
+from unisono.core.trace_context import TraceContext, step_span, tool_span, try_span
 
 Value: TypeAlias = str | bool | int | float | Sequence[str]
 
@@ -36,7 +36,7 @@ class Span:
 
     name: str
     kind: Kind
-    at: Trace
+    at: TraceContext
     parent: str
     start_ns: int
     end_ns: int
@@ -44,7 +44,7 @@ class Span:
     error: str = ""
 
 
-def spans_of(done: Done, kinds: Mapping[str, str]) -> list[Span]:
+def spans_of(done: GenerationDone, kinds: Mapping[str, str]) -> list[Span]:
     """The turn's span and all below it, none where it was not traced or not sampled. `kinds` are those of backends, by
     deployment."""
     turn = done.began.span
@@ -66,11 +66,11 @@ def _ns(begun: float, after_s: float) -> int:
     return int((begun + after_s) * 1e9)
 
 
-def _operation(began: Began) -> str:
+def _operation(began: GenerationBegan) -> str:
     return "text_completion" if began.surface == "completions" else "chat"
 
 
-def _turn(done: Done, at: Trace) -> Span:
+def _turn(done: GenerationDone, at: TraceContext) -> Span:
     began, usage = done.began, done.usage
     attributes: dict[str, Value] = {
         "gen_ai.operation.name": _operation(began),
@@ -97,20 +97,20 @@ def _turn(done: Done, at: Trace) -> Span:
             "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
             "gen_ai.usage.reasoning.output_tokens": usage.reasoning_tokens,
         }
-    error = LEFT if done.outcome is Outcome.LEFT else done.error
+    error = LEFT if done.outcome is GenerationOutcome.LEFT else done.error
     times = 0.0, done.ended_s
     return _span(
         f"{_operation(began)} {began.model}", Kind.SERVER, at, began.span_parent, began.at, times, attributes, error
     )
 
 
-def _step(number: int, tries: Sequence[StepDone], at: Trace, turn: Trace, begun: float) -> Span:
+def _step(number: int, tries: Sequence[StepDone], at: TraceContext, turn: TraceContext, begun: float) -> Span:
     attributes: dict[str, Value] = {"unisono.step": number, "unisono.tries": len(tries)}
     times = tries[0].began_s, tries[-1].ended_s
     return _span(f"step {number}", Kind.INTERNAL, at, turn.span_id, begun, times, attributes, tries[-1].failure)
 
 
-def _try(done: Done, index: int, step: StepDone, below: Trace, kinds: Mapping[str, str]) -> Span:
+def _try(done: GenerationDone, index: int, step: StepDone, below: TraceContext, kinds: Mapping[str, str]) -> Span:
     model = done.began.model
     attributes: dict[str, Value] = {
         "gen_ai.operation.name": _operation(done.began),
@@ -141,7 +141,7 @@ def _try(done: Done, index: int, step: StepDone, below: Trace, kinds: Mapping[st
     )
 
 
-def _tools(tools: Sequence[ToolDone], turn: Trace, begun: float) -> Iterator[Span]:
+def _tools(tools: Sequence[ToolDone], turn: TraceContext, begun: float) -> Iterator[Span]:
     for index, tool in enumerate(tools):
         attributes: dict[str, Value] = {
             "gen_ai.operation.name": "execute_tool",
@@ -160,7 +160,7 @@ def _tools(tools: Sequence[ToolDone], turn: Trace, begun: float) -> Iterator[Spa
 def _span(
     name: str,
     kind: Kind,
-    at: Trace,
+    at: TraceContext,
     parent: str,
     begun: float,
     times: tuple[float, float],

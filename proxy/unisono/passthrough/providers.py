@@ -24,12 +24,12 @@ from pydantic_core import to_jsonable_python
 
 from unisono.core.context_window import read_counts
 from unisono.core.conversation import Json
-from unisono.core.generation import Capabilities, Form, Load
-from unisono.core.letters import all_well_formed
-from unisono.core.passing import Api, PassingJob, has_output, named
+from unisono.core.generation import Capabilities, Load, OutputForm
+from unisono.core.passthrough_request import Api, PassthroughJob, has_output, named
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Probe
 from unisono.core.secrecy import secret_spellings
+from unisono.core.surrogates import all_well_formed
 from unisono.errors import (
     BackendError,
     BackendOverloaded,
@@ -122,9 +122,9 @@ class LitellmProvider:
         self._hidden = sorted({*hidden, *secret_spellings(hidden)}, key=len, reverse=True)
 
     async def probe(self) -> Probe:
-        return Probe(Capabilities(Form.TEXT, Form.TEXT, stop_visible=False))
+        return Probe(Capabilities(OutputForm.TEXT, OutputForm.TEXT, stop_visible=False))
 
-    async def answer(self, job: PassingJob) -> AsyncGenerator[Sequence[Mapping[str, Json]]]:
+    async def answer(self, job: PassthroughJob) -> AsyncGenerator[Sequence[Mapping[str, Json]]]:
         litellm = await _LOADED.get(self._environment)
         ask = litellm.acompletion if job.api is Api.CHAT else litellm.aresponses
         times = job.timeouts
@@ -164,7 +164,7 @@ class LitellmProvider:
     async def aclose(self) -> None:
         """Its connections are litellm's."""
 
-    def _asked(self, job: PassingJob, litellm: Any) -> dict[str, Any]:
+    def _asked(self, job: PassthroughJob, litellm: Any) -> dict[str, Any]:
         """Raises InvalidRequest for what the provider cannot be sent."""
         fields = FIELDS[job.api]
         model = named(self._model, job.asked)

@@ -12,7 +12,7 @@ from typing import Final
 from unisono.core.conversation import Json
 from unisono.core.events import Passed
 from unisono.core.generation import FinishReason, Usage
-from unisono.core.passing import Api, Passage
+from unisono.core.passthrough_request import Api, PassthroughRequest
 
 LETTERS_PER_TOKEN: Final = 4
 MOST_TOKENS: Final = 10**9
@@ -27,7 +27,7 @@ ENDS: Final = {"response.completed": "completed", "response.incomplete": "incomp
 class Relaying(ABC):
     """One answer to a passage."""
 
-    def __init__(self, passage: Passage) -> None:
+    def __init__(self, passage: PassthroughRequest) -> None:
         self._passage = passage
         self.said: list[str] = []
         """The visible text, as it came."""
@@ -84,7 +84,7 @@ class Relaying(ABC):
 class ChatRelaying(Relaying):
     """Of Chat Completions: one body, or chunks of one."""
 
-    def __init__(self, passage: Passage) -> None:
+    def __init__(self, passage: PassthroughRequest) -> None:
         super().__init__(passage)
         self._finished: set[int] = set()
         """Numbers of choices that have ended."""
@@ -163,7 +163,7 @@ class ResponsesRelaying(Relaying):
 KINDS: Final[Mapping[Api, type[Relaying]]] = {Api.CHAT: ChatRelaying, Api.RESPONSES: ResponsesRelaying}
 
 
-def relaying_of(passage: Passage) -> Relaying:
+def relaying_of(passage: PassthroughRequest) -> Relaying:
     return KINDS[passage.api](passage)
 
 

@@ -14,9 +14,9 @@ from time import monotonic
 
 from unisono.core.conversation import Json, Phase
 from unisono.core.events import Closed, Event, Finished, Text
-from unisono.core.passing import Api, Passage, PassingJob, has_output, starred
-from unisono.core.routes import Demand, Place, Pool
-from unisono.core.watching import Pace, StepDone
+from unisono.core.observer import Pace, StepDone
+from unisono.core.passthrough_request import Api, PassthroughJob, PassthroughRequest, has_output, starred
+from unisono.core.route_protocol import DeploymentPool, RouteRequirements, Slot
 from unisono.engine.failover import Progress
 from unisono.engine.places import Places
 from unisono.engine.turn import GeneratorRun, Report, Turn
@@ -33,7 +33,7 @@ MOST_NAMES: Mapping[Api, tuple[str, ...]] = {
 class PassingRun(GeneratorRun):
     """A turn that passes through, in progress."""
 
-    def __init__(self, pool: Pool, turn: Turn, passage: Passage) -> None:
+    def __init__(self, pool: DeploymentPool, turn: Turn, passage: PassthroughRequest) -> None:
         self.report = Report()
         self._turn = turn
         self._passage = passage
@@ -42,7 +42,7 @@ class PassingRun(GeneratorRun):
     async def _each(self) -> AsyncGenerator[list[Event]]:
         places = Places(self._pool, self._turn, self.report, passing=True)
         # What is reserved for it is rather too much; nobody is to be passed over for that.
-        demand = Demand(self._passage.tokens * 3 // 4, max_tokens=self._turn.max_tokens)
+        demand = RouteRequirements(self._passage.tokens * 3 // 4, max_tokens=self._turn.max_tokens)
         try:
             while True:
                 shown = False
@@ -62,7 +62,7 @@ class PassingRun(GeneratorRun):
         finally:
             places.release()
 
-    async def _answer(self, places: Places, place: Place) -> AsyncGenerator[list[Event]]:
+    async def _answer(self, places: Places, place: Slot) -> AsyncGenerator[list[Event]]:
         """All of an answer on one deployment. Raises what it fails with."""
         job = self._job(places, place)
         relaying = relaying_of(self._passage)
@@ -100,9 +100,9 @@ class PassingRun(GeneratorRun):
         said = Closed(Text(0, Phase.FINAL), "".join(relaying.said))
         yield [*held, said, Finished(relaying.reason, relaying.usage)]
 
-    def _job(self, places: Places, place: Place) -> PassingJob:
+    def _job(self, places: Places, place: Slot) -> PassthroughJob:
         turn, passage = self._turn, self._passage
-        return PassingJob(
+        return PassthroughJob(
             passage.api,
             sent_body(passage, turn.max_tokens),
             passage.stream,
@@ -114,7 +114,7 @@ class PassingRun(GeneratorRun):
 
 
 async def _unless_probes_fail(
-    coming: AsyncIterator[Sequence[Mapping[str, Json]]], place: Place
+    coming: AsyncIterator[Sequence[Mapping[str, Json]]], place: Slot
 ) -> AsyncGenerator[Sequence[Mapping[str, Json]]]:
     """An answer that is not streamed. It may take as long as the total time allows, unless its deployment fails a probe
     and another one can answer. Raises BackendTimeout."""
@@ -149,7 +149,7 @@ class Telling:
         if new := self._relaying.came - self._pace.tokens:
             self._pace.came(new, now)
 
-    def record_times(self, place: Place) -> None:
+    def record_times(self, place: Slot) -> None:
         """Have the deployment learn from a streamed answer."""
         pace, usage = self._pace, self._relaying.usage
         if pace.first is None or self.failure:
@@ -179,7 +179,7 @@ class Telling:
         )
 
 
-def sent_body(passage: Passage, max_tokens: int | None) -> Mapping[str, Json]:
+def sent_body(passage: PassthroughRequest, max_tokens: int | None) -> Mapping[str, Json]:
     """What a backend gets: what came, with the usage asked for, and no more tokens than a budget leaves."""
     body = dict(passage.body)
     if passage.stream and passage.api is Api.CHAT and not passage.wants_usage:

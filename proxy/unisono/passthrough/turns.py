@@ -15,8 +15,8 @@ from typing import Final
 
 from unisono.core.deadline import Deadline
 from unisono.core.events import Event
-from unisono.core.passing import Passage, Way
-from unisono.core.routes import Pool
+from unisono.core.passthrough_request import AnswerMode, PassthroughRequest
+from unisono.core.route_protocol import DeploymentPool
 from unisono.engine.failover import Action, Options, Progress, decide, failure_kind
 from unisono.engine.turn import GeneratorRun, Report, Run, Turn, Turns
 from unisono.errors import BackendError, ContextTooLong
@@ -31,7 +31,7 @@ OVERHEAD = 100
 class PassingTurns(Turns):
     """`turns` are the engine's."""
 
-    def __init__(self, turns: Turns, pool: Pool) -> None:
+    def __init__(self, turns: Turns, pool: DeploymentPool) -> None:
         self._turns = turns
         self._pool = pool
 
@@ -39,14 +39,14 @@ class PassingTurns(Turns):
         passage = turn.passage
         if passage is None:
             return self._turns.start(turn)
-        if passage.way is Way.PASSING:
+        if passage.way is AnswerMode.PASSING:
             return PassingRun(self._pool, turn, passage)
         return EitherRun(self._turns, self._pool, turn, passage)
 
     async def count(self, turn: Turn) -> int:
         """Of a turn that only passes through it is a guess."""
         passage = turn.passage
-        if passage is None or passage.way is Way.ENGINE_THEN_PASSING:
+        if passage is None or passage.way is AnswerMode.ENGINE_THEN_PASSING:
             return await self._turns.count(turn)
         return OVERHEAD + passage.tokens
 
@@ -54,7 +54,7 @@ class PassingTurns(Turns):
 class EitherRun(GeneratorRun):
     """A run of the one, and where it fails with nothing shown, of the other."""
 
-    def __init__(self, turns: Turns, pool: Pool, turn: Turn, passage: Passage) -> None:
+    def __init__(self, turns: Turns, pool: DeploymentPool, turn: Turn, passage: PassthroughRequest) -> None:
         self.report = Report()
         self._turns = turns
         self._pool = pool
@@ -62,7 +62,7 @@ class EitherRun(GeneratorRun):
         self._passage = passage
 
     async def _each(self) -> AsyncGenerator[list[Event]]:
-        passes_first = self._passage.way is Way.PASSING_THEN_ENGINE
+        passes_first = self._passage.way is AnswerMode.PASSING_THEN_ENGINE
         deadline = Deadline(asyncio.get_running_loop().time())
         shown = False
         try:

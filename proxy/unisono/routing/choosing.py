@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from unisono.core.routes import Demand
+from unisono.core.route_protocol import RouteRequirements
 from unisono.routing.policy import Candidate, Choice, Share, Strategy, Wanted, choose, explained, to_wanted
 from unisono.routing.prefixes import PrefixIndex
 
@@ -26,7 +26,7 @@ class Choosing:
         self._turn = 0
         self._alone = len(candidates) < 2
 
-    def wanted(self, demand: Demand, now: float, *, sticky: str = "", excluded: int = 0) -> Wanted:
+    def wanted(self, demand: RouteRequirements, now: float, *, sticky: str = "", excluded: int = 0) -> Wanted:
         if self._alone or self._strategy is not Strategy.PREFIX_AWARE:
             return to_wanted(demand, excluded=excluded)
         held = self._prefixes.held(demand.blocks, now)
@@ -35,7 +35,7 @@ class Choosing:
     def choose(self, wanted: Wanted, barred: int = 0) -> Choice:
         return choose(self.candidates, wanted, self._turn, strategy=self._strategy, barred=barred)
 
-    def take(self, candidate: Candidate, demand: Demand, wanted: Wanted, now: float) -> Share:
+    def take(self, candidate: Candidate, demand: RouteRequirements, wanted: Wanted, now: float) -> Share:
         """A place on a candidate, which reads the prompt now and holds it from then on."""
         if log.isEnabledFor(logging.DEBUG):
             rows = explained(self.candidates, wanted)

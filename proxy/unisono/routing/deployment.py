@@ -17,7 +17,7 @@ from random import uniform
 from typing import cast
 
 from unisono.core.generation import Capabilities, Load, Timeouts
-from unisono.core.ports import Backend, Endpoint, PassingBackend
+from unisono.core.ports import Backend, Endpoint, PassthroughBackend
 from unisono.core.probe import PASSING, Probe
 from unisono.core.tasks import cancel_and_wait
 from unisono.errors import BackendTimeout, BackendUnfit, UnisonoError
@@ -145,9 +145,9 @@ class LiveDeployment:
         return cast(Backend, self.endpoint)
 
     @property
-    def passing(self) -> PassingBackend:
+    def passing(self) -> PassthroughBackend:
         """Of one that passes."""
-        return cast(PassingBackend, self.endpoint)
+        return cast(PassthroughBackend, self.endpoint)
 
     @property
     def timeouts(self) -> Timeouts:

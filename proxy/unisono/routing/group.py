@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from unisono.core.routes import Demand
+from unisono.core.route_protocol import RouteRequirements
 from unisono.errors import BackendOverloaded
 from unisono.routing.budget import RetryBudget
 from unisono.routing.choosing import Choosing
@@ -92,7 +92,7 @@ class Group:
         if self._minute is not None:
             self._minute.cancel()
 
-    def wanted(self, demand: Demand, sticky: str, excluded: int) -> Wanted:
+    def wanted(self, demand: RouteRequirements, sticky: str, excluded: int) -> Wanted:
         return self._choosing.wanted(demand, self._clock(), sticky=sticky, excluded=excluded)
 
     def choice(self, wanted: Wanted, barred: int = 0) -> Choice:
@@ -120,7 +120,7 @@ class Group:
             if (rate := live.candidate.rate) is not None:
                 rate.move(now)
 
-    def attempt(self, demand: Demand, wanted: Wanted, barred: int = 0) -> Offer[Hold]:
+    def attempt(self, demand: RouteRequirements, wanted: Wanted, barred: int = 0) -> Offer[Hold]:
         """Take a place now, if there is one on a deployment that is known."""
         choice = self.choice(wanted, barred)
         if choice.taken is None:
@@ -132,11 +132,13 @@ class Group:
         self._choosing.passed(wanted)
         return Offer(self.take(live, demand, wanted))
 
-    def take(self, live: LiveDeployment, demand: Demand, wanted: Wanted) -> Hold:
+    def take(self, live: LiveDeployment, demand: RouteRequirements, wanted: Wanted) -> Hold:
         """A place on a deployment, which reads the prompt now and holds it from then on."""
         return live.hold(self._choosing.take(live.candidate, demand, wanted, self._clock()))
 
-    async def wait_for(self, owner: str, number: int, demand: Demand, wanted: Wanted, until: float) -> Hold | None:
+    async def wait_for(
+        self, owner: str, number: int, demand: RouteRequirements, wanted: Wanted, until: float
+    ) -> Hold | None:
         """A place, in turn; None when there is nothing to wait for. Raises BackendOverloaded and its relatives."""
         try:
             return await self.line.take(

@@ -11,7 +11,7 @@ from typing import Protocol, Self
 
 from unisono.core.generation import Capabilities, Timeouts
 from unisono.core.ports import Deployment
-from unisono.core.routes import Demand
+from unisono.core.route_protocol import RouteRequirements
 from unisono.core.symptom import Symptom
 from unisono.errors import BackendError, BackendTimeout, UnisonoError
 from unisono.routing.attempt_limits import Attempt, AttemptSample, attempt_limits
@@ -41,7 +41,9 @@ class PlaceGiver(Protocol):
 class HeldPlace:
     """The right to generate on one deployment, until it is left."""
 
-    def __init__(self, route: PlaceGiver, group: Group, hold: Hold, capabilities: Capabilities, demand: Demand) -> None:
+    def __init__(
+        self, route: PlaceGiver, group: Group, hold: Hold, capabilities: Capabilities, demand: RouteRequirements
+    ) -> None:
         self._route = route
         self._group = group
         self._hold: Hold | None = hold

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Final
 
-from unisono.core.blocks import BLOCK_TOKENS
-from unisono.core.routes import Demand
+from unisono.core.prefix_blocks import BLOCK_TOKENS
+from unisono.core.route_protocol import RouteRequirements
 from unisono.routing.rates import Grain, Rate
 from unisono.routing.turns import favourite, number_of, round_robin
 
@@ -185,7 +185,7 @@ class Wanted:
 
 
 def to_wanted(
-    demand: Demand,
+    demand: RouteRequirements,
     held: Sequence[tuple[int, int]] = (),
     *,
     sticky: str = "",

@@ -16,7 +16,7 @@ from math import inf
 from random import uniform
 
 from unisono.config import StandIns
-from unisono.core.routes import Ask
+from unisono.core.route_protocol import RouteRequest
 from unisono.core.tasks import cancel_and_wait
 from unisono.errors import UnisonoError, UnknownModel, UnsupportedValue
 from unisono.routing.deployment import LiveDeployment, Terms
@@ -102,7 +102,7 @@ class RoutingPool:
         self._watching: list[asyncio.Task[None]] = []
         self._places = asyncio.Semaphore(PROBES_AT_ONCE)
 
-    def route(self, ask: Ask) -> GroupRoute:
+    def route(self, ask: RouteRequest) -> GroupRoute:
         """A request's way through the deployments of its model, and of those that stand in for it, that are of the kind
         it asks for. Raises UnknownModel."""
         groups, other = (self._passing, self._speaking) if ask.passing else (self._speaking, self._passing)

@@ -15,7 +15,7 @@ from random import uniform
 from typing import Final
 
 from unisono.core.generation import Capabilities
-from unisono.core.routes import Ask, Demand, Prospects, Try
+from unisono.core.route_protocol import Attempt, Prospects, RouteRequest, RouteRequirements
 from unisono.errors import (
     BackendError,
     BackendOverloaded,
@@ -53,12 +53,14 @@ LONGEST_RETRY_AFTER_S: Final = 60.0
 class GroupRoute:
     """Through `group`, then `fallbacks`; where the prompt is too long for a group, through `larger` before these."""
 
-    def __init__(self, ask: Ask, group: Group, fallbacks: Sequence[Group] = (), larger: Sequence[Group] = ()) -> None:
+    def __init__(
+        self, ask: RouteRequest, group: Group, fallbacks: Sequence[Group] = (), larger: Sequence[Group] = ()
+    ) -> None:
         self._ask = ask
         self._group = group
         self._fallbacks = tuple(fallbacks)
         self._larger = tuple(larger)
-        self._tries: list[Try] = []
+        self._tries: list[Attempt] = []
         self._failure: UnisonoError | None = None
         self._at: tuple[Group, LiveDeployment] | None = None
         """Where the last place was."""
@@ -77,7 +79,7 @@ class GroupRoute:
         """Whether there was a pause since the last failure."""
 
     @property
-    def tries(self) -> Sequence[Try]:
+    def tries(self) -> Sequence[Attempt]:
         return self._tries
 
     @property
@@ -190,7 +192,7 @@ class GroupRoute:
         if not isinstance(error, ContextTooLong):
             self._failures[group.model] = self._failures.get(group.model, 0) + 1
 
-    async def place(self, demand: Demand) -> HeldPlace:
+    async def place(self, demand: RouteRequirements) -> HeldPlace:
         self._resumes = demand.resumes
         if self._failure is None:
             if self._at is None:
@@ -228,7 +230,7 @@ class GroupRoute:
         self._deaths += 1
         self._count(group, error)
 
-    def _judge(self, demand: Demand) -> None:
+    def _judge(self, demand: RouteRequirements) -> None:
         """Whether there may be another try at all. Raises what the last one failed with."""
         error = self._failure
         assert error is not None
@@ -249,7 +251,7 @@ class GroupRoute:
                 error.retry_after_s = group.line.expected_s()
             raise error
 
-    def _groups(self, demand: Demand) -> Iterator[Group]:
+    def _groups(self, demand: RouteRequirements) -> Iterator[Group]:
         """Those that may be asked, in order, each once."""
         seen: set[Group] = set()
         too_long = isinstance(self._failure, ContextTooLong) or self._too_long(demand)
@@ -258,11 +260,11 @@ class GroupRoute:
                 seen.add(group)
                 yield group
 
-    def _too_long(self, demand: Demand) -> bool:
+    def _too_long(self, demand: RouteRequirements) -> bool:
         sizes = [one.candidate.context for one in self._group.members]
         return all(size is not None and size <= demand.prompt_tokens for size in sizes)
 
-    def _wanted(self, group: Group, demand: Demand) -> Wanted:
+    def _wanted(self, group: Group, demand: RouteRequirements) -> Wanted:
         wanted = group.wanted(demand, self._ask.sticky, self._gone)
         if demand.resumes and self._at is not None and not group.serves(wanted):
             # Whoever failed first may be well again, even one that rests; whoever failed last had its chance just now.
@@ -270,7 +272,7 @@ class GroupRoute:
             return replace(wanted, excluded=(self._gone & ~self._back) | last)
         return wanted
 
-    def _again(self, demand: Demand) -> HeldPlace | None:
+    def _again(self, demand: RouteRequirements) -> HeldPlace | None:
         """The same deployment, if it has a place: what is cached there is worth more than somebody else's turn."""
         assert self._at is not None
         group, live = self._at
@@ -281,7 +283,7 @@ class GroupRoute:
             return None
         return self._given(group, group.take(live, demand, wanted), live.known, demand)
 
-    async def _taken(self, group: Group, demand: Demand) -> HeldPlace:
+    async def _taken(self, group: Group, demand: RouteRequirements) -> HeldPlace:
         """A place in a group, waiting in its line. Raises the `BackendError` family."""
         number = group.line.number()
         # A place that comes when the time for the answer is over is of no use.
@@ -313,10 +315,10 @@ class GroupRoute:
         unfit = (one for one in group.members if one.candidate.rank is Rank.UNFIT)
         return next((one for one in unfit if not one.candidate.bit & wanted.excluded), None)
 
-    def _given(self, group: Group, hold: Hold, capabilities: Capabilities, demand: Demand) -> HeldPlace:
+    def _given(self, group: Group, hold: Hold, capabilities: Capabilities, demand: RouteRequirements) -> HeldPlace:
         live = hold.live
         if self._failure is not None or self._at is None or self._at[1] is not live:
-            self._tries.append(Try(live.name, model=group.model))
+            self._tries.append(Attempt(live.name, model=group.model))
         self._failure, self._paused = None, False
         self._at = (group, live)
         return HeldPlace(self, group, hold, capabilities, demand)

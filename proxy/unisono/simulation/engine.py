@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from unisono.core.blocks import BLOCK_TOKENS
+from unisono.core.prefix_blocks import BLOCK_TOKENS
 from unisono.simulation.plan import BackendPlan
 from unisono.simulation.traffic import US
 

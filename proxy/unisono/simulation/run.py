@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from unisono.core.blocks import BLOCK_TOKENS
+from unisono.core.prefix_blocks import BLOCK_TOKENS
 from unisono.simulation.engine import Engine, Run
 from unisono.simulation.plan import BackendPlan, Plan
 from unisono.simulation.results import End, Result, Served

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import ceil
 
-from unisono.core.routes import Demand
+from unisono.core.route_protocol import RouteRequirements
 from unisono.routing.choosing import Choosing
 from unisono.routing.policy import STRATEGIES, Candidate, Rank, Share, Strategy
 from unisono.routing.prefixes import PrefixIndex
@@ -49,7 +49,7 @@ class Serving:
         now = now_us / US
         for rate in self._rates:
             rate.move(now)
-        demand = Demand(wish.prompt, wish.blocks)
+        demand = RouteRequirements(wish.prompt, wish.blocks)
         wanted = self._choosing.wanted(demand, now, sticky=str(wish.conversation) if self._sticky else "")
         taken = self._choosing.choose(wanted).taken
         if taken is None or taken.rank is not Rank.WELL:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
-from unisono.core.blocks import BLOCK_TOKENS
+from unisono.core.prefix_blocks import BLOCK_TOKENS
 from unisono.simulation.plan import MOST_TOKENS, Plan, TrafficPlan
 
 US = 1_000_000

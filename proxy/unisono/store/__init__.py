@@ -1,18 +1,18 @@
-"""State that outlives a request: one Protocol (`unisono.core.state.Store`), an embedded engine and a shared one."""
+"""State that outlives a request: one Protocol (`unisono.core.state_store.Store`), an embedded engine and a shared one."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from urllib.parse import unquote
 
-from unisono.core.state import Bounds, Retention, Store
+from unisono.core.state_store import Retention, StateLimits, Store
 from unisono.errors import ConfigError
 
 
 def open_store(
     url: str,
     retention: Retention | None = None,
-    bounds: Bounds | None = None,
+    bounds: StateLimits | None = None,
     *,
     deadline_s: float = 0.25,
     replicas: int | None = None,

@@ -13,11 +13,11 @@ from typing import Any, cast
 
 import orjson
 
-from unisono.core.access import KeyDigest, KeyRecord, Limits, Period
+from unisono.core.access import KeyDigest, KeyLimits, KeyRecord, Period
 from unisono.core.conversation import Json, Tokens
 from unisono.core.generation import Usage
-from unisono.core.records import Record, text_of, to_item, to_record
-from unisono.core.state import Bounds, Status, StoredConversation, StoredItem, StoredResponse
+from unisono.core.item_records import Record, text_of, to_item, to_record
+from unisono.core.state_store import StateLimits, Status, StoredConversation, StoredItem, StoredResponse
 from unisono.errors import InternalError, StoreTooLarge, StoreUnreadable
 
 VERSION = 1
@@ -64,7 +64,7 @@ def _reading(
         raise StoreUnreadable("a stored record is damaged and cannot be read") from error
 
 
-def encode_item(item: StoredItem, bounds: Bounds) -> bytes:
+def encode_item(item: StoredItem, bounds: StateLimits) -> bytes:
     """Raises `StoreTooLarge`."""
     data = _dump(_item(item))
     if len(data) > bounds.item:
@@ -77,7 +77,7 @@ def decode_item(data: bytes) -> StoredItem:
     return cast("StoredItem", _reading(_to_item, data))
 
 
-def encode_items(key: str, items: Sequence[StoredItem], bounds: Bounds) -> bytes:
+def encode_items(key: str, items: Sequence[StoredItem], bounds: StateLimits) -> bytes:
     """The items of a response under `key`, `input` or `output`. Raises `StoreTooLarge`."""
     parts = [encode_item(item, bounds) for item in items]
     return b'{"v":%d,"%s":[%s]}' % (VERSION, key.encode(), b",".join(parts))
@@ -103,7 +103,7 @@ def encode_head(response: StoredResponse) -> bytes:
     )
 
 
-def encode_response(response: StoredResponse, bounds: Bounds) -> tuple[bytes, bytes, bytes]:
+def encode_response(response: StoredResponse, bounds: StateLimits) -> tuple[bytes, bytes, bytes]:
     """Head, input and output. Raises `StoreTooLarge`."""
     parts = (
         encode_head(response),
@@ -174,7 +174,7 @@ PLAIN = ("id", "tenant", "created_at", "name", "ending", "expires_at", "revoked_
 
 
 def encode_key(record: KeyRecord) -> bytes:
-    limits: Record = {key: getattr(record.limits, key) for key in Limits.__slots__ if key != "budget_period"}
+    limits: Record = {key: getattr(record.limits, key) for key in KeyLimits.__slots__ if key != "budget_period"}
     period = record.limits.budget_period
     return _dump(
         {
@@ -203,7 +203,7 @@ def _to_key(record: Record) -> KeyRecord:
     return KeyRecord(
         **plain,
         digests=tuple(KeyDigest(**one) for one in cast("list[dict[str, Any]]", record["digests"])),
-        limits=Limits(**{**limits, "budget_period": Period(*limits["budget_period"])}),
+        limits=KeyLimits(**{**limits, "budget_period": Period(*limits["budget_period"])}),
         models=_to_names(record["models"]),
         mcp_servers=_to_names(record["mcp_servers"]),
         tags=cast("dict[str, str]", record["tags"]),

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from contextlib import suppress
 
-from unisono.core.state import Store
+from unisono.core.state_store import Store
 from unisono.errors import StoreError, StoreUnavailable, UnisonoError
 
 log = logging.getLogger("unisono.store")

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
-from unisono.core.state import EventPage
+from unisono.core.state_store import EventPage
 
 LOOK_AGAIN_S = 1.0
 """A writer in another process may not reach this one; its events are seen this much later at worst."""

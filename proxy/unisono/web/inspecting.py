@@ -15,8 +15,8 @@ from typing import Any, Final
 from unisono.api.inspection import MOST_TOOLS, InspectRequest
 from unisono.core.conversation import FunctionTool
 from unisono.core.events import Closed, Event, HostedCall, Listing, Reasoning, Repaired, Text, ToolCall
-from unisono.core.generation import START, Chunk, FinishReason, Form
-from unisono.core.letters import well_formed
+from unisono.core.generation import START, Chunk, FinishReason, OutputForm
+from unisono.core.surrogates import well_formed
 from unisono.engine.mended import mended
 from unisono.errors import InvalidRequest
 from unisono.harmony.builtins import FUNCTIONS_OF
@@ -123,7 +123,7 @@ def _encoded(text: str, encoding: Encoding) -> list[int]:
 
 
 def _decoded(text: str, encoding: Encoding) -> list[int]:
-    decoder = decoder_for(Form.TEXT, encoding)
+    decoder = decoder_for(OutputForm.TEXT, encoding)
     return [*decoder.feed(Chunk(text=text)), *decoder.end()]
 
 

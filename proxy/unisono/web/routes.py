@@ -19,7 +19,7 @@ from starlette.responses import Response
 from unisono.api.body import off_loop, read_json
 from unisono.api.inspection import InspectRequest
 from unisono.core.access import Caller
-from unisono.core.traces import Traces
+from unisono.core.recordings import TraceStore
 from unisono.errors import InvalidRequest, LimitReached, NotFound
 from unisono.observe.recording import dumped, unpacked
 from unisono.web.inspecting import inspected
@@ -36,7 +36,7 @@ MOST_WAITING: Final = 16
 Overview = Callable[[Caller], Mapping[str, Any]]
 
 
-def web_router(*, overview: Overview, traces: Traces) -> APIRouter:
+def web_router(*, overview: Overview, traces: TraceStore) -> APIRouter:
     """Expects the layers of `api.door` in front."""
     reading = Reading()
 
@@ -88,7 +88,7 @@ class Reading:
             self._waiting -= 1
 
 
-async def _document(traces: Traces, caller: Caller, id: str) -> dict[str, Any]:
+async def _document(traces: TraceStore, caller: Caller, id: str) -> dict[str, Any]:
     """Raises NotFound, InvalidRequest."""
     # Anything else need not be looked for.
     found = await traces.trace(caller.tenant, id) if POSSIBLE.fullmatch(id) else None

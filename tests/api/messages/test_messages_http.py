@@ -11,9 +11,9 @@ from tests.api.asgi import Exchange
 from tests.api.messages.folding import fold, named_events
 from tests.api.messages.mounted import gateway, request
 from tests.api.scripted import ScriptedTurns, call, commentary, final, finished, reasoning
-from unisono.core.access import Limits
-from unisono.core.accounts import Standing
+from unisono.core.access import KeyLimits
 from unisono.core.events import Event
+from unisono.core.quotas import QuotaStatus
 from unisono.engine.turn import Report, Turn
 from unisono.errors import (
     BackendOverloaded,
@@ -207,8 +207,8 @@ async def test_paths_of_others_keep_their_shape() -> None:
 
 
 async def test_limits_are_told_in_both_spellings() -> None:
-    left = Standing(requests_left=4, requests_reset_s=12, tokens_left=900, tokens_reset_s=6)
-    standing = replace(left, limits=Limits(rpm=5, tpm=1000))
+    left = QuotaStatus(requests_left=4, requests_reset_s=12, tokens_left=900, tokens_reset_s=6)
+    standing = replace(left, limits=KeyLimits(rpm=5, tpm=1000))
     turns = ScriptedTurns([ANSWER], report=lambda: Report(standing=standing))
     headers = (await request(turns).run()).headers
     assert headers["x-ratelimit-remaining-requests"] == headers["anthropic-ratelimit-requests-remaining"] == "4"

@@ -13,7 +13,7 @@ from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.sampling import to_sampling
 from unisono.api.tools import CallForm, Toolbox
 from unisono.core import events as made
-from unisono.core.state import StoredResponse
+from unisono.core.state_store import StoredResponse
 from unisono.engine.turn import Report
 
 NOW = 1700000007.5

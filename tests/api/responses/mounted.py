@@ -17,7 +17,7 @@ from unisono.api.responses.conversations.routes import conversations_router
 from unisono.api.responses.routes import responses_router
 from unisono.app import Gateway, build, build_engine, responses_means
 from unisono.config import parse
-from unisono.core.state import Store
+from unisono.core.state_store import Store
 from unisono.hosting import build_hosting
 
 

@@ -33,7 +33,7 @@ from unisono.api.responses.routes import responses_router
 from unisono.api.responses.websocket.connection import Connection
 from unisono.api.sealing import Sealer
 from unisono.core.access import Caller
-from unisono.core.state import Store
+from unisono.core.state_store import Store
 from unisono.engine.turn import Turn
 from unisono.errors import UnknownModel
 from unisono.store import open_store

@@ -14,7 +14,7 @@ from tests.api.responses.frames import ids
 from unisono.api.door import doors
 from unisono.api.failures import register
 from unisono.api.responses.conversations.routes import conversations_router
-from unisono.core.state import Bounds, Store
+from unisono.core.state_store import StateLimits, Store
 from unisono.store import open_store
 
 CONVERSATION = {"id", "object", "created_at", "metadata"}
@@ -62,7 +62,7 @@ class Desk:
 
 @pytest.fixture
 async def desk() -> AsyncIterator[Desk]:
-    store = open_store("memory://", bounds=Bounds(item=200_000, conversation=500_000))
+    store = open_store("memory://", bounds=StateLimits(item=200_000, conversation=500_000))
     await store.start()
     yield Desk(store)
     await store.aclose()

@@ -14,7 +14,7 @@ from unisono.api.body import OFF_LOOP_BYTES
 from unisono.api.responses.conversations.routes import TRIES
 from unisono.api.responses.given import KINDS
 from unisono.core.conversation import AssistantCall, ToolResult, UserMessage
-from unisono.core.state import Bounds, Lease, Status, StoredItem
+from unisono.core.state_store import Lease, StateLimits, Status, StoredItem
 from unisono.store import open_store
 from unisono.store.sqlite import SqliteStore
 
@@ -24,7 +24,7 @@ OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "42"}
 
 @pytest.fixture
 async def desk() -> AsyncIterator[Desk]:
-    store = open_store("memory://", bounds=Bounds(item=600_000, conversation=1_000_000))
+    store = open_store("memory://", bounds=StateLimits(item=600_000, conversation=1_000_000))
     await store.start()
     yield Desk(store)
     await store.aclose()

@@ -13,7 +13,7 @@ from unisono.api.responses.hosting.servers import MOST_SERVERS, ServerRules, to_
 from unisono.api.responses.inbound import mcp_specs
 from unisono.api.sealing import Sealer
 from unisono.core.conversation import AssistantCall, AssistantMessage, Item, ToolResult, UserMessage
-from unisono.core.state import StoredItem
+from unisono.core.state_store import StoredItem
 from unisono.core.tools import Approval, Command, HostedTool, ToolFilter, ToolServer, ToolTransport
 from unisono.engine.judging import OUTCOME_UNKNOWN
 from unisono.engine.turn import Decision

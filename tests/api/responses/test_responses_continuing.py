@@ -14,7 +14,7 @@ from unisono.api.responses.outbound.events import Events
 from unisono.api.responses.reading import Known
 from unisono.core.conversation import Item
 from unisono.core.generation import FinishReason
-from unisono.core.state import StoredItem
+from unisono.core.state_store import StoredItem
 from unisono.engine.turn import Report
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.render import Renderer

@@ -28,7 +28,7 @@ from unisono.core.conversation import (
     ToolResult,
     UserMessage,
 )
-from unisono.core.state import StoredItem
+from unisono.core.state_store import StoredItem
 from unisono.core.tool_names import ToolNames
 
 CALL = {"type": "function_call", "id": "fc_1", "call_id": "c", "name": "f", "arguments": '{"a":1}'}

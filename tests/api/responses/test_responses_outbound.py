@@ -20,7 +20,7 @@ from unisono.core import events as made
 from unisono.core.conversation import AssistantCall, AssistantMessage, AssistantReasoning, Item, Phase, ToolResult
 from unisono.core.events import Closed, Delta, Opened, Reasoning, Repaired, Text, ToolCall
 from unisono.core.generation import FinishReason
-from unisono.core.state import Status
+from unisono.core.state_store import Status
 from unisono.engine.judging import OUTCOME_UNKNOWN
 from unisono.engine.turn import Report
 from unisono.errors import BackendOverloaded, BackendUnavailable, ContextTooLong, UnisonoError

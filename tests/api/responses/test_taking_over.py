@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from unisono.api.responses.background.record import handed_over, tried
-from unisono.core.state import Status, StoredResponse
+from unisono.core.state_store import Status, StoredResponse
 
 CASES: dict[str, tuple[dict[str, Any], int, int]] = {
     # Notes of the record, logged tokens, crashes in a row.

@@ -10,7 +10,7 @@ from tests.api.responses.folding import fold
 from tests.api.responses.sockets import Site, site
 from tests.api.scripted import Step, call, final, finished
 from unisono.core.conversation import AssistantCall, AssistantMessage, Item, ToolResult, UserMessage
-from unisono.core.state import StoredConversation
+from unisono.core.state_store import StoredConversation
 from unisono.errors import BackendUnavailable
 
 DIALECTS = ("/v1/responses", "/open-responses/v1/responses")

@@ -30,7 +30,7 @@ from unisono.api.runnable import NOTHING_TO_RUN, RunnableTools
 from unisono.api.sse import CLIENT_CLOSED_REQUEST, KEEP_ALIVE_S, ClientGone, EventStream, Source, until_disconnect
 from unisono.api.whole import to_whole
 from unisono.core.access import Caller
-from unisono.core.passing import Api, Way
+from unisono.core.passthrough_request import AnswerMode, Api
 from unisono.engine.turn import Turns
 from unisono.errors import InvalidRequest
 
@@ -77,7 +77,7 @@ def chat_router(
         async def passed() -> Response:
             return await passed_through(request, turns, Api.CHAT, body, served.group, keep_alive_s=keep_alive_s)
 
-        if way is Way.PASSING:
+        if way is AnswerMode.PASSING:
             return await passed()
 
         def understood() -> tuple[ChatRequest, ChatModel, ChatTurn]:
@@ -100,12 +100,12 @@ def chat_router(
         try:
             wanted, model, asked = await off_loop(understood, len(await request.body()))
         except (InvalidRequest, ValidationError):
-            if way is not Way.PASSING_THEN_ENGINE:
+            if way is not AnswerMode.PASSING_THEN_ENGINE:
                 raise
             # What no gpt-oss could stand in for may be fine where it passes.
             return await passed()
         passes = asked.turn.passage is not None
-        if way is Way.PASSING_THEN_ENGINE and not passes:
+        if way is AnswerMode.PASSING_THEN_ENGINE and not passes:
             return await passed()
         frame = Frame(
             id=f"chatcmpl-{new_id()}",

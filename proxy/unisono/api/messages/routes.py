@@ -21,8 +21,8 @@ from unisono.api.messages.schema import MessagesRequest, Wanted
 from unisono.api.sse import CLIENT_CLOSED_REQUEST, KEEP_ALIVE_S, ClientGone, EventStream, until_disconnect
 from unisono.api.whole import to_whole
 from unisono.core.access import Caller
-from unisono.core.accounts import Standing
 from unisono.core.conversation import Item
+from unisono.core.quotas import QuotaStatus
 from unisono.engine.collect import Result, collect_run
 from unisono.engine.turn import Report, Run, Turns
 
@@ -184,7 +184,7 @@ def headers_of(report: Report, now: float) -> Mapping[str, str]:
     return {**backend_header([report]), **limits}
 
 
-def limit_headers(standing: Standing, now: float) -> dict[str, str]:
+def limit_headers(standing: QuotaStatus, now: float) -> dict[str, str]:
     """Anthropic's headers on what a key may use in a minute and what is left of it."""
     told: dict[str, str] = {}
     for name, limit, left, reset_s in standing.windows():

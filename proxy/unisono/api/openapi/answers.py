@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from unisono.api.openapi.models import Schema, ref
-from unisono.core.state import Status
+from unisono.core.state_store import Status
 
 TEXT: Schema = {"type": "string"}
 COUNT: Schema = {"type": "integer", "minimum": 0}

@@ -13,7 +13,7 @@ from unisono.api.responses.asked import Asked
 from unisono.api.responses.keeping import keep
 from unisono.api.responses.means import Means
 from unisono.api.responses.outbound.events import Events, WireEvent
-from unisono.core.state import StoredResponse
+from unisono.core.state_store import StoredResponse
 from unisono.engine.turn import Report, Run
 from unisono.errors import UnisonoError
 

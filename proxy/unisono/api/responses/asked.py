@@ -27,7 +27,7 @@ from unisono.api.responses.schema import ResponsesRequest
 from unisono.core.access import Caller
 from unisono.core.conversation import Item
 from unisono.core.ids import DerivedIds
-from unisono.core.state import Lease, Status
+from unisono.core.state_store import Lease, Status
 from unisono.errors import StoreConflict
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from unisono.api.responses.means import Means
-from unisono.core.state import Lease
+from unisono.core.state_store import Lease
 from unisono.core.tasks import cancel_and_wait
 from unisono.errors import StoreError
 

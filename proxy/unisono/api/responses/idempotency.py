@@ -21,7 +21,7 @@ from unisono.api.responses.background.runner import anchor_of
 from unisono.api.responses.holding import RENEWALS, release
 from unisono.api.responses.means import Means
 from unisono.api.responses.schema import ResponsesRequest
-from unisono.core.state import Status, StoredResponse
+from unisono.core.state_store import Status, StoredResponse
 from unisono.errors import InvalidRequest, StoreError
 
 HEADER = "idempotency-key"

@@ -28,7 +28,7 @@ from unisono.api.sampling import to_sampling
 from unisono.api.tools import CallForm, Declared, Toolbox, to_toolbox
 from unisono.core.access import Caller
 from unisono.core.conversation import Conversation, DeveloperMessage, Effort, Item, Preamble
-from unisono.core.state import StoredItem
+from unisono.core.state_store import StoredItem
 from unisono.core.tool_names import ToolNames
 from unisono.core.tools import ToolServer
 from unisono.engine.turn import Hosting, Turn

@@ -22,7 +22,7 @@ from unisono.core.conversation import (
     UserMessage,
 )
 from unisono.core.events import Closed, HostedCall, Listing, Reasoning, Text, ToolCall
-from unisono.core.state import StoredItem
+from unisono.core.state_store import StoredItem
 
 NewId = Callable[[str], str]
 """An unguessable id that begins with the given prefix."""

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from unisono.api.responses.asked import Asked
 from unisono.api.responses.means import Means
-from unisono.core.state import Status, StoredResponse
+from unisono.core.state_store import Status, StoredResponse
 from unisono.errors import StoreUnavailable
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from unisono.api.responses.items import NewId
 from unisono.api.rules import NO_RULES, ModelRules
 from unisono.core.access import Caller
 from unisono.core.conversation import Item, Tokens
-from unisono.core.state import Retention, Store
+from unisono.core.state_store import Retention, Store
 from unisono.engine.turn import Turns
 
 

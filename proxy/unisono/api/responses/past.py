@@ -13,7 +13,7 @@ from unisono.api.responses.inbound import references, wanted_ids
 from unisono.api.responses.items import said_by
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.core.conversation import Item
-from unisono.core.state import Store, StoredItem, StoredResponse
+from unisono.core.state_store import Store, StoredItem, StoredResponse
 from unisono.errors import NotFound, PreviousResponseNotFound, StoreConflict
 
 OUR_ID = re.compile(r"[a-z]+_[0-9a-f]{32}")

@@ -45,7 +45,7 @@ from unisono.core.conversation import (
     ToolResult,
     UserMessage,
 )
-from unisono.core.state import StoredItem
+from unisono.core.state_store import StoredItem
 from unisono.core.tool_names import ToolNames
 from unisono.errors import InvalidRequest, NotFound
 

@@ -14,14 +14,14 @@ from dataclasses import replace
 import orjson
 
 from unisono.core.conversation import Json, Tokens
-from unisono.core.state import (
+from unisono.core.state_store import (
     NOTHING_LOGGED,
-    Bounds,
+    BackgroundRun,
     EventPage,
     Lease,
     LogWrite,
     Retention,
-    Run,
+    StateLimits,
     StoredConversation,
     StoredItem,
     StoredResponse,
@@ -52,14 +52,14 @@ class RedisStore(KeptKeys, KeptAccounts, KeptTraces):
         self,
         url: str,
         retention: Retention | None = None,
-        bounds: Bounds | None = None,
+        bounds: StateLimits | None = None,
         deadline_s: float = 0.25,
         replicas: int | None = None,
     ) -> None:
         self._link = Link(url, deadline_s, replicas)
         self._replicas = replicas
         self._retention = retention or Retention()
-        self._bounds = bounds or Bounds()
+        self._bounds = bounds or StateLimits()
         self._waiting = Waiting()
         self._listed = set()
         self._listener = Listener(self._link.pubsub, self._waiting)
@@ -323,15 +323,15 @@ class RedisStore(KeptKeys, KeptAccounts, KeptTraces):
         args: Args = [lease.owner, str(lease.fence), for_ms, ttl]
         return bool(await self._link.act(lease_scripts.EXTEND, keys.lease(lease.tenant, lease.anchor), args))
 
-    async def watch(self, run: Run, for_s: float) -> None:
+    async def watch(self, run: BackgroundRun, for_s: float) -> None:
         await self._link.act(lease_scripts.WATCH, [keys.RUNS], [milliseconds(for_s), _member(run)])
 
-    async def unwatch(self, run: Run) -> None:
+    async def unwatch(self, run: BackgroundRun) -> None:
         await self._link.put(("ZREM", keys.RUNS, _member(run)))
 
-    async def lapsed(self, limit: int = 16) -> tuple[Run, ...]:
+    async def lapsed(self, limit: int = 16) -> tuple[BackgroundRun, ...]:
         found = await self._link.act(lease_scripts.LAPSED, [keys.RUNS], [limit])
-        return tuple(Run(*orjson.loads(member)) for member in found)
+        return tuple(BackgroundRun(*orjson.loads(member)) for member in found)
 
     async def claim(self, tenant: str, key: str, digest: str, response: str, *, for_s: float | None = None) -> str:
         kept_s = self._retention.key_s if for_s is None else for_s
@@ -356,5 +356,5 @@ def _record(tenant: str, anchor: str, response: str) -> Command:
     return ("HMGET", keys.response(tenant, anchor, response)[0], "head", "input", "output")
 
 
-def _member(run: Run) -> bytes:
+def _member(run: BackgroundRun) -> bytes:
     return orjson.dumps([run.tenant, run.response])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unisono.core.accounts import WINDOW_S
+from unisono.core.quotas import WINDOW_S
 from unisono.store.redis.scripts import Script
 
 CLAIMS = """

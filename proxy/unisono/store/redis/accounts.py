@@ -14,16 +14,16 @@ from collections.abc import Iterable
 
 import orjson
 
-from unisono.core.accounts import (
+from unisono.core.quotas import (
     SHARE,
     USED,
     Account,
-    Claim,
-    Entry,
-    Limit,
-    Settlement,
-    Standing,
-    Used,
+    LedgerLine,
+    QuotaKind,
+    QuotaReservation,
+    QuotaStatus,
+    TokenUsage,
+    UsageRecord,
     entries_of,
 )
 from unisono.store.redis import keys
@@ -44,7 +44,7 @@ class KeptAccounts:
     _listed: set[tuple[Account, str]]
     """Accounts and days that this process has entered in the list of them."""
 
-    async def reserve(self, claim: Claim) -> Standing:
+    async def reserve(self, claim: QuotaReservation) -> QuotaStatus:
         limits = claim.limits
         args: Args = [
             *(claim.once, claim.input, claim.least, claim.most, claim.input_cost, claim.output_price),
@@ -53,8 +53,8 @@ class KeptAccounts:
         ]
         found = await self._link.act(RESERVE, _named(claim), args)
         refused, again, output, requests, requests_ms, tokens, tokens_ms = found
-        return Standing(
-            refused=Limit(bytes(refused).decode()) if refused else None,
+        return QuotaStatus(
+            refused=QuotaKind(bytes(refused).decode()) if refused else None,
             again_s=None if again < 0 else again / 1000,
             output=None if output < 0 else output,
             requests_left=None if requests < 0 else requests,
@@ -63,17 +63,17 @@ class KeptAccounts:
             tokens_reset_s=tokens_ms / 1000,
         )
 
-    async def extend(self, *claims: Claim) -> None:
-        of_account: dict[Account, list[Claim]] = defaultdict(list)
+    async def extend(self, *claims: QuotaReservation) -> None:
+        of_account: dict[Account, list[QuotaReservation]] = defaultdict(list)
         for claim in claims:
             of_account[claim.account].append(claim)
         for held in of_account.values():
             args: Args = [milliseconds(held[0].for_s), *(claim.once for claim in held)]
             await self._link.act(EXTEND_CLAIMS, _named(held[0])[1:3], args)
 
-    async def settle(self, *settlements: Settlement) -> None:
+    async def settle(self, *settlements: UsageRecord) -> None:
         places = [(one.entry.account, one.entry.day) for one in settlements]
-        used = {place for place, one in zip(places, settlements, strict=True) if one.entry.used != Used()}
+        used = {place for place, one in zip(places, settlements, strict=True) if one.entry.used != TokenUsage()}
         # Before the entry itself: one that nobody finds would not count.
         new = used - self._listed
         await self._list(new)
@@ -89,7 +89,7 @@ class KeptAccounts:
             await self._link.put(*(("SADD", keys.LEDGERS, _listing(*place)) for place in places))
             self._listed |= places
 
-    async def _settled(self, one: Settlement) -> bool:
+    async def _settled(self, one: UsageRecord) -> bool:
         """Whether it is the first entry of its account and day."""
         entry, claim = one.entry, one.claim
         named = [
@@ -114,12 +114,12 @@ class KeptAccounts:
             args += [name, getattr(entry.used, name)]
         return bool(await self._link.act(SETTLE, [*named, *(_named(claim) if claim is not None else ())], args))
 
-    async def ledger(self, since: str, until: str, account: Account | None = None) -> tuple[Entry, ...]:
+    async def ledger(self, since: str, until: str, account: Account | None = None) -> tuple[LedgerLine, ...]:
         (found,) = await self._link.ask(("SMEMBERS", keys.LEDGERS))
         listed = sorted((day, tenant, key) for tenant, key, day in map(orjson.loads, found))
         places = [(Account(tenant, key), day) for day, tenant, key in listed if since <= day <= until]
         places = [place for place in places if account is None or place[0] == account]
-        entries: list[Entry] = []
+        entries: list[LedgerLine] = []
         for start in range(0, len(places), READ_TOGETHER):
             together = places[start : start + READ_TOGETHER]
             # The parts first: what is entered in between is in the totals, not in the parts alone.
@@ -134,7 +134,7 @@ class KeptAccounts:
 READ_TOGETHER = 256
 
 
-def _used(fields: object) -> Iterable[tuple[str, Used]]:
+def _used(fields: object) -> Iterable[tuple[str, TokenUsage]]:
     """Sums by the name that follows the colon."""
     assert isinstance(fields, dict)
     of_model: dict[str, dict[str, int]] = defaultdict(dict)
@@ -142,10 +142,10 @@ def _used(fields: object) -> Iterable[tuple[str, Used]]:
         name, _, model = field.decode("utf-8", "surrogatepass").partition(":")
         of_model[model][name] = int(amount)
     for model in sorted(of_model):
-        yield model, Used(**of_model[model])
+        yield model, TokenUsage(**of_model[model])
 
 
-def _named(claim: Claim) -> list[str]:
+def _named(claim: QuotaReservation) -> list[str]:
     return keys.account(claim.account, claim.period)
 
 
@@ -153,7 +153,7 @@ def _bound(limit: int | None) -> str | int:
     return "" if limit is None else limit
 
 
-def _ends(claim: Claim) -> int:
+def _ends(claim: QuotaReservation) -> int:
     return -1 if claim.period_ends is None else milliseconds(claim.period_ends)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from unisono.core.state import Bounds, Lease, LogWrite, Retention, StoredItem
+from unisono.core.state_store import Lease, LogWrite, Retention, StateLimits, StoredItem
 from unisono.store import codec
 from unisono.store.refusals import refusal
 
@@ -25,7 +25,7 @@ def fence(tenant: str, anchor: str, lease: Lease | None) -> str:
     return str(lease.fence)
 
 
-def of_items(items: Sequence[StoredItem], retention: Retention, bounds: Bounds) -> Args:
+def of_items(items: Sequence[StoredItem], retention: Retention, bounds: StateLimits) -> Args:
     """Raises `StoreTooLarge`."""
     encoded = [codec.encode_item(item, bounds) for item in items]
     digest = hashlib.sha256(b"".join(b"%d:" % len(data) + data for data in encoded)).hexdigest()

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-from unisono.core.accounts import Account
+from unisono.core.quotas import Account
 
 RUNS = "t:runs"
 NEVER = "t:never"

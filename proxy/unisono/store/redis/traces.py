@@ -11,7 +11,7 @@ from typing import Final
 
 import orjson
 
-from unisono.core.traces import StoredTrace
+from unisono.core.recordings import StoredTrace
 from unisono.store.redis import keys
 from unisono.store.redis.arguments import Args, milliseconds
 from unisono.store.redis.link import Link

@@ -16,21 +16,21 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from unisono.core.access import KeyRecord
-from unisono.core.accounts import Account, Claim, Entry, Settlement, Standing
 from unisono.core.conversation import Json, Tokens
-from unisono.core.state import (
+from unisono.core.quotas import Account, LedgerLine, QuotaReservation, QuotaStatus, UsageRecord
+from unisono.core.recordings import StoredTrace
+from unisono.core.state_store import (
     NOTHING_LOGGED,
-    Bounds,
+    BackgroundRun,
     EventPage,
     Lease,
     LogWrite,
     Retention,
-    Run,
+    StateLimits,
     StoredConversation,
     StoredItem,
     StoredResponse,
 )
-from unisono.core.traces import StoredTrace
 from unisono.errors import StoreUnavailable
 from unisono.store.sqlite import access, accounts, conversations, leases, responses, space, traces
 from unisono.store.sqlite.schema import LOCK_TIMEOUT_S, Act, connect, connect_reader, no_place, sweep, transaction
@@ -59,7 +59,7 @@ class SqliteStore:
         self,
         path: Path | None,
         retention: Retention | None = None,
-        bounds: Bounds | None = None,
+        bounds: StateLimits | None = None,
         clock: Callable[[], float] = time.time,
         *,
         or_memory: bool = False,
@@ -69,7 +69,7 @@ class SqliteStore:
         self._or_memory = or_memory
         self._low_bytes = low_bytes
         self._retention = retention or Retention()
-        self._bounds = bounds or Bounds()
+        self._bounds = bounds or StateLimits()
         self._clock = clock
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="unisono-store")
         self._db: sqlite3.Connection | None = None
@@ -302,13 +302,13 @@ class SqliteStore:
     async def release(self, lease: Lease) -> None:
         await self._do(leases.extend, lease, 0.0)
 
-    async def watch(self, run: Run, for_s: float) -> None:
+    async def watch(self, run: BackgroundRun, for_s: float) -> None:
         await self._do(leases.watch, run, for_s)
 
-    async def unwatch(self, run: Run) -> None:
+    async def unwatch(self, run: BackgroundRun) -> None:
         await self._do(leases.unwatch, run)
 
-    async def lapsed(self, limit: int = 16) -> tuple[Run, ...]:
+    async def lapsed(self, limit: int = 16) -> tuple[BackgroundRun, ...]:
         return await self._read(leases.lapsed, limit)
 
     async def claim(self, tenant: str, key: str, digest: str, response: str, *, for_s: float | None = None) -> str:
@@ -337,16 +337,16 @@ class SqliteStore:
     async def keys(self) -> tuple[KeyRecord, ...]:
         return await self._read(access.every)
 
-    async def reserve(self, claim: Claim) -> Standing:
+    async def reserve(self, claim: QuotaReservation) -> QuotaStatus:
         return await self._do(accounts.reserve, claim)
 
-    async def extend(self, *claims: Claim) -> None:
+    async def extend(self, *claims: QuotaReservation) -> None:
         await self._do(accounts.extend, claims)
 
-    async def settle(self, *settlements: Settlement) -> None:
+    async def settle(self, *settlements: UsageRecord) -> None:
         await self._do(accounts.settle, settlements)
 
-    async def ledger(self, since: str, until: str, account: Account | None = None) -> tuple[Entry, ...]:
+    async def ledger(self, since: str, until: str, account: Account | None = None) -> tuple[LedgerLine, ...]:
         return await self._read(accounts.ledger, since, until, account)
 
     async def keep_traces(self, *kept: StoredTrace, for_s: float, most: int) -> None:

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from unisono.core.accounts import (
+from unisono.core.minute import Minute
+from unisono.core.quotas import (
     MILLION,
     SHARE,
     USED,
     WINDOW_S,
     Account,
-    Claim,
-    Entry,
-    Limit,
-    Settlement,
-    Standing,
-    Used,
+    LedgerLine,
+    QuotaKind,
+    QuotaReservation,
+    QuotaStatus,
+    TokenUsage,
+    UsageRecord,
     entries_of,
 )
-from unisono.core.minute import Minute
 from unisono.store.sqlite.schema import Act
 
 SETTLED_S: Final = 86_400.0
@@ -48,7 +48,7 @@ EXTEND_MARK: Final = "UPDATE account_settled SET expires = ? WHERE tenant = ? AN
 COUNT: Final = f"INSERT OR REPLACE INTO account_counted VALUES ({', '.join('?' * (4 + len(USED)))})"  # noqa: S608
 
 
-def reserve(act: Act, claim: Claim) -> Standing:
+def reserve(act: Act, claim: QuotaReservation) -> QuotaStatus:
     whose, limits = _whose(claim.account), claim.limits
     act.db.execute("DELETE FROM account_claims WHERE tenant = ? AND key = ? AND expires <= ?", (*whose, act.now))
     minute = _minute(act, claim.account)
@@ -64,14 +64,14 @@ def reserve(act: Act, claim: Claim) -> Standing:
     if (refusal := minute.refusal(claim, running)) is not None:
         return refusal
     room = _room(act, claim)
-    if isinstance(room, Limit):
+    if isinstance(room, QuotaKind):
         again = None if claim.period_ends is None else max(0.0, claim.period_ends - act.now)
         return minute.standing(claim, room, again)
     _hold(act, claim, room)
     return _minute(act, claim.account).standing(claim, output=room)
 
 
-def _room(act: Act, claim: Claim) -> int | Limit | None:
+def _room(act: Act, claim: QuotaReservation) -> int | QuotaKind | None:
     """How many tokens the budgets let a claim generate, None for any number, or the budget that has no room for it."""
     limits = claim.limits
     if limits.token_budget is None and limits.money_budget is None:
@@ -88,22 +88,22 @@ def _room(act: Act, claim: Claim) -> int | Limit | None:
     if limits.token_budget is not None:
         left = limits.token_budget - spent[0] - int(held[0]) - claim.input
         if left < 1 and not claim.owed:
-            return Limit.TOKEN_BUDGET
+            return QuotaKind.TOKEN_BUDGET
         room = min(room, max(claim.least, left // SHARE), max(left, owed))
     if limits.money_budget is not None:
         used = spent[1] + int(held[1])
         left = limits.money_budget - used - claim.input_cost
         if (left < 0 or used >= limits.money_budget) and not claim.owed:
-            return Limit.MONEY_BUDGET
+            return QuotaKind.MONEY_BUDGET
         if claim.output_price > 0:
             outputs = max(left, 0) * MILLION // claim.output_price
             if outputs < 1 and not claim.owed:
-                return Limit.MONEY_BUDGET
+                return QuotaKind.MONEY_BUDGET
             room = min(room, max(claim.least, outputs // SHARE), max(outputs, owed))
     return room
 
 
-def _hold(act: Act, claim: Claim, room: int | None) -> None:
+def _hold(act: Act, claim: QuotaReservation, room: int | None) -> None:
     second, whose = int(act.now), _whose(claim.account)
     _count(act, claim.account, second, 1, claim.tokens)
     # A part of a micro-USD is a whole one, in each of the two: no turn costs more than was held for it.
@@ -113,7 +113,7 @@ def _hold(act: Act, claim: Claim, room: int | None) -> None:
     act.db.execute("INSERT INTO account_claims VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
 
 
-def extend(act: Act, claims: Sequence[Claim]) -> None:
+def extend(act: Act, claims: Sequence[QuotaReservation]) -> None:
     for claim in claims:
         act.db.execute(
             "UPDATE account_claims SET expires = ? WHERE tenant = ? AND key = ? AND once = ? AND expires > ?",
@@ -121,10 +121,10 @@ def extend(act: Act, claims: Sequence[Claim]) -> None:
         )
 
 
-def settle(act: Act, settlements: Sequence[Settlement]) -> None:
+def settle(act: Act, settlements: Sequence[UsageRecord]) -> None:
     for one in settlements:
         entry, added = one.entry, _newly_counted(act, one)
-        if added != Used():
+        if added != TokenUsage():
             place, amounts = (entry.day, *_whose(entry.account), entry.model), _amounts(added)
             act.db.execute(ENTER, (*place, *amounts))
             if entry.served:
@@ -133,30 +133,30 @@ def settle(act: Act, settlements: Sequence[Settlement]) -> None:
             _let_go(act, one.claim, added)
 
 
-def _newly_counted(act: Act, one: Settlement) -> Used:
+def _newly_counted(act: Act, one: UsageRecord) -> TokenUsage:
     """Mark the amounts of a settlement as counted, and return the part of them that was not."""
     here = (*_whose(one.entry.account), one.once)
     expires = act.now + SETTLED_S
     is_new = act.db.execute("INSERT OR IGNORE INTO account_settled VALUES (?, ?, ?, ?)", (*here, expires)).rowcount
     if is_new:
-        counted = Used()
+        counted = TokenUsage()
     else:
         row = act.db.execute(COUNTED, here).fetchone()
         # Without a row an earlier version settled it, which counted everything at once.
-        counted = one.entry.used if row is None else Used(*row)
+        counted = one.entry.used if row is None else TokenUsage(*row)
     added = one.entry.used - counted
-    if added != Used():
+    if added != TokenUsage():
         amounts = _amounts(counted + added)
         act.db.execute(COUNT, (*here, *amounts, expires))
         act.db.execute(EXTEND_MARK, (expires, *here))
     return added
 
 
-def _amounts(used: Used) -> list[int]:
+def _amounts(used: TokenUsage) -> list[int]:
     return [getattr(used, name) for name in USED]
 
 
-def _let_go(act: Act, claim: Claim, used: Used) -> None:
+def _let_go(act: Act, claim: QuotaReservation, used: TokenUsage) -> None:
     """The truth in place of what was held."""
     whose = _whose(claim.account)
     here = (*whose, claim.once)
@@ -167,7 +167,7 @@ def _let_go(act: Act, claim: Claim, used: Used) -> None:
         more = used.tokens - row[1]
         _count(act, claim.account, int(act.now) if more > 0 else row[0], 0, more)
         act.db.execute("DELETE FROM account_claims WHERE tenant = ? AND key = ? AND once = ?", here)
-    if used == Used():
+    if used == TokenUsage():
         return
     ends = FOR_EVER if claim.period_ends is None else claim.period_ends + PAST_PERIOD_S
     act.db.execute(
@@ -177,13 +177,13 @@ def _let_go(act: Act, claim: Claim, used: Used) -> None:
     )
 
 
-def ledger(act: Act, since: str, until: str, account: Account | None) -> tuple[Entry, ...]:
-    totals: dict[tuple[str, Account], dict[str, Used]] = {}
+def ledger(act: Act, since: str, until: str, account: Account | None) -> tuple[LedgerLine, ...]:
+    totals: dict[tuple[str, Account], dict[str, TokenUsage]] = {}
     for day, tenant, key, model, *amounts in _rows(act, "model", "ledger", since, until):
-        totals.setdefault((day, Account(tenant, key)), {})[model] = Used(*amounts)
-    served: dict[tuple[str, Account], dict[tuple[str, str], Used]] = {}
+        totals.setdefault((day, Account(tenant, key)), {})[model] = TokenUsage(*amounts)
+    served: dict[tuple[str, Account], dict[tuple[str, str], TokenUsage]] = {}
     for day, tenant, key, model, other, *amounts in _rows(act, "model, served", "ledger_served", since, until):
-        served.setdefault((day, Account(tenant, key)), {})[model, other] = Used(*amounts)
+        served.setdefault((day, Account(tenant, key)), {})[model, other] = TokenUsage(*amounts)
     return tuple(
         entry
         for (day, whose), models in totals.items()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from unisono.core.conversation import Json
-from unisono.core.state import Lease, StoredConversation, StoredItem
+from unisono.core.state_store import Lease, StoredConversation, StoredItem
 from unisono.store import codec
 from unisono.store.refusals import refusal
 from unisono.store.sqlite.leases import held

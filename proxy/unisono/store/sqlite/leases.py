@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unisono.core.state import Lease, Run
+from unisono.core.state_store import BackgroundRun, Lease
 from unisono.store.refusals import refusal
 from unisono.store.sqlite.schema import Act
 
@@ -53,17 +53,17 @@ def extend(act: Act, lease: Lease, for_s: float) -> bool:
     return changed.rowcount == 1
 
 
-def watch(act: Act, run: Run, for_s: float) -> None:
+def watch(act: Act, run: BackgroundRun, for_s: float) -> None:
     act.db.execute("REPLACE INTO runs VALUES (?, ?, ?)", (run.tenant, run.response, act.now + for_s))
 
 
-def unwatch(act: Act, run: Run) -> None:
+def unwatch(act: Act, run: BackgroundRun) -> None:
     act.db.execute("DELETE FROM runs WHERE tenant = ? AND response = ?", (run.tenant, run.response))
 
 
-def lapsed(act: Act, limit: int) -> tuple[Run, ...]:
+def lapsed(act: Act, limit: int) -> tuple[BackgroundRun, ...]:
     rows = act.db.execute("SELECT tenant, response FROM runs WHERE until <= ? ORDER BY until LIMIT ?", (act.now, limit))
-    return tuple(Run(*row) for row in rows)
+    return tuple(BackgroundRun(*row) for row in rows)
 
 
 def claim(act: Act, tenant: str, key: str, digest: str, response: str, for_s: float | None) -> str:

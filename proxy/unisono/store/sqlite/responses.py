@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from unisono.core.conversation import Tokens
-from unisono.core.state import EventPage, Lease, LogWrite, StoredItem, StoredResponse
+from unisono.core.state_store import EventPage, Lease, LogWrite, StoredItem, StoredResponse
 from unisono.store import codec
 from unisono.store.refusals import refusal
 from unisono.store.sqlite import conversations

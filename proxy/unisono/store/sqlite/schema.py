@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from unisono.core.state import Bounds, Retention
+from unisono.core.state_store import Retention, StateLimits
 from unisono.errors import StoreUnavailable, StoreUnreadable
 
 VERSION = 1
@@ -115,7 +115,7 @@ class Act:
     db: sqlite3.Connection
     now: float
     retention: Retention
-    bounds: Bounds
+    bounds: StateLimits
 
 
 LOCK_TIMEOUT_S = 5.0

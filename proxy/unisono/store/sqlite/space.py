@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from unisono.core.state import MIB, StoredResponse
+from unisono.core.state_store import MIB, StoredResponse
 from unisono.store import codec
 from unisono.store.sqlite.schema import Act
 

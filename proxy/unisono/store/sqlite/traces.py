@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unisono.core.traces import StoredTrace
+from unisono.core.recordings import StoredTrace
 from unisono.store.sqlite.schema import Act
 
 

@@ -19,7 +19,7 @@ from unisono.api.responses.outbound.dialects import OPENAI
 from unisono.api.responses.outbound.events import LAST
 from unisono.api.responses.outbound.lives import ARGUMENTS, INPUT, REASONING, REFUSAL, TEXT, Life
 from unisono.api.responses.outbound.response import to_error, to_notes, to_response
-from unisono.core.state import Lease, LogWrite, Run, Status, StoredItem, StoredResponse
+from unisono.core.state_store import BackgroundRun, Lease, LogWrite, Status, StoredItem, StoredResponse
 from unisono.errors import UnisonoError
 
 PARTS: Mapping[str, Life] = {"output_text": TEXT, "refusal": REFUSAL, "reasoning_text": REASONING}
@@ -30,7 +30,7 @@ FIRST = ("created", "in_progress")
 PAGE = 256
 
 
-async def fallen(means: Means, run: Run, response: StoredResponse, lease: Lease, error: UnisonoError) -> None:
+async def fallen(means: Means, run: BackgroundRun, response: StoredResponse, lease: Lease, error: UnisonoError) -> None:
     """End a kept response that nobody can go on with. Raises the StoreError family."""
     broken = Broken()
     while True:

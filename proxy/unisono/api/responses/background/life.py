@@ -26,7 +26,7 @@ from unisono.api.responses.means import Means
 from unisono.api.responses.outbound.events import Events, WireEvent
 from unisono.core.conversation import Tokens
 from unisono.core.events import Event
-from unisono.core.state import Lease, Run, Status, StoredResponse
+from unisono.core.state_store import BackgroundRun, Lease, Status, StoredResponse
 from unisono.engine.turn import must_be_kept
 from unisono.errors import NotFound, StoreConflict, StoreError, StoreTooLarge, StoreUnavailable, UnisonoError
 
@@ -61,7 +61,7 @@ class Life:
     def __init__(
         self,
         means: Means,
-        run: Run,
+        run: BackgroundRun,
         asked: Asked,
         lease: Lease,
         *,

@@ -9,7 +9,7 @@ from contextlib import suppress
 from unisono.api.responses.keeping import insisting
 from unisono.api.responses.means import Means
 from unisono.api.responses.outbound.events import WireEvent
-from unisono.core.state import NOTHING_LOGGED, Lease, LogWrite
+from unisono.core.state_store import NOTHING_LOGGED, Lease, LogWrite
 
 PATIENCE_S = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0, 4.0, 4.0, 4.0)
 """Between tries while the store does not answer. The backend waits meanwhile: what cannot be logged is not made."""

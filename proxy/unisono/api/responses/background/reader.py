@@ -10,7 +10,7 @@ from unisono.api.responses.background.log import PATIENCE_S
 from unisono.api.responses.keeping import insisting
 from unisono.api.responses.outbound.dialects import OPENAI, Dialect
 from unisono.api.responses.outbound.events import WireEvent
-from unisono.core.state import EventPage, Store
+from unisono.core.state_store import EventPage, Store
 from unisono.errors import NotFound
 
 WAIT_S = 5.0

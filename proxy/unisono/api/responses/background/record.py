@@ -16,7 +16,7 @@ from unisono.api.responses.means import Means
 from unisono.api.responses.past import chain_of
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.core.conversation import Json
-from unisono.core.state import Lease, Status, StoredResponse
+from unisono.core.state_store import Lease, Status, StoredResponse
 from unisono.engine.turn import Turn
 from unisono.errors import StoreConflict
 

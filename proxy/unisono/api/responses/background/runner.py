@@ -26,7 +26,7 @@ from unisono.api.responses.outbound.dialects import OPENAI
 from unisono.api.responses.past import recall
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.core.conversation import Json
-from unisono.core.state import Lease, LogWrite, Run, StoredResponse
+from unisono.core.state_store import BackgroundRun, Lease, LogWrite, StoredResponse
 from unisono.core.tasks import cancel_and_wait
 from unisono.errors import (
     BackendOverloaded,
@@ -55,7 +55,7 @@ class Runner:
         self._means = means
         self._process = process
         self._numbers = count()
-        self._lives: dict[Run, Life] = {}
+        self._lives: dict[BackgroundRun, Life] = {}
         self._taking = Taking(means, self._lease, self._drive, self._has, self._running)
         self._reaping: asyncio.Task[None] | None = None
         self._closing = False
@@ -134,7 +134,7 @@ class Runner:
         await asked.approvals.claim()
         try:
             response = await recorded(self._means, asked, body, size)
-            life = Life(self._means, Run(sender.tenant, response_id), asked, lease, running=self._running)
+            life = Life(self._means, BackgroundRun(sender.tenant, response_id), asked, lease, running=self._running)
             await self._let_in(life, response, lease)
         except BaseException:
             await asyncio.shield(asked.approvals.give_back())
@@ -144,7 +144,7 @@ class Runner:
     async def cancel(self, tenant: str, response_id: str) -> StoredResponse:
         """Call a response off, wherever it runs, and return it as it is then. One that is over stays as it is. Raises
         NotFound, InvalidRequest for one that does not run in the background, and StoreUnavailable when it goes on."""
-        run = Run(tenant, response_id)
+        run = BackgroundRun(tenant, response_id)
         for pause_s in CANCEL_PAUSES_S:
             await asyncio.sleep(pause_s)
             [response] = await self._means.store.responses(tenant, [response_id])
@@ -167,7 +167,7 @@ class Runner:
     def forget(self, tenant: str, response_id: str) -> None:
         """The response was deleted: stop making it. Another process that makes it finds out by its next sign of
         life."""
-        life = self._lives.get(Run(tenant, response_id))
+        life = self._lives.get(BackgroundRun(tenant, response_id))
         if life is not None:
             life.end(Ending.DELETED)
 
@@ -176,7 +176,7 @@ class Runner:
     def _running(self) -> int:
         return len(self._lives)
 
-    def _has(self, run: Run) -> bool:
+    def _has(self, run: BackgroundRun) -> bool:
         return run in self._lives
 
     def _drive(self, life: Life) -> None:
@@ -214,7 +214,7 @@ class Runner:
             await asyncio.shield(life.never_begins())
             raise
 
-    async def _create(self, run: Run, response: StoredResponse, lease: Lease, begun: LogWrite) -> None:
+    async def _create(self, run: BackgroundRun, response: StoredResponse, lease: Lease, begun: LogWrite) -> None:
         """Keep the response with its first events."""
         store, lease_s, now = self._means.store, self._means.lease_s, asyncio.get_running_loop().time
         # Watched first: what was created and then forgotten by a dead process must be found.
@@ -231,7 +231,7 @@ class Runner:
             await asyncio.shield(self._undo(run, response, lease))
             raise
 
-    async def _undo(self, run: Run, response: StoredResponse, lease: Lease) -> None:
+    async def _undo(self, run: BackgroundRun, response: StoredResponse, lease: Lease) -> None:
         """See to it that a response whose creation failed somehow is not there and does not come. Where that cannot
         be done it is watched still, and goes on: then it was made and nobody was told."""
         store = self._means.store

@@ -14,7 +14,7 @@ from unisono.api.responses.background.life import Life
 from unisono.api.responses.background.record import key_of, rebuilt, tried, with_incomplete_journal
 from unisono.api.responses.keeping import insisting
 from unisono.api.responses.means import Means
-from unisono.core.state import Lease, Run, StoredResponse
+from unisono.core.state_store import BackgroundRun, Lease, StoredResponse
 from unisono.errors import InternalError, StoreError, StoreUnavailable, StoreUnreadable
 
 MOST_TAKEOVERS = 3
@@ -44,7 +44,7 @@ class Taking:
         means: Means,
         acquire: Acquire,
         drive: Callable[[Life], None],
-        has: Callable[[Run], bool],
+        has: Callable[[BackgroundRun], bool],
         running: Callable[[], int],
     ) -> None:
         self._means = means
@@ -52,7 +52,7 @@ class Taking:
         self._drive = drive
         self._has = has
         self._running = running
-        self._missing: set[Run] = set()
+        self._missing: set[BackgroundRun] = set()
 
     # -- looking
 
@@ -75,7 +75,7 @@ class Taking:
             if not more:
                 await asyncio.sleep(min(self._means.lease_s / 2, LOOK_S))
 
-    async def _see_to(self, run: Run) -> None:
+    async def _see_to(self, run: BackgroundRun) -> None:
         """Whatever comes of it, the run is not named again at once: it must not keep others from being found."""
         try:
             await self._found(run)
@@ -86,7 +86,7 @@ class Taking:
             log.warning("an abandoned response cannot be taken over", extra=about)
             await self._means.store.watch(run, UNREADABLE_S)
 
-    async def _found(self, run: Run) -> None:
+    async def _found(self, run: BackgroundRun) -> None:
         store = self._means.store
         if self._has(run):
             await store.watch(run, self._means.lease_s)
@@ -106,7 +106,7 @@ class Taking:
 
     # -- taking over
 
-    async def take_over(self, run: Run, response: StoredResponse, *, force: bool = False) -> Life | None:
+    async def take_over(self, run: BackgroundRun, response: StoredResponse, *, force: bool = False) -> Life | None:
         """The response as a life of this process; None when somebody else has it or it is over by now. Raises the
         StoreError family, and then it is left as it was."""
         store, lease_s = self._means.store, self._means.lease_s
@@ -125,7 +125,7 @@ class Taking:
             self._drive(life)
         return life
 
-    async def _carried_on(self, run: Run, lease: Lease, *, counted: bool) -> Life | None:
+    async def _carried_on(self, run: BackgroundRun, lease: Lease, *, counted: bool) -> Life | None:
         store = self._means.store
         # Read now: until the lease was taken somebody else could write.
         [response] = await store.responses(run.tenant, [run.response])
@@ -153,12 +153,12 @@ class Taking:
         record = noted if counted else response
         return Life(self._means, run, asked, lease, running=self._running, record=record, journal=tokens, logged=events)
 
-    async def _asked(self, run: Run, response: StoredResponse, lease: Lease, tries: int) -> Asked:
+    async def _asked(self, run: BackgroundRun, response: StoredResponse, lease: Lease, tries: int) -> Asked:
         if tries > MOST_TAKEOVERS:
             raise InternalError("The response was given up: every process that made it came to an end.")
         return await rebuilt(self._means, run.tenant, response, lease)
 
-    async def _logged(self, run: Run) -> int:
+    async def _logged(self, run: BackgroundRun) -> int:
         """How many events are logged. They are searched, not read: they may be megabytes."""
 
         async def is_there(number: int) -> bool:

@@ -9,7 +9,7 @@ from unisono.api.responses.given import Given, GivenApprovalResponse, GivenOutpu
 from unisono.api.responses.inbound import to_entries
 from unisono.api.responses.items import NewId
 from unisono.api.responses.reading import Known, Reading
-from unisono.core.state import StoredItem
+from unisono.core.state_store import StoredItem
 
 _POSSIBLE = re.compile(r"[A-Za-z0-9_-]{1,128}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unisono.api.responses.items import Wire
-from unisono.core.state import StoredConversation
+from unisono.core.state_store import StoredConversation
 
 
 def to_conversation(conversation: StoredConversation) -> Wire:

@@ -30,7 +30,7 @@ from unisono.api.responses.items import NewId, said_by, to_listing
 from unisono.api.responses.queries import ItemQuery, PageQuery, to_query
 from unisono.api.responses.reading import Known
 from unisono.api.whole import to_whole
-from unisono.core.state import Store, StoredConversation, StoredItem
+from unisono.core.state_store import Store, StoredConversation, StoredItem
 from unisono.errors import NotFound, StoreConflict
 
 PREFIXES = ("/v1", "")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from unisono.core.conversation import AssistantCall, AssistantMessage, AssistantReasoning, Item, ToolResult
-from unisono.core.state import StoredItem
+from unisono.core.state_store import StoredItem
 from unisono.engine.judging import OUTCOME_UNKNOWN
 from unisono.engine.turn import Decision
 

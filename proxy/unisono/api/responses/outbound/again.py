@@ -25,7 +25,7 @@ from unisono.api.responses.outbound.lives import (
     Life,
 )
 from unisono.api.responses.outbound.response import to_response
-from unisono.core.state import Status, StoredResponse
+from unisono.core.state_store import Status, StoredResponse
 
 PARTS: Mapping[str, Life] = {"output_text": TEXT, "refusal": REFUSAL, "reasoning_text": REASONING}
 CALLS: Mapping[str, Life] = {

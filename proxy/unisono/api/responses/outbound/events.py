@@ -50,7 +50,7 @@ from unisono.core.events import (
     ToolCall,
 )
 from unisono.core.events import Item as Made
-from unisono.core.state import Status, StoredItem, StoredResponse
+from unisono.core.state_store import Status, StoredItem, StoredResponse
 from unisono.engine.turn import Report
 from unisono.errors import UnisonoError
 

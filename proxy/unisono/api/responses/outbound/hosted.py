@@ -11,7 +11,7 @@ from unisono.api.responses.outbound.trained import Trained, code_of, is_trained
 from unisono.core.conversation import Item, ToolResult
 from unisono.core.events import Closed, HostedCall, Listed, Listing, Ran
 from unisono.core.events import Item as Made
-from unisono.core.state import StoredItem
+from unisono.core.state_store import StoredItem
 from unisono.core.tools import HostedTool
 from unisono.engine.judging import OUTCOME_UNKNOWN
 

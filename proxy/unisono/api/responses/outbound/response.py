@@ -32,7 +32,7 @@ from unisono.core.conversation import Effort, Item
 from unisono.core.events import Closed, Finished, HostedCall, Listing, Reasoning, Text, ToolCall
 from unisono.core.events import Item as Made
 from unisono.core.generation import FinishReason, Sampling, Usage
-from unisono.core.state import Status, StoredItem, StoredResponse
+from unisono.core.state_store import Status, StoredItem, StoredResponse
 from unisono.errors import BackendError, BackendOverloaded, ContextTooLong, InvalidRequest, UnisonoError
 
 MAX_OUTPUT_TOKENS = "max_output_tokens"

@@ -41,8 +41,8 @@ from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.sampling import to_sampling
 from unisono.api.sse import CLIENT_CLOSED_REQUEST, DONE, ClientGone, EventStream, until_disconnect
 from unisono.api.whole import to_whole
-from unisono.core.passing import Api, Way
-from unisono.core.state import Status, StoredResponse
+from unisono.core.passthrough_request import AnswerMode, Api
+from unisono.core.state_store import Status, StoredResponse
 from unisono.engine.turn import Report
 from unisono.errors import StoreConflict, StoreError, UnisonoError
 
@@ -55,7 +55,7 @@ def create_routes(
     async def create(request: Request) -> Response:
         body = await read_json(request)
         served = way_for(means.find_way, body, request.state.caller)
-        if served.way in (Way.PASSING, Way.PASSING_THEN_ENGINE):
+        if served.way in (AnswerMode.PASSING, AnswerMode.PASSING_THEN_ENGINE):
             if not served.keeps:
                 check_stateless(body)
             return await passed_through(

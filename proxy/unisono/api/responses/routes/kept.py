@@ -18,7 +18,7 @@ from unisono.api.responses.queries import PageQuery, ResponseQuery, to_query
 from unisono.api.responses.routes.create import shown, told
 from unisono.api.sse import EventStream
 from unisono.api.whole import to_whole
-from unisono.core.state import StoredItem, StoredResponse
+from unisono.core.state_store import StoredItem, StoredResponse
 from unisono.errors import InvalidRequest, NotFound
 
 

@@ -43,7 +43,7 @@ from unisono.api.responses.websocket.remembered import Continuation, Remembered
 from unisono.api.sse import ClientGone
 from unisono.core.events import Finished
 from unisono.core.generation import FinishReason, Usage
-from unisono.core.state import Status, StoredResponse
+from unisono.core.state_store import Status, StoredResponse
 from unisono.engine.turn import Report
 from unisono.errors import BackendOverloaded, ConnectionTooOld, TooManyStreams, UnisonoError
 

@@ -18,7 +18,7 @@ from unisono.api.responses.past import Past, recall
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.responses.websocket.frames import Lane
 from unisono.core.conversation import Item
-from unisono.core.state import Store, StoredItem, StoredResponse
+from unisono.core.state_store import Store, StoredItem, StoredResponse
 
 MOST = 8_000_000
 """Characters and tokens one socket remembers. What fits a model's window is far less, for each of a few lanes."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from unisono.core.passing import Api, has_output
+from unisono.core.passthrough_request import Api, has_output
 
 
 def chunk(finish: str | None = None, **delta: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
 
-from unisono.core.access import NO_LIMITS, Limits
+from unisono.core.access import NO_LIMITS, KeyLimits
 
 WINDOW_S: Final = 60
 """In any so many seconds a key makes no more requests and takes no more tokens than it may."""
@@ -30,7 +30,7 @@ class Account:
     key: str = ""
 
 
-class Limit(StrEnum):
+class QuotaKind(StrEnum):
     """What a turn was refused by."""
 
     REQUESTS = "requests"
@@ -41,7 +41,7 @@ class Limit(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class QuotaReservation:
     """What a turn wants of its account. `once` is its own and nobody else's. `input` are the tokens it sends, `least`
     those it is expected to generate and `most` those it could; `input_cost` and `output_price` say what they cost.
     `period` names the budget's period and `period_ends` is when the next one begins, None for never, in seconds since
@@ -50,7 +50,7 @@ class Claim:
 
     account: Account
     once: str
-    limits: Limits
+    limits: KeyLimits
     input: int
     least: int
     most: int
@@ -68,20 +68,20 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class QuotaStatus:
     """How an account stands behind a claim. `refused` is the limit that it met, None when it was granted, and
     `again_s` when there is room for it, None for never by itself. What is left is None where there is no limit;
     `requests_reset_s` and `tokens_reset_s` is when all of it is there again. `output` are the tokens that may be
     generated, None for any number."""
 
-    refused: Limit | None = None
+    refused: QuotaKind | None = None
     again_s: float | None = None
     output: int | None = None
     requests_left: int | None = None
     requests_reset_s: float = 0.0
     tokens_left: int | None = None
     tokens_reset_s: float = 0.0
-    limits: Limits = NO_LIMITS
+    limits: KeyLimits = NO_LIMITS
     """What the account may use; the store does not say it."""
 
     def windows(self) -> Iterator[tuple[str, int, int, float]]:
@@ -96,7 +96,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Used:
+class TokenUsage:
     """What turns took: `cached` is part of `input`, `reasoning` of `output`."""
 
     requests: int = 0
@@ -111,26 +111,26 @@ class Used:
     def tokens(self) -> int:
         return self.input + self.output
 
-    def __sub__(self, other: Used) -> Used:
-        return Used(*(max(getattr(self, name) - getattr(other, name), 0) for name in USED))
+    def __sub__(self, other: TokenUsage) -> TokenUsage:
+        return TokenUsage(*(max(getattr(self, name) - getattr(other, name), 0) for name in USED))
 
-    def __add__(self, other: Used) -> Used:
-        return Used(*(getattr(self, name) + getattr(other, name) for name in USED))
+    def __add__(self, other: TokenUsage) -> TokenUsage:
+        return TokenUsage(*(getattr(self, name) + getattr(other, name) for name in USED))
 
 
-USED: Final = Used.__slots__
+USED: Final = TokenUsage.__slots__
 """The names of what is counted, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LedgerLine:
     """A line of the ledger: what one account took of one model on one day of UTC, YYYY-MM-DD. `served` is the model
     that answered in place of `model`; empty where `model` itself did."""
 
     account: Account
     model: str
     day: str
-    used: Used
+    used: TokenUsage
     served: str = ""
 
     @property
@@ -139,45 +139,45 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Settlement:
+class UsageRecord:
     """Usage for the ledger, in place of what `claim` reserves. Amounts are cumulative for each `once`: the store counts
     only what exceeds the amounts that it counted for that id before. Repeating a settlement counts nothing."""
 
     once: str
-    entry: Entry
-    claim: Claim | None = None
+    entry: LedgerLine
+    claim: QuotaReservation | None = None
 
 
 def entries_of(
-    account: Account, day: str, totals: Mapping[str, Used], served: Mapping[tuple[str, str], Used]
-) -> Iterator[Entry]:
+    account: Account, day: str, totals: Mapping[str, TokenUsage], served: Mapping[tuple[str, str], TokenUsage]
+) -> Iterator[LedgerLine]:
     """Lines of one account and day. `totals` are by requested model, whichever model answered: earlier versions know
     nothing else. `served` is the part of them that other models answered, by requested and served model."""
     for model in sorted(totals):
         others = {other: used for (requested, other), used in sorted(served.items()) if requested == model}
-        own = totals[model] - sum(others.values(), Used())
-        if own != Used():
-            yield Entry(account, model, day, own)
+        own = totals[model] - sum(others.values(), TokenUsage())
+        if own != TokenUsage():
+            yield LedgerLine(account, model, day, own)
         for other, used in others.items():
-            yield Entry(account, model, day, used, other)
+            yield LedgerLine(account, model, day, used, other)
 
 
-class Accounts(Protocol):
+class AccountStore(Protocol):
     """Where accounts are kept; `StoreUnavailable` may come of each."""
 
-    async def reserve(self, claim: Claim) -> Standing:
+    async def reserve(self, claim: QuotaReservation) -> QuotaStatus:
         """Hold what a claim wants, all of it or nothing. The same claim again is held once."""
         ...
 
-    async def extend(self, *claims: Claim) -> None:
+    async def extend(self, *claims: QuotaReservation) -> None:
         """Hold claims for another `for_s` seconds from now; those that have lapsed are gone."""
         ...
 
-    async def settle(self, *settlements: Settlement) -> None:
+    async def settle(self, *settlements: UsageRecord) -> None:
         """Each in one act: the truth in place of what was held, and its entry in the ledger."""
         ...
 
-    async def ledger(self, since: str, until: str, account: Account | None = None) -> tuple[Entry, ...]:
+    async def ledger(self, since: str, until: str, account: Account | None = None) -> tuple[LedgerLine, ...]:
         """The entries of days from `since` to `until`, both of them too, of one account or of all, by day, account and
         model."""
         ...

@@ -18,7 +18,7 @@ from unisono.errors import UnisonoError
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class RouteRequest:
     """What a route is asked for with. Requests of one `owner` wait for each other, and no other owner waits for all of
     them. Those of one `sticky` value go to one deployment while it is well and no busier than others, so that its
     prefix cache is of use; empty for any. `passing` asks for deployments that answer in OpenAI's own API, and for no
@@ -33,7 +33,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class RouteRequirements:
     """What the generation that comes takes. `prompt_tokens` are those that it begins behind, `blocks` their numbers
     (`core.blocks`), `max_tokens` the most that may be generated, None for what the context holds. `wants` are names
     from `Capabilities.constrain`, and `logit_bias`, that a deployment had better be able to do. What `resumes` has
@@ -47,7 +47,7 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Try:
+class Attempt:
     """One deployment that a request was given, and the code of the error it ended in; empty for none. `model` is the
     name under which the deployment is configured."""
 
@@ -68,7 +68,7 @@ class Prospects:
     later_s: float | None = None
 
 
-class Place(Protocol):
+class Slot(Protocol):
     """The right to generate on one deployment, as a context: leaving it gives the place back, whatever happened."""
 
     @property
@@ -128,11 +128,11 @@ class Place(Protocol):
     ) -> None: ...
 
 
-class Route(Protocol):
+class FailoverRoute(Protocol):
     """One request's way through the deployments of its model, and of those that stand in for it."""
 
     @property
-    def tries(self) -> Sequence[Try]:
+    def tries(self) -> Sequence[Attempt]:
         """Every place that was given, in order."""
         ...
 
@@ -147,24 +147,24 @@ class Route(Protocol):
         ...
 
     def prospects(self, error: UnisonoError, *, resumes: bool, held: bool) -> Prospects:
-        """What is possible after an attempt that ended in `error`. Call it before `Place.failed`. `resumes` as in
-        `Demand`. `held` is False if the attempt got no place; it counts as failed all the same."""
+        """What is possible after an attempt that ended in `error`. Call it before `Slot.failed`. `resumes` as in
+        `RouteRequirements`. `held` is False if the attempt got no place; it counts as failed all the same."""
         ...
 
     def retry_failed(self) -> None:
         """The pause of `Prospects.later_s` is over: deployments that failed before may be given again."""
         ...
 
-    async def place(self, demand: Demand) -> Place:
+    async def place(self, demand: RouteRequirements) -> Slot:
         """The next place; without a failure since, the same deployment if it has one free. Waits in line for it.
         Raises the error that the last place failed with when there is nowhere else to go, `BackendOverloaded` when the
         line is full or took too long, `BackendUnavailable` or its relatives when nothing works. Cancelled cleanly."""
         ...
 
 
-class Pool(Protocol):
+class DeploymentPool(Protocol):
     """Live deployments by model name."""
 
-    def route(self, ask: Ask) -> Route:
+    def route(self, ask: RouteRequest) -> FailoverRoute:
         """Raises `UnknownModel`."""
         ...

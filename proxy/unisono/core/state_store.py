@@ -17,10 +17,10 @@ from enum import StrEnum
 from typing import Protocol
 
 from unisono.core.access import KeyStore
-from unisono.core.accounts import Accounts
 from unisono.core.conversation import Item, Json, Tokens
 from unisono.core.generation import Usage
-from unisono.core.traces import Traces
+from unisono.core.quotas import AccountStore
+from unisono.core.recordings import TraceStore
 
 MIB = 1 << 20
 
@@ -124,7 +124,7 @@ class EventPage:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class BackgroundRun:
     """A background response somebody is to carry on with."""
 
     tenant: str
@@ -143,7 +143,7 @@ class Retention:
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class StateLimits:
     """The largest an item, a response (input and output) and a conversation may be, in encoded bytes."""
 
     item: int = 1 * MIB
@@ -154,7 +154,7 @@ class Bounds:
 NOTHING_LOGGED = LogWrite()
 
 
-class Store(KeyStore, Accounts, Traces, Protocol):
+class Store(KeyStore, AccountStore, TraceStore, Protocol):
     """Where state is kept. Besides `StoreUnavailable`, which any method may raise, each names what it raises."""
 
     async def start(self) -> tuple[str, ...]:
@@ -292,13 +292,13 @@ class Store(KeyStore, Accounts, Traces, Protocol):
 
     async def release(self, lease: Lease) -> None: ...
 
-    async def watch(self, run: Run, for_s: float) -> None:
+    async def watch(self, run: BackgroundRun, for_s: float) -> None:
         """Unless this is called again within `for_s` seconds, `lapsed` names the run."""
         ...
 
-    async def unwatch(self, run: Run) -> None: ...
+    async def unwatch(self, run: BackgroundRun) -> None: ...
 
-    async def lapsed(self, limit: int = 16) -> tuple[Run, ...]:
+    async def lapsed(self, limit: int = 16) -> tuple[BackgroundRun, ...]:
         """Runs nobody watches any more, longest first; each is named until somebody watches or unwatches it."""
         ...
 

@@ -18,7 +18,7 @@ class StoredTrace:
     document: bytes = b""
 
 
-class Traces(Protocol):
+class TraceStore(Protocol):
     """Where recordings are kept; `StoreUnavailable` may come of each."""
 
     async def keep_traces(self, *traces: StoredTrace, for_s: float, most: int) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 
 from unisono.core.conversation import Json
 from unisono.core.generation import Timeouts
-from unisono.core.tracing import Trace
+from unisono.core.trace_context import TraceContext
 
 
 class Api(StrEnum):
@@ -44,7 +44,7 @@ def _choice_has_output(choice: Json) -> bool:
     return bool(choice.get("finish_reason")) or any(value for name, value in parts.items() if name != "role")
 
 
-class Way(StrEnum):
+class AnswerMode(StrEnum):
     """Who may answer the requests for a model: the engine, deployments that answer in OpenAI's own API, or both."""
 
     ENGINE = "engine"
@@ -54,7 +54,7 @@ class Way(StrEnum):
 
     @property
     def passes(self) -> bool:
-        return self is not Way.ENGINE
+        return self is not AnswerMode.ENGINE
 
 
 def named(pattern: str, asked: str) -> str:
@@ -73,23 +73,23 @@ def starred(pattern: str, asked: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedName:
     """How a name that clients ask for is served: by which group, and by whom. `keeps` says that whoever answers keeps
     responses and runs tools itself, so that requests may lean on what is kept there."""
 
     group: str = ""
-    way: Way = Way.ENGINE
+    way: AnswerMode = AnswerMode.ENGINE
     keeps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
+class PassthroughRequest:
     """A request as it came. `model` is the name that was asked for, which the answer carries too; `tokens` is what its
     text is taken for. `choices` are the answers it asks for, `most` the tokens that each of them may have, None for
     any number."""
 
     api: Api
-    way: Way
+    way: AnswerMode
     body: Mapping[str, Json]
     model: str
     stream: bool = False
@@ -101,7 +101,7 @@ class Passage:
 
 
 @dataclass(frozen=True, slots=True)
-class PassingJob:
+class PassthroughJob:
     """A request for a backend: the body as it is sent, but for the model's name, which the backend knows. `asked` is
     what the client asked for, for a backend that serves many (`named`)."""
 
@@ -111,4 +111,4 @@ class PassingJob:
     asked: str = ""
     timeouts: Timeouts = field(default_factory=Timeouts)
     request_id: str = ""
-    trace: Trace | None = None
+    trace: TraceContext | None = None

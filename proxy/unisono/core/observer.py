@@ -15,14 +15,14 @@ from typing import Final, Protocol
 from unisono.core.conversation import Json
 from unisono.core.events import Closed, Repaired
 from unisono.core.generation import Usage
-from unisono.core.routes import Try
-from unisono.core.tracing import Trace
+from unisono.core.route_protocol import Attempt
+from unisono.core.trace_context import TraceContext
 
 GAPS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Bounds by which times between tokens are counted, in seconds; longer ones come behind the last."""
 
 
-class Outcome(StrEnum):
+class GenerationOutcome(StrEnum):
     """How a turn ended."""
 
     COMPLETED = "completed"
@@ -32,7 +32,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Began:
+class GenerationBegan:
     """A turn that begins. `key` is the public id of a virtual key, `model` a group's name from the configuration,
     `at` the time in seconds since 1970, and `span` the turn's own; `span_parent` is the id of the one it came from.
     `asked` is what a turn that is recorded asked for (`engine.asked`)."""
@@ -46,13 +46,13 @@ class Began:
     at: float
     resumed: bool = False
     """Whether it goes on behind what another run left."""
-    span: Trace | None = None
+    span: TraceContext | None = None
     span_parent: str = ""
     asked: Mapping[str, Json] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Waited:
+class SlotWait:
     """A wait for a place on a deployment; `failure` is the code of what it ended in when there was none."""
 
     began_s: float
@@ -117,10 +117,10 @@ class ToolDone:
 
 
 @dataclass(slots=True)
-class Facts:
+class GenerationFacts:
     """What the engine tells of a run: it grows while that runs, by the step and never by the token."""
 
-    waits: list[Waited] = field(default_factory=list)
+    waits: list[SlotWait] = field(default_factory=list)
     steps: list[StepDone] = field(default_factory=list)
     tools: list[ToolDone] = field(default_factory=list)
     refused_constraints: list[RefusedConstraint] = field(default_factory=list)
@@ -138,16 +138,16 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class GenerationDone:
     """A turn that ended. `first_s` is when the first events were handed to the surface; `error` is the code of what it
     ended in. `channels` counts tokens in bodies of whole messages by what they were: `analysis`, `commentary`, `final`,
     `call` for the client's calls, `hosted_call` for the gateway's own. `recoveries` are rules, each once, and `repairs`
     where they were applied as far as it was shown. `journal` is the run's own (`engine.turn.Report`). `said` are all
     items and repairs of a turn that is recorded, in their order, those that an earlier run left too."""
 
-    began: Began
+    began: GenerationBegan
     ended_s: float
-    outcome: Outcome
+    outcome: GenerationOutcome
     first_s: float | None = None
     error: str = ""
     finish: str = ""
@@ -155,11 +155,11 @@ class Done:
     channels: Mapping[str, int] = field(default_factory=dict)
     recoveries: Sequence[str] = ()
     repairs: Sequence[Repaired] = ()
-    waits: Sequence[Waited] = ()
+    waits: Sequence[SlotWait] = ()
     steps: Sequence[StepDone] = ()
     tools: Sequence[ToolDone] = ()
     refused_constraints: Sequence[RefusedConstraint] = ()
-    tries: Sequence[Try] = ()
+    tries: Sequence[Attempt] = ()
     backend: str = ""
     failovers: int = 0
     left_out: int = 0
@@ -176,9 +176,9 @@ class Done:
 class Observer(Protocol):
     """Is told of every turn. Both methods return at once and do not raise."""
 
-    def began(self, began: Began) -> None: ...
+    def began(self, began: GenerationBegan) -> None: ...
 
-    def ended(self, done: Done) -> None: ...
+    def ended(self, done: GenerationDone) -> None: ...
 
 
 class Pace:

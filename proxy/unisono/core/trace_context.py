@@ -17,7 +17,7 @@ _TRACESTATE = re.compile(r"[\x20-\x7e]{1,512}")
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class TraceContext:
     """A place in a distributed trace, as W3C's Trace Context has it: ids in lower-case hexadecimal, `state` as others
     made it."""
 
@@ -48,21 +48,21 @@ class Trace:
         """By their names in lower case."""
         return {"traceparent": self.parent} | ({"tracestate": self.state} if self.state else {})
 
-    def child(self, name: str) -> Trace:
+    def child(self, name: str) -> TraceContext:
         """The span of that name below this one: the same id wherever it is asked for."""
         digest = blake2b(f"{self.trace_id}{self.span_id}{name}".encode(), digest_size=8).hexdigest()
-        return Trace(self.trace_id, digest, self.sampled, self.state)
+        return TraceContext(self.trace_id, digest, self.sampled, self.state)
 
 
-ARRIVED: ContextVar[Trace | None] = ContextVar("ARRIVED", default=None)
+ARRIVED: ContextVar[TraceContext | None] = ContextVar("ARRIVED", default=None)
 """The span that the request, for which whatever runs now runs, came from; None where it named none."""
 
-DOING: ContextVar[Trace | None] = ContextVar("DOING", default=None)
+DOING: ContextVar[TraceContext | None] = ContextVar("DOING", default=None)
 """The span of what is being done now for a turn, for tool servers to go on below it; None where nothing is traced."""
 
 
 def step_span(number: int) -> str:
-    """The name of a step's span below its turn's, for `Trace.child`; steps count from 0."""
+    """The name of a step's span below its turn's, for `TraceContext.child`; steps count from 0."""
     return f"step {number}"
 
 
