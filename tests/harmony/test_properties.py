@@ -21,7 +21,7 @@ from unisono.core.generation import FIRST_SPECIAL, Chunk, FinishReason, OutputFo
 from unisono.core.recovery_rules import RULES
 from unisono.harmony.decode import decoder_for
 from unisono.harmony.encoding import MARKERS, Encoding, load_encoding
-from unisono.harmony.grammar import STEPS, Mark, State
+from unisono.harmony.grammar import STEPS, State, TokenMark
 
 ENCODING = load_encoding()
 WORDS = (
@@ -200,7 +200,7 @@ def test_bytes_that_are_no_text_lose_nothing_around_them(body: list[int], data: 
 
 
 def test_every_mark_in_every_state_has_a_step() -> None:
-    assert set(STEPS) == {(state, mark) for state in State for mark in Mark}
+    assert set(STEPS) == {(state, mark) for state in State for mark in TokenMark}
     assert {rule for _, rule in STEPS.values() if rule} <= RULES.keys()
 
 

@@ -25,7 +25,7 @@ from unisono.core.conversation import (
 from unisono.core.generation import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, START
 from unisono.errors import InvalidRequest
 from unisono.harmony.encoding import Encoding
-from unisono.harmony.neutral import check_structure, neutralise
+from unisono.harmony.injection_guard import check_structure, neutralise
 from unisono.harmony.render import Renderer
 from unisono.harmony.tools import ToolSet, plan_tools
 

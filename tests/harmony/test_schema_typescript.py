@@ -16,7 +16,7 @@ from unisono.core.conversation import FunctionTool
 from unisono.core.generation import MESSAGE
 from unisono.errors import InvalidRequest
 from unisono.harmony.encoding import Encoding
-from unisono.harmony.preamble import tools_section
+from unisono.harmony.prompt_head import tools_section
 from unisono.harmony.tools import ToolSet, plan_tools
 
 NODE = {

@@ -17,7 +17,7 @@ from tests.depth import examples
 from unisono.core.conversation import FunctionTool
 from unisono.errors import InvalidRequest
 from unisono.harmony.encoding import Encoding
-from unisono.harmony.preamble import tools_section
+from unisono.harmony.prompt_head import tools_section
 from unisono.harmony.tools import _PLANNED as PLANNED
 from unisono.harmony.tools import ToolSet, plan_tools
 

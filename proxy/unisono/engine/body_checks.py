@@ -8,7 +8,7 @@ from unisono.engine.code_fence import without_code_fence
 from unisono.engine.policy import Fault, Message, fault_of
 from unisono.engine.wishes import Schema, Violation, Wishes, recipient_of
 from unisono.harmony.header import Header
-from unisono.harmony.recipients import Kind
+from unisono.harmony.recipients import RecipientKind
 
 CODE_FENCE: Final = "code-fence"
 
@@ -41,7 +41,7 @@ class BodyChecks:
         wishes, recipient = self._wishes, recipient_of(header)
         if message not in (Message.WANTED, Message.STRICT, Message.CALL) or recipient in wishes.texts:
             return False
-        if header.recipient.kind is not Kind.FUNCTION and recipient not in wishes.schemas:
+        if header.recipient.kind is not RecipientKind.FUNCTION and recipient not in wishes.schemas:
             return False
         # The content type counts where nothing else is certain. The model reads about faults of server tools' calls.
         is_certain = message is not Message.CALL

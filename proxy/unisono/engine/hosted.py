@@ -17,7 +17,7 @@ from unisono.engine.journal import NOTED, Note, parts_of
 from unisono.engine.steps import Call
 from unisono.engine.turn import Hosting
 from unisono.errors import InvalidRequest
-from unisono.harmony.builtins import FUNCTIONS_OF, namespace
+from unisono.harmony.builtin_tools import FUNCTIONS_OF, namespace
 from unisono.harmony.tools import ToolSet, plan_tools
 
 LISTED: Final = "listed"

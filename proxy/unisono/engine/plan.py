@@ -33,7 +33,7 @@ from unisono.engine.wishes import Violation, Wishes, constraint_of, header_for, 
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.gate import Stopped
 from unisono.harmony.header import ANALYSIS, COMMENTARY, Header
-from unisono.harmony.legal import Open
+from unisono.harmony.message_parts import OpenPart
 
 REGENERATED_CALL: Final = "regenerated-call"
 REGENERATED_ANSWER: Final = "regenerated-answer"
@@ -130,7 +130,7 @@ class Plan:
 
     # -- the gate
 
-    def opens(self, message: Open) -> bool:
+    def opens(self, message: OpenPart) -> bool:
         kind = self._message(message.header)
         if kind not in (Message.LATE_THOUGHT, Message.THOUGHT):
             self._skipped = False

@@ -34,7 +34,7 @@ from unisono.errors import (
     UnsupportedValue,
 )
 from unisono.harmony.encoding import Encoding
-from unisono.harmony.plain import plain_decoder
+from unisono.harmony.raw_codec import plain_decoder
 
 UNSPELLED = "The backend of this model takes text, and no text is cut into just these ids; send the prompt as text."
 STRIPPED = "The backend of this model shows no special tokens."

@@ -15,7 +15,7 @@ from typing import Final
 from unisono.core.generation import AnyJson, Constraint, JsonSchema, OneOf
 from unisono.core.symptom import Symptom
 from unisono.errors import BackendError, BackendOverloaded, BackendRejected, BackendTimeout
-from unisono.harmony.recent import Recent
+from unisono.harmony.lru_cache import LruCache
 
 REMEMBERED_S: Final = 3600.0
 MAX_REMEMBERED: Final = 4096
@@ -31,8 +31,8 @@ class RefusedConstraints:
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self._refused_until: Recent[_Key, float] = Recent(MAX_REMEMBERED)
-        self._is_kept: Recent[_Key, bool] = Recent(MAX_REMEMBERED)
+        self._refused_until: LruCache[_Key, float] = LruCache(MAX_REMEMBERED)
+        self._is_kept: LruCache[_Key, bool] = LruCache(MAX_REMEMBERED)
 
     def refuses(self, model: str, deployment: str, constraint: Constraint) -> bool:
         """Whether a deployment is not to be sent a constraint."""

@@ -15,9 +15,9 @@ from unisono.core.generation import AnyJson, Constraint, JsonSchema, OneOf
 from unisono.core.tools import HostedTool
 from unisono.engine.hosted import HostedTools, decided_calls
 from unisono.engine.turn import Allowed, Forced, Turn
-from unisono.harmony.builtins import FUNCTIONS_OF, is_builtin
+from unisono.harmony.builtin_tools import FUNCTIONS_OF, is_builtin
 from unisono.harmony.header import COMMENTARY, Header
-from unisono.harmony.recipients import FUNCTIONS, Kind, Recipient
+from unisono.harmony.recipients import FUNCTIONS, Recipient, RecipientKind
 from unisono.harmony.tools import ToolSet
 
 Schema: TypeAlias = Mapping[str, Json]
@@ -133,19 +133,19 @@ def _recipient(name: str, tools: ToolSet) -> str:
 def recipient_of(header: Header) -> str:
     """Whom a message is for; empty for nobody."""
     match header.recipient.kind:
-        case Kind.NOBODY:
+        case RecipientKind.NOBODY:
             return ""
-        case Kind.FUNCTION:
+        case RecipientKind.FUNCTION:
             return f"{FUNCTIONS}{header.recipient.name}"
-        case Kind.HOSTED | Kind.BUILTIN:
+        case RecipientKind.HOSTED | RecipientKind.BUILTIN:
             return header.recipient.name
 
 
 def header_for(recipient: str) -> Header:
     """The header of a call."""
     if is_builtin(recipient):
-        return Header("analysis", Recipient(Kind.HOSTED, recipient))
-    return Header(COMMENTARY, Recipient(Kind.FUNCTION, recipient.removeprefix(FUNCTIONS)), "json")
+        return Header("analysis", Recipient(RecipientKind.HOSTED, recipient))
+    return Header(COMMENTARY, Recipient(RecipientKind.FUNCTION, recipient.removeprefix(FUNCTIONS)), "json")
 
 
 def constraint_of(schema: Schema | None) -> Constraint:

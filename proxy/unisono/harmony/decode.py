@@ -27,7 +27,7 @@ from unisono.core.generation import (
 )
 from unisono.harmony.encoding import STRUCTURAL, Encoding
 from unisono.harmony.header import ANALYSIS, CHANNELS, COMMENTARY, FINAL, Header
-from unisono.harmony.recipients import Kind
+from unisono.harmony.recipients import RecipientKind
 
 _MARKER = re.compile(r"<\|(?:start|channel|constrain|message|end|return|call|endoftext|reserved_20[01]\d{3})\|>")
 _PARTIAL = re.compile(r"<(?:\|[a-z_0-9]{0,16}(?:\|)?)?\Z")
@@ -85,7 +85,7 @@ class _Text:
         self._encoding = encoding
         self._buffer = ""
         self._in_body = opening is not None
-        self._json = opening is not None and opening.recipient.kind is Kind.FUNCTION
+        self._json = opening is not None and opening.recipient.kind is RecipientKind.FUNCTION
         self._value = False
         self._in_string = False
         self._escaped = False

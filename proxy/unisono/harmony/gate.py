@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from unisono.harmony.header import Header
-from unisono.harmony.legal import Open
+from unisono.harmony.message_parts import OpenPart
 
 
 class Gate(Protocol):
     """Decides which messages there are at all. Asked once or twice for each message, never for a token."""
 
-    def opens(self, message: Open) -> bool:
+    def opens(self, message: OpenPart) -> bool:
         """False: reading stops in front of the message, and nothing of it was said."""
         ...
 

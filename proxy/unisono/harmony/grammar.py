@@ -34,7 +34,7 @@ class State(Enum):
     """After a terminator, behind text that may be a header without its start or nothing at all; held."""
 
 
-class Mark(Enum):
+class TokenMark(Enum):
     """What a token is to the grammar."""
 
     TEXT = auto()
@@ -52,25 +52,25 @@ class Mark(Enum):
     """An id outside the vocabulary."""
 
 
-MARKS: dict[int, Mark] = {
-    START: Mark.START,
-    CHANNEL: Mark.CHANNEL,
-    CONSTRAIN: Mark.CONSTRAIN,
-    MESSAGE: Mark.MESSAGE,
-    END: Mark.END,
-    RETURN: Mark.RETURN,
-    CALL: Mark.CALL,
-    ENDOFTEXT: Mark.ENDOFTEXT,
+MARKS: dict[int, TokenMark] = {
+    START: TokenMark.START,
+    CHANNEL: TokenMark.CHANNEL,
+    CONSTRAIN: TokenMark.CONSTRAIN,
+    MESSAGE: TokenMark.MESSAGE,
+    END: TokenMark.END,
+    RETURN: TokenMark.RETURN,
+    CALL: TokenMark.CALL,
+    ENDOFTEXT: TokenMark.ENDOFTEXT,
 }
 
 
-def mark_of(token: int) -> Mark:
+def mark_of(token: int) -> TokenMark:
     if 0 <= token < FIRST_SPECIAL:
-        return Mark.TEXT
-    return MARKS.get(token) or (Mark.SPECIAL if 0 <= token < VOCABULARY else Mark.BAD)
+        return TokenMark.TEXT
+    return MARKS.get(token) or (TokenMark.SPECIAL if 0 <= token < VOCABULARY else TokenMark.BAD)
 
 
-class Step(Enum):
+class GrammarAction(Enum):
     """What `repair` does with a token."""
 
     PASS = auto()
@@ -102,50 +102,50 @@ class Step(Enum):
     DROP = auto()
 
 
-STEPS: dict[tuple[State, Mark], tuple[Step, str | None]] = {
-    (State.HEADER, Mark.TEXT): (Step.HOLD, None),
-    (State.HEADER, Mark.CHANNEL): (Step.CHANNEL, None),
-    (State.HEADER, Mark.CONSTRAIN): (Step.HOLD, None),
-    (State.HEADER, Mark.MESSAGE): (Step.RESOLVE, None),
-    (State.HEADER, Mark.START): (Step.RESTART, None),
-    (State.HEADER, Mark.END): (Step.BODYLESS, None),
-    (State.HEADER, Mark.RETURN): (Step.BODYLESS, None),
-    (State.HEADER, Mark.CALL): (Step.BODYLESS, None),
-    (State.HEADER, Mark.ENDOFTEXT): (Step.BODYLESS, "endoftext-stop"),
-    (State.HEADER, Mark.SPECIAL): (Step.DROP, "stray-special"),
-    (State.HEADER, Mark.BAD): (Step.DROP, "bad-token"),
-    (State.BODY, Mark.TEXT): (Step.PASS, None),
-    (State.BODY, Mark.END): (Step.CLOSE, None),
-    (State.BODY, Mark.RETURN): (Step.CLOSE, None),
-    (State.BODY, Mark.CALL): (Step.CLOSE, None),
-    (State.BODY, Mark.ENDOFTEXT): (Step.CLOSE_TEXT, "endoftext-stop"),
-    (State.BODY, Mark.START): (Step.CUT, "missing-end"),
-    (State.BODY, Mark.CHANNEL): (Step.CUT, "missing-end"),
-    (State.BODY, Mark.MESSAGE): (Step.DROP, "stray-special"),
-    (State.BODY, Mark.CONSTRAIN): (Step.DROP, "stray-special"),
-    (State.BODY, Mark.SPECIAL): (Step.DROP, "stray-special"),
-    (State.BODY, Mark.BAD): (Step.DROP, "bad-token"),
-    (State.BETWEEN, Mark.TEXT): (Step.HOLD, None),
-    (State.BETWEEN, Mark.START): (Step.OPEN, None),
-    (State.BETWEEN, Mark.CHANNEL): (Step.SUPPLY_START, "missing-start"),
-    (State.BETWEEN, Mark.CONSTRAIN): (Step.HOLD, None),
-    (State.BETWEEN, Mark.MESSAGE): (Step.SUPPLY_START, "missing-start"),
-    (State.BETWEEN, Mark.END): (Step.DROP, "trailing-stop"),
-    (State.BETWEEN, Mark.RETURN): (Step.DROP, "trailing-stop"),
-    (State.BETWEEN, Mark.CALL): (Step.DROP, "trailing-stop"),
-    (State.BETWEEN, Mark.ENDOFTEXT): (Step.DROP, "endoftext-stop"),
-    (State.BETWEEN, Mark.SPECIAL): (Step.DROP, "stray-special"),
-    (State.BETWEEN, Mark.BAD): (Step.DROP, "bad-token"),
-    (State.GAP, Mark.TEXT): (Step.HOLD, None),
-    (State.GAP, Mark.CONSTRAIN): (Step.HOLD, None),
-    (State.GAP, Mark.CHANNEL): (Step.LEAVE_GAP, None),
-    (State.GAP, Mark.MESSAGE): (Step.LEAVE_GAP, None),
-    (State.GAP, Mark.START): (Step.DROP_GAP, "free-text-between"),
-    (State.GAP, Mark.END): (Step.DROP_GAP, "free-text-between"),
-    (State.GAP, Mark.RETURN): (Step.DROP_GAP, "free-text-between"),
-    (State.GAP, Mark.CALL): (Step.DROP_GAP, "free-text-between"),
-    (State.GAP, Mark.ENDOFTEXT): (Step.DROP_GAP, "free-text-between"),
-    (State.GAP, Mark.SPECIAL): (Step.DROP, "stray-special"),
-    (State.GAP, Mark.BAD): (Step.DROP, "bad-token"),
+STEPS: dict[tuple[State, TokenMark], tuple[GrammarAction, str | None]] = {
+    (State.HEADER, TokenMark.TEXT): (GrammarAction.HOLD, None),
+    (State.HEADER, TokenMark.CHANNEL): (GrammarAction.CHANNEL, None),
+    (State.HEADER, TokenMark.CONSTRAIN): (GrammarAction.HOLD, None),
+    (State.HEADER, TokenMark.MESSAGE): (GrammarAction.RESOLVE, None),
+    (State.HEADER, TokenMark.START): (GrammarAction.RESTART, None),
+    (State.HEADER, TokenMark.END): (GrammarAction.BODYLESS, None),
+    (State.HEADER, TokenMark.RETURN): (GrammarAction.BODYLESS, None),
+    (State.HEADER, TokenMark.CALL): (GrammarAction.BODYLESS, None),
+    (State.HEADER, TokenMark.ENDOFTEXT): (GrammarAction.BODYLESS, "endoftext-stop"),
+    (State.HEADER, TokenMark.SPECIAL): (GrammarAction.DROP, "stray-special"),
+    (State.HEADER, TokenMark.BAD): (GrammarAction.DROP, "bad-token"),
+    (State.BODY, TokenMark.TEXT): (GrammarAction.PASS, None),
+    (State.BODY, TokenMark.END): (GrammarAction.CLOSE, None),
+    (State.BODY, TokenMark.RETURN): (GrammarAction.CLOSE, None),
+    (State.BODY, TokenMark.CALL): (GrammarAction.CLOSE, None),
+    (State.BODY, TokenMark.ENDOFTEXT): (GrammarAction.CLOSE_TEXT, "endoftext-stop"),
+    (State.BODY, TokenMark.START): (GrammarAction.CUT, "missing-end"),
+    (State.BODY, TokenMark.CHANNEL): (GrammarAction.CUT, "missing-end"),
+    (State.BODY, TokenMark.MESSAGE): (GrammarAction.DROP, "stray-special"),
+    (State.BODY, TokenMark.CONSTRAIN): (GrammarAction.DROP, "stray-special"),
+    (State.BODY, TokenMark.SPECIAL): (GrammarAction.DROP, "stray-special"),
+    (State.BODY, TokenMark.BAD): (GrammarAction.DROP, "bad-token"),
+    (State.BETWEEN, TokenMark.TEXT): (GrammarAction.HOLD, None),
+    (State.BETWEEN, TokenMark.START): (GrammarAction.OPEN, None),
+    (State.BETWEEN, TokenMark.CHANNEL): (GrammarAction.SUPPLY_START, "missing-start"),
+    (State.BETWEEN, TokenMark.CONSTRAIN): (GrammarAction.HOLD, None),
+    (State.BETWEEN, TokenMark.MESSAGE): (GrammarAction.SUPPLY_START, "missing-start"),
+    (State.BETWEEN, TokenMark.END): (GrammarAction.DROP, "trailing-stop"),
+    (State.BETWEEN, TokenMark.RETURN): (GrammarAction.DROP, "trailing-stop"),
+    (State.BETWEEN, TokenMark.CALL): (GrammarAction.DROP, "trailing-stop"),
+    (State.BETWEEN, TokenMark.ENDOFTEXT): (GrammarAction.DROP, "endoftext-stop"),
+    (State.BETWEEN, TokenMark.SPECIAL): (GrammarAction.DROP, "stray-special"),
+    (State.BETWEEN, TokenMark.BAD): (GrammarAction.DROP, "bad-token"),
+    (State.GAP, TokenMark.TEXT): (GrammarAction.HOLD, None),
+    (State.GAP, TokenMark.CONSTRAIN): (GrammarAction.HOLD, None),
+    (State.GAP, TokenMark.CHANNEL): (GrammarAction.LEAVE_GAP, None),
+    (State.GAP, TokenMark.MESSAGE): (GrammarAction.LEAVE_GAP, None),
+    (State.GAP, TokenMark.START): (GrammarAction.DROP_GAP, "free-text-between"),
+    (State.GAP, TokenMark.END): (GrammarAction.DROP_GAP, "free-text-between"),
+    (State.GAP, TokenMark.RETURN): (GrammarAction.DROP_GAP, "free-text-between"),
+    (State.GAP, TokenMark.CALL): (GrammarAction.DROP_GAP, "free-text-between"),
+    (State.GAP, TokenMark.ENDOFTEXT): (GrammarAction.DROP_GAP, "free-text-between"),
+    (State.GAP, TokenMark.SPECIAL): (GrammarAction.DROP, "stray-special"),
+    (State.GAP, TokenMark.BAD): (GrammarAction.DROP, "bad-token"),
 }
 """For every mark in every state: what to do, and the rule's name where doing it always is a repair."""

@@ -9,8 +9,17 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 
-from unisono.harmony.builtins import is_builtin
-from unisono.harmony.recipients import CALLS, FUNCTIONS, NOBODY, Kind, Recipient, offered, read_recipient, respell
+from unisono.harmony.builtin_tools import is_builtin
+from unisono.harmony.recipients import (
+    CALLS,
+    FUNCTIONS,
+    NOBODY,
+    Recipient,
+    RecipientKind,
+    offered,
+    read_recipient,
+    respell,
+)
 
 S, C, T = "\ud800", "\ud801", "\ud802"
 """Stand-ins for the ids of `<|start|>`, `<|channel|>` and `<|constrain|>`."""
@@ -62,25 +71,25 @@ class Header:
     @property
     def is_answer(self) -> bool:
         """Whether stray text behind the message is no answer: it is one itself, or for a tool."""
-        return self.recipient.kind is not Kind.NOBODY or self.channel == FINAL
+        return self.recipient.kind is not RecipientKind.NOBODY or self.channel == FINAL
 
     def spelled(self) -> str:
         """The canonical header, from the channel on, with markers spelled out."""
         to = ""
-        if self.recipient.kind is Kind.FUNCTION:
+        if self.recipient.kind is RecipientKind.FUNCTION:
             to = f" to={FUNCTIONS}{self.recipient.name}"
-        elif self.recipient.kind is not Kind.NOBODY:
+        elif self.recipient.kind is not RecipientKind.NOBODY:
             to = f" to={self.recipient.name}"
         # Without a recipient the library takes a content type for one, so text never carries it.
         kind = f" <|constrain|>{self.content_type}" if to and self.content_type else ""
-        if self.recipient.kind is Kind.HOSTED:
+        if self.recipient.kind is RecipientKind.HOSTED:
             # The builtin tools' calls are marked so, whatever stands in them.
             kind = " code"
         return f"<|channel|>{self.channel}{to}{kind}<|message|>"
 
 
 @dataclass(slots=True)
-class Words:
+class HeaderWords:
     """What stands in one header segment, before it is judged."""
 
     channels: list[str] = field(default_factory=list)
@@ -115,7 +124,7 @@ def respelled_call(header: Header) -> Header:
 
 def _read_header(text: str, declared: frozenset[str] | None, role_given: bool, supplied: bool) -> Header:
     *earlier, segment = text.split(S)
-    words = Words()
+    words = HeaderWords()
     carried = _read_earlier(earlier, words, role_given)
     again = not role_given and not earlier and segment.lstrip().startswith(ASSISTANT)
     if again:
@@ -143,14 +152,14 @@ def as_offered(header: Header, declared: frozenset[str] | None, builtins: frozen
     return replace(header, recipient=recipient, rules=rules, verbatim=False)
 
 
-def _read_earlier(earlier: list[str], words: Words, role_given: bool) -> Words | None:
+def _read_earlier(earlier: list[str], words: HeaderWords, role_given: bool) -> HeaderWords | None:
     """What a header held before it was started again; None when nothing."""
     if not earlier:
         return None
     if not role_given and earlier == [""]:
         words.note("echoed-prefix")
         return None
-    carried = Words()
+    carried = HeaderWords()
     for part in earlier:
         _read_words(part.removeprefix(ASSISTANT), None, carried)
     words.note("marker-in-recipient" if carried.recipients else "doubled-start")
@@ -158,11 +167,11 @@ def _read_earlier(earlier: list[str], words: Words, role_given: bool) -> Words |
     return carried
 
 
-def _last_known(words: Words) -> str:
+def _last_known(words: HeaderWords) -> str:
     return spell_channel(words.channels[-1])[0] if words.channels else ""
 
 
-def split_role(segment: str, words: Words) -> tuple[str, str]:
+def split_role(segment: str, words: HeaderWords) -> tuple[str, str]:
     """(foreign role or "", the rest of the segment)."""
     if segment.startswith(ASSISTANT):
         rest = segment[len(ASSISTANT) :]
@@ -180,7 +189,7 @@ def split_role(segment: str, words: Words) -> tuple[str, str]:
     return first[0], segment[first.end() :]
 
 
-def _read_words(segment: str, declared: frozenset[str] | None, words: Words) -> None:
+def _read_words(segment: str, declared: frozenset[str] | None, words: HeaderWords) -> None:
     pieces = _PIECE.findall(segment)
     want_channel = want_recipient = False
     skip = False
@@ -216,7 +225,7 @@ def _read_words(segment: str, declared: frozenset[str] | None, words: Words) -> 
             words.stray.append(piece)
 
 
-def _read_channel_marker(words: Words, before: str, after: str) -> tuple[bool, bool]:
+def _read_channel_marker(words: HeaderWords, before: str, after: str) -> tuple[bool, bool]:
     """(a channel word is to come, the piece after the marker is used up). A marker glued to a recipient leaked there,
     unless it is the header's first: the recipient may stand in the role section."""
     word = "" if after in ("", C, T) or after.isspace() else after
@@ -234,7 +243,7 @@ def _read_channel_marker(words: Words, before: str, after: str) -> tuple[bool, b
     return True, False
 
 
-def _read_type_marker(words: Words, before: str, after: str) -> bool:
+def _read_type_marker(words: HeaderWords, before: str, after: str) -> bool:
     """Whether the piece after the marker is used up."""
     if before == "to=":
         words.note("type-as-recipient")
@@ -251,11 +260,11 @@ def _read_type_marker(words: Words, before: str, after: str) -> bool:
     return bool(word)
 
 
-def _judge(words: Words, declared: frozenset[str] | None, *, has_role: bool, supplied: bool) -> Header:
+def _judge(words: HeaderWords, declared: frozenset[str] | None, *, has_role: bool, supplied: bool) -> Header:
     recipient = _judge_recipient(words, declared)
     channel = _judge_channel(words, recipient, has_role=has_role, supplied=supplied)
     content_type = words.marked_type or words.plain_type
-    if content_type is not None and recipient.kind is Kind.NOBODY:
+    if content_type is not None and recipient.kind is RecipientKind.NOBODY:
         words.note("type-as-recipient")
         content_type = None
     elif content_type is not None and not _PLAIN.match(content_type):
@@ -267,7 +276,7 @@ def _judge(words: Words, declared: frozenset[str] | None, *, has_role: bool, sup
     return Header(channel, recipient, content_type, tuple(words.rules), lost=sum(map(len, words.stray)))
 
 
-def _judge_recipient(words: Words, declared: frozenset[str] | None) -> Recipient:
+def _judge_recipient(words: HeaderWords, declared: frozenset[str] | None) -> Recipient:
     cleaned = []
     for word in words.recipients:
         clean, cut = cut_at_marker(word)
@@ -276,7 +285,9 @@ def _judge_recipient(words: Words, declared: frozenset[str] | None) -> Recipient
         cleaned.append(clean)
     if len(cleaned) > 1:
         words.note("recipient-repeated")
-    found = next((r for r in (read_recipient(w, declared) for w in cleaned) if r.kind is not Kind.NOBODY), NOBODY)
+    found = next(
+        (r for r in (read_recipient(w, declared) for w in cleaned) if r.kind is not RecipientKind.NOBODY), NOBODY
+    )
     bare = found is NOBODY
     if bare:
         found = _bare_recipient(words, declared)
@@ -287,7 +298,7 @@ def _judge_recipient(words: Words, declared: frozenset[str] | None) -> Recipient
     return found
 
 
-def _bare_recipient(words: Words, declared: frozenset[str] | None) -> Recipient:
+def _bare_recipient(words: HeaderWords, declared: frozenset[str] | None) -> Recipient:
     """A recipient without its `to=`: the library takes any extra word for one. A bare name is one only where calls
     stand, since a word of thoughts or of an answer may be a tool's name too."""
     calling = _last_known(words) in ("", COMMENTARY)
@@ -307,8 +318,8 @@ def cut_at_marker(word: str) -> tuple[str, bool]:
     return ("" if "" in parts else ".".join(parts)), True
 
 
-def _judge_channel(words: Words, recipient: Recipient, *, has_role: bool, supplied: bool) -> str:
-    default = FINAL if recipient.kind is Kind.NOBODY else COMMENTARY
+def _judge_channel(words: HeaderWords, recipient: Recipient, *, has_role: bool, supplied: bool) -> str:
+    default = FINAL if recipient.kind is RecipientKind.NOBODY else COMMENTARY
     if words.channels:
         word = words.channels[-1] or words.leaked
         if not word:
@@ -341,14 +352,14 @@ def spell_channel(word: str) -> tuple[str, bool]:
     return word, False
 
 
-def _foreign(role: str, header: Header, words: Words, declared: frozenset[str] | None) -> Header:
+def _foreign(role: str, header: Header, words: HeaderWords, declared: frozenset[str] | None) -> Header:
     """A message whose role is not the assistant's: invented by the model, or a tool's name in the wrong place."""
     rules = (*(r for r in header.rules if r not in ("missing-channel", "not-a-tool")), "foreign-role")
     called = NOBODY
     name = role.removeprefix(FUNCTIONS)
     declares, result = name in (declared or ()), ASSISTANT in words.recipients
     if declares and not result:
-        called = Recipient(Kind.FUNCTION, name)
+        called = Recipient(RecipientKind.FUNCTION, name)
     tool = role.startswith(FUNCTIONS) or is_builtin(role)
     invented = is_invented(role) or tool or (declares and result)
     if invented and called is NOBODY:

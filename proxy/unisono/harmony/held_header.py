@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from unisono.core.generation import MESSAGE, START
-from unisono.harmony.bodyless import read_bodyless
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import Header, as_offered, read_header
-from unisono.harmony.sentinels import header_text
+from unisono.harmony.header_text import header_text
+from unisono.harmony.incomplete_header import read_bodyless
 
 # A header that is started again is read again, up to this length: the work stays linear.
 MAX_REREAD_LENGTH: Final = 256  # characters

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from unisono.core.tool_names import SEPARATOR
-from unisono.harmony.builtins import FUNCTIONS_OF, namespace
+from unisono.harmony.builtin_tools import FUNCTIONS_OF, namespace
 
 FUNCTIONS = "functions."
 _ILLEGAL = re.compile("[^A-Za-z0-9_-]")
@@ -26,7 +26,7 @@ _LOOSE = re.compile(
 )
 
 
-class Kind(Enum):
+class RecipientKind(Enum):
     FUNCTION = auto()
     """A call for the client."""
     BUILTIN = auto()
@@ -45,12 +45,12 @@ LONGEST_RECIPIENT = 256
 class Recipient:
     """`name` is the function's wire name or the builtin's whole recipient; `mended` says the spelling was changed."""
 
-    kind: Kind
+    kind: RecipientKind
     name: str = ""
     mended: bool = False
 
 
-NOBODY = Recipient(Kind.NOBODY)
+NOBODY = Recipient(RecipientKind.NOBODY)
 
 
 def read_recipient(word: str, declared: frozenset[str] | None) -> Recipient:
@@ -64,21 +64,21 @@ def read_recipient(word: str, declared: frozenset[str] | None) -> Recipient:
         if not name:
             return NOBODY
         mended = _mend(name, declared) or resolve(name, declared)
-        return Recipient(Kind.FUNCTION, mended or name, mended not in (None, name))
+        return Recipient(RecipientKind.FUNCTION, mended or name, mended not in (None, name))
     if word == "assistant":
         return NOBODY
     if namespace(word) in FUNCTIONS_OF:
-        return Recipient(Kind.BUILTIN, word)
+        return Recipient(RecipientKind.BUILTIN, word)
     if declared is None:
-        return Recipient(Kind.FUNCTION, word)
+        return Recipient(RecipientKind.FUNCTION, word)
     if word in declared:
-        return Recipient(Kind.FUNCTION, word)
+        return Recipient(RecipientKind.FUNCTION, word)
     if (mended := _mend(word, declared)) is not None:
-        return Recipient(Kind.FUNCTION, mended, True)
+        return Recipient(RecipientKind.FUNCTION, mended, True)
     return NOBODY
 
 
-CALLS = frozenset({Kind.FUNCTION, Kind.HOSTED})
+CALLS = frozenset({RecipientKind.FUNCTION, RecipientKind.HOSTED})
 """Recipients that make a message a call."""
 
 
@@ -88,15 +88,15 @@ def offered(recipient: Recipient, declared: frozenset[str] | None, builtins: fro
     word = recipient.name
     if namespace(word) not in builtins:
         return recipient
-    if recipient.kind is Kind.FUNCTION:
+    if recipient.kind is RecipientKind.FUNCTION:
         theirs = word in FUNCTIONS_OF[namespace(word)] and word not in (declared or ())
-        return Recipient(Kind.HOSTED, word, True) if theirs else recipient
-    if recipient.kind is not Kind.BUILTIN:
+        return Recipient(RecipientKind.HOSTED, word, True) if theirs else recipient
+    if recipient.kind is not RecipientKind.BUILTIN:
         return recipient
     known = FUNCTIONS_OF[namespace(word)]
     # Of a tool that is one function, everything said behind the dot is that function.
     mended = next(iter(known)) if known == {namespace(word)} and word not in known else _mend(word, known)
-    return replace(recipient, kind=Kind.HOSTED, name=mended or word, mended=mended is not None)
+    return replace(recipient, kind=RecipientKind.HOSTED, name=mended or word, mended=mended is not None)
 
 
 def _mend(name: str, declared: frozenset[str] | None) -> str | None:

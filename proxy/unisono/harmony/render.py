@@ -33,9 +33,9 @@ from unisono.core.generation import CALL, CHANNEL, END, FIRST_SPECIAL, MESSAGE, 
 from unisono.core.surrogates import well_formed
 from unisono.errors import InvalidRequest
 from unisono.harmony.encoding import Encoding
-from unisono.harmony.neutral import check_structure, neutralise
-from unisono.harmony.preamble import form_section, system_text, tools_section
-from unisono.harmony.recent import Recent
+from unisono.harmony.injection_guard import check_structure, neutralise
+from unisono.harmony.lru_cache import LruCache
+from unisono.harmony.prompt_head import form_section, system_text, tools_section
 from unisono.harmony.tools import ToolSet
 
 ENTRY_WEIGHT = 32
@@ -48,7 +48,7 @@ PREFILL = ANSWER + "<|channel|>final<|message|>"
 INSTRUCTIONS = "# Instructions\n\n"
 
 
-class Form(Enum):
+class HeaderForm(Enum):
     """A kind of message: its header, with the tool's wire name where it has one, and its terminator."""
 
     SYSTEM = ("<|start|>system<|message|>", "<|end|>")
@@ -71,7 +71,7 @@ class Form(Enum):
 _RECIPIENT = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 """What may stand in a header as it is; a name that is no such word is a function's, and gets a legal one."""
 
-PHASES = {Phase.COMMENTARY: Form.COMMENTARY, Phase.FINAL: Form.FINAL}
+PHASES = {Phase.COMMENTARY: HeaderForm.COMMENTARY, Phase.FINAL: HeaderForm.FINAL}
 
 CLOSINGS: dict[type, tuple[int, frozenset[int]]] = {
     AssistantReasoning: (END, frozenset((END, RETURN))),
@@ -81,10 +81,10 @@ CLOSINGS: dict[type, tuple[int, frozenset[int]]] = {
 """How a generated message ends in a later prompt, and the terminators it may have been generated with."""
 
 
-class Part(NamedTuple):
+class PromptPart(NamedTuple):
     """A message to be rendered from text."""
 
-    form: Form
+    form: HeaderForm
     text: str
     name: str = ""
 
@@ -100,7 +100,7 @@ class Part(NamedTuple):
         return sha256(content, usedforsecurity=False).digest()
 
 
-Piece: TypeAlias = Part | Tokens
+Piece: TypeAlias = PromptPart | Tokens
 """A message to be rendered, or one the model generated and that stands as it was."""
 
 
@@ -110,15 +110,15 @@ class Renderer:
 
     def __init__(self, encoding: Encoding, *, cache_tokens: int = 2_000_000) -> None:
         self._encoding = encoding
-        self._messages: Recent[bytes, Tokens] = Recent(cache_tokens)
-        self._checked: Recent[bytes, bool] = Recent(cache_tokens // ENTRY_WEIGHT)
-        self._sections: Recent[bytes, str] = Recent(SECTION_CHARACTERS)
-        self._systems: Recent[tuple[Hashable, ...], str] = Recent(SECTION_CHARACTERS)
+        self._messages: LruCache[bytes, Tokens] = LruCache(cache_tokens)
+        self._checked: LruCache[bytes, bool] = LruCache(cache_tokens // ENTRY_WEIGHT)
+        self._sections: LruCache[bytes, str] = LruCache(SECTION_CHARACTERS)
+        self._systems: LruCache[tuple[Hashable, ...], str] = LruCache(SECTION_CHARACTERS)
         # One object per id, shared by all remembered messages: a token costs 8 bytes and not 40.
         self._ids = list(range(VOCABULARY))
         # Most messages begin and end alike; only a tool's name makes a header of its own.
-        self._headers = {form: encoding.encode_marked(form.header) for form in Form}
-        self._ends = {form: encoding.encode_marked(form.end) for form in Form}
+        self._headers = {form: encoding.encode_marked(form.header) for form in HeaderForm}
+        self._ends = {form: encoding.encode_marked(form.end) for form in HeaderForm}
         self._commentary = tuple(encoding.encode_marked("<|channel|>commentary"))
         self._answer = encoding.encode_marked(ANSWER)
         self._prefill = encoding.encode_marked(PREFILL)
@@ -171,7 +171,7 @@ class Renderer:
             parts = self._messages_of(conversation, tools)
         else:
             parts = self._pieces(conversation, tools)
-        texts = [part for part in parts if isinstance(part, Part)]
+        texts = [part for part in parts if isinstance(part, PromptPart)]
         known = self._messages.get_all(part.key for part in texts)
         return cold + sum(len(part.text) for part, tokens in zip(texts, known, strict=True) if tokens is None)
 
@@ -182,7 +182,7 @@ class Renderer:
 
     def _pieces(self, conversation: Conversation, tools: ToolSet) -> list[Piece]:
         preamble = conversation.preamble
-        pieces: list[Piece] = [Part(Form.SYSTEM, self._system(preamble, with_tools=bool(tools.declared)))]
+        pieces: list[Piece] = [PromptPart(HeaderForm.SYSTEM, self._system(preamble, with_tools=bool(tools.declared)))]
         sections = []
         if preamble.instructions:
             sections.append(INSTRUCTIONS + preamble.instructions)
@@ -191,7 +191,7 @@ class Renderer:
         if preamble.form is not None:
             sections.append(form_section(preamble.form))
         if sections:
-            pieces.append(Part(Form.DEVELOPER, "\n\n".join(sections)))
+            pieces.append(PromptPart(HeaderForm.DEVELOPER, "\n\n".join(sections)))
         return pieces + self._messages_of(conversation, tools)
 
     def _messages_of(self, conversation: Conversation, tools: ToolSet) -> list[Piece]:
@@ -205,23 +205,23 @@ class Renderer:
             piece = _piece(item, tools)
             if isinstance(item, AssistantCall) and tools.trained(item.name) and self._is_aside(piece):
                 aside.add(item.call_id)
-            elif isinstance(item, ToolResult) and item.call_id in aside and isinstance(piece, Part):
+            elif isinstance(item, ToolResult) and item.call_id in aside and isinstance(piece, PromptPart):
                 # A builtin tool answers on the channel it was called on.
-                piece = piece._replace(form=Form.BUILTIN_ASIDE)
+                piece = piece._replace(form=HeaderForm.BUILTIN_ASIDE)
             pieces.append(piece)
         return pieces
 
     def _is_aside(self, call: Piece) -> bool:
         """Whether a generated call stands on `commentary`."""
-        header = call[: call.index(MESSAGE)] if not isinstance(call, Part) and MESSAGE in call else ()
+        header = call[: call.index(MESSAGE)] if not isinstance(call, PromptPart) and MESSAGE in call else ()
         at = header.index(CHANNEL) if CHANNEL in header else len(header)
         return header[at : at + len(self._commentary)] == self._commentary
 
     def _rendered(self, pieces: list[Piece]) -> list[Tokens]:
-        keys = [piece.key if isinstance(piece, Part) else b"" for piece in pieces]
+        keys = [piece.key if isinstance(piece, PromptPart) else b"" for piece in pieces]
         rendered: list[Tokens] = []
         for key, known, piece in zip(keys, self._messages.get_all(keys), pieces, strict=True):
-            if not isinstance(piece, Part):
+            if not isinstance(piece, PromptPart):
                 rendered.append(piece)
             elif known is not None:
                 rendered.append(known)
@@ -230,7 +230,7 @@ class Renderer:
                 self._messages.put(key, rendered[-1], len(rendered[-1]) + ENTRY_WEIGHT)
         return rendered
 
-    def _render(self, part: Part) -> Tokens:
+    def _render(self, part: PromptPart) -> Tokens:
         header = self._encoding.encode_marked(part.header) if part.name else self._headers[part.form]
         ids = [*header, *self._encoded(part.text), *self._ends[part.form]]
         return tuple(map(self._ids.__getitem__, ids))
@@ -242,7 +242,7 @@ class Renderer:
             raise InvalidRequest("A message holds a run of characters that is too long to be tokenised.") from failure
 
     def _spelled(self, piece: Piece) -> str:
-        if isinstance(piece, Part):
+        if isinstance(piece, PromptPart):
             return piece.header + neutralise(well_formed(piece.text)) + piece.form.end
         decode = self._encoding.decode
         texts: list[str] = []
@@ -278,26 +278,28 @@ class Renderer:
 def _piece(item: Item, tools: ToolSet) -> Piece:
     match item:
         case UserMessage():
-            return Part(Form.USER, item.text)
+            return PromptPart(HeaderForm.USER, item.text)
         case AssistantMessage():
-            return _generated(item) or Part(PHASES[item.phase], item.text)
+            return _generated(item) or PromptPart(PHASES[item.phase], item.text)
         case AssistantCall():
-            return _generated(item) or _named(item.name, item.arguments, tools, Form.CALL, Form.BUILTIN_CALL)
+            return _generated(item) or _named(
+                item.name, item.arguments, tools, HeaderForm.CALL, HeaderForm.BUILTIN_CALL
+            )
         case ToolResult():
-            return _named(item.name, item.output, tools, Form.RESULT, Form.BUILTIN_RESULT)
+            return _named(item.name, item.output, tools, HeaderForm.RESULT, HeaderForm.BUILTIN_RESULT)
         case AssistantReasoning():
-            return _generated(item) or Part(Form.REASONING, item.text)
+            return _generated(item) or PromptPart(HeaderForm.REASONING, item.text)
         case DeveloperMessage():
-            return Part(Form.DEVELOPER, INSTRUCTIONS + item.text)
+            return PromptPart(HeaderForm.DEVELOPER, INSTRUCTIONS + item.text)
         case _:
             assert_never(item)
 
 
-def _named(name: str, text: str, tools: ToolSet, form: Form, trained: Form) -> Part:
+def _named(name: str, text: str, tools: ToolSet, form: HeaderForm, trained: HeaderForm) -> PromptPart:
     """A call or a result, in the `trained` form where the tool is one gpt-oss was trained on."""
     if tools.trained(name) and _RECIPIENT.fullmatch(name):
-        return Part(trained, text, name)
-    return Part(form, text, tools.wire(name))
+        return PromptPart(trained, text, name)
+    return PromptPart(form, text, tools.wire(name))
 
 
 def _generated(item: AssistantReasoning | AssistantMessage | AssistantCall) -> Tokens | None:
@@ -322,4 +324,4 @@ def _last_answer(items: Sequence[Item]) -> int:
 
 
 def _key(piece: Piece) -> bytes:
-    return piece.key if isinstance(piece, Part) else sha256(array("I", piece).tobytes()).digest()
+    return piece.key if isinstance(piece, PromptPart) else sha256(array("I", piece).tobytes()).digest()

@@ -1,7 +1,7 @@
 """Any tokens in, well-formed Harmony out, with a name for everything that had to be mended.
 
-The output is a sequence of messages: `Open` with a legal header, `Body` of ordinary text, `Shut` with a terminator.
-`Open` waits for the first body token, since an empty preamble may be the beginning of a call. Work is linear in the
+The output is a sequence of messages: `OpenPart` with a legal header, `BodyPart` of ordinary text, `ClosedPart` with a terminator.
+`OpenPart` waits for the first body token, since an empty preamble may be the beginning of a call. Work is linear in the
 tokens. At most one header is held, or one message that its end decides.
 """
 
@@ -12,14 +12,14 @@ from dataclasses import replace
 
 from unisono.core.events import Repaired
 from unisono.core.generation import CALL, CHANNEL, END, FIRST_SPECIAL, RETURN, START, FinishReason
-from unisono.harmony.bodyless import holds_message, may_be_answer, may_be_header, without_markers
 from unisono.harmony.candidates import decide
 from unisono.harmony.encoding import Encoding
-from unisono.harmony.grammar import STEPS, State, Step, mark_of
+from unisono.harmony.grammar import STEPS, GrammarAction, State, mark_of
 from unisono.harmony.header import ANALYSIS, COMMENTARY, FINAL, Header
 from unisono.harmony.held_header import MAX_REREAD_LENGTH, HeldHeader
-from unisono.harmony.legal import Body, Legal, Open, Shut
-from unisono.harmony.recipients import NOBODY, Kind, respell
+from unisono.harmony.incomplete_header import holds_message, may_be_answer, may_be_header, without_markers
+from unisono.harmony.message_parts import BodyPart, ClosedPart, Legal, OpenPart
+from unisono.harmony.recipients import NOBODY, RecipientKind, respell
 
 _TERMINATORS = frozenset({END, RETURN, CALL})
 
@@ -53,27 +53,27 @@ class Repair:
         self._undecided = self._dropping = self._cut_preamble = False
         self._first = True
         self._header = opening or Header()
-        self._pending: Open | None = None
+        self._pending: OpenPart | None = None
         self._bodies: list[int] = []
         self.thought: tuple[Header, int, int] | None = None
         self.cut_call = False  # a call was begun and never completed
         self.restored_stop = False
         self._answered = answered  # an answer or a call was closed
-        self._acts: Mapping[Step, Callable[[int, str | None], None]] = {
-            Step.PASS: self._pass,
-            Step.HOLD: self._hold,
-            Step.OPEN: self._open,
-            Step.RESOLVE: self._resolve,
-            Step.CLOSE: self._close,
-            Step.CLOSE_TEXT: self._close_text,
-            Step.CUT: self._cut,
-            Step.BODYLESS: self._bodyless,
-            Step.CHANNEL: self._channel,
-            Step.RESTART: self._restart,
-            Step.SUPPLY_START: self._supply_start,
-            Step.LEAVE_GAP: self._leave_gap,
-            Step.DROP_GAP: self._drop_gap,
-            Step.DROP: self._drop,
+        self._acts: Mapping[GrammarAction, Callable[[int, str | None], None]] = {
+            GrammarAction.PASS: self._pass,
+            GrammarAction.HOLD: self._hold,
+            GrammarAction.OPEN: self._open,
+            GrammarAction.RESOLVE: self._resolve,
+            GrammarAction.CLOSE: self._close,
+            GrammarAction.CLOSE_TEXT: self._close_text,
+            GrammarAction.CUT: self._cut,
+            GrammarAction.BODYLESS: self._bodyless,
+            GrammarAction.CHANNEL: self._channel,
+            GrammarAction.RESTART: self._restart,
+            GrammarAction.SUPPLY_START: self._supply_start,
+            GrammarAction.LEAVE_GAP: self._leave_gap,
+            GrammarAction.DROP_GAP: self._drop_gap,
+            GrammarAction.DROP: self._drop,
         }
 
     def feed(self, tokens: Sequence[int]) -> list[Legal]:
@@ -149,7 +149,7 @@ class Repair:
     def _resolve(self, token: int, rule: str | None) -> None:
         header = self._held.read(self._held_text())
         if self._cut_preamble:
-            calls = header.recipient.kind is not Kind.NOBODY
+            calls = header.recipient.kind is not RecipientKind.NOBODY
             self._note("embedded-call" if calls else "missing-end")
             self._cut_preamble = False
         self._note_all(header if header.if_json is None else Header())
@@ -163,8 +163,8 @@ class Repair:
         self._pending = None if self._dropping or self._undecided else self._opened(header)
         self._held.tokens = []
 
-    def _opened(self, header: Header) -> Open:
-        return Open(header, self._held.legal(header), self.closed_to, self._place)
+    def _opened(self, header: Header) -> OpenPart:
+        return OpenPart(header, self._held.legal(header), self.closed_to, self._place)
 
     @property
     def _place(self) -> int:
@@ -221,15 +221,15 @@ class Repair:
             self._cut_a_call()
             return
         body = self._encoding.encode_generated(header.body)
-        self._put(header, body, Shut(token if token in _TERMINATORS else END, complete, end), begin)
+        self._put(header, body, ClosedPart(token if token in _TERMINATORS else END, complete, end), begin)
         self.closed_to = end
 
-    def _put(self, header: Header, body: Sequence[int], shut: Shut, begin: int) -> None:
-        self._out.append(Open(header, self._held.spelled(header), begin, shut.end, is_whole=True))
-        self._out += [Body(body)] if body else []
+    def _put(self, header: Header, body: Sequence[int], shut: ClosedPart, begin: int) -> None:
+        self._out.append(OpenPart(header, self._held.spelled(header), begin, shut.end, is_whole=True))
+        self._out += [BodyPart(body)] if body else []
         self._close_item(header, shut)
 
-    def _close_item(self, header: Header, shut: Shut) -> None:
+    def _close_item(self, header: Header, shut: ClosedPart) -> None:
         self._out.append(shut)
         self._answered = self._answered or header.is_answer
 
@@ -255,7 +255,7 @@ class Repair:
             self._bodies += run
             return
         self._release()
-        self._out.append(Body(run))
+        self._out.append(BodyPart(run))
 
     def _release(self) -> None:
         if self._pending is not None:
@@ -281,7 +281,7 @@ class Repair:
             self._release()
             if self._header.is_call and not complete:
                 self._cut_a_call()
-            self._close_item(self._header, Shut(token, complete, end))
+            self._close_item(self._header, ClosedPart(token, complete, end))
         self._dropping = self._undecided = False
         self._bodies = []
         self.closed_to = end if complete or not self._header.is_call else self.closed_to
@@ -296,12 +296,12 @@ class Repair:
         elif header.dropped:
             self._note("foreign-role", dropped=len(text))
         else:
-            self._put(header, self._bodies, Shut(token, complete, end), self.closed_to)
+            self._put(header, self._bodies, ClosedPart(token, complete, end), self.closed_to)
 
     def _cut(self, token: int, rule: str | None) -> None:
         """`<|start|>` or `<|channel|>` in a body. Whether it is a missing end or a call inside a preamble is known
         when the new header is."""
-        preamble = not self._dropping and not self._undecided and self._header.recipient.kind is Kind.NOBODY
+        preamble = not self._dropping and not self._undecided and self._header.recipient.kind is RecipientKind.NOBODY
         if preamble and self._pending is not None:
             self._pending = None
             self._state = State.BETWEEN
@@ -350,7 +350,7 @@ class Repair:
             self._state, self._held.tokens = State.BETWEEN, []
         step, _ = STEPS[State.BETWEEN, mark_of(token)]
         # The dropped text is the repair; a terminator behind it belongs to it.
-        if step is not Step.DROP:
+        if step is not GrammarAction.DROP:
             self._acts[step](token, None)
 
     def _holds_answer(self) -> bool:
@@ -362,9 +362,12 @@ class Repair:
 
     def _restore_stop(self) -> None:
         if self._state is State.BODY:
-            call = self._header.recipient.kind is not Kind.NOBODY or self._undecided
+            call = self._header.recipient.kind is not RecipientKind.NOBODY or self._undecided
         elif self._state is State.HEADER and not self._says_nothing():
-            call = self._held.read_bodyless(self._held_text(), first=self._first).recipient.kind is not Kind.NOBODY
+            call = (
+                self._held.read_bodyless(self._held_text(), first=self._first).recipient.kind
+                is not RecipientKind.NOBODY
+            )
         elif self._state is State.GAP and self._holds_answer():
             call = False
         else:

@@ -20,8 +20,8 @@ from unisono.harmony.blanks import BlankFilter
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.gate import Gate, Stopped
 from unisono.harmony.header import ANALYSIS, COMMENTARY, Header
-from unisono.harmony.legal import Body, Legal, Open, Shut
-from unisono.harmony.recipients import Kind
+from unisono.harmony.message_parts import BodyPart, ClosedPart, Legal, OpenPart
+from unisono.harmony.recipients import RecipientKind
 from unisono.harmony.repair import Repair
 from unisono.harmony.tools import ToolSet
 
@@ -60,7 +60,7 @@ class HarmonyRouter:
         self.canonical = canonical
         self.stopped: Stopped | None = None
         self._gate = gate
-        self._open = Open(Header(), ())
+        self._open = OpenPart(Header(), ())
         self._items = 0
         self._calls = 0
         self._tokens = 0
@@ -96,7 +96,7 @@ class HarmonyRouter:
         self.stopped = None
         if header is None:
             return
-        self._open = Open(header, tuple(opening))
+        self._open = OpenPart(header, tuple(opening))
         if (opened := self._begin(header, self._open.tokens)) is not None:
             self._opened.append(opened)
 
@@ -211,11 +211,11 @@ class HarmonyRouter:
         events, self._opened = self._opened, []
         for part in legal:
             match part:
-                case Body():
+                case BodyPart():
                     self._body(part.tokens, events)
                     if self.stopped is not None:
                         break
-                case Open():
+                case OpenPart():
                     if self._gate is not None and not self._gate.opens(part):
                         self.stopped = Stopped(part.header, part.tokens, part.begin, part.end, part.end)
                         break
@@ -223,7 +223,7 @@ class HarmonyRouter:
                     opened = self._begin(part.header, self._own(part))
                     if opened is not None:
                         events.append(opened)
-                case Shut():
+                case ClosedPart():
                     self._shut(part, events)
                     if self.stopped is not None:
                         break
@@ -231,7 +231,7 @@ class HarmonyRouter:
                     events.append(part)
         return events
 
-    def _own(self, part: Open) -> tuple[int, ...]:
+    def _own(self, part: OpenPart) -> tuple[int, ...]:
         """A header's tokens. What came as text came cut by the network; the header is encoded as one."""
         if not (self.canonical and part.header.verbatim):
             return part.tokens
@@ -258,10 +258,10 @@ class HarmonyRouter:
     def _item_of(self, header: Header) -> Item:
         index = self._items
         if header.is_call and self._calls_allowed:
-            of_client = header.recipient.kind is Kind.FUNCTION
+            of_client = header.recipient.kind is RecipientKind.FUNCTION
             name = self._tools.client(header.recipient.name) if of_client else header.recipient.name
             return ToolCall(index, self._calls, self._new_call_id(), name)
-        if header.recipient.kind is not Kind.NOBODY or header.channel == ANALYSIS:
+        if header.recipient.kind is not RecipientKind.NOBODY or header.channel == ANALYSIS:
             return Reasoning(index)
         return Text(index, Phase.COMMENTARY if header.channel == COMMENTARY else Phase.FINAL)
 
@@ -301,7 +301,7 @@ class HarmonyRouter:
             opened.header, opened.tokens, opened.begin, opened.end, opened.end, text, trimmed, is_complete, is_shown
         )
 
-    def _shut(self, shut: Shut, events: list[Event]) -> None:
+    def _shut(self, shut: ClosedPart, events: list[Event]) -> None:
         item = self._item
         assert item is not None
         self._inner.process(shut.token)
@@ -348,5 +348,5 @@ class HarmonyRouter:
             self._reasoning_tokens += more
         self._body_tokens = body
 
-    def _message_tokens(self, shut: Shut) -> tuple[int, ...]:
+    def _message_tokens(self, shut: ClosedPart) -> tuple[int, ...]:
         return (*self._header_tokens, *self._body_tokens, shut.token) if shut.complete else ()

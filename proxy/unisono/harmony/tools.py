@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from unisono.core.conversation import FunctionTool
 from unisono.core.surrogates import well_formed
 from unisono.errors import InvalidRequest
-from unisono.harmony.bounds import MAX_TOOLS, Budget, breaks_out
-from unisono.harmony.builtins import is_builtin
-from unisono.harmony.recent import Recent
-from unisono.harmony.schema import Reading, read_parameters
-from unisono.harmony.shapes import Block, LibrarySchema, to_library, without_null
+from unisono.harmony.builtin_tools import is_builtin
+from unisono.harmony.limits import MAX_TOOLS, SchemaBudget, breaks_out
+from unisono.harmony.lru_cache import LruCache
+from unisono.harmony.ts_from_schema import SchemaReading, read_parameters
+from unisono.harmony.ts_types import BlockType, LibrarySchema, to_library, without_null
 
 LONGEST_NAME = 64
 LONGEST_CLIENT_NAME = 512
@@ -88,7 +88,7 @@ TOOL_WEIGHT = 100
 """Characters that a tool counts beyond its own, and a set beyond its tools: objects take more memory than short text.
 One unit of the bound is then at most 6 bytes."""
 
-_PLANNED: Recent[bytes, ToolSet] = Recent(2_000_000)
+_PLANNED: LruCache[bytes, ToolSet] = LruCache(2_000_000)
 """Clients send the same tools with every request; planning is pure, so what it gave is remembered by content."""
 
 
@@ -102,7 +102,7 @@ def plan_tools(
     """
     if len(tools) > MAX_TOOLS:
         raise InvalidRequest(f"At most {MAX_TOOLS} tools can be declared.", param=at.partition(".")[0])
-    budget, digest = Budget(), hashlib.sha256()
+    budget, digest = SchemaBudget(), hashlib.sha256()
     for index, tool in enumerate(tools):
         with _blamed(f"{at.format(index=index)}.{schema_field}"):
             digest.update(_as_sent(tool, budget))
@@ -113,7 +113,7 @@ def plan_tools(
     return planned
 
 
-def _plan(tools: Sequence[FunctionTool], at: str, schema_field: str, budget: Budget, digest: bytes) -> ToolSet:
+def _plan(tools: Sequence[FunctionTool], at: str, schema_field: str, budget: SchemaBudget, digest: bytes) -> ToolSet:
     names = _name_all(tools, at)
     distinct: dict[str, FunctionTool] = {}
     declarations: list[Declaration] = []
@@ -128,7 +128,7 @@ def _plan(tools: Sequence[FunctionTool], at: str, schema_field: str, budget: Bud
             budget.spend(characters=len(tool.description))
             reading = None if tool.parameters is None else read_parameters(tool.parameters, budget)
         declarations.append(_declare(names[tool.name], tool.description, reading))
-        characters += len(_as_sent(tool, Budget()))
+        characters += len(_as_sent(tool, SchemaBudget()))
     return ToolSet(names, declarations, digest, characters)
 
 
@@ -141,7 +141,7 @@ def _blamed(field: str) -> Iterator[None]:
         raise InvalidRequest(refusal.message, param=field) from refusal
 
 
-def _as_sent(tool: FunctionTool, budget: Budget) -> bytes:
+def _as_sent(tool: FunctionTool, budget: SchemaBudget) -> bytes:
     """A tool's content as bytes, different for different tools."""
     parameters = dict(tool.parameters) if isinstance(tool.parameters, Mapping) else tool.parameters
     try:
@@ -152,14 +152,14 @@ def _as_sent(tool: FunctionTool, budget: Budget) -> bytes:
     return sent
 
 
-def _declare(name: str, description: str, reading: Reading | None) -> Declaration:
+def _declare(name: str, description: str, reading: SchemaReading | None) -> Declaration:
     lines = tuple(well_formed(description).splitlines())
     if reading is None:
         return Declaration(name, lines, None)
     shape = reading.shape
-    if isinstance(shape, Block):
+    if isinstance(shape, BlockType):
         comment = "" if shape.comment == " ".join(description.split()) else shape.comment
-        return Declaration(name, lines, to_library(Block(shape.fields, comment)))
+        return Declaration(name, lines, to_library(BlockType(shape.fields, comment)))
     # The library has no room for a comment on anything but an object here: behind a last variant it would swallow the
     # rest of the declaration.
     above = (reading.comment,) if reading.comment else ()

@@ -19,7 +19,7 @@ from unisono.core.generation import START, Chunk, FinishReason, OutputForm
 from unisono.core.surrogates import well_formed
 from unisono.engine.mended import mended
 from unisono.errors import InvalidRequest
-from unisono.harmony.builtins import FUNCTIONS_OF
+from unisono.harmony.builtin_tools import FUNCTIONS_OF
 from unisono.harmony.decode import decoder_for
 from unisono.harmony.encoding import Encoding, load_encoding
 from unisono.harmony.router import HarmonyRouter

@@ -16,7 +16,7 @@ from unisono.core.recovery_rules import RULES
 from unisono.core.surrogates import well_formed
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import ASSISTANT, C, S, T, read_header
-from unisono.harmony.sentinels import header_text
+from unisono.harmony.header_text import header_text
 
 ENDS: Final = frozenset({START, END, RETURN, CALL})
 ROLES: Final = ("system", "developer", "user", "tool")

@@ -11,7 +11,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class Recent(Generic[K, V]):
+class LruCache(Generic[K, V]):
     """The least recently used values go first. `capacity` bounds the sum of the weights."""
 
     def __init__(self, capacity: int) -> None:

@@ -27,9 +27,9 @@ from openai_harmony import (
 from unisono.core.conversation import AnswerForm, Effort, Preamble
 from unisono.core.generation import MESSAGE
 from unisono.errors import InvalidRequest
-from unisono.harmony.builtins import namespaces
-from unisono.harmony.shapes import LibrarySchema
+from unisono.harmony.builtin_tools import namespaces
 from unisono.harmony.tools import Declaration, ToolSet
+from unisono.harmony.ts_types import LibrarySchema
 
 EFFORTS = {
     Effort.LOW: ReasoningEffort.LOW,

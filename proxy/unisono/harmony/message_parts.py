@@ -15,7 +15,7 @@ from unisono.harmony.header import Header
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
+class OpenPart:
     """`tokens` is the whole legal header, `<|start|>` to `<|message|>`. Before the place `begin` there is nothing of
     the message, and `end` is behind its header."""
 
@@ -28,12 +28,12 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class BodyPart:
     tokens: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Shut:
+class ClosedPart:
     """`complete` is False for a message that was cut: for a call, that it is none. `end` is the place behind it."""
 
     token: int
@@ -41,4 +41,4 @@ class Shut:
     end: int = 0
 
 
-Legal: TypeAlias = Open | Body | Shut | Repaired
+Legal: TypeAlias = OpenPart | BodyPart | ClosedPart | Repaired

@@ -22,7 +22,7 @@ _LITERAL_DEFAULT = "literal"
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class InlineType:
     """A type on one line: one of `options`, each a TypeScript type."""
 
     options: tuple[str, ...]
@@ -33,7 +33,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class ObjectField:
     """One property. `key` is the property's own name; `default` is the text after `default: `."""
 
     key: str
@@ -46,38 +46,38 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    fields: tuple[Field, ...]
+class BlockType:
+    fields: tuple[ObjectField, ...]
     comment: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Array:
+class ArrayType:
     """Items that take several lines: a block, or an array of blocks."""
 
-    item: Block | Array
+    item: BlockType | ArrayType
 
 
 @dataclass(frozen=True, slots=True)
-class Union:
+class UnionType:
     """At least one variant takes several lines."""
 
-    variants: tuple[Line | Block | Array, ...]
+    variants: tuple[InlineType | BlockType | ArrayType, ...]
 
 
-Shape: TypeAlias = Line | Block | Array | Union
+Shape: TypeAlias = InlineType | BlockType | ArrayType | UnionType
 
-ANY = Line(("any",))
-NEVER = Line(("never",))
-NULL = Line(("null",))
+ANY = InlineType(("any",))
+NEVER = InlineType(("never",))
+NULL = InlineType(("null",))
 
 
-def array_of(item: Shape) -> Line | Array:
+def array_of(item: Shape) -> InlineType | ArrayType:
     match item:
-        case Block() | Array():
-            return Array(item)
-        case Line() | Union():
-            return Line((f"{_tight(inline(item))}[]",))
+        case BlockType() | ArrayType():
+            return ArrayType(item)
+        case InlineType() | UnionType():
+            return InlineType((f"{_tight(inline(item))}[]",))
         case _:
             assert_never(item)
 
@@ -89,47 +89,47 @@ def union_of(shapes: Iterable[Shape]) -> Shape:
         return ANY
     if len(variants) == 1:
         return variants[0]
-    options = tuple(variant.text for variant in variants if isinstance(variant, Line))
+    options = tuple(variant.text for variant in variants if isinstance(variant, InlineType))
     if len(options) < len(variants):
-        return Union(variants)
-    return Line(options) if options else NEVER
+        return UnionType(variants)
+    return InlineType(options) if options else NEVER
 
 
-def inline(shape: Shape) -> Line:
+def inline(shape: Shape) -> InlineType:
     """The shape on one line; field comments become `/* ... */`."""
     match shape:
-        case Line():
+        case InlineType():
             return shape
-        case Block(fields):
-            return Line((f"{{ {', '.join(map(_inline_field, fields))} }}" if fields else "{}",))
-        case Array(item):
-            return Line((f"{_tight(inline(item))}[]",))
-        case Union(variants):
-            return Line(tuple(inline(variant).text for variant in variants))
+        case BlockType(fields):
+            return InlineType((f"{{ {', '.join(map(_inline_field, fields))} }}" if fields else "{}",))
+        case ArrayType(item):
+            return InlineType((f"{_tight(inline(item))}[]",))
+        case UnionType(variants):
+            return InlineType(tuple(inline(variant).text for variant in variants))
         case _:
             assert_never(shape)
 
 
 def without_null(shape: Shape) -> Shape:
     """A union without its null: arguments are always there."""
-    return union_of(v for v in shape.variants if v != NULL) if isinstance(shape, Union) else shape
+    return union_of(v for v in shape.variants if v != NULL) if isinstance(shape, UnionType) else shape
 
 
 def to_library(shape: Shape) -> LibrarySchema:
     """The schema for which the library prints `shape`."""
     match shape:
-        case Line(options):
+        case InlineType(options):
             return {"type": list(options)}
-        case Block(fields, comment):
+        case BlockType(fields, comment):
             block: LibrarySchema = {
                 "type": "object",
                 "properties": {spelled(field.key): _field_to_library(field) for field in fields},
                 "required": [spelled(field.key) for field in fields if field.required],
             }
             return {"description": comment} | block if comment else block
-        case Array(item):
+        case ArrayType(item):
             return {"type": "array", "items": to_library(item)}
-        case Union(variants):
+        case UnionType(variants):
             return _union_to_library(variants)
         case _:
             assert_never(shape)
@@ -140,20 +140,20 @@ def spelled(key: str) -> str:
     return key if _IDENTIFIER.fullmatch(key) else json.dumps(key, ensure_ascii=False)
 
 
-def _variants(shapes: Iterable[Shape]) -> Iterator[Line | Block | Array]:
+def _variants(shapes: Iterable[Shape]) -> Iterator[InlineType | BlockType | ArrayType]:
     for shape in shapes:
         match shape:
-            case Line(options):
-                yield from (Line((option,)) for option in options)
-            case Block() | Array():
+            case InlineType(options):
+                yield from (InlineType((option,)) for option in options)
+            case BlockType() | ArrayType():
                 yield shape
-            case Union(variants):
+            case UnionType(variants):
                 yield from variants
             case _:
                 assert_never(shape)
 
 
-def _union_to_library(variants: Sequence[Line | Block | Array]) -> LibrarySchema:
+def _union_to_library(variants: Sequence[InlineType | BlockType | ArrayType]) -> LibrarySchema:
     rest = [variant for variant in variants if variant != NULL]
     if len(rest) == 1 and len(rest) < len(variants):
         only = to_library(rest[0])
@@ -163,7 +163,7 @@ def _union_to_library(variants: Sequence[Line | Block | Array]) -> LibrarySchema
     return {"oneOf": [to_library(variant) for variant in variants]}
 
 
-def _field_to_library(field: Field) -> LibrarySchema:
+def _field_to_library(field: ObjectField) -> LibrarySchema:
     schema = to_library(field.shape)
     # The library repeats an object's description inside the type; under a title it stands once, above the field.
     if schema.get("type") == "object":
@@ -180,7 +180,7 @@ def _field_to_library(field: Field) -> LibrarySchema:
     return schema
 
 
-def _inline_field(field: Field) -> str:
+def _inline_field(field: ObjectField) -> str:
     notes = [field.comment or field.title]
     if field.default is not None:
         notes.append(f"default: {field.default}")
@@ -189,5 +189,5 @@ def _inline_field(field: Field) -> str:
     return f"{spelled(field.key)}{mark}: {inline(field.shape).text}" + (f" /* {comment} */" if comment else "")
 
 
-def _tight(line: Line) -> str:
+def _tight(line: InlineType) -> str:
     return f"({line.text})" if len(line.options) > 1 else line.text

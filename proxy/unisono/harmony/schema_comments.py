@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from unisono.harmony.bounds import Budget, one_line, to_json
+from unisono.harmony.limits import SchemaBudget, one_line, to_json
 
 CONSTRAINTS = (
     *("format", "pattern", "minLength", "maxLength", "contentEncoding", "contentMediaType"),
@@ -25,7 +25,7 @@ LONGEST_CONDITION = 200
 _TOLD = frozenset(CONSTRAINTS + CONDITIONS)
 
 
-def told(schema: Mapping[str, object], budget: Budget) -> tuple[str, ...]:
+def told(schema: Mapping[str, object], budget: SchemaBudget) -> tuple[str, ...]:
     """One line for each. Spends what was read of `budget`, told or not."""
     if schema.keys().isdisjoint(_TOLD):
         return ()

@@ -2,7 +2,7 @@
 
 Promises that what comes out prints as right TypeScript: references are followed, `allOf` is merged, alternatives become
 unions, constraints end up in comments, and nothing is silently turned into `any`. What TypeScript cannot say is said in
-the comment; what could break out of the declaration is refused. Work is bounded by a `Budget`, whatever the schema is.
+the comment; what could break out of the declaration is refused. Work is bounded by a `SchemaBudget`, whatever the schema is.
 """
 
 from __future__ import annotations
@@ -15,10 +15,21 @@ from urllib.parse import unquote
 
 from unisono.core.surrogates import well_formed
 from unisono.errors import InvalidRequest
-from unisono.harmony.bounds import MAX_DEPTH, MAX_ENUM, MAX_KEY, Budget, breaks_out, one_line, to_json
-from unisono.harmony.constraints import told
-from unisono.harmony.merging import merged
-from unisono.harmony.shapes import ANY, NEVER, NULL, Block, Field, Line, Shape, array_of, inline, union_of
+from unisono.harmony.limits import MAX_DEPTH, MAX_ENUM, MAX_KEY, SchemaBudget, breaks_out, one_line, to_json
+from unisono.harmony.schema_comments import told
+from unisono.harmony.schema_merge import merged
+from unisono.harmony.ts_types import (
+    ANY,
+    NEVER,
+    NULL,
+    BlockType,
+    InlineType,
+    ObjectField,
+    Shape,
+    array_of,
+    inline,
+    union_of,
+)
 
 Schema: TypeAlias = Mapping[str, object]
 
@@ -57,7 +68,7 @@ _ANNOTATIONS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class SchemaReading:
     """A schema's shape, and what its comment must add. `flat` is the schema with references followed."""
 
     shape: Shape
@@ -71,7 +82,7 @@ class Reading:
         return f"{self.description} ({notes})" if self.description and notes else self.description or notes
 
 
-def read_parameters(schema: object, budget: Budget) -> Reading | None:
+def read_parameters(schema: object, budget: SchemaBudget) -> SchemaReading | None:
     """The shape of a tool's one argument; None when it takes none. `budget` is spent.
 
     Raises InvalidRequest, its message naming the place inside the schema.
@@ -83,11 +94,11 @@ def read_parameters(schema: object, budget: Budget) -> Reading | None:
     reader = _Reader(schema, budget)
     reading = reader.read(schema, _Place(references=("#",)))
     shape = reading.shape
-    if isinstance(shape, Block):
+    if isinstance(shape, BlockType):
         if not shape.fields:
             return None
-        return Reading(Block(shape.fields, comment=reading.comment))
-    return Reading(shape, reading.description, reading.notes)
+        return SchemaReading(BlockType(shape.fields, comment=reading.comment))
+    return SchemaReading(shape, reading.description, reading.notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +126,15 @@ class _Place:
 class _Reader:
     """Reads schemas of one document."""
 
-    def __init__(self, document: Schema, budget: Budget) -> None:
+    def __init__(self, document: Schema, budget: SchemaBudget) -> None:
         self._document = document
         self._budget = budget
 
-    def read(self, schema: object, place: _Place) -> Reading:
+    def read(self, schema: object, place: _Place) -> SchemaReading:
         self._budget.spend(nodes=1)
         place.check_depth()
         if isinstance(schema, bool):
-            return Reading(ANY if schema else NEVER)
+            return SchemaReading(ANY if schema else NEVER)
         if not isinstance(schema, Mapping):
             raise place.refuse("a schema must be an object or a boolean")
         # What is cheap to pass over once is not when references lead to it thousands of times.
@@ -133,7 +144,7 @@ class _Reader:
         self._budget.spend(characters=len(description))
         inner = self._alternatives(flat, place) or self._plain(flat, place)
         shape = union_of((inner.shape, NULL)) if flat.get("nullable") is True else inner.shape
-        return Reading(shape, description or inner.description, inner.notes, flat)
+        return SchemaReading(shape, description or inner.description, inner.notes, flat)
 
     def _flatten(self, schema: Schema, place: _Place) -> tuple[Schema, _Place]:
         """The schema without `$ref` and `allOf`: what they say is merged in, the schema's own words first."""
@@ -193,7 +204,7 @@ class _Reader:
         note = f"same shape as {name}" if name else "same shape as the whole argument"
         return {"description": note} | ({"type": kind} if kind else {})
 
-    def _alternatives(self, schema: Schema, place: _Place) -> Reading | None:
+    def _alternatives(self, schema: Schema, place: _Place) -> SchemaReading | None:
         for keyword, words in ALTERNATIVES.items():
             options = schema.get(keyword)
             if not isinstance(options, list) or not options:
@@ -204,7 +215,7 @@ class _Reader:
                 rest = self._alternatives(base, place) or self._plain(base, place)
                 note = f"{words} of these is required: {one_line(', '.join(filter(None, names)))}"
                 self._budget.spend(characters=len(note))
-                return Reading(rest.shape, rest.description, (*rest.notes, note) if any(names) else rest.notes)
+                return SchemaReading(rest.shape, rest.description, (*rest.notes, note) if any(names) else rest.notes)
             shared = {key: value for key, value in base.items() if key not in _ANNOTATIONS}
             readings = [
                 self.read({"allOf": [option, shared]} if shared else option, place.at(f"{keyword}.{number}"))
@@ -213,7 +224,7 @@ class _Reader:
             return _either(readings)
         return None
 
-    def _plain(self, schema: Schema, place: _Place) -> Reading:
+    def _plain(self, schema: Schema, place: _Place) -> SchemaReading:
         literals = schema.get("enum")
         if "const" in schema:
             literals = [schema["const"]]
@@ -222,17 +233,19 @@ class _Reader:
         if isinstance(literals, list) and literals:
             # Generators say with the type that null is allowed too, and leave it out of the values.
             also = (NULL,) if isinstance(kind, list) and "null" in kind else ()
-            return Reading(union_of((self._literals(literals, place), *also)), notes=notes)
+            return SchemaReading(union_of((self._literals(literals, place), *also)), notes=notes)
         if isinstance(kind, list) and kind:
             readings = [self._of_kind(str(name), schema, place) for name in kind]
-            return Reading(_either(readings).shape, notes=(*notes, *(note for each in readings for note in each.notes)))
+            return SchemaReading(
+                _either(readings).shape, notes=(*notes, *(note for each in readings for note in each.notes))
+            )
         reading = self._of_kind(_kind(schema), schema, place)
-        return Reading(reading.shape, notes=(*notes, *reading.notes))
+        return SchemaReading(reading.shape, notes=(*notes, *reading.notes))
 
-    def _of_kind(self, name: str, schema: Schema, place: _Place) -> Reading:
+    def _of_kind(self, name: str, schema: Schema, place: _Place) -> SchemaReading:
         return _KINDS.get(TYPE_NAMES.get(name.lower(), name), _anything)(self, schema, place)
 
-    def of_object(self, schema: Schema, place: _Place) -> Reading:
+    def of_object(self, schema: Schema, place: _Place) -> SchemaReading:
         properties, others = schema.get("properties"), schema.get("additionalProperties")
         values = self._values(schema, place)
         extra = ((f"each: {values.comment}",) if values.comment else ()) if values else ()
@@ -242,25 +255,25 @@ class _Reader:
                 self._field(key, value, key in required, place.at(str(key))) for key, value in properties.items()
             )
             if values:
-                return Reading(Block(fields), notes=(f"other keys: {inline(values.shape).text}", *extra))
-            return Reading(Block(fields), notes=("other keys are allowed",) if others is True else ())
+                return SchemaReading(BlockType(fields), notes=(f"other keys: {inline(values.shape).text}", *extra))
+            return SchemaReading(BlockType(fields), notes=("other keys are allowed",) if others is True else ())
         if values:
-            return Reading(Line((f"Record<string, {inline(values.shape).text}>",)), notes=extra)
+            return SchemaReading(InlineType((f"Record<string, {inline(values.shape).text}>",)), notes=extra)
         if not place.names and others is not True:
-            return Reading(Block(()))
-        return Reading(Line(("{}" if others is False else "object",)))
+            return SchemaReading(BlockType(()))
+        return SchemaReading(InlineType(("{}" if others is False else "object",)))
 
-    def _values(self, schema: Schema, place: _Place) -> Reading | None:
+    def _values(self, schema: Schema, place: _Place) -> SchemaReading | None:
         """What the keys that have no name of their own hold; None when nothing is said about them."""
         patterns, others = schema.get("patternProperties"), schema.get("additionalProperties")
         if isinstance(patterns, Mapping) and patterns:
             shapes = [self.read(value, place.at("patternProperties")).shape for value in patterns.values()]
             note = f"keys match {' or '.join(one_line(str(pattern)) for pattern in patterns)}"
             self._budget.spend(characters=len(note))
-            return Reading(union_of(shapes), notes=(note,))
+            return SchemaReading(union_of(shapes), notes=(note,))
         return self.read(others, place.at("additionalProperties")) if isinstance(others, Mapping) and others else None
 
-    def _field(self, key: object, schema: object, required: bool, place: _Place) -> Field:
+    def _field(self, key: object, schema: object, required: bool, place: _Place) -> ObjectField:
         if not isinstance(key, str) or breaks_out(key):
             raise place.refuse("a property name must be one line of text")
         if len(key) > MAX_KEY:
@@ -269,10 +282,10 @@ class _Reader:
         flat = reading.flat
         title = one_line(text) if isinstance(text := flat.get("title"), str) else ""
         examples, others = self._examples(flat.get("examples"))
-        comment = Reading(reading.shape, reading.description, (*reading.notes, *others)).comment
+        comment = SchemaReading(reading.shape, reading.description, (*reading.notes, *others)).comment
         default = self._default(flat, place) if "default" in flat else None
         self._budget.spend(characters=len(key) + len(title) + sum(map(len, (*examples, *others))))
-        return Field(
+        return ObjectField(
             key=well_formed(key),
             shape=reading.shape,
             required=required,
@@ -299,7 +312,7 @@ class _Reader:
             return tuple(to_json(example)[1:-1] for example in texts), ()
         return (), (f"examples: {', '.join(map(to_json, examples))}",)
 
-    def of_array(self, schema: Schema, place: _Place) -> Reading:
+    def of_array(self, schema: Schema, place: _Place) -> SchemaReading:
         items, first = schema.get("items"), schema.get("prefixItems")
         if isinstance(items, list):
             first, items = items, schema.get("additionalItems")
@@ -309,11 +322,11 @@ class _Reader:
             if isinstance(items, Mapping):
                 texts.append(f"...{inline(array_of(self.read(items, place.at('items')).shape)).text}")
             notes = tuple(f"item {n}: {part.comment}" for n, part in enumerate(parts, 1) if part.comment)
-            return Reading(Line((f"[{', '.join(texts)}]",)), notes=notes)
+            return SchemaReading(InlineType((f"[{', '.join(texts)}]",)), notes=notes)
         item = self.read(items if items is not None else True, place.at("items"))
-        return Reading(array_of(item.shape), notes=(f"each: {item.comment}",) if item.comment else ())
+        return SchemaReading(array_of(item.shape), notes=(f"each: {item.comment}",) if item.comment else ())
 
-    def _literals(self, values: Sequence[object], place: _Place) -> Line:
+    def _literals(self, values: Sequence[object], place: _Place) -> InlineType:
         if len(values) > MAX_ENUM:
             raise place.refuse(f"an enum of more than {MAX_ENUM} values")
         texts = []
@@ -323,17 +336,17 @@ class _Reader:
             texts.append(to_json(value))
         self._budget.spend(characters=sum(map(len, texts)))
         unique = tuple(dict.fromkeys(texts))
-        return Line(unique)
+        return InlineType(unique)
 
 
-def _line(text: str) -> Callable[[_Reader, Schema, _Place], Reading]:
-    reading = Reading(Line((text,)))
+def _line(text: str) -> Callable[[_Reader, Schema, _Place], SchemaReading]:
+    reading = SchemaReading(InlineType((text,)))
     return lambda _reader, _schema, _place: reading
 
 
 _anything = _line("any")
 
-_KINDS: dict[str, Callable[[_Reader, Schema, _Place], Reading]] = {
+_KINDS: dict[str, Callable[[_Reader, Schema, _Place], SchemaReading]] = {
     "object": _Reader.of_object,
     "array": _Reader.of_array,
     "string": _line("string"),
@@ -352,22 +365,22 @@ def _kind(schema: Schema) -> str:
     return next((name for name, words in _KEYWORD_TYPES.items() if any(word in schema for word in words)), "")
 
 
-def _either(readings: Sequence[Reading]) -> Reading:
+def _either(readings: Sequence[SchemaReading]) -> SchemaReading:
     """One of several: their union, and what each has to say."""
     shape = union_of(reading.shape for reading in readings)
     speaking = [reading for reading in readings if reading.comment]
     if len({reading.shape for reading in readings} - {NULL}) <= 1 and len(speaking) == 1:
-        return Reading(shape, speaking[0].description, speaking[0].notes)
+        return SchemaReading(shape, speaking[0].description, speaking[0].notes)
     notes = [
         f"{_label(reading.shape, number)}: {reading.comment}"
         for number, reading in enumerate(readings, 1)
         if reading.comment
     ]
-    return Reading(shape, notes=tuple(dict.fromkeys(notes)))
+    return SchemaReading(shape, notes=tuple(dict.fromkeys(notes)))
 
 
 def _label(shape: Shape, number: int) -> str:
-    return shape.text if isinstance(shape, Line) and len(shape.text) <= 40 else f"option {number}"
+    return shape.text if isinstance(shape, InlineType) and len(shape.text) <= 40 else f"option {number}"
 
 
 def _breadth(schema: Schema) -> int:

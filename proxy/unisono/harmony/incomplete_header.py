@@ -17,16 +17,16 @@ from unisono.harmony.header import (
     TYPES,
     C,
     Header,
+    HeaderWords,
     S,
     T,
-    Words,
     cut_at_marker,
     is_invented,
     respelled_call,
     spell_channel,
     split_role,
 )
-from unisono.harmony.recipients import NOBODY, Kind, read_recipient, respell
+from unisono.harmony.recipients import NOBODY, RecipientKind, read_recipient, respell
 
 _KNOWN = re.compile(rf"\s*({'|'.join(CHANNELS)})(?![a-z_])")
 _TO = re.compile(rf"\s*to=([^\s{{{C}{T}]*)")
@@ -52,7 +52,7 @@ def read_bodyless(text: str, declared: frozenset[str] | None, *, role_given: boo
 
 def _read_bodyless(text: str, declared: frozenset[str] | None, role_given: bool, first: bool) -> Header:
     *earlier, segment = text.split(S)
-    words = Words()
+    words = HeaderWords()
     role = ""
     if role_given or earlier:
         role, segment = split_role(segment, words)
@@ -77,7 +77,9 @@ def _read_bodyless(text: str, declared: frozenset[str] | None, role_given: bool,
         at = typed.end()
     # A marker spelled in ordinary tokens must not get into the header that is written anew: there it would be one.
     cleaned = (cut_at_marker(word)[0] for word in recipients)
-    recipient = next((r for r in (read_recipient(w, declared) for w in cleaned) if r.kind is not Kind.NOBODY), NOBODY)
+    recipient = next(
+        (r for r in (read_recipient(w, declared) for w in cleaned) if r.kind is not RecipientKind.NOBODY), NOBODY
+    )
     body = without_markers(rest[at:])
     body = body[1:] if body.startswith(" ") else body
     if not known and _is_stem(body.strip()):

@@ -24,7 +24,7 @@ _INVISIBLE = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x9f]")
 
 
 @dataclass(slots=True)
-class Budget:
+class SchemaBudget:
     """What the tools of one request may cost together: `json` are characters as they were sent, `nodes` schemas looked
     at, with references expanded, `characters` text that is declared."""
 
