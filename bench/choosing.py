@@ -23,10 +23,10 @@ from bench.tasks import Choosing
 from unisono.core.generation import VOCABULARY
 from unisono.core.prefix_blocks import BLOCK_TOKENS, blocks_of
 from unisono.core.route_protocol import RouteRequirements
-from unisono.routing.deployment import LiveDeployment, Terms
-from unisono.routing.group import Group
-from unisono.routing.policy import Wanted
-from unisono.routing.prefixes import PrefixIndex
+from unisono.routing.deployment import DeploymentConfig, LiveDeployment
+from unisono.routing.group import DeploymentGroup
+from unisono.routing.policy import SelectionRequest
+from unisono.routing.prefix_index import PrefixIndex
 
 TOKENS = 32_000
 BLOCKS = TOKENS // BLOCK_TOKENS
@@ -69,10 +69,13 @@ class Crowd:
 
 def _crowd(deployments: int, shared: int) -> Crowd:
     chance, prefixes = random.Random(0), PrefixIndex()
-    lives = [LiveDeployment(Terms(f"gpu-{n}", weight=1 + n % 3), Model((), guided=False)) for n in range(deployments)]
+    lives = [
+        LiveDeployment(DeploymentConfig(f"gpu-{n}", weight=1 + n % 3), Model((), guided=False))
+        for n in range(deployments)
+    ]
     for live in lives:
         live.candidate.bit = prefixes.join()
-        live.candidate.take(Wanted(prompt_tokens=chance.randrange(50_000), tokens=3000))
+        live.candidate.take(SelectionRequest(prompt_tokens=chance.randrange(50_000), tokens=3000))
     beginning = _numbers(chance, shared)
     prompts = [(*beginning, *_numbers(chance, BLOCKS - shared)) for _ in range(PROMPTS)]
     return Crowd(lives, prefixes, [RouteRequirements(TOKENS, blocks) for blocks in prompts], chance)
@@ -146,7 +149,7 @@ async def run(ask: Ask) -> Told:
     for live in crowd.lives:
         await live.check()
     case.hold(crowd)
-    group = Group("m", crowd.lives, crowd.prefixes)
+    group = DeploymentGroup("m", crowd.lives, crowd.prefixes)
     talks = [(demand, f"conversation {number}") for number, demand in enumerate(crowd.demands)]
     for demand, talk in talks:
         parts = len(group.wanted(demand, talk, 0).held)
@@ -162,12 +165,12 @@ async def run(ask: Ask) -> Told:
     return told
 
 
-def _chosen(group: Group, talks: Sequence[tuple[RouteRequirements, str]]) -> None:
+def _chosen(group: DeploymentGroup, talks: Sequence[tuple[RouteRequirements, str]]) -> None:
     for demand, talk in talks:
         group.choice(group.wanted(demand, talk, 0))
 
 
-def _placed(group: Group, talks: Sequence[tuple[RouteRequirements, str]]) -> None:
+def _placed(group: DeploymentGroup, talks: Sequence[tuple[RouteRequirements, str]]) -> None:
     for demand, talk in talks:
         offer = group.attempt(demand, group.wanted(demand, talk, 0))
         if offer.held is not None:

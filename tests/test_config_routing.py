@@ -12,9 +12,9 @@ from unisono.config import Catalogue, Config, StandIns, parse
 from unisono.deployments import build_pool, routing_rules
 from unisono.errors import ConfigError
 from unisono.routing.attempt_limits import MinTimeouts
-from unisono.routing.health import REST_AT_MOST_S
+from unisono.routing.circuit_breaker import REST_AT_MOST_S
 from unisono.routing.policy import Strategy
-from unisono.routing.prefixes import BLOCKS
+from unisono.routing.prefix_index import BLOCKS
 from unisono.routing.route import MOST_DEATHS
 
 PAGE = Path(__file__).parent.parent / "docs" / "routing.md"

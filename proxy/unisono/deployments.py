@@ -13,12 +13,12 @@ from unisono.core.ports import BackendOptions, Endpoint
 from unisono.errors import ConfigError
 from unisono.factories import Factories, provider_settings
 from unisono.routing.attempt_limits import MinTimeouts
-from unisono.routing.deployment import LiveDeployment, Terms
-from unisono.routing.group import Rules
-from unisono.routing.health import Tolerance
+from unisono.routing.circuit_breaker import BreakerConfig
+from unisono.routing.deployment import DeploymentConfig, LiveDeployment
+from unisono.routing.group import RoutingRules
 from unisono.routing.policy import Strategy
-from unisono.routing.pool import Kept, RoutingPool
-from unisono.routing.queue import Bounds
+from unisono.routing.pool import CarriedDeployment, RoutingPool
+from unisono.routing.queue import QueueConfig
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ def build_pool(config: Config, catalogue: Catalogue, *, share: int = 1, keep: Ro
     names = deployment_names(config.model_list)
     rules = routing_rules(config, share)
     earlier = _earlier(keep)
-    kept: list[Kept] = []
+    kept: list[CarriedDeployment] = []
     live: dict[int, LiveDeployment] = {}
     for index, (entry, name) in enumerate(zip(config.model_list, names, strict=True)):
         path = f"model_list[{index}]"
@@ -60,7 +60,7 @@ def build_pool(config: Config, catalogue: Catalogue, *, share: int = 1, keep: Ro
         same = next((one for one in earlier if one.identity == identity), None)
         if same is not None and keep is not None:
             earlier.remove(same)
-            kept.append(Kept(same, terms, keep))
+            kept.append(CarriedDeployment(same, terms, keep))
             live[id(entry)] = same
         else:
             live[id(entry)] = LiveDeployment(
@@ -75,18 +75,18 @@ def build_pool(config: Config, catalogue: Catalogue, *, share: int = 1, keep: Ro
     )
 
 
-def routing_rules(config: Config, share: int = 1) -> Rules:
+def routing_rules(config: Config, share: int = 1) -> RoutingRules:
     """How requests find their way."""
     router, gateway = config.router_settings, config.unisono
     per_key = gateway.max_queue_per_key
-    return Rules(
+    return RoutingRules(
         strategy=Strategy(router.routing_strategy),
-        bounds=Bounds(
+        bounds=QueueConfig(
             length=_part(gateway.max_queue, share) if gateway.max_queue else 0,
             per_owner=_part(per_key, share) if per_key else per_key,
             timeout_s=gateway.queue_timeout_s,
         ),
-        tolerance=Tolerance(router.allowed_fails, router.cooldown_time),
+        tolerance=BreakerConfig(router.allowed_fails, router.cooldown_time),
         num_retries=config.num_retries,
     )
 
@@ -99,10 +99,10 @@ def _earlier(keep: RoutingPool | None) -> list[LiveDeployment]:
     return [live for members in keep.members().values() for live in members] if keep is not None else []
 
 
-def _terms(entry: ModelEntry, name: str, config: Config, share: int) -> Terms:
+def _terms(entry: ModelEntry, name: str, config: Config, share: int) -> DeploymentConfig:
     params = entry.litellm_params
     requests, tokens = params.max_parallel_requests, entry.unisono.max_tokens_in_flight
-    return Terms(
+    return DeploymentConfig(
         name=name,
         timeouts=config.timeouts(entry),
         min_timeouts=MinTimeouts(entry.unisono.min_first_token_timeout_s, entry.unisono.min_silence_timeout_s),

@@ -21,7 +21,7 @@ from unisono.deployments import build_pool
 from unisono.engine.turn import Turn
 from unisono.errors import BackendError, BackendOverloaded, ShareExceeded
 from unisono.harmony.encoding import load_encoding
-from unisono.routing.budget import RESERVE, RESERVE_S, SHARE
+from unisono.routing.retry_budget import RESERVE, RESERVE_S, SHARE
 
 WORDS = "one two three four five six seven eight nine ten"
 ANSWER = load_encoding().encode_marked(f"<|channel|>final<|message|>{WORDS}<|return|>")

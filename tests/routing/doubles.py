@@ -10,8 +10,8 @@ from unisono.core.generation import Capabilities, Chunk, CompletionJob, FinishRe
 from unisono.core.probe import Probe
 from unisono.core.route_protocol import RouteRequest, RouteRequirements
 from unisono.errors import UnisonoError
-from unisono.routing.deployment import LiveDeployment, Terms
-from unisono.routing.group import Rules
+from unisono.routing.deployment import DeploymentConfig, LiveDeployment
+from unisono.routing.group import RoutingRules
 from unisono.routing.pool import RoutingPool
 
 IDS = Capabilities(prompt=OutputForm.IDS, output=OutputForm.IDS, stop_visible=True, context=8192)
@@ -65,11 +65,11 @@ def script_of(live: LiveDeployment) -> Script:
 
 
 def live_of(name: str, clock: Callable[[], float], capabilities: Capabilities = IDS, **terms: int) -> LiveDeployment:
-    return LiveDeployment(Terms(name, **terms), Script([capabilities]), clock=clock)  # type: ignore[arg-type]
+    return LiveDeployment(DeploymentConfig(name, **terms), Script([capabilities]), clock=clock)  # type: ignore[arg-type]
 
 
 async def known_pool(
-    *names: str | LiveDeployment, clock: Callable[[], float], rules: Rules | None = None
+    *names: str | LiveDeployment, clock: Callable[[], float], rules: RoutingRules | None = None
 ) -> tuple[RoutingPool, list[LiveDeployment]]:
     """A pool of one model, `m`, whose deployments were probed."""
     lives = [live_of(one, clock) if isinstance(one, str) else one for one in names]

@@ -15,24 +15,24 @@ from unisono.routing.attempt_limits import (
     MAX_SAMPLE_AGE_S,
     MAX_SAMPLES,
     MIN_READING_SPEED,
-    Attempt,
     AttemptSample,
     AttemptTimes,
-    Learned,
+    LearnedTimes,
     MinTimeouts,
+    PendingAttempt,
     attempt_limits,
 )
 
 CONFIGURED = Timeouts(connect_s=10.0, first_token_s=300.0, silence_s=120.0, total_s=600.0)
 SHORT = replace(CONFIGURED, total_s=6.0)
 MINIMUM = MinTimeouts()
-CHAT = Attempt(100, retries_left=2)
+CHAT = PendingAttempt(100, retries_left=2)
 FAST = [(0.2, 0.05, 100)] * 5
 SLOW = [(80.0, 2.0, 8000)] * 5
 """Samples: seconds to the first token, largest gap, tokens read."""
 
 
-def learned_from(samples: Sequence[tuple[float, float | None, int | None]], timeouts: int = 0) -> Learned:
+def learned_from(samples: Sequence[tuple[float, float | None, int | None]], timeouts: int = 0) -> LearnedTimes:
     times = AttemptTimes()
     for first_token_s, gap_s, read_tokens in samples:
         times.record(AttemptSample(0.0, first_token_s, gap_s, read_tokens))
@@ -44,67 +44,69 @@ def learned_from(samples: Sequence[tuple[float, float | None, int | None]], time
 COLD = learned_from([])
 WARM = learned_from(FAST)
 
-FIRST_TOKEN: dict[str, tuple[Timeouts, Attempt, Learned, float]] = {
+FIRST_TOKEN: dict[str, tuple[Timeouts, PendingAttempt, LearnedTimes, float]] = {
     "cold": (CONFIGURED, CHAT, COLD, 30.0),
-    "cold, a long prompt by the guessed speed": (CONFIGURED, Attempt(8000, retries_left=2), COLD, 160.0),
-    "cold, a guess leaves half of the time": (CONFIGURED, Attempt(50_000, retries_left=2), COLD, 300.0),
-    "cold, prompts that are waited for count": (CONFIGURED, Attempt(1000, 7000, retries_left=2), COLD, 160.0),
-    "cold, nowhere else to go": (CONFIGURED, Attempt(100), COLD, 300.0),
+    "cold, a long prompt by the guessed speed": (CONFIGURED, PendingAttempt(8000, retries_left=2), COLD, 160.0),
+    "cold, a guess leaves half of the time": (CONFIGURED, PendingAttempt(50_000, retries_left=2), COLD, 300.0),
+    "cold, prompts that are waited for count": (CONFIGURED, PendingAttempt(1000, 7000, retries_left=2), COLD, 160.0),
+    "cold, nowhere else to go": (CONFIGURED, PendingAttempt(100), COLD, 300.0),
     "cold, a short time is shared": (SHORT, CHAT, COLD, 2.0),
-    "cold, a short time leaves half for another one": (SHORT, Attempt(600, retries_left=2), COLD, 3.0),
-    "cold, a short time and a prompt that needs it": (SHORT, Attempt(2000, retries_left=2), COLD, 4.0),
-    "a short time and the last try": (SHORT, Attempt(100), COLD, 6.0),
+    "cold, a short time leaves half for another one": (SHORT, PendingAttempt(600, retries_left=2), COLD, 3.0),
+    "cold, a short time and a prompt that needs it": (SHORT, PendingAttempt(2000, retries_left=2), COLD, 4.0),
+    "a short time and the last try": (SHORT, PendingAttempt(100), COLD, 6.0),
     "warm": (CONFIGURED, CHAT, WARM, 10.0),
     "warm, a short time is shared": (SHORT, CHAT, WARM, 2.0),
-    "warm, of an unknown reading speed": (CONFIGURED, Attempt(8000, retries_left=2), WARM, 160.0),
-    "warm, nowhere else to go": (CONFIGURED, Attempt(100), WARM, 30.0),
-    "given up once, nowhere else to go": (CONFIGURED, Attempt(100), learned_from(FAST, 1), 60.0),
-    "given up often, nowhere else to go": (CONFIGURED, Attempt(100), learned_from(FAST, 99), 300.0),
+    "warm, of an unknown reading speed": (CONFIGURED, PendingAttempt(8000, retries_left=2), WARM, 160.0),
+    "warm, nowhere else to go": (CONFIGURED, PendingAttempt(100), WARM, 30.0),
+    "given up once, nowhere else to go": (CONFIGURED, PendingAttempt(100), learned_from(FAST, 1), 60.0),
+    "given up often, nowhere else to go": (CONFIGURED, PendingAttempt(100), learned_from(FAST, 99), 300.0),
     "given up once": (CONFIGURED, CHAT, learned_from(FAST, 1), 10.0),
     "slow to begin": (CONFIGURED, CHAT, learned_from([(6.0, 0.05, 100)] * 5), 24.2),
     "slow to begin, a short time": (SHORT, CHAT, learned_from([(0.7, 0.05, 100)] * 5), 3.0),
     "slow to read, a short prompt": (CONFIGURED, CHAT, learned_from(SLOW), 10.0),
-    "slow to read, a long prompt": (CONFIGURED, Attempt(4000, retries_left=2), learned_from(SLOW), 168.0),
+    "slow to read, a long prompt": (CONFIGURED, PendingAttempt(4000, retries_left=2), learned_from(SLOW), 168.0),
     "one slow one among many": (CONFIGURED, CHAT, learned_from([*FAST * 12, (9.0, 0.05, 100)]), 10.0),
 }
 
 
 @pytest.mark.parametrize(("timeouts", "attempt", "learned", "limit_s"), FIRST_TOKEN.values(), ids=FIRST_TOKEN)
-def test_limit_for_the_first_token(timeouts: Timeouts, attempt: Attempt, learned: Learned, limit_s: float) -> None:
+def test_limit_for_the_first_token(
+    timeouts: Timeouts, attempt: PendingAttempt, learned: LearnedTimes, limit_s: float
+) -> None:
     limits = attempt_limits(timeouts, MINIMUM, attempt, learned)
     assert limits.first_token_s == pytest.approx(limit_s)
     assert limits.total_s == timeouts.total_s
 
 
-SILENCE: dict[str, tuple[Timeouts, Attempt, Learned, float]] = {
+SILENCE: dict[str, tuple[Timeouts, PendingAttempt, LearnedTimes, float]] = {
     "cold": (CONFIGURED, CHAT, COLD, 30.0),
-    "cold, nowhere else to go": (CONFIGURED, Attempt(100), COLD, 120.0),
+    "cold, nowhere else to go": (CONFIGURED, PendingAttempt(100), COLD, 120.0),
     "cold, a short time is shared": (SHORT, CHAT, COLD, 2.0),
     "warm": (CONFIGURED, CHAT, WARM, 10.0),
-    "warm, nowhere else to go": (CONFIGURED, Attempt(100), WARM, 30.0),
+    "warm, nowhere else to go": (CONFIGURED, PendingAttempt(100), WARM, 30.0),
     "warm, but no answer had a gap": (CONFIGURED, CHAT, learned_from([(0.2, None, 100)]), 30.0),
     "warm, with gaps": (CONFIGURED, CHAT, learned_from(SLOW), 40.0),
     "warm, with gaps and a short time": (SHORT, CHAT, learned_from([(0.2, 0.2, 100)]), 4.0),
-    "its own prompt is read": (CONFIGURED, Attempt(50_000, retries_left=2), WARM, 10.0),
-    "prompts of others are still to be read": (CONFIGURED, Attempt(100, 10_000, retries_left=2), WARM, 21.0),
+    "its own prompt is read": (CONFIGURED, PendingAttempt(50_000, retries_left=2), WARM, 10.0),
+    "prompts of others are still to be read": (CONFIGURED, PendingAttempt(100, 10_000, retries_left=2), WARM, 21.0),
 }
 
 
 @pytest.mark.parametrize(("timeouts", "attempt", "learned", "limit_s"), SILENCE.values(), ids=SILENCE)
-def test_limit_for_silence(timeouts: Timeouts, attempt: Attempt, learned: Learned, limit_s: float) -> None:
+def test_limit_for_silence(timeouts: Timeouts, attempt: PendingAttempt, learned: LearnedTimes, limit_s: float) -> None:
     assert attempt_limits(timeouts, MINIMUM, attempt, learned).silence_s == pytest.approx(limit_s)
 
 
-CONNECT: dict[str, tuple[Timeouts, Attempt, float]] = {
+CONNECT: dict[str, tuple[Timeouts, PendingAttempt, float]] = {
     "as configured": (CONFIGURED, CHAT, 10.0),
     "a short time is shared": (SHORT, CHAT, 2.0),
     "a very short one as far as it is of use": (replace(CONFIGURED, total_s=1.5), CHAT, 1.0),
-    "nowhere else to go": (SHORT, Attempt(100), 6.0),
+    "nowhere else to go": (SHORT, PendingAttempt(100), 6.0),
 }
 
 
 @pytest.mark.parametrize(("timeouts", "attempt", "limit_s"), CONNECT.values(), ids=CONNECT)
-def test_limit_for_connecting(timeouts: Timeouts, attempt: Attempt, limit_s: float) -> None:
+def test_limit_for_connecting(timeouts: Timeouts, attempt: PendingAttempt, limit_s: float) -> None:
     for learned in (COLD, WARM):
         assert attempt_limits(timeouts, MINIMUM, attempt, learned).connect_s == pytest.approx(limit_s)
 
@@ -144,7 +146,7 @@ EVENTS = st.tuples(st.floats(0, 100, allow_nan=False), SAMPLES | st.sampled_from
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> Learned:
+def histories(draw: st.DrawFn) -> LearnedTimes:
     """What is known after any history, and some time after its end."""
     times, now = AttemptTimes(), 0.0
     for pause_s, event in draw(st.lists(EVENTS, max_size=100)):
@@ -162,12 +164,12 @@ def histories(draw: st.DrawFn) -> Learned:
 LIMITS = st.floats(0.1, 1000, allow_nan=False)
 CONFIGURATIONS = st.builds(Timeouts, LIMITS, LIMITS, LIMITS, LIMITS)
 MINIMA = st.builds(MinTimeouts, LIMITS, LIMITS)
-ATTEMPTS = st.builds(Attempt, TOKENS, TOKENS, st.integers(0, 9))
+ATTEMPTS = st.builds(PendingAttempt, TOKENS, TOKENS, st.integers(0, 9))
 
 
 @given(histories(), CONFIGURATIONS, MINIMA, ATTEMPTS)
 def test_no_limit_is_above_the_configured_one_or_the_time_left(
-    learned: Learned, timeouts: Timeouts, minimum: MinTimeouts, attempt: Attempt
+    learned: LearnedTimes, timeouts: Timeouts, minimum: MinTimeouts, attempt: PendingAttempt
 ) -> None:
     limits = attempt_limits(timeouts, minimum, attempt, learned)
     assert limits.total_s == timeouts.total_s
@@ -181,7 +183,7 @@ def test_no_limit_is_above_the_configured_one_or_the_time_left(
 
 @given(histories(), CONFIGURATIONS, MINIMA, ATTEMPTS)
 def test_no_attempt_is_given_up_while_a_prompt_may_still_be_read(
-    learned: Learned, timeouts: Timeouts, minimum: MinTimeouts, attempt: Attempt
+    learned: LearnedTimes, timeouts: Timeouts, minimum: MinTimeouts, attempt: PendingAttempt
 ) -> None:
     limits = attempt_limits(timeouts, minimum, attempt, learned)
     reading_s = (attempt.prompt_tokens + attempt.waiting_tokens) / MIN_READING_SPEED
@@ -192,7 +194,7 @@ def test_no_attempt_is_given_up_while_a_prompt_may_still_be_read(
 
 @given(histories(), CONFIGURATIONS, MINIMA, ATTEMPTS, TOKENS)
 def test_a_longer_prompt_has_no_less_time(
-    learned: Learned, timeouts: Timeouts, minimum: MinTimeouts, attempt: Attempt, more: int
+    learned: LearnedTimes, timeouts: Timeouts, minimum: MinTimeouts, attempt: PendingAttempt, more: int
 ) -> None:
     longer = replace(attempt, prompt_tokens=attempt.prompt_tokens + more)
     behind_others = replace(attempt, waiting_tokens=attempt.waiting_tokens + more)
@@ -205,16 +207,16 @@ def test_a_longer_prompt_has_no_less_time(
 
 @given(histories(), st.floats(1.0, 1000.0), MINIMA, st.integers(0, 9))
 def test_an_honest_long_prompt_is_never_given_up(
-    learned: Learned, total_s: float, minimum: MinTimeouts, retries_left: int
+    learned: LearnedTimes, total_s: float, minimum: MinTimeouts, retries_left: int
 ) -> None:
     timeouts = replace(CONFIGURED, total_s=total_s)
-    limits = attempt_limits(timeouts, minimum, Attempt(60_000, retries_left=retries_left), learned)
+    limits = attempt_limits(timeouts, minimum, PendingAttempt(60_000, retries_left=retries_left), learned)
     assert limits.first_token_s > 20.0 or limits.first_token_s == total_s
 
 
 @given(histories(), MINIMA, ATTEMPTS)
 def test_who_is_alone_has_no_less_time_than_who_is_not(
-    learned: Learned, minimum: MinTimeouts, attempt: Attempt
+    learned: LearnedTimes, minimum: MinTimeouts, attempt: PendingAttempt
 ) -> None:
     limits = attempt_limits(CONFIGURED, minimum, attempt, learned)
     alone = attempt_limits(CONFIGURED, minimum, replace(attempt, retries_left=0), learned)
@@ -236,4 +238,4 @@ def test_memory_is_bounded_and_the_last_samples_count(
 
 def test_a_limit_is_finite_without_a_configured_one() -> None:
     endless = Timeouts(inf, inf, inf, inf)
-    assert attempt_limits(endless, MINIMUM, Attempt(100), learned_from(FAST, 10**6)).first_token_s < inf
+    assert attempt_limits(endless, MINIMUM, PendingAttempt(100), learned_from(FAST, 10**6)).first_token_s < inf

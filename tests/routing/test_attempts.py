@@ -14,12 +14,12 @@ from unisono.config import StandIns
 from unisono.core.generation import Timeouts
 from unisono.core.route_protocol import RouteRequest, Slot
 from unisono.errors import BackendError, BackendTimeout, BackendUnavailable, ContextTooLong, UnisonoError
-from unisono.routing.attempt_limits import MAX_SAMPLE_AGE_S, MAX_SAMPLES, Learned
-from unisono.routing.deployment import FAILING_EVERY_S, LiveDeployment, Terms
-from unisono.routing.group import Rules
-from unisono.routing.health import Tolerance
+from unisono.routing.attempt_limits import MAX_SAMPLE_AGE_S, MAX_SAMPLES, LearnedTimes
+from unisono.routing.circuit_breaker import BreakerConfig
+from unisono.routing.deployment import FAILING_EVERY_S, DeploymentConfig, LiveDeployment
+from unisono.routing.group import RoutingRules
 from unisono.routing.pool import RoutingPool
-from unisono.routing.route import GroupRoute
+from unisono.routing.route import GroupFailoverRoute
 
 TIMEOUTS = Timeouts()
 SHORT = replace(TIMEOUTS, total_s=6.0)
@@ -29,7 +29,7 @@ def begin(place: Slot, timeouts: Timeouts = TIMEOUTS, *, elsewhere: bool = True)
     return place.attempt_limits(timeouts, retries_left=2, elsewhere=elsewhere)
 
 
-def learned(live: LiveDeployment) -> Learned:
+def learned(live: LiveDeployment) -> LearnedTimes:
     return live.times.learned(live.clock())
 
 
@@ -41,7 +41,7 @@ def resting(live: LiveDeployment) -> None:
         live.failed(BackendError("broken"))
 
 
-async def shortest_limit(route: GroupRoute, *failures: UnisonoError) -> float:
+async def shortest_limit(route: GroupFailoverRoute, *failures: UnisonoError) -> float:
     """Seconds to the first token when 6 s are left, behind some attempts that failed."""
     for failure in failures:
         with await route.place(DEMAND) as place:
@@ -81,14 +81,14 @@ async def test_a_deployment_with_too_small_a_context_is_no_other_one() -> None:
 
 
 async def test_without_retries_there_is_no_other_one() -> None:
-    pool, _ = await known_pool("a", "b", clock=Clock(), rules=Rules(num_retries=0))
+    pool, _ = await known_pool("a", "b", clock=Clock(), rules=RoutingRules(num_retries=0))
     assert await shortest_limit(pool.route(ASK)) == 6.0
 
 
 async def test_time_is_left_for_a_model_that_stands_in() -> None:
     clock = Clock()
     groups = {name: [live_of(name, clock)] for name in ("m", "n")}
-    pool = RoutingPool(groups, Rules(num_retries=0), stand_ins={"m": StandIns(("n",))}, clock=clock)
+    pool = RoutingPool(groups, RoutingRules(num_retries=0), stand_ins={"m": StandIns(("n",))}, clock=clock)
     await pool.settled(5)
     assert await shortest_limit(pool.route(RouteRequest("m"))) == 3.0
 
@@ -99,7 +99,7 @@ async def test_time_is_left_for_a_model_that_stands_in() -> None:
     ids=["none", "one", "a prompt that is too long", "all"],
 )
 async def test_failures_use_up_the_retries(failures: list[UnisonoError], left: int) -> None:
-    pool, _ = await known_pool("a", "b", "c", clock=Clock(), rules=Rules(tolerance=Tolerance(99)))
+    pool, _ = await known_pool("a", "b", "c", clock=Clock(), rules=RoutingRules(tolerance=BreakerConfig(99)))
     route = pool.route(ASK)
     for failure in failures:
         with await route.place(DEMAND) as place:
@@ -190,7 +190,7 @@ async def test_attempts_that_answered_make_a_deployment_warm() -> None:
         place.record_attempt(0.5, 0.1)
         place.took(120)
         assert begin(place).first_token_s == 10.0
-    assert learned(a) == Learned(True, 0.5, None, 0.1)
+    assert learned(a) == LearnedTimes(True, 0.5, None, 0.1)
     clock.now += MAX_SAMPLE_AGE_S + 1
     assert not learned(a).is_warm
 
@@ -200,7 +200,7 @@ async def test_attempts_that_were_given_up_are_no_samples() -> None:
     with await pool.route(ASK).place(DEMAND) as place:
         begin(place)
         place.failed(BackendTimeout("slow"))
-    assert learned(a) == Learned(timeouts=1)
+    assert learned(a) == LearnedTimes(timeouts=1)
 
 
 async def test_a_deployment_that_is_gone_is_cold() -> None:
@@ -208,7 +208,7 @@ async def test_a_deployment_that_is_gone_is_cold() -> None:
     with await pool.route(ASK).place(DEMAND) as place:
         place.record_attempt(0.5)
         place.failed(BackendUnavailable("gone"))
-    assert learned(a) == Learned()
+    assert learned(a) == LearnedTimes()
 
 
 async def test_what_was_cached_is_not_taken_for_speed() -> None:
@@ -277,7 +277,7 @@ async def test_a_short_limit_calls_for_no_probe() -> None:
 
 def quick(name: str, first_token_s: float) -> LiveDeployment:
     live = live_of(name, time.monotonic)
-    live.become(Terms(name, Timeouts(first_token_s=first_token_s)))
+    live.become(DeploymentConfig(name, Timeouts(first_token_s=first_token_s)))
     return live
 
 

@@ -21,8 +21,8 @@ from unisono.errors import (
     BackendUnfit,
     UnisonoError,
 )
+from unisono.routing.circuit_breaker import BreakerConfig, CircuitPhase
 from unisono.routing.deployment import LiveDeployment
-from unisono.routing.health import Phase, Tolerance
 from unisono.routing.pool import RoutingPool
 from unisono.routing.status import status_of
 
@@ -221,10 +221,10 @@ async def test_a_failure_that_may_be_a_death_calls_for_a_probe_at_once(error: Un
 async def gone(clock: Clock, *probes: Capabilities | UnisonoError) -> LiveDeployment:
     """One that rests for a minute, because it could not be reached."""
     deployment = LiveDeployment("a", Script([IDS, *probes]), clock=clock)
-    deployment.tolerance = Tolerance(0, 60.0)
+    deployment.tolerance = BreakerConfig(0, 60.0)
     await deployment.check()
     deployment.failed(BackendUnavailable("gone"))
-    assert deployment.phase(clock.now) is Phase.OPEN
+    assert deployment.phase(clock.now) is CircuitPhase.OPEN
     return deployment
 
 
@@ -237,9 +237,9 @@ async def test_one_that_was_gone_and_is_back_rests_no_longer() -> None:
     clock.now += 1
     assert deployment.stale(clock.now)
     await deployment.check()
-    assert deployment.phase(clock.now) is Phase.OPEN
+    assert deployment.phase(clock.now) is CircuitPhase.OPEN
     await deployment.check()
-    assert deployment.phase(clock.now) is Phase.CLOSED
+    assert deployment.phase(clock.now) is CircuitPhase.CLOSED
     assert not deployment.urgent(clock.now)
 
 
@@ -249,13 +249,13 @@ async def test_one_that_was_there_all_the_time_and_could_not_be_reached_rests_to
     for _ in range(5):
         clock.now += 2
         await deployment.check()
-    assert deployment.phase(clock.now) is Phase.OPEN
+    assert deployment.phase(clock.now) is CircuitPhase.OPEN
     assert not deployment.stale(clock.now)
     clock.now += 60
     assert deployment.stale(clock.now)
     await deployment.check()
     await deployment.check()
-    assert deployment.phase(clock.now) is Phase.CLOSED
+    assert deployment.phase(clock.now) is CircuitPhase.CLOSED
 
 
 async def test_answers_that_had_begun_do_not_end_a_rest() -> None:
@@ -263,17 +263,17 @@ async def test_answers_that_had_begun_do_not_end_a_rest() -> None:
     deployment = await gone(clock, IDS)
     for _ in range(5):
         deployment.succeeded(clock.now - 1)
-    assert deployment.phase(clock.now) is Phase.OPEN
+    assert deployment.phase(clock.now) is CircuitPhase.OPEN
     for _ in range(2):
         deployment.succeeded(clock.now)
-    assert deployment.phase(clock.now) is Phase.CLOSED
+    assert deployment.phase(clock.now) is CircuitPhase.CLOSED
 
 
 async def test_its_state_is_told_with_why_and_since_when() -> None:
     clock = Clock()
     script = Script([BackendTimeout("slow"), BackendTimeout("slow"), IDS])
     deployment = LiveDeployment("a", script, clock=clock)
-    deployment.tolerance = Tolerance(0, 10.0)
+    deployment.tolerance = BreakerConfig(0, 10.0)
 
     def told() -> tuple[str, str, float]:
         status = status_of("m", deployment, 0, clock.now)

@@ -13,14 +13,14 @@ from tests.routing.doubles import ASK, DEMAND, Clock, known_pool, live_of
 from unisono.config import StandIns
 from unisono.core.route_protocol import Slot
 from unisono.errors import BackendOverloaded, BackendUnavailable
-from unisono.routing import rates
-from unisono.routing.deployment import Terms
-from unisono.routing.group import Rules
-from unisono.routing.pool import Kept, RoutingPool
-from unisono.routing.queue import Bounds
-from unisono.routing.rates import MINUTE_S
+from unisono.routing import rate_window
+from unisono.routing.deployment import DeploymentConfig
+from unisono.routing.group import RoutingRules
+from unisono.routing.pool import CarriedDeployment, RoutingPool
+from unisono.routing.queue import QueueConfig
+from unisono.routing.rate_window import MINUTE_S
 
-NO_LINE = Rules(bounds=Bounds(length=0))
+NO_LINE = RoutingRules(bounds=QueueConfig(length=0))
 NEXT_S = MINUTE_S + 1
 
 
@@ -88,7 +88,7 @@ async def test_whoever_is_sent_away_is_told_when_the_minute_is_over() -> None:
 
 @pytest.fixture
 def short_minute(monkeypatch: pytest.MonkeyPatch) -> float:
-    monkeypatch.setattr(rates, "MINUTE_S", 0.15)
+    monkeypatch.setattr(rate_window, "MINUTE_S", 0.15)
     return 0.15
 
 
@@ -122,22 +122,24 @@ async def test_a_model_that_stands_in_does_so_at_once() -> None:
         assert [await used(pool) for _ in range(3)] == ["a", "b", "b"]
 
 
-CHANGES: dict[str, tuple[Terms, int]] = {
-    "as before": (Terms("a", requests_per_minute=2), 1),
-    "more of them": (Terms("a", requests_per_minute=4), 3),
-    "fewer than there were": (Terms("a", requests_per_minute=1), 0),
-    "tokens": (Terms("a", tokens_per_minute=1300), 1),
-    "none": (Terms("a"), 9),
+CHANGES: dict[str, tuple[DeploymentConfig, int]] = {
+    "as before": (DeploymentConfig("a", requests_per_minute=2), 1),
+    "more of them": (DeploymentConfig("a", requests_per_minute=4), 3),
+    "fewer than there were": (DeploymentConfig("a", requests_per_minute=1), 0),
+    "tokens": (DeploymentConfig("a", tokens_per_minute=1300), 1),
+    "none": (DeploymentConfig("a"), 9),
 }
 
 
 @pytest.mark.parametrize(("terms", "more"), CHANGES.values(), ids=CHANGES)
-async def test_a_deployment_that_is_kept_keeps_its_minute(terms: Terms, more: int) -> None:
+async def test_a_deployment_that_is_kept_keeps_its_minute(terms: DeploymentConfig, more: int) -> None:
     clock = Clock()
     old, (live,) = await known_pool(live_of("a", clock, requests_per_minute=2), clock=clock)
     old.start()
     await used(old)
-    new = RoutingPool({"m": [live]}, NO_LINE, kept=[Kept(live, terms, old)], prefixes=old.prefixes, clock=clock)
+    new = RoutingPool(
+        {"m": [live]}, NO_LINE, kept=[CarriedDeployment(live, terms, old)], prefixes=old.prefixes, clock=clock
+    )
     new.start()
     await old.aclose()
     places: list[Slot] = []

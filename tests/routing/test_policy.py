@@ -19,13 +19,13 @@ from unisono.routing.policy import (
     EXPECTED_OUTPUT,
     Candidate,
     Rank,
+    SelectionRequest,
     Strategy,
-    Wanted,
     choose,
     explained,
     to_wanted,
 )
-from unisono.routing.turns import favourite, number_of, round_robin
+from unisono.routing.tie_break import favourite, number_of, round_robin
 
 A, B, C = 1, 2, 4
 
@@ -38,24 +38,24 @@ def three(**changed: Mapping[str, object]) -> list[Candidate]:
     ]
 
 
-PROMPT = Wanted(prompt_tokens=1000, tokens=1500)
+PROMPT = SelectionRequest(prompt_tokens=1000, tokens=1500)
 BUSY = {"running": 3, "work": 5000, "tokens": 5000}
 FULL = {"running": 1, "max_requests": 1, "work": 500, "tokens": 500}
 FAR = {"order": 1}
 
-CHOICES: dict[str, tuple[list[Candidate], Wanted, str]] = {
+CHOICES: dict[str, tuple[list[Candidate], SelectionRequest, str]] = {
     "the only idle one": (three(a=BUSY, c=BUSY), PROMPT, "b"),
     "the least work": (three(a=BUSY, b=BUSY, c={"running": 9, "work": 4000}), PROMPT, "c"),
     "work by weight": (three(a={"work": 3000}, b={"work": 5000, "weight": 4}, c={"work": 3000}), PROMPT, "b"),
     "others' requests count": (three(a={"foreign": 5000}, b={"foreign": 5000}, c={"work": 3000}), PROMPT, "c"),
     "a large prompt goes to the fast one, busy as it is": (
         three(a={"work": 8000, "weight": 8}, b=BUSY, c={}),
-        Wanted(prompt_tokens=32_000),
+        SelectionRequest(prompt_tokens=32_000),
         "a",
     ),
     "a small prompt goes to the idle one, slow as it is": (
         three(a={"work": 8000, "weight": 8}, b=BUSY, c={}),
-        Wanted(prompt_tokens=100),
+        SelectionRequest(prompt_tokens=100),
         "c",
     ),
     "where the prompt is held": (three(), replace(PROMPT, held=[(B, 896)]), "b"),
@@ -116,7 +116,7 @@ CHOICES: dict[str, tuple[list[Candidate], Wanted, str]] = {
 
 
 @pytest.mark.parametrize(("candidates", "wanted", "name"), CHOICES.values(), ids=CHOICES)
-def test_who_is_chosen(candidates: list[Candidate], wanted: Wanted, name: str) -> None:
+def test_who_is_chosen(candidates: list[Candidate], wanted: SelectionRequest, name: str) -> None:
     for turn in range(5):
         choice = choose(candidates, wanted, turn)
         assert choice.taken is not None
@@ -126,7 +126,7 @@ def test_who_is_chosen(candidates: list[Candidate], wanted: Wanted, name: str) -
     assert mirrored.name == name
 
 
-WAITS: dict[str, tuple[list[Candidate], Wanted, int, int]] = {
+WAITS: dict[str, tuple[list[Candidate], SelectionRequest, int, int]] = {
     "nobody there": ([], PROMPT, 0, 0),
     "all unfit": (three(**{name: {"rank": Rank.UNFIT} for name in "abc"}), PROMPT, 0, 0),
     "all failed": (three(), replace(PROMPT, excluded=A | B | C), 0, 0),
@@ -150,7 +150,7 @@ WAITS: dict[str, tuple[list[Candidate], Wanted, int, int]] = {
 
 
 @pytest.mark.parametrize(("candidates", "wanted", "barred", "mask"), WAITS.values(), ids=WAITS)
-def test_who_is_waited_for(candidates: list[Candidate], wanted: Wanted, barred: int, mask: int) -> None:
+def test_who_is_waited_for(candidates: list[Candidate], wanted: SelectionRequest, barred: int, mask: int) -> None:
     choice = choose(candidates, wanted, barred=barred)
     assert (choice.taken, choice.waits_for) == (None, mask)
 
@@ -278,19 +278,19 @@ def test_shares_of_many_keys_follow_the_weights(weights: list[int]) -> None:
 
 
 LONG = RouteRequirements(prompt_tokens=1000, blocks=(7, 8, 9))
-WANTED: dict[str, tuple[Wanted, Wanted]] = {
+WANTED: dict[str, tuple[SelectionRequest, SelectionRequest]] = {
     "an answer of any length": (
         to_wanted(LONG),
-        Wanted(prompt_tokens=1000, tokens=1000 + EXPECTED_OUTPUT, answer=ANSWER_WORK, held=[]),
+        SelectionRequest(prompt_tokens=1000, tokens=1000 + EXPECTED_OUTPUT, answer=ANSWER_WORK, held=[]),
     ),
-    "a short one": (to_wanted(RouteRequirements(1000, max_tokens=9)), Wanted(1000, 1009, 9, [])),
+    "a short one": (to_wanted(RouteRequirements(1000, max_tokens=9)), SelectionRequest(1000, 1009, 9, [])),
     "one between the two": (
         to_wanted(RouteRequirements(1000, max_tokens=ANSWER_WORK + 1)),
-        Wanted(1000, 1000 + ANSWER_WORK + 1, ANSWER_WORK, []),
+        SelectionRequest(1000, 1000 + ANSWER_WORK + 1, ANSWER_WORK, []),
     ),
     "with others of its beginning": (
         to_wanted(LONG, [(A | B, 1), (A, 3)], gathers=True, excluded=C),
-        Wanted(
+        SelectionRequest(
             1000,
             1000 + EXPECTED_OUTPUT,
             ANSWER_WORK,
@@ -301,15 +301,21 @@ WANTED: dict[str, tuple[Wanted, Wanted]] = {
     ),
     "with others of its conversation": (
         to_wanted(RouteRequirements(50, max_tokens=0), sticky="conv", gathers=True),
-        Wanted(50, 50, 0, [], key=number_of("conv"), sticky=True),
+        SelectionRequest(50, 50, 0, [], key=number_of("conv"), sticky=True),
     ),
-    "where nobody gathers": (to_wanted(RouteRequirements(50, max_tokens=0), sticky="conv"), Wanted(50, 50, 0, [])),
-    "too short for a block": (to_wanted(RouteRequirements(50, max_tokens=0), gathers=True), Wanted(50, 50, 0, [])),
+    "where nobody gathers": (
+        to_wanted(RouteRequirements(50, max_tokens=0), sticky="conv"),
+        SelectionRequest(50, 50, 0, []),
+    ),
+    "too short for a block": (
+        to_wanted(RouteRequirements(50, max_tokens=0), gathers=True),
+        SelectionRequest(50, 50, 0, []),
+    ),
 }
 
 
 @pytest.mark.parametrize(("made", "wanted"), WANTED.values(), ids=WANTED)
-def test_what_a_demand_comes_to(made: Wanted, wanted: Wanted) -> None:
+def test_what_a_demand_comes_to(made: SelectionRequest, wanted: SelectionRequest) -> None:
     assert made == wanted
 
 
@@ -329,7 +335,7 @@ def test_what_a_request_takes_up_shrinks_when_its_prompt_is_read_and_is_gone_whe
 
 def test_a_choice_can_be_explained() -> None:
     candidates = three(a=FULL, b={"rank": Rank.HALF_OPEN, "foreign": 5})
-    rows = explained(candidates, Wanted(1000, 1500, held=[(A | B, 128), (B, 896)], excluded=C))
+    rows = explained(candidates, SelectionRequest(1000, 1500, held=[(A | B, 128), (B, 896)], excluded=C))
     assert [(row["backend"], row["rank"], row["room"], row["held"], row["excluded"]) for row in rows] == [
         ("a", "well", False, 128, False),
         ("b", "half-open", True, 896, False),

@@ -12,12 +12,12 @@ from tests.routing.doubles import ASK, DEMAND, IDS, Clock, Script, known_pool, l
 from unisono.core.generation import Load
 from unisono.errors import BackendOverloaded, BackendProtocolError, BackendTimeout, BackendUnavailable, UnisonoError
 from unisono.routing import pool as pool_module
-from unisono.routing.deployment import FOREIGN_PROMPT, LiveDeployment, Terms
-from unisono.routing.group import Rules
-from unisono.routing.health import Tolerance
-from unisono.routing.policy import ANSWER_WORK, Wanted
-from unisono.routing.pool import Kept, RoutingPool
-from unisono.routing.queue import Bounds
+from unisono.routing.circuit_breaker import BreakerConfig
+from unisono.routing.deployment import FOREIGN_PROMPT, DeploymentConfig, LiveDeployment
+from unisono.routing.group import RoutingRules
+from unisono.routing.policy import ANSWER_WORK, SelectionRequest
+from unisono.routing.pool import CarriedDeployment, RoutingPool
+from unisono.routing.queue import QueueConfig
 
 
 async def test_backends_are_probed_in_the_background_and_their_state_is_told() -> None:
@@ -115,7 +115,7 @@ async def test_closing_during_a_probe_ends_it() -> None:
 async def test_what_is_told_of_a_deployment() -> None:
     clock = Clock()
     pool, (a, b) = await known_pool(live_of("a", clock, max_requests=1), live_of("b", clock, order=1), clock=clock)
-    a.tolerance = b.tolerance = Tolerance(0, 30.0)
+    a.tolerance = b.tolerance = BreakerConfig(0, 30.0)
     with await pool.route(ASK).place(DEMAND):
         b.failed(BackendTimeout("slow"))
         waiting = asyncio.create_task(pool.route(ASK).place(DEMAND))
@@ -137,7 +137,7 @@ async def test_what_is_told_of_a_deployment() -> None:
 async def test_a_rest_ends_with_two_probes_and_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "WATCH_EVERY_S", 0.001)
     clock = Clock()
-    pool, (a, _) = await known_pool("a", "b", clock=clock, rules=Rules(tolerance=Tolerance(0, 30.0)))
+    pool, (a, _) = await known_pool("a", "b", clock=clock, rules=RoutingRules(tolerance=BreakerConfig(0, 30.0)))
     a.failed(BackendUnavailable("gone"))
     pool.start()
     await asyncio.sleep(0.02)
@@ -153,7 +153,7 @@ async def test_a_rest_ends_with_two_probes_and_no_request(monkeypatch: pytest.Mo
 async def test_a_probe_that_fails_makes_the_rest_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "WATCH_EVERY_S", 0.001)
     clock = Clock()
-    pool, (a, _) = await known_pool("a", "b", clock=clock, rules=Rules(tolerance=Tolerance(0, 30.0)))
+    pool, (a, _) = await known_pool("a", "b", clock=clock, rules=RoutingRules(tolerance=BreakerConfig(0, 30.0)))
     a.failed(BackendUnavailable("gone"))
     script_of(a).outcomes = [BackendUnavailable("still gone")]
     clock.now += 40
@@ -167,7 +167,9 @@ async def test_a_probe_that_fails_makes_the_rest_longer(monkeypatch: pytest.Monk
 
 async def test_a_deployment_that_dies_is_known_to_be_gone_within_a_moment_and_used_when_it_is_back() -> None:
     """By the pool's own clock: nothing here waits for the next look around, which is seconds away."""
-    pool, (a, b) = await known_pool("a", "b", clock=time.monotonic, rules=Rules(tolerance=Tolerance(1, 60.0)))
+    pool, (a, b) = await known_pool(
+        "a", "b", clock=time.monotonic, rules=RoutingRules(tolerance=BreakerConfig(1, 60.0))
+    )
     pool.start()
     await asyncio.sleep(0.02)
     script_of(a).outcomes = [BackendUnavailable("gone")]
@@ -187,7 +189,9 @@ async def test_a_deployment_that_dies_is_known_to_be_gone_within_a_moment_and_us
 
 
 async def test_doubts_are_looked_into_once_a_second() -> None:
-    pool, (a, _) = await known_pool("a", "b", clock=time.monotonic, rules=Rules(tolerance=Tolerance(9, 60.0)))
+    pool, (a, _) = await known_pool(
+        "a", "b", clock=time.monotonic, rules=RoutingRules(tolerance=BreakerConfig(9, 60.0))
+    )
     pool.start()
     async with asyncio.timeout(1.5):
         with suppress(TimeoutError):
@@ -246,7 +250,7 @@ async def test_a_single_deployment_is_not_asked_for_its_load(monkeypatch: pytest
 
 def test_what_the_gateway_gave_a_server_is_no_load_of_others() -> None:
     live = live_of("a", Clock())
-    live.candidate.take(Wanted(900, 1000))
+    live.candidate.take(SelectionRequest(900, 1000))
     live.claimed(Load(running=1, waiting=0, tokens=800))
     assert (live.candidate.foreign_requests, live.candidate.foreign) == (0, 0)
     live.claimed(Load(running=3, waiting=0, tokens=9000))
@@ -259,7 +263,7 @@ def test_what_the_gateway_gave_a_server_is_no_load_of_others() -> None:
 
 async def test_refusals_are_logged_but_not_each_of_them(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    rules = Rules(bounds=Bounds(length=0))
+    rules = RoutingRules(bounds=QueueConfig(length=0))
     pool, _ = await known_pool(live_of("a", clock, max_requests=1), clock=clock, rules=rules)
     with await pool.route(ASK).place(DEMAND):
         for _ in range(50):
@@ -279,7 +283,7 @@ async def test_a_deployment_that_is_kept_goes_on_with_all_that_is_known_of_it() 
     (held,) = (live for live in (kept, dropped) if live is place.deployment)
     new = RoutingPool(
         {"m": [kept], "other": [added := live_of("c", clock)]},
-        kept=[Kept(kept, Terms("renamed", weight=3), old)],
+        kept=[CarriedDeployment(kept, DeploymentConfig("renamed", weight=3), old)],
         prefixes=old.prefixes,
         clock=clock,
     )
@@ -303,7 +307,9 @@ async def test_a_deployment_that_is_kept_goes_on_with_all_that_is_known_of_it() 
 async def test_a_pool_that_was_never_started_takes_nothing_from_another() -> None:
     clock = Clock()
     old, (a,) = await known_pool("a", clock=clock)
-    new = RoutingPool({"m": [a]}, kept=[Kept(a, Terms("b"), old)], prefixes=old.prefixes, clock=clock)
+    new = RoutingPool(
+        {"m": [a]}, kept=[CarriedDeployment(a, DeploymentConfig("b"), old)], prefixes=old.prefixes, clock=clock
+    )
     await new.aclose()
     assert (a.name, script_of(a).closed) == ("a", False)
     with await old.route(ASK).place(DEMAND):
@@ -315,7 +321,7 @@ async def test_a_pool_that_was_never_started_takes_nothing_from_another() -> Non
 async def test_a_place_that_is_left_in_the_old_pool_is_given_out_in_the_new_one() -> None:
     clock = Clock()
     old, (a,) = await known_pool(live_of("a", clock, max_requests=1), clock=clock)
-    new = RoutingPool({"m": [a]}, kept=[Kept(a, a.terms, old)], prefixes=old.prefixes, clock=clock)
+    new = RoutingPool({"m": [a]}, kept=[CarriedDeployment(a, a.terms, old)], prefixes=old.prefixes, clock=clock)
     new.start()
     with await old.route(ASK).place(DEMAND):
         waiting = asyncio.create_task(new.route(ASK).place(DEMAND))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.depth import examples
 from tests.routing.doubles import Clock
 from unisono.errors import BackendOverloaded, ShareExceeded
-from unisono.routing.queue import LONGEST_S, Bounds, Line, Offer
+from unisono.routing.queue import LONGEST_S, QueueConfig, SlotOffer, WaitingQueue
 
 
 @dataclass
@@ -21,14 +21,14 @@ class Desk:
     """Two kinds of places behind one line, `left` and `right`, each for so much at once; who may go where is in the
     request: `l`, `r` or `lr`, and how much of a place it takes."""
 
-    bounds: Bounds = field(default_factory=Bounds)
+    bounds: QueueConfig = field(default_factory=QueueConfig)
     room: dict[str, int] = field(default_factory=lambda: {"l": 1})
     clock: Clock = field(default_factory=Clock)
     served: list[str] = field(default_factory=list)
     held: list[tuple[str, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.line: Line[tuple[str, int]] = Line(self.bounds, self.give_back, self.clock)
+        self.line: WaitingQueue[tuple[str, int]] = WaitingQueue(self.bounds, self.give_back, self.clock)
 
     def give_back(self, place: tuple[str, int]) -> None:
         self.held.remove(place)
@@ -40,7 +40,7 @@ class Desk:
     ) -> tuple[str, int] | None:
         sides = {side: 1 << index for index, side in enumerate(sorted(self.room))}
 
-        def attempt(barred: int) -> Offer[tuple[str, int]]:
+        def attempt(barred: int) -> SlotOffer[tuple[str, int]]:
             mine = [side for side in where if side in self.room]
             for side in mine:
                 if not sides[side] & barred and self.room[side] >= size:
@@ -48,8 +48,8 @@ class Desk:
                     place = (side, size)
                     self.held.append(place)
                     self.served.append(name)
-                    return Offer(place)
-            return Offer(None, sum(sides[side] for side in mine))
+                    return SlotOffer(place)
+            return SlotOffer(None, sum(sides[side] for side in mine))
 
         until = asyncio.get_running_loop().time() + self.bounds.timeout_s
         return await self.line.take(owner, self.line.number(), attempt, resumes=resumes, until=until)
@@ -118,17 +118,17 @@ async def test_whose_turn_it_is(room: dict[str, int], asked: list[Asked], order:
     assert len(desk.line) == 0
 
 
-BOUNDS: dict[str, tuple[Bounds, list[str], dict[str, type[BackendOverloaded]]]] = {
-    "nobody waits": (Bounds(length=0), ["a", "b"], {"b1": BackendOverloaded}),
-    "the gateway is full": (Bounds(length=2), ["a"] * 4, {"a4": BackendOverloaded}),
-    "of one key there are too many": (Bounds(per_owner=1), ["a", "a", "a", "b"], {"a3": ShareExceeded}),
+BOUNDS: dict[str, tuple[QueueConfig, list[str], dict[str, type[BackendOverloaded]]]] = {
+    "nobody waits": (QueueConfig(length=0), ["a", "b"], {"b1": BackendOverloaded}),
+    "the gateway is full": (QueueConfig(length=2), ["a"] * 4, {"a4": BackendOverloaded}),
+    "of one key there are too many": (QueueConfig(per_owner=1), ["a", "a", "a", "b"], {"a3": ShareExceeded}),
     "the modest newcomer stays and the greediest key's newest goes": (
-        Bounds(length=3),
+        QueueConfig(length=3),
         ["a", "a", "a", "a", "b"],
         {"a4": ShareExceeded},
     ),
     "a newcomer that is as greedy goes itself": (
-        Bounds(length=3),
+        QueueConfig(length=3),
         ["c", "a", "a", "b", "b"],
         {"b2": ShareExceeded},
     ),
@@ -136,7 +136,9 @@ BOUNDS: dict[str, tuple[Bounds, list[str], dict[str, type[BackendOverloaded]]]] 
 
 
 @pytest.mark.parametrize(("bounds", "owners", "refused"), BOUNDS.values(), ids=BOUNDS)
-async def test_who_has_to_go(bounds: Bounds, owners: list[str], refused: dict[str, type[BackendOverloaded]]) -> None:
+async def test_who_has_to_go(
+    bounds: QueueConfig, owners: list[str], refused: dict[str, type[BackendOverloaded]]
+) -> None:
     desk = Desk(bounds)
     counts: Counter[str] = Counter()
     tasks: dict[str, asyncio.Task[tuple[str, int] | None]] = {}
@@ -154,7 +156,7 @@ async def test_who_has_to_go(bounds: Bounds, owners: list[str], refused: dict[st
 
 
 async def test_what_goes_on_is_never_refused() -> None:
-    desk = Desk(Bounds(length=0))
+    desk = Desk(QueueConfig(length=0))
     first = await desk.ask("first")
     going_on = asyncio.create_task(desk.ask("on", resumes=True))
     await asyncio.sleep(0)
@@ -164,7 +166,7 @@ async def test_what_goes_on_is_never_refused() -> None:
 
 
 async def test_nobody_waits_for_longer_than_is_said() -> None:
-    desk = Desk(Bounds(timeout_s=0.02))
+    desk = Desk(QueueConfig(timeout_s=0.02))
     await desk.ask("first")
     with pytest.raises(BackendOverloaded) as late:
         await desk.ask("second")
@@ -226,7 +228,7 @@ def test_no_place_is_lost_and_nobody_waits_for_ever(
     events: list[tuple[str | int | bool, ...]], length: int, per_owner: int | None
 ) -> None:
     async def story() -> None:
-        desk = Desk(Bounds(length, per_owner), room={"l": 3, "r": 3})
+        desk = Desk(QueueConfig(length, per_owner), room={"l": 3, "r": 3})
         tasks: list[asyncio.Task[tuple[str, int] | None]] = []
         for index, (what, *about) in enumerate(events):
             match what, about:
@@ -263,7 +265,7 @@ def test_no_place_is_lost_and_nobody_waits_for_ever(
 
 
 async def test_one_who_leaves_at_the_moment_is_not_sent_away_as_well() -> None:
-    desk = Desk(Bounds(length=2))
+    desk = Desk(QueueConfig(length=2))
     await desk.ask("first")
     waiting = [asyncio.create_task(desk.ask(name, "greedy")) for name in ("second", "third")]
     await asyncio.sleep(0)

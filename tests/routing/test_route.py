@@ -29,16 +29,16 @@ from unisono.errors import (
     UnknownModel,
     UnsupportedValue,
 )
+from unisono.routing.circuit_breaker import BreakerConfig, CircuitPhase
 from unisono.routing.deployment import LiveDeployment
-from unisono.routing.group import Rules
-from unisono.routing.health import Phase, Tolerance
+from unisono.routing.group import RoutingRules
 from unisono.routing.policy import ANSWER_WORK
 from unisono.routing.pool import RoutingPool
-from unisono.routing.queue import Bounds
+from unisono.routing.queue import QueueConfig
 
 GONE = BackendUnavailable("gone")
 RESUMED = replace(DEMAND, resumes=True)
-CALM = Tolerance(allowed_fails=99)
+CALM = BreakerConfig(allowed_fails=99)
 
 
 async def given(route: FailoverRoute, *outcomes: UnisonoError | None, demand: RouteRequirements = DEMAND) -> list[str]:
@@ -187,7 +187,7 @@ async def test_a_failure_with_nowhere_to_go_is_the_answer() -> None:
 
 
 async def test_an_answer_may_come_back_to_where_it_was() -> None:
-    pool, _ = await known_pool("a", "b", clock=Clock(), rules=Rules(tolerance=CALM))
+    pool, _ = await known_pool("a", "b", clock=Clock(), rules=RoutingRules(tolerance=CALM))
     route = pool.route(ASK)
     names = await given(route, GONE, GONE, GONE, demand=RESUMED)
     assert route.elsewhere
@@ -197,30 +197,30 @@ async def test_an_answer_may_come_back_to_where_it_was() -> None:
 
 async def test_an_answer_comes_back_even_to_where_others_do_not_go() -> None:
     clock = Clock()
-    pool, lives = await known_pool("a", "b", clock=clock, rules=Rules(tolerance=CALM))
+    pool, lives = await known_pool("a", "b", clock=clock, rules=RoutingRules(tolerance=CALM))
     route = pool.route(ASK)
     busy = BackendOverloaded("full", retry_after_s=10.0)
     [first] = await given(route, busy, demand=RESUMED)
     [second] = await given(route, GONE, demand=RESUMED)
-    assert {live.name for live in lives if live.phase(clock()) is Phase.OPEN} == {first} != {second}
+    assert {live.name for live in lives if live.phase(clock()) is CircuitPhase.OPEN} == {first} != {second}
     assert route.elsewhere
     assert await given(route, None, demand=RESUMED) == [first]
 
 
 async def test_behind_a_success_an_answer_goes_on_wherever_it_can() -> None:
     clock = Clock()
-    pool, lives = await known_pool("a", "b", clock=clock, rules=Rules(tolerance=CALM))
+    pool, lives = await known_pool("a", "b", clock=clock, rules=RoutingRules(tolerance=CALM))
     route = pool.route(ASK)
     busy = BackendOverloaded("full", retry_after_s=10.0)
     [first, _, again] = await given(route, busy, GONE, None, demand=RESUMED)
     assert again == first
     # It rests still, so that the next stretch is not simply where the last one was.
-    assert {live.name for live in lives if live.phase(clock()) is Phase.OPEN} == {first}
+    assert {live.name for live in lives if live.phase(clock()) is CircuitPhase.OPEN} == {first}
     assert await given(route, None, None, demand=RESUMED)
 
 
 async def test_a_fresh_request_does_not() -> None:
-    pool, _ = await known_pool("a", "b", clock=Clock(), rules=Rules(tolerance=CALM))
+    pool, _ = await known_pool("a", "b", clock=Clock(), rules=RoutingRules(tolerance=CALM))
     route = pool.route(ASK)
     await given(route, GONE, GONE)
     assert not route.elsewhere
@@ -313,7 +313,7 @@ def permanent() -> BackendError:
 async def test_after_a_pause_only_a_deployment_whose_failure_passes_is_asked_again(
     errors: Sequence[BackendError],
 ) -> None:
-    pool, _ = await known_pool("a", "b", clock=Clock(), rules=Rules(tolerance=CALM))
+    pool, _ = await known_pool("a", "b", clock=Clock(), rules=RoutingRules(tolerance=CALM))
     route = pool.route(ASK)
     assert await after(route, errors[0]) == Prospects(available=True)
     assert (await after(route, errors[1])).later_s is not None
@@ -323,7 +323,7 @@ async def test_after_a_pause_only_a_deployment_whose_failure_passes_is_asked_aga
 
 
 async def test_a_deployment_that_is_down_is_a_last_resort() -> None:
-    pool, (_, b) = await known_pool("a", live_of("b", Clock()), clock=Clock(), rules=Rules(tolerance=CALM))
+    pool, (_, b) = await known_pool("a", live_of("b", Clock()), clock=Clock(), rules=RoutingRules(tolerance=CALM))
     script_of(b).outcomes, b.known = [GONE], None
     with pytest.raises(BackendUnavailable):
         await b.check()
@@ -332,7 +332,7 @@ async def test_a_deployment_that_is_down_is_a_last_resort() -> None:
 
 
 async def test_where_no_place_was_to_be_had_there_is_none_without_a_pause() -> None:
-    pool, _ = await known_pool("a", "b", clock=Clock(), rules=Rules(tolerance=CALM))
+    pool, _ = await known_pool("a", "b", clock=Clock(), rules=RoutingRules(tolerance=CALM))
     route = pool.route(ASK)
     assert (await after(route, GONE)).available
     found = route.prospects(GONE, resumes=False, held=False)
@@ -341,7 +341,7 @@ async def test_where_no_place_was_to_be_had_there_is_none_without_a_pause() -> N
 
 
 async def test_who_is_told_to_come_back_does_so_in_time_and_not_at_one_moment() -> None:
-    pool, _ = await known_pool("a", clock=Clock(), rules=Rules(tolerance=CALM))
+    pool, _ = await known_pool("a", clock=Clock(), rules=RoutingRules(tolerance=CALM))
     busy = BackendOverloaded("busy", retry_after_s=4.0)
     pauses = [(await after(pool.route(ASK), busy)).later_s for _ in range(30)]
     assert all(pause is not None and 4.0 <= pause <= 5.0 for pause in pauses)
@@ -352,7 +352,7 @@ async def test_who_is_told_to_come_back_does_so_in_time_and_not_at_one_moment() 
 async def test_a_server_that_answers_with_a_failure_is_asked_again_for_a_charge(
     error: BackendError, free: bool
 ) -> None:
-    pool, _ = await known_pool("a", clock=Clock(), rules=Rules(tolerance=CALM))
+    pool, _ = await known_pool("a", clock=Clock(), rules=RoutingRules(tolerance=CALM))
     again = 0
     for _ in range(30):
         route = pool.route(ASK)
@@ -368,7 +368,9 @@ async def test_a_server_that_answers_with_a_failure_is_asked_again_for_a_charge(
 Stage: TypeAlias = dict[str, Sequence[LiveDeployment]]
 
 
-async def staged(clock: Clock, stand_ins: dict[str, StandIns], rules: Rules | None = None, **terms: int) -> RoutingPool:
+async def staged(
+    clock: Clock, stand_ins: dict[str, StandIns], rules: RoutingRules | None = None, **terms: int
+) -> RoutingPool:
     groups: Stage = {
         "m": [live_of("m1", clock, **terms)],
         "n": [live_of("n1", clock, **terms)],
@@ -397,7 +399,7 @@ async def test_models_that_stand_in_for_each_other_come_to_an_end() -> None:
 
 
 async def test_a_model_that_is_too_full_is_stood_in_for() -> None:
-    pool = await staged(Clock(), ON_TO_N, Rules(bounds=Bounds(length=0)), max_requests=1)
+    pool = await staged(Clock(), ON_TO_N, RoutingRules(bounds=QueueConfig(length=0)), max_requests=1)
     with await pool.route(ASK).place(DEMAND) as place:
         assert place.deployment.name == "m1"
         with await pool.route(ASK).place(DEMAND) as other:
@@ -408,7 +410,7 @@ async def test_a_model_that_is_too_full_is_stood_in_for() -> None:
 
 async def test_a_model_at_rest_is_stood_in_for_unless_the_other_rests_too() -> None:
     clock = Clock()
-    pool = await staged(clock, ON_TO_N, Rules(tolerance=Tolerance(allowed_fails=0)))
+    pool = await staged(clock, ON_TO_N, RoutingRules(tolerance=BreakerConfig(allowed_fails=0)))
     m1, n1 = (pool.members()[name][0] for name in "mn")
     m1.failed(GONE)
     assert await given(pool.route(ASK), None) == ["n1"]
@@ -495,7 +497,7 @@ async def test_one_that_was_unfit_and_is_the_only_one_is_asked_again() -> None:
 
 async def test_requests_go_around_one_at_rest_and_come_back_when_probes_found_it_well() -> None:
     clock = Clock()
-    pool, (a, b) = await known_pool("a", "b", clock=clock, rules=Rules(tolerance=Tolerance(0, 30.0)))
+    pool, (a, b) = await known_pool("a", "b", clock=clock, rules=RoutingRules(tolerance=BreakerConfig(0, 30.0)))
     a.failed(GONE)
     assert {name for _ in range(4) for name in await given(pool.route(ASK), None)} == {"b"}
     clock.now += 40
@@ -557,7 +559,7 @@ async def test_a_client_that_leaves_the_line_or_a_probe_leaves_nothing_behind() 
 
 async def test_those_who_wait_are_served_elsewhere_when_their_deployment_dies() -> None:
     clock = Clock()
-    rules = Rules(tolerance=Tolerance(allowed_fails=0))
+    rules = RoutingRules(tolerance=BreakerConfig(allowed_fails=0))
     pool, (a, b) = await known_pool(
         live_of("a", clock, max_requests=1), live_of("b", clock, max_requests=1), clock=clock, rules=rules
     )
@@ -584,7 +586,7 @@ async def test_whatever_happens_no_place_is_lost_and_limits_hold(seed: int) -> N
         live_of("b", clock, max_tokens=3000),
         live_of("c", clock, max_requests=3, max_tokens=4000, order=1),
     ]
-    rules = Rules(bounds=Bounds(length=8, timeout_s=0.05), tolerance=Tolerance(1, 5.0))
+    rules = RoutingRules(bounds=QueueConfig(length=8, timeout_s=0.05), tolerance=BreakerConfig(1, 5.0))
     pool, _ = await known_pool(*lives, clock=clock, rules=rules)
     errors = [GONE, BackendTimeout("x"), BackendOverloaded("x", retry_after_s=1.0), ContextTooLong("x"), None, None]
 

@@ -11,9 +11,9 @@ import pytest
 from tests.routing.doubles import DEMAND, Clock, live_of
 from unisono.core.prefix_blocks import BLOCK_TOKENS, blocks_of
 from unisono.core.route_protocol import RouteRequirements
-from unisono.routing.group import Group, Rules
-from unisono.routing.policy import Strategy, Wanted
-from unisono.routing.prefixes import PrefixIndex
+from unisono.routing.group import DeploymentGroup, RoutingRules
+from unisono.routing.policy import SelectionRequest, Strategy
+from unisono.routing.prefix_index import PrefixIndex
 
 DEPLOYMENTS = 64
 TOKENS = 32_000
@@ -21,14 +21,14 @@ AT_MOST_S = 100e-6
 """Twice what it is to take (50 microseconds), of the best of many runs: the machine does other things too."""
 
 
-def crowded(strategy: Strategy, **terms: int) -> tuple[Group, list[RouteRequirements]]:
+def crowded(strategy: Strategy, **terms: int) -> tuple[DeploymentGroup, list[RouteRequirements]]:
     """A group in which every deployment is busy and holds a prompt of its own behind a beginning that all have."""
     chance = random.Random(0)
     prefixes, clock = PrefixIndex(), Clock()
     lives = [live_of(f"gpu-{number}", clock, weight=1 + number % 3, **terms) for number in range(DEPLOYMENTS)]
     for live in lives:
         live.candidate.bit = prefixes.join()
-        live.candidate.take(Wanted(prompt_tokens=chance.randrange(50_000), tokens=3000))
+        live.candidate.take(SelectionRequest(prompt_tokens=chance.randrange(50_000), tokens=3000))
     shared = [chance.randrange(200_000) for _ in range(8_000)]
     demands = []
     for live in lives:
@@ -36,7 +36,7 @@ def crowded(strategy: Strategy, **terms: int) -> tuple[Group, list[RouteRequirem
         demands.append(RouteRequirements(TOKENS, blocks_of(prompt)))
         prefixes.record(demands[-1].blocks, live.candidate.bit, clock.now)
     assert len(demands[0].blocks) == TOKENS // BLOCK_TOKENS
-    group = Group("m", lives, prefixes, Rules(strategy), clock)
+    group = DeploymentGroup("m", lives, prefixes, RoutingRules(strategy), clock)
     for live in lives:
         group.listen(live)
     return group, demands

@@ -43,7 +43,7 @@ class MinTimeouts:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class PendingAttempt:
     """One attempt before it begins. `waiting_tokens` are prompt tokens of other requests that the deployment still has
     to read. `retries_left` counts retries on other deployments, 0 if no other one can take over."""
 
@@ -53,7 +53,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
+class LearnedTimes:
     """95th percentiles of recent samples, None where there are none. `is_warm` says whether there is any sample,
     `timeouts` how many attempts were given up since the last one."""
 
@@ -84,7 +84,7 @@ class AttemptTimes:
     def __init__(self) -> None:
         self._samples: deque[AttemptSample] = deque(maxlen=MAX_SAMPLES)
         self._timeouts = 0
-        self._learned: Learned | None = None
+        self._learned: LearnedTimes | None = None
 
     def record(self, sample: AttemptSample) -> None:
         """Add an attempt that answered. Samples are added in the order of their times."""
@@ -103,7 +103,7 @@ class AttemptTimes:
         self._timeouts = 0
         self._learned = None
 
-    def learned(self, now: float) -> Learned:
+    def learned(self, now: float) -> LearnedTimes:
         samples = self._samples
         while samples and now - samples[0].at > MAX_SAMPLE_AGE_S:
             samples.popleft()
@@ -113,7 +113,9 @@ class AttemptTimes:
         return self._learned
 
 
-def attempt_limits(timeouts: Timeouts, minimum: MinTimeouts, attempt: Attempt, learned: Learned) -> Timeouts:
+def attempt_limits(
+    timeouts: Timeouts, minimum: MinTimeouts, attempt: PendingAttempt, learned: LearnedTimes
+) -> Timeouts:
     """Limits of one attempt. `timeouts` are the configured ones, `total_s` what is left of the time for the answer; no
     limit is above them."""
     tokens = attempt.prompt_tokens + attempt.waiting_tokens
@@ -121,7 +123,7 @@ def attempt_limits(timeouts: Timeouts, minimum: MinTimeouts, attempt: Attempt, l
     gap_s = attempt.waiting_tokens / MIN_READING_SPEED + GAP_FACTOR * (learned.gap_s or 0.0)
     first_token_s = _limit(minimum.first_token_s, certain_s, needed_s, timeouts.total_s, attempt, learned)
     # The first token has come before there is silence, so without a sample of gaps nothing is slow by a guess.
-    silent = learned if learned.gap_s is not None else Learned()
+    silent = learned if learned.gap_s is not None else LearnedTimes()
     silence_s = _limit(minimum.silence_s, gap_s, gap_s, timeouts.total_s, attempt, silent)
     connect_s = max(MIN_CONNECT_S, _share_s(timeouts.total_s, attempt)) if attempt.retries_left else inf
     return replace(
@@ -132,7 +134,7 @@ def attempt_limits(timeouts: Timeouts, minimum: MinTimeouts, attempt: Attempt, l
     )
 
 
-def _first_token_needs(tokens: int, learned: Learned) -> tuple[float, float]:
+def _first_token_needs(tokens: int, learned: LearnedTimes) -> tuple[float, float]:
     """Seconds that reading may take for certain, and by a guess where the speed is unknown."""
     per_token_s = learned.s_per_token or 0.0
     certain_s = tokens / MIN_READING_SPEED + FIRST_TOKEN_FACTOR * (learned.first_token_s + tokens * per_token_s)
@@ -141,7 +143,12 @@ def _first_token_needs(tokens: int, learned: Learned) -> tuple[float, float]:
 
 
 def _limit(
-    minimum_s: float, certain_s: float, needed_s: float, time_left_s: float, attempt: Attempt, learned: Learned
+    minimum_s: float,
+    certain_s: float,
+    needed_s: float,
+    time_left_s: float,
+    attempt: PendingAttempt,
+    learned: LearnedTimes,
 ) -> float:
     patient_s = max(minimum_s if learned.is_warm else COLD_FACTOR * minimum_s, needed_s)
     if attempt.retries_left:
@@ -154,11 +161,11 @@ def _limit(
     return float(LAST_RESORT_FACTOR * 2 ** min(learned.timeouts, MAX_DOUBLINGS) * patient_s)
 
 
-def _share_s(time_left_s: float, attempt: Attempt) -> float:
+def _share_s(time_left_s: float, attempt: PendingAttempt) -> float:
     return time_left_s / (attempt.retries_left + 1)
 
 
-def _learned(samples: Sequence[AttemptSample], timeouts: int) -> Learned:
+def _learned(samples: Sequence[AttemptSample], timeouts: int) -> LearnedTimes:
     first: list[float] = []
     per_token: list[float] = []
     gaps: list[float] = []
@@ -169,7 +176,7 @@ def _learned(samples: Sequence[AttemptSample], timeouts: int) -> Learned:
             first.append(sample.first_token_s)
         if sample.largest_gap_s is not None:
             gaps.append(sample.largest_gap_s)
-    return Learned(
+    return LearnedTimes(
         is_warm=bool(samples),
         first_token_s=_percentile_95(first) or 0.0,
         s_per_token=_percentile_95(per_token),

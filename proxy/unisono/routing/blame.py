@@ -11,7 +11,7 @@ from typing import Final
 
 from unisono.core.symptom import Symptom
 from unisono.errors import BackendError, UnisonoError
-from unisono.routing.health import Circuits, Tolerance, after_acquittal, after_confirmation, suspected
+from unisono.routing.circuit_breaker import BreakerConfig, Circuits, after_acquittal, after_confirmation, suspected
 
 PROBE_EVERY_S: Final = 1.0
 """Between probes of a suspect, in seconds."""
@@ -40,7 +40,7 @@ class Suspicion:
         """A request that had `begun` then was served."""
         self._served_from = max(self._served_from, min(begun, now))
 
-    def failed(self, circuits: Circuits, tolerance: Tolerance, now: float) -> bool:
+    def failed(self, circuits: Circuits, tolerance: BreakerConfig, now: float) -> bool:
         """A request failed, which left these circuits. Returns whether there is suspicion."""
         if not suspected(circuits, tolerance):
             self.since = None
@@ -48,7 +48,7 @@ class Suspicion:
             self.since = now
         return self.since is not None
 
-    def has_served(self, circuits: Circuits, tolerance: Tolerance) -> bool:
+    def has_served(self, circuits: Circuits, tolerance: BreakerConfig) -> bool:
         """Whether a request was served that began after the first of the failures."""
         return all(circuits[kind].since < self._served_from for kind in suspected(circuits, tolerance))
 
@@ -57,7 +57,9 @@ class Suspicion:
         acquittals = self._acquittals if now - self._acquitted_at < ACQUITTAL_COUNTS_S else 0
         return now - probed_at >= min(PROBE_EVERY_S * 2.0**acquittals, PROBE_SELDOM_S)
 
-    def judged(self, circuits: Circuits, tolerance: Tolerance, now: float, *, fails: bool, jitter: float) -> Circuits:
+    def judged(
+        self, circuits: Circuits, tolerance: BreakerConfig, now: float, *, fails: bool, jitter: float
+    ) -> Circuits:
         """It is known whether the deployment fails by itself. Returns its circuits: those opened that it was suspected
         for, or without the failures of the identities that were suspected."""
         self.since = None

@@ -23,13 +23,11 @@ from unisono.core.tasks import cancel_and_wait
 from unisono.errors import BackendTimeout, BackendUnfit, UnisonoError
 from unisono.routing.attempt_limits import AttemptTimes, MinTimeouts
 from unisono.routing.blame import Suspicion, is_independent
-from unisono.routing.findings import log_findings, unfit, with_context
-from unisono.routing.first_token_waits import FirstTokenWaits, GenerationActivity
-from unisono.routing.health import (
+from unisono.routing.circuit_breaker import (
+    BreakerConfig,
+    BreakerFailure,
+    CircuitPhase,
     Circuits,
-    Failure,
-    Phase,
-    Tolerance,
     after_failure,
     after_success,
     kind_of,
@@ -37,12 +35,14 @@ from unisono.routing.health import (
     rests_until,
     suspected,
 )
+from unisono.routing.findings import log_findings, unfit, with_context
+from unisono.routing.first_token_waits import FirstTokenWaits, GenerationActivity
 from unisono.routing.policy import ANSWER_WORK, BIAS, Candidate, Rank, Share
-from unisono.routing.rates import rate_of
-from unisono.routing.turns import number_of
+from unisono.routing.rate_window import rate_of
+from unisono.routing.tie_break import number_of
 
 FAILURE_REMEMBERED_S = 2.0
-DOUBTFUL = frozenset({Failure.UNREACHABLE, Failure.PROTOCOL})  # failures that may be a death
+DOUBTFUL = frozenset({BreakerFailure.UNREACHABLE, BreakerFailure.PROTOCOL})  # failures that may be a death
 DOUBTED_EVERY_S = 1.0
 """Between two probes of a deployment that may have died, or did not long ago, in seconds."""
 BACK_SOON_S = 60.0
@@ -61,7 +61,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class DeploymentConfig:
     """How a deployment is to be used. `name` is public: it holds no address and no path. Of the deployments of one
     model those of the lowest `order` come first, and share by `weight`; `max_requests` and `max_tokens` bound what runs
     on it at once, `requests_per_minute` and `tokens_per_minute` what begins in any minute."""
@@ -78,7 +78,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class SlotReservation:
     """A place that is taken, and when (monotonic seconds)."""
 
     live: LiveDeployment
@@ -94,7 +94,7 @@ class LiveDeployment:
 
     def __init__(
         self,
-        terms: Terms | str,
+        terms: DeploymentConfig | str,
         endpoint: Endpoint,
         *,
         passes: bool = False,
@@ -102,13 +102,13 @@ class LiveDeployment:
         identity: object = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.terms = Terms(terms) if isinstance(terms, str) else terms
+        self.terms = DeploymentConfig(terms) if isinstance(terms, str) else terms
         self.endpoint = endpoint
         self.passes = passes
         self.context = context
         self.identity = identity
         self.clock = clock
-        self.tolerance = Tolerance()
+        self.tolerance = BreakerConfig()
         self.listeners: list[Callable[[], None]] = []
         self.on_doubt: Callable[[], None] | None = None  # called when it had better be probed now
         self.candidate = Candidate(self.terms.name, bit=0, context=context, rank=Rank.UNKNOWN)
@@ -153,7 +153,7 @@ class LiveDeployment:
     def timeouts(self) -> Timeouts:
         return self.terms.timeouts
 
-    def become(self, terms: Terms) -> None:
+    def become(self, terms: DeploymentConfig) -> None:
         """To be used in another way from now on."""
         self.terms = terms
         one = self.candidate
@@ -161,7 +161,7 @@ class LiveDeployment:
         rate = rate_of(terms.requests_per_minute, terms.tokens_per_minute, one.rate)
         one.bound(terms.max_requests, terms.max_tokens, rate)
 
-    def phase(self, now: float) -> Phase:
+    def phase(self, now: float) -> CircuitPhase:
         return phase_of(self.circuits, now)
 
     def refresh(self, now: float) -> None:
@@ -175,20 +175,20 @@ class LiveDeployment:
             return Rank.UNFIT if isinstance(self.failure, BackendUnfit) else Rank.UNREADY
         if self.circuits:
             phase = self.phase(now)
-            if phase is Phase.OPEN:
+            if phase is CircuitPhase.OPEN:
                 return Rank.RESTING
-            if phase is Phase.HALF_OPEN:
+            if phase is CircuitPhase.HALF_OPEN:
                 return Rank.HALF_OPEN
         if self.failure is not None:
             return Rank.HALF_OPEN
         return Rank.WELL if self.known is not None else Rank.UNKNOWN
 
-    def hold(self, share: Share) -> Hold:
+    def hold(self, share: Share) -> SlotReservation:
         """Somebody was given a share of it."""
         self.asked_at = self.clock()
-        return Hold(self, share, self.asked_at)
+        return SlotReservation(self, share, self.asked_at)
 
-    def give_back(self, hold: Hold) -> None:
+    def give_back(self, hold: SlotReservation) -> None:
         hold.share.give_back(self.clock())
         self._changed()
 
@@ -208,7 +208,7 @@ class LiveDeployment:
             return
         now = self.clock()
         before = self.phase(now)
-        if is_independent(error) or (self.passes and before is Phase.HALF_OPEN):
+        if is_independent(error) or (self.passes and before is CircuitPhase.HALF_OPEN):
             identity = ""
         jitter = uniform(0.9, 1.1)  # noqa: S311
         self.circuits = after_failure(self.circuits, error, now, self.tolerance, jitter, identity=identity)
@@ -247,16 +247,16 @@ class LiveDeployment:
     def _forgiven(self, now: float, circuits: Circuits) -> None:
         before = self.phase(now)
         self.circuits = circuits
-        if before is not Phase.CLOSED and self.phase(now) is Phase.CLOSED:
+        if before is not CircuitPhase.CLOSED and self.phase(now) is CircuitPhase.CLOSED:
             self.well_since = now
             log.info("backend well again", extra={"backend": self.name})
         self._changed()
 
-    def _phased(self, before: Phase, kind: Failure, now: float) -> None:
-        if self.phase(now) is Phase.OPEN and before is not Phase.OPEN:
+    def _phased(self, before: CircuitPhase, kind: BreakerFailure, now: float) -> None:
+        if self.phase(now) is CircuitPhase.OPEN and before is not CircuitPhase.OPEN:
             rest_s = round(rests_until(self.circuits) - now, 1)
             log.warning("backend rests", extra={"backend": self.name, "kind": kind.value, "rest_s": rest_s})
-            if kind is not Failure.OVERLOADED:
+            if kind is not BreakerFailure.OVERLOADED:
                 # Have the next user probe again: what comes back after a failure may be another server.
                 self.known = None
         self._changed()
@@ -298,10 +298,10 @@ class LiveDeployment:
         if self._suspicion.since is not None:
             return self._suspicion.is_due(now, self._probed_at)
         phase = self.phase(now)
-        if phase is Phase.HALF_OPEN:
+        if phase is CircuitPhase.HALF_OPEN:
             # A probe goes before the first client's request.
             return True
-        if phase is Phase.OPEN and self._gone_since is None:
+        if phase is CircuitPhase.OPEN and self._gone_since is None:
             # It is there and fails all the same: that it answers a probe would prove nothing.
             return False
         if self.failure is not None or self._gone_since is not None:
@@ -343,7 +343,7 @@ class LiveDeployment:
             if self.failure is None or self.failure.code != error.code:
                 log.warning("backend not ready", extra=about | {"code": error.code, "reason": error.message})
                 self.failing_since = self._probed_at
-            if kind_of(error) is Failure.UNREACHABLE and self._gone_since is None:
+            if kind_of(error) is BreakerFailure.UNREACHABLE and self._gone_since is None:
                 self._gone_since = self._probed_at
             self.failure = error
             self._tried(error)
@@ -380,20 +380,20 @@ class LiveDeployment:
         now = self.clock()
         if self._suspicion.since is not None and self._probing_from >= self._suspicion.since:
             self._judge(now, fails=False)
-        if self._gone_since is not None or self.phase(now) is Phase.HALF_OPEN:
+        if self._gone_since is not None or self.phase(now) is CircuitPhase.HALF_OPEN:
             self._forgiven(now, after_success(self.circuits, probed=True))
-        if self.phase(now) is Phase.CLOSED:
+        if self.phase(now) is CircuitPhase.CLOSED:
             self._gone_since = None
 
     def _tried(self, error: UnisonoError) -> None:
         """A probe failed: where it was to tell whether a rest is over, it is not, and a suspect fails by itself."""
         now = self.clock()
         kind = kind_of(error)
-        if self._suspicion.since is not None and kind not in (None, Failure.OVERLOADED):
+        if self._suspicion.since is not None and kind not in (None, BreakerFailure.OVERLOADED):
             self._judge(now, fails=True)
-        if kind is not None and self.phase(now) is Phase.HALF_OPEN:
+        if kind is not None and self.phase(now) is CircuitPhase.HALF_OPEN:
             self.circuits = after_failure(self.circuits, error, now, self.tolerance, uniform(0.9, 1.1))  # noqa: S311
-            self._phased(Phase.HALF_OPEN, kind, now)
+            self._phased(CircuitPhase.HALF_OPEN, kind, now)
 
     async def aclose(self) -> None:
         await cancel_and_wait(self._probing)

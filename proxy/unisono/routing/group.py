@@ -11,13 +11,13 @@ from typing import Final
 
 from unisono.core.route_protocol import RouteRequirements
 from unisono.errors import BackendOverloaded
-from unisono.routing.budget import RetryBudget
-from unisono.routing.choosing import Choosing
-from unisono.routing.deployment import Hold, LiveDeployment
-from unisono.routing.health import Tolerance
-from unisono.routing.policy import Choice, Rank, Strategy, Wanted
-from unisono.routing.prefixes import PrefixIndex
-from unisono.routing.queue import Bounds, Line, Offer
+from unisono.routing.circuit_breaker import BreakerConfig
+from unisono.routing.deployment import LiveDeployment, SlotReservation
+from unisono.routing.policy import Choice, Rank, SelectionRequest, Strategy
+from unisono.routing.prefix_index import PrefixIndex
+from unisono.routing.queue import QueueConfig, SlotOffer, WaitingQueue
+from unisono.routing.retry_budget import RetryBudget
+from unisono.routing.selector import Selector
 
 REFUSALS_LOGGED_EVERY_S: Final = 1.0
 
@@ -25,17 +25,17 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class RoutingRules:
     """How requests find their way, the same for every group. `num_retries` are further deployments tried while nothing
     was shown."""
 
     strategy: Strategy = Strategy.PREFIX_AWARE
-    bounds: Bounds = field(default_factory=Bounds)
-    tolerance: Tolerance = field(default_factory=Tolerance)
+    bounds: QueueConfig = field(default_factory=QueueConfig)
+    tolerance: BreakerConfig = field(default_factory=BreakerConfig)
     num_retries: int = 2
 
 
-class Group:
+class DeploymentGroup:
     """`members` have their own bits in `prefixes`."""
 
     def __init__(
@@ -43,18 +43,18 @@ class Group:
         model: str,
         members: Sequence[LiveDeployment],
         prefixes: PrefixIndex,
-        rules: Rules | None = None,
+        rules: RoutingRules | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.model = model
         self.members = tuple(members)
-        self.rules = rules or Rules()
+        self.rules = rules or RoutingRules()
         self.budget = RetryBudget(clock())
-        self.line: Line[Hold] = Line(self.rules.bounds, _give_back, clock)
+        self.line: WaitingQueue[SlotReservation] = WaitingQueue(self.rules.bounds, _give_back, clock)
         self._prefixes = prefixes
         self._clock = clock
         self._candidates = [live.candidate for live in self.members]
-        self._choosing = Choosing(model, self._candidates, prefixes, self.rules.strategy)
+        self._choosing = Selector(model, self._candidates, prefixes, self.rules.strategy)
         self.by_bit: Mapping[int, LiveDeployment] = {live.candidate.bit: live for live in self.members}
         self._rated: list[LiveDeployment] = []
         """Those that may begin only so much in a minute."""
@@ -92,14 +92,14 @@ class Group:
         if self._minute is not None:
             self._minute.cancel()
 
-    def wanted(self, demand: RouteRequirements, sticky: str, excluded: int) -> Wanted:
+    def wanted(self, demand: RouteRequirements, sticky: str, excluded: int) -> SelectionRequest:
         return self._choosing.wanted(demand, self._clock(), sticky=sticky, excluded=excluded)
 
-    def choice(self, wanted: Wanted, barred: int = 0) -> Choice:
+    def choice(self, wanted: SelectionRequest, barred: int = 0) -> Choice:
         self._refresh()
         return self._choosing.choose(wanted, barred)
 
-    def serves(self, wanted: Wanted) -> bool:
+    def serves(self, wanted: SelectionRequest) -> bool:
         """Whether a deployment that is well, or not known to be otherwise, can do it, be it full now: not one of which
         it is known that it may begin nothing for some time."""
         self._refresh()
@@ -120,25 +120,27 @@ class Group:
             if (rate := live.candidate.rate) is not None:
                 rate.move(now)
 
-    def attempt(self, demand: RouteRequirements, wanted: Wanted, barred: int = 0) -> Offer[Hold]:
+    def attempt(
+        self, demand: RouteRequirements, wanted: SelectionRequest, barred: int = 0
+    ) -> SlotOffer[SlotReservation]:
         """Take a place now, if there is one on a deployment that is known."""
         choice = self.choice(wanted, barred)
         if choice.taken is None:
             self._serve_in_time(wanted, choice.waits_for)
-            return Offer(None, choice.waits_for)
+            return SlotOffer(None, choice.waits_for)
         live = self.by_bit[choice.taken.bit]
         if live.known is None:
-            return Offer()
+            return SlotOffer()
         self._choosing.passed(wanted)
-        return Offer(self.take(live, demand, wanted))
+        return SlotOffer(self.take(live, demand, wanted))
 
-    def take(self, live: LiveDeployment, demand: RouteRequirements, wanted: Wanted) -> Hold:
+    def take(self, live: LiveDeployment, demand: RouteRequirements, wanted: SelectionRequest) -> SlotReservation:
         """A place on a deployment, which reads the prompt now and holds it from then on."""
         return live.hold(self._choosing.take(live.candidate, demand, wanted, self._clock()))
 
     async def wait_for(
-        self, owner: str, number: int, demand: RouteRequirements, wanted: Wanted, until: float
-    ) -> Hold | None:
+        self, owner: str, number: int, demand: RouteRequirements, wanted: SelectionRequest, until: float
+    ) -> SlotReservation | None:
         """A place, in turn; None when there is nothing to wait for. Raises BackendOverloaded and its relatives."""
         try:
             return await self.line.take(
@@ -150,14 +152,14 @@ class Group:
             self._log_refusal(error)
             raise
 
-    def _frees_in(self, wanted: Wanted, mask: int) -> float:
+    def _frees_in(self, wanted: SelectionRequest, mask: int) -> float:
         """In how many seconds one of the deployments of a mask may begin something again; 0 where none is kept from it,
         or another one is not."""
         rates = [one.rate for one in self._candidates if one.bit & mask]
         at = [rate.frees_at(wanted.tokens) for rate in rates if rate is not None]
         return max(min(at) - self._clock(), 0.0) if at and len(at) == len(rates) else 0.0
 
-    def _serve_in_time(self, wanted: Wanted, mask: int) -> None:
+    def _serve_in_time(self, wanted: SelectionRequest, mask: int) -> None:
         """Have the line served when a minute is over: nobody tells of that."""
         at = [
             live.candidate.rate.frees_at(wanted.tokens)
@@ -216,5 +218,5 @@ class Group:
             self._refused, self._refusal_logged_at = 0, now
 
 
-def _give_back(hold: Hold) -> None:
+def _give_back(hold: SlotReservation) -> None:
     hold.live.give_back(hold)

@@ -14,14 +14,14 @@ from unisono.core.ports import Deployment
 from unisono.core.route_protocol import RouteRequirements
 from unisono.core.symptom import Symptom
 from unisono.errors import BackendError, BackendTimeout, UnisonoError
-from unisono.routing.attempt_limits import Attempt, AttemptSample, attempt_limits
-from unisono.routing.deployment import Hold, LiveDeployment
+from unisono.routing.attempt_limits import AttemptSample, PendingAttempt, attempt_limits
+from unisono.routing.circuit_breaker import BreakerFailure, kind_of
+from unisono.routing.deployment import LiveDeployment, SlotReservation
 from unisono.routing.first_token_waits import FirstTokenWait, probe_due_at
-from unisono.routing.group import Group
-from unisono.routing.health import Failure, kind_of
+from unisono.routing.group import DeploymentGroup
 
 
-class PlaceGiver(Protocol):
+class SlotSource(Protocol):
     """The route that gave a place."""
 
     @property
@@ -29,7 +29,7 @@ class PlaceGiver(Protocol):
         """The name of who is asking, to which failures are attributed."""
         ...
 
-    def fell(self, group: Group, live: LiveDeployment, error: UnisonoError) -> None:
+    def fell(self, group: DeploymentGroup, live: LiveDeployment, error: UnisonoError) -> None:
         """An attempt on a deployment of the group ended in `error`."""
         ...
 
@@ -38,15 +38,20 @@ class PlaceGiver(Protocol):
         ...
 
 
-class HeldPlace:
+class HeldSlot:
     """The right to generate on one deployment, until it is left."""
 
     def __init__(
-        self, route: PlaceGiver, group: Group, hold: Hold, capabilities: Capabilities, demand: RouteRequirements
+        self,
+        route: SlotSource,
+        group: DeploymentGroup,
+        hold: SlotReservation,
+        capabilities: Capabilities,
+        demand: RouteRequirements,
     ) -> None:
         self._route = route
         self._group = group
-        self._hold: Hold | None = hold
+        self._hold: SlotReservation | None = hold
         self._live = hold.live
         self._since = hold.at
         self.capabilities = capabilities
@@ -73,7 +78,7 @@ class HeldPlace:
         live, now = self._live, self._live.clock()
         can_move = other_kind or (elsewhere and self._route.has_alternative(self._prompt_tokens))
         retries = max(retries_left, 1) if can_move else 0
-        attempt = Attempt(self._prompt_tokens, live.waits.unread_tokens, retries)
+        attempt = PendingAttempt(self._prompt_tokens, live.waits.unread_tokens, retries)
         limits = attempt_limits(timeouts, live.terms.min_timeouts, attempt, live.times.learned(now))
         # What is left of the time after a wait for a place, or after other attempts, may be too little for anybody.
         fair_s = live.timeouts.total_s / max(self._group.rules.num_retries + 1, 2)
@@ -156,11 +161,11 @@ class HeldPlace:
     def failed(self, error: UnisonoError) -> None:
         self._end_attempt()
         kind = kind_of(error)
-        if kind is Failure.UNREACHABLE and not _may_live(error):
+        if kind is BreakerFailure.UNREACHABLE and not _may_live(error):
             self._live.times.clear()
             self._group.forget(self._live)
-        if not (kind is Failure.TIMEOUT and self._is_cut_short):
-            if kind is Failure.TIMEOUT:
+        if not (kind is BreakerFailure.TIMEOUT and self._is_cut_short):
+            if kind is BreakerFailure.TIMEOUT:
                 self._live.times.record_timeout()
             self._live.failed(error, self._route.identity)
         self._route.fell(self._group, self._live, error)

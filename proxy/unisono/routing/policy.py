@@ -17,8 +17,8 @@ from typing import Final
 
 from unisono.core.prefix_blocks import BLOCK_TOKENS
 from unisono.core.route_protocol import RouteRequirements
-from unisono.routing.rates import Grain, Rate
-from unisono.routing.turns import favourite, number_of, round_robin
+from unisono.routing.rate_window import Grain, Rate
+from unisono.routing.tie_break import favourite, number_of, round_robin
 
 EXPECTED_OUTPUT: Final = 1024
 """Tokens that an answer is taken for against a limit, unless it may have fewer: limits of clients are far above what
@@ -95,7 +95,7 @@ class Candidate:
         self.max_requests, self.max_tokens, self.rate = max_requests, max_tokens, rate
         self.bounded = not (max_requests is None and max_tokens is None and rate is None)
 
-    def take(self, wanted: Wanted, now: float = 0.0) -> Share:
+    def take(self, wanted: SelectionRequest, now: float = 0.0) -> Share:
         """A place for one request. `now` is what its rate goes by."""
         share = Share(self, wanted.tokens, wanted.work(self.bit), wanted.answer)
         if self.rate is not None:
@@ -113,7 +113,7 @@ class Candidate:
             return False
         return self.max_tokens is None or not self.running or self.tokens + tokens <= self.max_tokens
 
-    def can(self, wanted: Wanted) -> bool:
+    def can(self, wanted: SelectionRequest) -> bool:
         """Whether it could do more than refuse: the prompt leaves room, and tokens can be biased where they are to be.
         What was not examined yet may be able."""
         if self.context is not None and self.context <= wanted.prompt_tokens:
@@ -159,7 +159,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class SelectionRequest:
     """What a choice is for. `tokens` is all the request may take up, `answer` what its answer counts as work. `held`
     says of deployments, as masks, how many tokens of the prompt's beginning they hold: later rows stand for fewer
     deployments, and more tokens. `key` is what requests that may share something have in common, None for nothing;
@@ -191,7 +191,7 @@ def to_wanted(
     sticky: str = "",
     excluded: int = 0,
     gathers: bool = False,
-) -> Wanted:
+) -> SelectionRequest:
     """`held` says of deployments, as masks, how many blocks of the prompt they hold. What `gathers` goes where others
     went that it may share something with."""
     key: int | None = None
@@ -200,7 +200,7 @@ def to_wanted(
     elif gathers and demand.blocks:
         key = demand.blocks[0]
     most = demand.max_tokens
-    return Wanted(
+    return SelectionRequest(
         prompt_tokens=demand.prompt_tokens,
         tokens=demand.prompt_tokens + (EXPECTED_OUTPUT if most is None else min(most, EXPECTED_OUTPUT)),
         answer=ANSWER_WORK if most is None else min(most, ANSWER_WORK),
@@ -225,7 +225,7 @@ NOBODY: Final = Choice()
 
 def choose(
     candidates: Sequence[Candidate],
-    wanted: Wanted,
+    wanted: SelectionRequest,
     turn: int = 0,
     *,
     strategy: Strategy = Strategy.PREFIX_AWARE,
@@ -252,7 +252,7 @@ def choose(
     return Choice(None, mask)
 
 
-def _serving(candidates: Sequence[Candidate], wanted: Wanted) -> tuple[list[Candidate], bool]:
+def _serving(candidates: Sequence[Candidate], wanted: SelectionRequest) -> tuple[list[Candidate], bool]:
     """Those of the best rank among those that can do it at all, full or not, and whether they cannot."""
     excluded, prompt, bias = wanted.excluded, wanted.prompt_tokens, BIAS in wanted.wants
     best, serving = 2 * Rank.UNFIT, []
@@ -271,7 +271,7 @@ def _serving(candidates: Sequence[Candidate], wanted: Wanted) -> tuple[list[Cand
     return serving, best >= 5
 
 
-def _least(free: list[Candidate], wanted: Wanted) -> list[Candidate]:
+def _least(free: list[Candidate], wanted: SelectionRequest) -> list[Candidate]:
     """Those of the lowest order, and of these the ones that lack the least of what is wanted."""
     orders = {c.order for c in free}
     if len(orders) > 1:
@@ -284,7 +284,7 @@ def _least(free: list[Candidate], wanted: Wanted) -> list[Candidate]:
     return free
 
 
-def _best(free: list[Candidate], wanted: Wanted, turn: int, strategy: Strategy) -> Candidate:
+def _best(free: list[Candidate], wanted: SelectionRequest, turn: int, strategy: Strategy) -> Candidate:
     if len(free) == 1:
         return free[0]
     if strategy is Strategy.PREFIX_AWARE:
@@ -300,7 +300,7 @@ def _best(free: list[Candidate], wanted: Wanted, turn: int, strategy: Strategy) 
     return tied[round_robin([round(c.weight) or 1 for c in tied], turn)[0]]
 
 
-def _least_work(free: list[Candidate], wanted: Wanted) -> list[Candidate]:
+def _least_work(free: list[Candidate], wanted: SelectionRequest) -> list[Candidate]:
     """Those with the least work, and those with hardly more. While nothing is to be done anywhere the weight is a share
     and no speed: idle ones that hold as much of the prompt are equal."""
     prompt, held = wanted.prompt_tokens, wanted.held
@@ -349,7 +349,7 @@ def _fewest_requests(free: list[Candidate]) -> list[Candidate]:
     return [c for c, load in zip(free, loads, strict=True) if load <= fewest]
 
 
-def explained(candidates: Sequence[Candidate], wanted: Wanted) -> list[Mapping[str, object]]:
+def explained(candidates: Sequence[Candidate], wanted: SelectionRequest) -> list[Mapping[str, object]]:
     """What a choice goes by, of each candidate, for a log."""
     return [
         {

@@ -19,11 +19,11 @@ from unisono.config import StandIns
 from unisono.core.route_protocol import RouteRequest
 from unisono.core.tasks import cancel_and_wait
 from unisono.errors import UnisonoError, UnknownModel, UnsupportedValue
-from unisono.routing.deployment import LiveDeployment, Terms
-from unisono.routing.group import Group, Rules
-from unisono.routing.health import Failure, Phase, kind_of
-from unisono.routing.prefixes import PrefixIndex
-from unisono.routing.route import GroupRoute
+from unisono.routing.circuit_breaker import BreakerFailure, CircuitPhase, kind_of
+from unisono.routing.deployment import DeploymentConfig, LiveDeployment
+from unisono.routing.group import DeploymentGroup, RoutingRules
+from unisono.routing.prefix_index import PrefixIndex
+from unisono.routing.route import GroupFailoverRoute
 from unisono.routing.status import DeploymentStatus, status_of
 
 WATCH_EVERY_S = 5.0
@@ -45,16 +45,16 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class CarriedDeployment:
     """A deployment of an earlier pool that goes on in this one, used as `terms` say from its start on."""
 
     live: LiveDeployment
-    terms: Terms
+    terms: DeploymentConfig
     pool: RoutingPool
 
 
 @dataclass(eq=False, slots=True)
-class Watched:
+class WatchState:
     """What watching over a deployment needs to remember."""
 
     live: LiveDeployment
@@ -70,14 +70,14 @@ class RoutingPool:
     def __init__(
         self,
         groups: Mapping[str, Sequence[LiveDeployment]],
-        rules: Rules | None = None,
+        rules: RoutingRules | None = None,
         *,
         stand_ins: Mapping[str, StandIns] | None = None,
-        kept: Sequence[Kept] = (),
+        kept: Sequence[CarriedDeployment] = (),
         prefixes: PrefixIndex | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.rules = rules or Rules()
+        self.rules = rules or RoutingRules()
         self.prefixes = PrefixIndex() if prefixes is None else prefixes
         self._clock = clock
         self._kept = list(kept)
@@ -86,9 +86,9 @@ class RoutingPool:
         """Whether there is a deployment that had better be probed now."""
         self._watches_at = 0.0
         """When it is looked next whether a deployment is to be probed."""
-        self._owned: dict[int, Watched] = {}
-        self._speaking: dict[str, Group] = {}
-        self._passing: dict[str, Group] = {}
+        self._owned: dict[int, WatchState] = {}
+        self._speaking: dict[str, DeploymentGroup] = {}
+        self._passing: dict[str, DeploymentGroup] = {}
         """Those that answer in OpenAI's own API; what is known of a deployment is the same for whoever is given it."""
         for model, members in groups.items():
             for live in members:
@@ -96,13 +96,13 @@ class RoutingPool:
                     live.candidate.bit = self.prefixes.join()
             for passes, of_kind in ((False, self._speaking), (True, self._passing)):
                 if kin := [live for live in members if live.passes is passes]:
-                    of_kind[model] = Group(model, kin, self.prefixes, self.rules, clock)
+                    of_kind[model] = DeploymentGroup(model, kin, self.prefixes, self.rules, clock)
         self._own([live for members in groups.values() for live in members if id(live) not in taken_over])
         self._stand_ins = dict(stand_ins or {})
         self._watching: list[asyncio.Task[None]] = []
         self._places = asyncio.Semaphore(PROBES_AT_ONCE)
 
-    def route(self, ask: RouteRequest) -> GroupRoute:
+    def route(self, ask: RouteRequest) -> GroupFailoverRoute:
         """A request's way through the deployments of its model, and of those that stand in for it, that are of the kind
         it asks for. Raises UnknownModel."""
         groups, other = (self._passing, self._speaking) if ask.passing else (self._speaking, self._passing)
@@ -118,10 +118,10 @@ class RoutingPool:
                     param="model",
                 )
             raise UnknownModel(f"The model `{ask.model}` does not exist here.", param="model")
-        return GroupRoute(ask, first[0], fallbacks, larger)
+        return GroupFailoverRoute(ask, first[0], fallbacks, larger)
 
     @property
-    def _groups(self) -> Iterator[Group]:
+    def _groups(self) -> Iterator[DeploymentGroup]:
         for of_kind in (self._speaking, self._passing):
             yield from of_kind.values()
 
@@ -143,7 +143,7 @@ class RoutingPool:
             live.tolerance = self.rules.tolerance
             live.on_doubt = self._doubts.set
             live.waits.on_probe_at = self._probe_by
-            self._owned[id(live)] = Watched(live)
+            self._owned[id(live)] = WatchState(live)
         for group in self._groups:
             for live in group.members:
                 if live in lives:
@@ -185,19 +185,19 @@ class RoutingPool:
                 # However many doubts there are, they are looked at a few times a second.
                 await asyncio.sleep(min(pause, LOOK_S))
 
-    async def _ask(self, watched: Watched) -> None:
+    async def _ask(self, watched: WatchState) -> None:
         try:
             async with self._places:
                 phase = watched.live.phase(self._clock())
-                if phase is Phase.HALF_OPEN:
+                if phase is CircuitPhase.HALF_OPEN:
                     log.info("backend has rested and is tried", extra={"backend": watched.live.name})
                 await watched.live.check()
-                if phase is not Phase.CLOSED:
+                if phase is not CircuitPhase.CLOSED:
                     # One good answer may be luck.
                     await watched.live.check()
         except UnisonoError as error:
             # Kept, and logged, by the deployment.
-            if kind_of(error) is Failure.UNREACHABLE:
+            if kind_of(error) is BreakerFailure.UNREACHABLE:
                 # Its process is another one when it is back: nothing is cached there.
                 watched.live.times.clear()
                 self.prefixes.forget(watched.live.candidate.bit, self._clock())
@@ -220,7 +220,7 @@ class RoutingPool:
                         # Nobody asked of late, so nobody knows.
                         watched.live.claimed(None)
 
-    async def _ask_load(self, watched: Watched) -> None:
+    async def _ask_load(self, watched: WatchState) -> None:
         try:
             async with asyncio.timeout(LOAD_WITHIN_S):
                 load = await watched.live.endpoint.load()

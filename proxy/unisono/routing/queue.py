@@ -26,7 +26,7 @@ LONGEST_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Offer(Generic[Held]):
+class SlotOffer(Generic[Held]):
     """What an attempt brought: a place, or a mask of deployments that it is worth to wait for; with neither there is
     nothing to wait for, and whoever waits has to look around again."""
 
@@ -41,12 +41,12 @@ class Waiter(Generic[Held]):
     owner: str
     number: int
     resumes: bool
-    attempt: Callable[[int], Offer[Held]]
+    attempt: Callable[[int], SlotOffer[Held]]
     answer: asyncio.Future[Held | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class QueueConfig:
     """Of a line: how many may wait in it, of one owner too, and for how many seconds."""
 
     length: int = 256
@@ -54,10 +54,10 @@ class Bounds:
     timeout_s: float = 60.0
 
 
-class Line(Generic[Held]):
+class WaitingQueue(Generic[Held]):
     """`give_back` undoes a place that nobody came for."""
 
-    def __init__(self, bounds: Bounds, give_back: Callable[[Held], None], clock: Callable[[], float]) -> None:
+    def __init__(self, bounds: QueueConfig, give_back: Callable[[Held], None], clock: Callable[[], float]) -> None:
         self._bounds = bounds
         self._give_back = give_back
         self._clock = clock
@@ -80,7 +80,7 @@ class Line(Generic[Held]):
         return self._numbers
 
     async def take(
-        self, owner: str, number: int, attempt: Callable[[int], Offer[Held]], *, resumes: bool, until: float
+        self, owner: str, number: int, attempt: Callable[[int], SlotOffer[Held]], *, resumes: bool, until: float
     ) -> Held | None:
         """A place, by `until` (the event loop's time), or None when there is nothing to wait for. Raises
         BackendOverloaded and its relatives; cancelled at any moment nothing is held."""

@@ -24,17 +24,17 @@ from unisono.errors import (
     ContextTooLong,
     UnisonoError,
 )
-from unisono.routing.deployment import Hold, LiveDeployment
-from unisono.routing.group import Group
-from unisono.routing.health import Failure, kind_of
-from unisono.routing.held_place import HeldPlace
-from unisono.routing.policy import Rank, Wanted
+from unisono.routing.circuit_breaker import BreakerFailure, kind_of
+from unisono.routing.deployment import LiveDeployment, SlotReservation
+from unisono.routing.group import DeploymentGroup
+from unisono.routing.held_place import HeldSlot
+from unisono.routing.policy import Rank, SelectionRequest
 
 MOST_DEATHS: Final = 5
 """How often an answer that is being read goes on elsewhere. One that kills whatever it is put on must come to an
 end."""
 
-DEATHS: Final = frozenset({Failure.UNREACHABLE, Failure.PROTOCOL, Failure.ERROR})
+DEATHS: Final = frozenset({BreakerFailure.UNREACHABLE, BreakerFailure.PROTOCOL, BreakerFailure.ERROR})
 """Failures by which a deployment takes itself out, so that moving away from it is no burden on it; being too busy or
 too slow is shared by whoever comes next."""
 
@@ -50,11 +50,15 @@ LONGEST_RETRY_AFTER_S: Final = 60.0
 """A deployment that asks for a longer pause is not waited for."""
 
 
-class GroupRoute:
+class GroupFailoverRoute:
     """Through `group`, then `fallbacks`; where the prompt is too long for a group, through `larger` before these."""
 
     def __init__(
-        self, ask: RouteRequest, group: Group, fallbacks: Sequence[Group] = (), larger: Sequence[Group] = ()
+        self,
+        ask: RouteRequest,
+        group: DeploymentGroup,
+        fallbacks: Sequence[DeploymentGroup] = (),
+        larger: Sequence[DeploymentGroup] = (),
     ) -> None:
         self._ask = ask
         self._group = group
@@ -62,7 +66,7 @@ class GroupRoute:
         self._larger = tuple(larger)
         self._tries: list[Attempt] = []
         self._failure: UnisonoError | None = None
-        self._at: tuple[Group, LiveDeployment] | None = None
+        self._at: tuple[DeploymentGroup, LiveDeployment] | None = None
         """Where the last place was."""
         self._gone = 0
         """Bits of deployments that failed."""
@@ -135,7 +139,7 @@ class GroupRoute:
         self._gone &= ~self._back
         self._paused = True
 
-    def _another(self, *, resumes: bool, pending: Group | None = None, worst: Rank = Rank.UNREADY) -> bool:
+    def _another(self, *, resumes: bool, pending: DeploymentGroup | None = None, worst: Rank = Rank.UNREADY) -> bool:
         """Whether a deployment other than the last one, of the rank `worst` or a better one, may be given. `pending` is
         a group in which an attempt failed that is not counted yet."""
         last = self._at[1].candidate.bit if self._at is not None else 0
@@ -150,7 +154,7 @@ class GroupRoute:
                     return True
         return False
 
-    def _affords(self, group: Group, error: UnisonoError, *, resumes: bool, pending: bool) -> bool:
+    def _affords(self, group: DeploymentGroup, error: UnisonoError, *, resumes: bool, pending: bool) -> bool:
         """Whether another attempt is allowed after `error`; `pending` as for `_another`."""
         if isinstance(error, ContextTooLong):
             return True
@@ -162,7 +166,7 @@ class GroupRoute:
         """Whether an attempt after `error` costs nothing. A server that answers with a failure has lost nothing: it is
         asked again for a charge."""
         kind = kind_of(error)
-        return not self._moved and kind in DEATHS and not (self._paused and kind is Failure.ERROR)
+        return not self._moved and kind in DEATHS and not (self._paused and kind is BreakerFailure.ERROR)
 
     def _pause_s(self, error: UnisonoError, *, resumes: bool, pending: bool) -> float | None:
         """Seconds until a deployment that failed may be asked again; None where none may."""
@@ -185,14 +189,14 @@ class GroupRoute:
         later_s = uniform(0, PAUSE_JITTER * min(asked_s, LONGEST_PAUSE_S))  # noqa: S311 - nothing secret
         return max(pause_s * uniform(1 - PAUSE_JITTER, 1 + PAUSE_JITTER), asked_s + later_s)  # noqa: S311
 
-    def _retries_left(self, group: Group, *, pending: bool) -> bool:
+    def _retries_left(self, group: DeploymentGroup, *, pending: bool) -> bool:
         return self._failures.get(group.model, 0) + pending <= group.rules.num_retries
 
-    def _count(self, group: Group, error: UnisonoError) -> None:
+    def _count(self, group: DeploymentGroup, error: UnisonoError) -> None:
         if not isinstance(error, ContextTooLong):
             self._failures[group.model] = self._failures.get(group.model, 0) + 1
 
-    async def place(self, demand: RouteRequirements) -> HeldPlace:
+    async def place(self, demand: RouteRequirements) -> HeldSlot:
         self._resumes = demand.resumes
         if self._failure is None:
             if self._at is None:
@@ -202,7 +206,7 @@ class GroupRoute:
         else:
             self._judge(demand)
         refusal: BackendError | None = None
-        last_resorts: list[Group] = []
+        last_resorts: list[DeploymentGroup] = []
         groups = list(self._groups(demand))
         for group in groups:
             if len(groups) > 1 and not group.serves(self._wanted(group, demand)):
@@ -221,7 +225,7 @@ class GroupRoute:
             raise self._failure.with_traceback(None)
         raise refusal or BackendUnavailable("No backend serves this model right now.")
 
-    def fell(self, group: Group, live: LiveDeployment, error: UnisonoError) -> None:
+    def fell(self, group: DeploymentGroup, live: LiveDeployment, error: UnisonoError) -> None:
         self._tries[-1] = replace(self._tries[-1], failure=error.code)
         self._failure = error
         self._gone |= live.candidate.bit
@@ -251,9 +255,9 @@ class GroupRoute:
                 error.retry_after_s = group.line.expected_s()
             raise error
 
-    def _groups(self, demand: RouteRequirements) -> Iterator[Group]:
+    def _groups(self, demand: RouteRequirements) -> Iterator[DeploymentGroup]:
         """Those that may be asked, in order, each once."""
-        seen: set[Group] = set()
+        seen: set[DeploymentGroup] = set()
         too_long = isinstance(self._failure, ContextTooLong) or self._too_long(demand)
         for group in (self._group, *(self._larger if too_long else ()), *self._fallbacks):
             if group not in seen and (demand.resumes or self._retries_left(group, pending=False)):
@@ -264,7 +268,7 @@ class GroupRoute:
         sizes = [one.candidate.context for one in self._group.members]
         return all(size is not None and size <= demand.prompt_tokens for size in sizes)
 
-    def _wanted(self, group: Group, demand: RouteRequirements) -> Wanted:
+    def _wanted(self, group: DeploymentGroup, demand: RouteRequirements) -> SelectionRequest:
         wanted = group.wanted(demand, self._ask.sticky, self._gone)
         if demand.resumes and self._at is not None and not group.serves(wanted):
             # Whoever failed first may be well again, even one that rests; whoever failed last had its chance just now.
@@ -272,7 +276,7 @@ class GroupRoute:
             return replace(wanted, excluded=(self._gone & ~self._back) | last)
         return wanted
 
-    def _again(self, demand: RouteRequirements) -> HeldPlace | None:
+    def _again(self, demand: RouteRequirements) -> HeldSlot | None:
         """The same deployment, if it has a place: what is cached there is worth more than somebody else's turn."""
         assert self._at is not None
         group, live = self._at
@@ -283,7 +287,7 @@ class GroupRoute:
             return None
         return self._given(group, group.take(live, demand, wanted), live.known, demand)
 
-    async def _taken(self, group: Group, demand: RouteRequirements) -> HeldPlace:
+    async def _taken(self, group: DeploymentGroup, demand: RouteRequirements) -> HeldSlot:
         """A place in a group, waiting in its line. Raises the `BackendError` family."""
         number = group.line.number()
         # A place that comes when the time for the answer is over is of no use.
@@ -310,18 +314,20 @@ class GroupRoute:
                 error = error or failure
                 wanted = replace(wanted, excluded=wanted.excluded | live.candidate.bit)
 
-    def _unfit(self, group: Group, wanted: Wanted) -> LiveDeployment | None:
+    def _unfit(self, group: DeploymentGroup, wanted: SelectionRequest) -> LiveDeployment | None:
         """One that was found unfit: where there is nobody else it is asked whether it still is."""
         unfit = (one for one in group.members if one.candidate.rank is Rank.UNFIT)
         return next((one for one in unfit if not one.candidate.bit & wanted.excluded), None)
 
-    def _given(self, group: Group, hold: Hold, capabilities: Capabilities, demand: RouteRequirements) -> HeldPlace:
+    def _given(
+        self, group: DeploymentGroup, hold: SlotReservation, capabilities: Capabilities, demand: RouteRequirements
+    ) -> HeldSlot:
         live = hold.live
         if self._failure is not None or self._at is None or self._at[1] is not live:
             self._tries.append(Attempt(live.name, model=group.model))
         self._failure, self._paused = None, False
         self._at = (group, live)
-        return HeldPlace(self, group, hold, capabilities, demand)
+        return HeldSlot(self, group, hold, capabilities, demand)
 
     def _now(self) -> float:
         return self._group.now()

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from unisono.core.probe import MEANINGS
 from unisono.errors import BackendUnfit
+from unisono.routing.circuit_breaker import BreakerFailure, CircuitPhase, rests_for, rests_until
 from unisono.routing.deployment import LiveDeployment
-from unisono.routing.health import Failure, Phase, rests_for, rests_until
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +51,16 @@ def status_of(model: str, live: LiveDeployment, waiting: int, now: float) -> Dep
         tokens=one.tokens,
         foreign=one.foreign_requests,
         rests_s=max(rests_until(live.circuits) - now, 0.0),
-        circuits={kind: phase.value for kind, phase in phases.items() if phase is not Phase.CLOSED},
+        circuits={kind: phase.value for kind, phase in phases.items() if phase is not CircuitPhase.CLOSED},
     )
 
 
-FAILED: Mapping[Failure, str] = {
-    Failure.UNREACHABLE: "could not be reached too often",
-    Failure.TIMEOUT: "was silent for too long too often",
-    Failure.OVERLOADED: "says that it is overloaded",
-    Failure.PROTOCOL: "broke off or sent garbage too often",
-    Failure.ERROR: "failed too often",
+FAILED: Mapping[BreakerFailure, str] = {
+    BreakerFailure.UNREACHABLE: "could not be reached too often",
+    BreakerFailure.TIMEOUT: "was silent for too long too often",
+    BreakerFailure.OVERLOADED: "says that it is overloaded",
+    BreakerFailure.PROTOCOL: "broke off or sent garbage too often",
+    BreakerFailure.ERROR: "failed too often",
 }
 """Why a deployment rests, or did."""
 
@@ -73,7 +73,7 @@ def _state(live: LiveDeployment, now: float) -> tuple[str, str, float]:
         return "unfit", reason, live.failing_since
     if (rest := rests_for(live.circuits, now)) is not None:
         kind, circuit = rest
-        if circuit.phase(now) is Phase.OPEN:
+        if circuit.phase(now) is CircuitPhase.OPEN:
             return "resting", FAILED[kind], circuit.since
         if live.failure is None:
             return "half-open", FAILED[kind], circuit.until

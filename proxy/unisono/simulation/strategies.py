@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from math import ceil
 
 from unisono.core.route_protocol import RouteRequirements
-from unisono.routing.choosing import Choosing
 from unisono.routing.policy import STRATEGIES, Candidate, Rank, Share, Strategy
-from unisono.routing.prefixes import PrefixIndex
-from unisono.routing.rates import rate_of
+from unisono.routing.prefix_index import PrefixIndex
+from unisono.routing.rate_window import rate_of
+from unisono.routing.selector import Selector
 from unisono.simulation.plan import BackendPlan, Plan
 from unisono.simulation.run import Wish
 from unisono.simulation.traffic import US
@@ -39,7 +39,7 @@ class Serving:
             for backend in backends
         ]
         self._rates = [candidate.rate for candidate in self.candidates if candidate.rate is not None]
-        self._choosing = Choosing("simulated", self.candidates, self._prefixes, strategy)
+        self._choosing = Selector("simulated", self.candidates, self._prefixes, strategy)
         self._index = {candidate.bit: index for index, candidate in enumerate(self.candidates)}
         self._shares: dict[Wish, Share] = {}
         self._refused = 0

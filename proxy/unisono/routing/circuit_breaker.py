@@ -38,7 +38,7 @@ BREATH_S: Final = 1.0
 """How long an overloaded deployment that does not say when to come back is left alone, in seconds."""
 
 
-class Failure(StrEnum):
+class BreakerFailure(StrEnum):
     """The kinds."""
 
     UNREACHABLE = "unreachable"
@@ -48,32 +48,32 @@ class Failure(StrEnum):
     ERROR = "error"
 
 
-KINDS: Final[tuple[tuple[type[UnisonoError], Failure | None], ...]] = (
+KINDS: Final[tuple[tuple[type[UnisonoError], BreakerFailure | None], ...]] = (
     # What is wrong with a deployment that is unfit its probe knows; it needs no rest.
     (BackendUnfit, None),
     (BackendRejected, None),
-    (BackendUnavailable, Failure.UNREACHABLE),
-    (BackendTimeout, Failure.TIMEOUT),
-    (BackendOverloaded, Failure.OVERLOADED),
-    (BackendProtocolError, Failure.PROTOCOL),
-    (BackendError, Failure.ERROR),
+    (BackendUnavailable, BreakerFailure.UNREACHABLE),
+    (BackendTimeout, BreakerFailure.TIMEOUT),
+    (BackendOverloaded, BreakerFailure.OVERLOADED),
+    (BackendProtocolError, BreakerFailure.PROTOCOL),
+    (BackendError, BreakerFailure.ERROR),
     (UnisonoError, None),
 )
 """What an error says of the deployment; the first row that fits, None for nothing."""
 
 
-def kind_of(error: UnisonoError) -> Failure | None:
+def kind_of(error: UnisonoError) -> BreakerFailure | None:
     return next(kind for row, kind in KINDS if isinstance(error, row))
 
 
-class Phase(StrEnum):
+class CircuitPhase(StrEnum):
     CLOSED = "closed"
     OPEN = "open"
     HALF_OPEN = "half-open"
 
 
 @dataclass(frozen=True, slots=True)
-class Tolerance:
+class BreakerConfig:
     """A deployment may fail `allowed_fails` times in one way without successes that make up for it; with the next
     failure it rests for `cooldown_s`."""
 
@@ -97,13 +97,13 @@ class Circuit:
     successes: int = 0
     blamed: str | None = ""
 
-    def phase(self, now: float) -> Phase:
+    def phase(self, now: float) -> CircuitPhase:
         if not self.rests:
-            return Phase.CLOSED
-        return Phase.OPEN if now < self.until else Phase.HALF_OPEN
+            return CircuitPhase.CLOSED
+        return CircuitPhase.OPEN if now < self.until else CircuitPhase.HALF_OPEN
 
 
-Circuits = Mapping[Failure, Circuit]
+Circuits = Mapping[BreakerFailure, Circuit]
 """Those that are not as new; what is not there is closed."""
 
 NEW: Final = Circuit()
@@ -113,7 +113,7 @@ def after_failure(
     circuits: Circuits,
     error: UnisonoError,
     now: float,
-    tolerance: Tolerance,
+    tolerance: BreakerConfig,
     jitter: float = 1.0,
     *,
     identity: str = "",
@@ -124,22 +124,22 @@ def after_failure(
     if kind is None:
         return circuits
     circuit = circuits.get(kind, NEW)
-    if kind is Failure.OVERLOADED:
+    if kind is BreakerFailure.OVERLOADED:
         return {**circuits, kind: _overloaded(circuit, error.retry_after_s, now, tolerance, jitter)}
     # One that fails in another way than before is not well again either.
     circuits = {
         other: _failed_again(tried, identity, now, tolerance, jitter)
-        if other not in (kind, Failure.OVERLOADED) and tried.phase(now) is Phase.HALF_OPEN
+        if other not in (kind, BreakerFailure.OVERLOADED) and tried.phase(now) is CircuitPhase.HALF_OPEN
         else tried
         for other, tried in circuits.items()
     }
     match circuit.phase(now):
-        case Phase.OPEN:
+        case CircuitPhase.OPEN:
             # It began before the rest, which is long enough as it is.
             return circuits
-        case Phase.HALF_OPEN:
+        case CircuitPhase.HALF_OPEN:
             opened = _failed_again(circuit, identity, now, tolerance, jitter)
-        case Phase.CLOSED:
+        case CircuitPhase.CLOSED:
             opened = replace(
                 circuit,
                 failures=circuit.failures + 1,
@@ -152,7 +152,7 @@ def after_failure(
     return {**circuits, kind: opened}
 
 
-def suspected(circuits: Circuits, tolerance: Tolerance) -> Mapping[Failure, str]:
+def suspected(circuits: Circuits, tolerance: BreakerConfig) -> Mapping[BreakerFailure, str]:
     """The kinds of failure that only one identity had, as often as opens a circuit, with that identity: a probe has to
     tell whether the deployment fails, or what is asked of it."""
     return {
@@ -162,7 +162,7 @@ def suspected(circuits: Circuits, tolerance: Tolerance) -> Mapping[Failure, str]
     }
 
 
-def after_confirmation(circuits: Circuits, now: float, tolerance: Tolerance, jitter: float = 1.0) -> Circuits:
+def after_confirmation(circuits: Circuits, now: float, tolerance: BreakerConfig, jitter: float = 1.0) -> Circuits:
     """A probe failed too: what was suspected opens."""
     suspects = suspected(circuits, tolerance)
     return {
@@ -171,7 +171,7 @@ def after_confirmation(circuits: Circuits, now: float, tolerance: Tolerance, jit
     }
 
 
-def after_acquittal(circuits: Circuits, tolerance: Tolerance) -> Circuits:
+def after_acquittal(circuits: Circuits, tolerance: BreakerConfig) -> Circuits:
     """A probe went well: failures of the identities that were suspected of having caused them are forgotten."""
     identities = set(suspected(circuits, tolerance).values())
     return {kind: circuit for kind, circuit in circuits.items() if circuit.rests or circuit.blamed not in identities}
@@ -195,19 +195,21 @@ def after_success(circuits: Circuits, begun: float = inf, *, probed: bool = Fals
     return after
 
 
-def phase_of(circuits: Circuits, now: float) -> Phase:
+def phase_of(circuits: Circuits, now: float) -> CircuitPhase:
     """The worst of all kinds. Being busy is over when it is over: nobody has to find out whether it is."""
     phases = {circuit.phase(now) for kind, circuit in circuits.items()}
-    if Phase.OPEN in phases:
-        return Phase.OPEN
-    halves = (kind for kind, circuit in circuits.items() if circuit.phase(now) is Phase.HALF_OPEN)
-    return Phase.HALF_OPEN if any(kind is not Failure.OVERLOADED for kind in halves) else Phase.CLOSED
+    if CircuitPhase.OPEN in phases:
+        return CircuitPhase.OPEN
+    halves = (kind for kind, circuit in circuits.items() if circuit.phase(now) is CircuitPhase.HALF_OPEN)
+    return (
+        CircuitPhase.HALF_OPEN if any(kind is not BreakerFailure.OVERLOADED for kind in halves) else CircuitPhase.CLOSED
+    )
 
 
-def rests_for(circuits: Circuits, now: float) -> tuple[Failure, Circuit] | None:
+def rests_for(circuits: Circuits, now: float) -> tuple[BreakerFailure, Circuit] | None:
     """The kind of failure it rests for longest, or did before it became half open; None when all is closed."""
-    opened = [(kind, circuit) for kind, circuit in circuits.items() if circuit.phase(now) is not Phase.CLOSED]
-    if phase_of(circuits, now) is Phase.CLOSED:
+    opened = [(kind, circuit) for kind, circuit in circuits.items() if circuit.phase(now) is not CircuitPhase.CLOSED]
+    if phase_of(circuits, now) is CircuitPhase.CLOSED:
         return None
     return max(opened, key=lambda one: one[1].until)
 
@@ -217,7 +219,7 @@ def rests_until(circuits: Circuits) -> float:
     return max((circuit.until for circuit in circuits.values() if circuit.rests), default=0.0)
 
 
-def _is_due(circuit: Circuit, tolerance: Tolerance) -> bool:
+def _is_due(circuit: Circuit, tolerance: BreakerConfig) -> bool:
     return circuit.owed > tolerance.allowed_fails * FORGIVING
 
 
@@ -225,7 +227,7 @@ def _blamed(circuit: Circuit, identity: str) -> str | None:
     return identity if identity and circuit.blamed in ("", identity) else None
 
 
-def _failed_again(circuit: Circuit, identity: str, now: float, tolerance: Tolerance, jitter: float) -> Circuit:
+def _failed_again(circuit: Circuit, identity: str, now: float, tolerance: BreakerConfig, jitter: float) -> Circuit:
     """A half-open circuit rests again, unless its probes can still tell that it is one identity that fails."""
     blamed = _blamed(circuit, identity)
     if blamed is None:
@@ -233,20 +235,20 @@ def _failed_again(circuit: Circuit, identity: str, now: float, tolerance: Tolera
     return replace(circuit, successes=0, blamed=blamed)
 
 
-def _rested(circuit: Circuit, now: float, tolerance: Tolerance, jitter: float) -> Circuit:
+def _rested(circuit: Circuit, now: float, tolerance: BreakerConfig, jitter: float) -> Circuit:
     longest = max(REST_AT_MOST_S, tolerance.cooldown_s)
     length = min(tolerance.cooldown_s * 2.0 ** min(circuit.rests, 32), longest)
     return Circuit(circuit.failures, circuit.owed, rests=circuit.rests + 1, since=now, until=now + length * jitter)
 
 
 def _overloaded(
-    circuit: Circuit, retry_after_s: float | None, now: float, tolerance: Tolerance, jitter: float
+    circuit: Circuit, retry_after_s: float | None, now: float, tolerance: BreakerConfig, jitter: float
 ) -> Circuit:
     """It rests as long as it asks for, but no longer than a dead one would; when it asks for nothing, a breath that
     doubles while it stays so."""
     asked = BREATH_S * 2.0 ** min(circuit.rests, 32) if retry_after_s is None else max(retry_after_s, 0.0)
     until = now + min(asked, tolerance.cooldown_s) * (jitter if retry_after_s is None else 1.0)
-    if circuit.phase(now) is Phase.OPEN:
+    if circuit.phase(now) is CircuitPhase.OPEN:
         # Several requests were told at once.
         return replace(circuit, failures=circuit.failures + 1, until=max(until, circuit.until))
     return Circuit(circuit.failures + 1, rests=circuit.rests + 1, since=now, until=until)

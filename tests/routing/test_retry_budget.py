@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unisono.routing.budget import RetryBudget
+from unisono.routing.retry_budget import RetryBudget
 
 
 def test_tries_add_a_tenth_to_the_load_when_everything_fails() -> None:

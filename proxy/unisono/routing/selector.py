@@ -9,13 +9,13 @@ import logging
 from collections.abc import Sequence
 
 from unisono.core.route_protocol import RouteRequirements
-from unisono.routing.policy import Candidate, Choice, Share, Strategy, Wanted, choose, explained, to_wanted
-from unisono.routing.prefixes import PrefixIndex
+from unisono.routing.policy import Candidate, Choice, SelectionRequest, Share, Strategy, choose, explained, to_wanted
+from unisono.routing.prefix_index import PrefixIndex
 
 log = logging.getLogger(__name__)
 
 
-class Choosing:
+class Selector:
     """`candidates` have their own bits in `prefixes`. `now` is monotonic seconds."""
 
     def __init__(self, model: str, candidates: Sequence[Candidate], prefixes: PrefixIndex, strategy: Strategy) -> None:
@@ -26,16 +26,16 @@ class Choosing:
         self._turn = 0
         self._alone = len(candidates) < 2
 
-    def wanted(self, demand: RouteRequirements, now: float, *, sticky: str = "", excluded: int = 0) -> Wanted:
+    def wanted(self, demand: RouteRequirements, now: float, *, sticky: str = "", excluded: int = 0) -> SelectionRequest:
         if self._alone or self._strategy is not Strategy.PREFIX_AWARE:
             return to_wanted(demand, excluded=excluded)
         held = self._prefixes.held(demand.blocks, now)
         return to_wanted(demand, held, sticky=sticky, excluded=excluded, gathers=True)
 
-    def choose(self, wanted: Wanted, barred: int = 0) -> Choice:
+    def choose(self, wanted: SelectionRequest, barred: int = 0) -> Choice:
         return choose(self.candidates, wanted, self._turn, strategy=self._strategy, barred=barred)
 
-    def take(self, candidate: Candidate, demand: RouteRequirements, wanted: Wanted, now: float) -> Share:
+    def take(self, candidate: Candidate, demand: RouteRequirements, wanted: SelectionRequest, now: float) -> Share:
         """A place on a candidate, which reads the prompt now and holds it from then on."""
         if log.isEnabledFor(logging.DEBUG):
             rows = explained(self.candidates, wanted)
@@ -44,7 +44,7 @@ class Choosing:
             self._prefixes.record(demand.blocks, candidate.bit, now)
         return candidate.take(wanted, now)
 
-    def passed(self, wanted: Wanted) -> None:
+    def passed(self, wanted: SelectionRequest) -> None:
         """A choice became a place. Whoever takes over from another takes nobody's turn."""
         if not wanted.excluded:
             self._turn += 1

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.core.prefix_blocks import BLOCK_TOKENS, blocks_of
-from unisono.routing.prefixes import PrefixIndex
+from unisono.routing.prefix_index import PrefixIndex
 
 
 def prompt(*parts: int) -> tuple[int, ...]:
