@@ -20,11 +20,11 @@ from urllib.parse import quote
 from fastapi import FastAPI
 
 from unisono import __version__, schemas
+from unisono.access.key_lookup import VirtualKeys
 from unisono.access.keys import Keys, MasterKey, NoKeys
-from unisono.access.limits import Books
 from unisono.access.prices import PriceList, price_list
+from unisono.access.usage_ledger import UsageLedger
 from unisono.access.usage_spool import UsageSpool
-from unisono.access.virtual import VirtualKeys
 from unisono.api.chat.routes import chat_router
 from unisono.api.completions.routes import completions_router
 from unisono.api.door import HEALTH_PATHS, doors
@@ -142,7 +142,7 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
         known_while_down=config.unisono.when_store_is_down == "known_keys",
     )
     gateway = Gateway(config, catalogue, pool, store, upkeep, parts, virtual_keys, salt)
-    books = Books(store, held_s=config.store.lease_s, spool=build_spool(config.store), on_failure=upkeep.look_now)
+    books = UsageLedger(store, held_s=config.store.lease_s, spool=build_spool(config.store), on_failure=upkeep.look_now)
     hooks = build_hooks(config.unisono.hooks, parts.observing.hook_failed)
     salts = cache_salts(shared=config.unisono.share_prompt_caches)
     engine = MeteredTurns(

@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from secrets import token_hex
 from typing import Final
 
-from unisono.access.limits import Books
 from unisono.access.prices import PriceList
+from unisono.access.usage_ledger import UsageLedger
 from unisono.api.about import limit_headers
 from unisono.around import Around
 from unisono.core.access import Caller
@@ -68,7 +68,7 @@ class MeteredTurns(Turns):
     def __init__(
         self,
         turns: Turns,
-        books: Books,
+        books: UsageLedger,
         prices: PriceList,
         *,
         lenient: bool = False,

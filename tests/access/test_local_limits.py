@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.access.test_limits import Clock, claim, ended, keeping, store
+from tests.access.test_usage_ledger import Clock, claim, ended, keeping, store
 from unisono.access.local_limits import MAX_ACCOUNTS, LocalLimits
 from unisono.core.access import KeyLimits
 from unisono.core.quotas import Account, QuotaKind, QuotaReservation, QuotaStatus

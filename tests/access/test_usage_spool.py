@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from unisono.access.limits import Books
+from unisono.access.usage_ledger import UsageLedger
 from unisono.access.usage_spool import NEW_SUFFIX, STALE_S, SUFFIX, UsageSpool, from_record, to_record
 from unisono.core.access import NO_LIMITS
 from unisono.core.quotas import Account, LedgerLine, QuotaReservation, TokenUsage, UsageRecord
@@ -218,7 +218,7 @@ async def test_a_segment_that_cannot_be_made_leaves_nothing(tmp_path: Path) -> N
 
 async def test_a_settlement_that_comes_while_a_segment_is_sealed_is_written(tmp_path: Path) -> None:
     accounts, spool = await opened(), UsageSpool(tmp_path, STORE)
-    books = Books(accounts, held_s=10.0, spool=spool)
+    books = UsageLedger(accounts, held_s=10.0, spool=spool)
     async with asyncio.timeout(30):
         for number in range(30):
             first, last = numbered(3 * number + 3)[-2:]

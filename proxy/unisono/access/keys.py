@@ -24,7 +24,7 @@ class Keys(Protocol):
         ...
 
 
-class Finding(Protocol):
+class KeyFinder(Protocol):
     """Where keys besides the master key are looked for."""
 
     async def find(self, presented: str) -> Caller | None: ...
@@ -33,7 +33,7 @@ class Finding(Protocol):
 class MasterKey:
     """The operator's key, for a tenant of its own; others are looked for in `others`. Anything may be presented."""
 
-    def __init__(self, key: str, others: Finding | None = None) -> None:
+    def __init__(self, key: str, others: KeyFinder | None = None) -> None:
         if not key:
             raise ValueError("an empty master key would let everyone in")
         # Made at start: neither the key nor its digest outlives the process or means anything elsewhere.

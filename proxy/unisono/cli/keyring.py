@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 import click
 
-from unisono.access.issuing import Issued, issued, revoked, rotated
-from unisono.access.minting import Mint
+from unisono.access.key_format import Mint
+from unisono.access.key_lifecycle import Issued, issued, revoked, rotated
 from unisono.app import store_address
 from unisono.cli.amounts import MICRO, written_period
 from unisono.cli.setup import configured

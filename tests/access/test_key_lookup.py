@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.access.issuing import issued, revoked, rotated
-from unisono.access.minting import Mint
-from unisono.access.virtual import FRESH_S, MOST_REMEMBERED, VirtualKeys
+from unisono.access.key_format import Mint
+from unisono.access.key_lifecycle import issued, revoked, rotated
+from unisono.access.key_lookup import FRESH_S, MOST_REMEMBERED, VirtualKeys
 from unisono.core.access import Caller, KeyLimits, KeyRecord
 from unisono.errors import StoreUnavailable
 from unisono.store.sqlite import SqliteStore

@@ -66,7 +66,7 @@ def _ignore() -> None:
     """Default of `on_failure`."""
 
 
-class Books:
+class UsageLedger:
     """Reserves and settles for the turns of this process. Claims are held for `held_s` seconds at a time. `on_failure`
     is called when the store rejects a write that it should accept."""
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from unisono.access.minting import Mint, has_form
+from unisono.access.key_format import Mint, has_form
 from unisono.core.access import Caller, KeyRecord, KeyStore
 from unisono.errors import StoreUnavailable
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field, replace
 
-from unisono.access.minting import Mint
+from unisono.access.key_format import Mint
 from unisono.core.access import KeyDigest, KeyRecord
 
 ENDING_LETTERS = 4

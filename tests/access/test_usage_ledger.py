@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.access.limits import Books
+from unisono.access.usage_ledger import UsageLedger
 from unisono.core.access import KeyLimits
 from unisono.core.quotas import (
     Account,
@@ -158,10 +158,10 @@ class Failing(AccountStore):
 
 
 @asynccontextmanager
-async def keeping(held_s: float = 1000.0) -> AsyncIterator[tuple[Failing, Books]]:
+async def keeping(held_s: float = 1000.0) -> AsyncIterator[tuple[Failing, UsageLedger]]:
     async with store(Clock()) as opened:
         accounts = Failing(opened)
-        books = Books(accounts, held_s=held_s)
+        books = UsageLedger(accounts, held_s=held_s)
         try:
             yield accounts, books
         finally:
