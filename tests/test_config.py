@@ -10,7 +10,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from unisono.config import Catalogue, Config, Loaded, McpServerSettings, ModelEntry, data_folder, load, parse
+from unisono.config import Config, Loaded, McpServerSettings, ModelEntry, ModelRegistry, data_folder, load, parse
 from unisono.config.sections import AliasTarget
 from unisono.core.generation import Timeouts
 from unisono.errors import ConfigError, UnknownModel
@@ -41,7 +41,7 @@ def test_the_example_loads_without_a_warning() -> None:
     loaded = load(EXAMPLE, EXAMPLE_ENVIRON)
     assert loaded.warnings == ()
     assert loaded.config.general_settings.master_key is not None
-    assert Catalogue(loaded.config).resolve("gpt-4o").name == "gpt-oss-120b"
+    assert ModelRegistry(loaded.config).resolve("gpt-4o").name == "gpt-oss-120b"
 
 
 def fields_missing(model: type[BaseModel], section: Any, path: str) -> list[str]:
@@ -244,7 +244,7 @@ def test_the_environment_is_read_anywhere_and_its_numbers_are_numbers() -> None:
     params = config.model_list[0].litellm_params
     assert params.api_key is not None
     assert (params.api_key.get_secret_value(), params.timeout) == ("sk-1", 30.0)
-    assert Catalogue(config).resolve("gpt-4o").name == "gpt-oss-20b"
+    assert ModelRegistry(config).resolve("gpt-4o").name == "gpt-oss-20b"
 
 
 def test_the_files_own_variables_win_over_the_environment() -> None:
@@ -364,8 +364,8 @@ def test_which_models_are_harmony(raw: dict[str, Any], harmony: bool) -> None:
     assert parse({"model_list": [raw]}, {}).config.model_list[0].harmony is harmony
 
 
-def catalogue(names: list[str], **sections: Any) -> Catalogue:
-    return Catalogue(parse({"model_list": [entry(name) for name in names], **sections}, {}).config)
+def catalogue(names: list[str], **sections: Any) -> ModelRegistry:
+    return ModelRegistry(parse({"model_list": [entry(name) for name in names], **sections}, {}).config)
 
 
 ALIASES = {"router_settings": {"model_group_alias": {"gpt-4o": "gpt-oss-120b", "o3": {"model": "b", "hidden": True}}}}
@@ -444,18 +444,18 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_contradiction_is_named_by_its_path(raw: dict[str, Any], message: str) -> None:
     config = parse(raw, {}).config
     with pytest.raises(ConfigError) as wrong:
-        Catalogue(config)
+        ModelRegistry(config)
     assert str(wrong.value) == message
 
 
 def test_a_group_knows_its_smallest_window() -> None:
     raw = [entry("a", model_info={"max_input_tokens": size}) for size in (8192, 4096)] + [entry("a")]
-    model = Catalogue(parse({"model_list": raw}, {}).config).resolve("a")
+    model = ModelRegistry(parse({"model_list": raw}, {}).config).resolve("a")
     assert (len(model.entries), model.max_input_tokens) == (3, 4096)
 
 
 @pytest.mark.parametrize("word", ["off", False, "false"], ids=str)
 def test_a_recovery_is_switched_off_in_any_spelling(word: object) -> None:
     ours = {"recoveries": {"repetition": word, "code-fence": "on"}, "reasoning_budget": 0}
-    model = Catalogue(parse({"model_list": [entry("a", unisono=ours)]}, {}).config).resolve("a")
+    model = ModelRegistry(parse({"model_list": [entry("a", unisono=ours)]}, {}).config).resolve("a")
     assert (model.settings.unmended, model.settings.reasoning_budget) == ({"repetition"}, 0)

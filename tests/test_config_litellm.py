@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from unisono.cli import main
 from unisono.cli.secrecy import secrets_of
-from unisono.config import Catalogue, Loaded, imported, load, parse
+from unisono.config import Loaded, ModelRegistry, imported, load, parse
 from unisono.core.passthrough_request import AnswerMode
 from unisono.errors import ConfigError
 
@@ -32,7 +32,7 @@ def loaded(path: Path) -> Loaded:
 @pytest.mark.parametrize("name", FILES)
 def test_an_example_of_litellms_loads(name: str) -> None:
     found = loaded(FILES[name])
-    assert list(Catalogue(found.config).groups())
+    assert list(ModelRegistry(found.config).groups())
     for warning in found.warnings:
         assert "https://set.example.com" not in warning
 
@@ -42,7 +42,7 @@ def test_a_fallback_has_to_be_in_the_list_by_its_own_name() -> None:
     raw["litellm_settings"]["context_window_fallbacks"] = [{"gpt-5-mini": ["gpt-5.5"]}]
     environ = dict.fromkeys(NAMED.findall(FILES["providers"].read_text()), "set")
     with pytest.raises(ConfigError, match=r"there is no model_name 'gpt-5.5' in model_list"):
-        Catalogue(parse(raw, environ).config)
+        ModelRegistry(parse(raw, environ).config)
 
 
 def test_an_entry_that_is_not_for_answers_is_left_out() -> None:
@@ -229,11 +229,11 @@ BLOCKS = {
 def test_every_configuration_of_the_pages_loads_without_a_warning(block: str) -> None:
     found = parse(yaml.safe_load(block), dict.fromkeys(NAMED.findall(block), "sk-set"))
     assert found.warnings == ()
-    assert list(Catalogue(found.config).groups())
+    assert list(ModelRegistry(found.config).groups())
 
 
 def test_the_ways_of_models_are_as_the_page_says() -> None:
     [mixed] = [block for block in BLOCKS.values() if "assistant" in block]
-    catalogue = Catalogue(parse(yaml.safe_load(mixed), {}).config)
+    catalogue = ModelRegistry(parse(yaml.safe_load(mixed), {}).config)
     ways = {model.name: catalogue.way(model) for model in catalogue.groups()}
     assert ways == {"assistant": AnswerMode.ENGINE_THEN_PASSING, "other": AnswerMode.PASSING_THEN_ENGINE}

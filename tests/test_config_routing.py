@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from unisono.config import Catalogue, Config, StandIns, parse
+from unisono.config import Config, ModelRegistry, StandIns, parse
 from unisono.deployments import build_pool, routing_rules
 from unisono.errors import ConfigError
 from unisono.routing.attempt_limits import MinTimeouts
@@ -66,7 +66,7 @@ STANDING_IN: dict[str, tuple[dict[str, Any], dict[str, StandIns]]] = {
 
 @pytest.mark.parametrize(("sections", "expected"), STANDING_IN.values(), ids=STANDING_IN)
 def test_who_stands_in(sections: dict[str, Any], expected: dict[str, StandIns]) -> None:
-    assert Catalogue(config(*THREE, **sections)).stand_ins == expected
+    assert ModelRegistry(config(*THREE, **sections)).stand_ins == expected
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
@@ -104,7 +104,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize(("sections", "message"), WRONG.values(), ids=WRONG)
 def test_a_stand_in_that_does_not_exist_is_refused_by_its_path(sections: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        Catalogue(config(*THREE, **sections))
+        ModelRegistry(config(*THREE, **sections))
     assert str(raised.value) == message
 
 
@@ -137,7 +137,7 @@ def test_processes_share_what_limits_allow(
         entry("b"),
         unisono={"max_queue": 10, "max_queue_per_key": 3},
     )
-    pool = build_pool(one, Catalogue(one), share=share)
+    pool = build_pool(one, ModelRegistry(one), share=share)
     terms = pool.members()["a"][0].terms
     assert (terms.max_requests, terms.max_tokens) == expected
     assert (terms.requests_per_minute, terms.tokens_per_minute) == (requests and expected[0], tokens and expected[1])
@@ -170,14 +170,14 @@ KEPT: dict[str, tuple[dict[str, Any], bool]] = {
 @pytest.mark.parametrize(("changed", "kept"), KEPT.values(), ids=KEPT)
 async def test_a_deployment_is_kept_while_it_is_the_same_backend(changed: dict[str, Any], kept: bool) -> None:
     before, after = config(entry("a"), entry("b")), config(changed, entry("b"))
-    old = build_pool(before, Catalogue(before))
-    new = build_pool(after, Catalogue(after), keep=old)
+    old = build_pool(before, ModelRegistry(before))
+    new = build_pool(after, ModelRegistry(after), keep=old)
     model = changed["model_name"]
     assert (new.members()[model][0] is old.members()["a"][0]) is kept
     assert new.members()["b"][0] is old.members()["b"][0]
     # Two entries of the same backend are two deployments.
     twice = config(entry("a"), entry("a"), entry("b"))
-    names = [id(live) for live in build_pool(twice, Catalogue(twice), keep=old).members()["a"]]
+    names = [id(live) for live in build_pool(twice, ModelRegistry(twice), keep=old).members()["a"]]
     assert len(set(names)) == 2
     await new.aclose()
     await old.aclose()
@@ -192,7 +192,7 @@ def test_the_examples_of_the_page_load_without_a_warning() -> None:
     for text in examples():
         loaded = parse(yaml.safe_load(text), {})
         assert loaded.warnings == ()
-        build_pool(loaded.config, Catalogue(loaded.config))
+        build_pool(loaded.config, ModelRegistry(loaded.config))
 
 
 def test_the_figures_of_the_page_are_those_of_the_code() -> None:

@@ -42,9 +42,9 @@ from unisono.api.responses.means import Means
 from unisono.api.responses.routes import responses_router
 from unisono.api.usage import usage_router
 from unisono.config import (
-    Catalogue,
     Config,
     GatewaySettings,
+    ModelRegistry,
     StoreSettings,
     data_folder,
 )
@@ -84,7 +84,7 @@ class Gateway:
     """What was built, for whoever runs the application: at `app.state.gateway`."""
 
     config: Config
-    catalogue: Catalogue
+    catalogue: ModelRegistry
     pool: RoutingPool
     store: Store
     upkeep: Upkeep
@@ -130,7 +130,7 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     like this one there are: limits are divided among them. Raises ConfigError; needs no running loop."""
     if not config.model_list:
         raise ConfigError("model_list: there is no model in it")
-    catalogue = Catalogue(config)
+    catalogue = ModelRegistry(config)
     pool = build_pool(config, catalogue, share=share, keep=None if keep is None else keep.pool)
     parts = build_parts(config, keep.parts if keep is not None else None, share)
     store, upkeep = parts.store.value
@@ -319,7 +319,7 @@ def build_store(settings: StoreSettings, share: int = 1) -> Store:
     )
 
 
-def build_prices(config: Config, catalogue: Catalogue) -> PriceList:
+def build_prices(config: Config, catalogue: ModelRegistry) -> PriceList:
     fallbacks = {model: (*others.fallbacks, *others.larger) for model, others in catalogue.stand_ins.items()}
     return price_list(config.model_list, deployment_names(config.model_list), fallbacks)
 

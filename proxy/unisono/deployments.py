@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 
-from unisono.config import Catalogue, Config, ModelEntry
+from unisono.config import Config, ModelEntry, ModelRegistry
 from unisono.core.ports import BackendOptions, Endpoint
 from unisono.errors import ConfigError
 from unisono.factories import Factories, provider_settings
@@ -26,7 +26,9 @@ SETTINGS = "unisono.backend"
 """Where an entry holds what is its adapter's alone."""
 
 
-def build_pool(config: Config, catalogue: Catalogue, *, share: int = 1, keep: RoutingPool | None = None) -> RoutingPool:
+def build_pool(
+    config: Config, catalogue: ModelRegistry, *, share: int = 1, keep: RoutingPool | None = None
+) -> RoutingPool:
     """Every deployment of every group, none of them asked anything yet. So many processes `share` what limits allow.
     Deployments of the pool to `keep` that mean the same backend go on in this one, with all that is known of them, from
     its start on. Raises ConfigError."""

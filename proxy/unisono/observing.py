@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from unisono import __version__
 from unisono.api.door import Answered
 from unisono.api.metrics import MetricsListener
-from unisono.config import Catalogue, Config, TraceSettings
+from unisono.config import Config, ModelRegistry, TraceSettings
 from unisono.core.observer import Observer
 from unisono.core.recordings import TraceStore
 from unisono.core.state_store import Store
@@ -90,7 +90,12 @@ class Observing:
 
     @asynccontextmanager
     async def watching(
-        self, config: Config, catalogue: Catalogue, pool: RoutingPool, upkeep: Upkeep, unaccounted: Callable[[], int]
+        self,
+        config: Config,
+        catalogue: ModelRegistry,
+        pool: RoutingPool,
+        upkeep: Upkeep,
+        unaccounted: Callable[[], int],
     ) -> AsyncIterator[None]:
         """From here on it is these that are looked at."""
         async with AsyncExitStack() as opened:

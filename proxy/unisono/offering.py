@@ -14,7 +14,7 @@ from unisono.api.reasoning import ReasoningField
 from unisono.api.responses.means import ResponsesModel
 from unisono.api.rules import ModelRules
 from unisono.api.runnable import RunnableTools
-from unisono.config import Catalogue, ServedModel
+from unisono.config import ModelRegistry, ServedModel
 from unisono.core.access import Caller
 from unisono.core.passthrough_request import AnswerMode, ServedName
 from unisono.engine.turn import ForbiddenTools
@@ -24,7 +24,7 @@ from unisono.routing.pool import RoutingPool
 from unisono.store.upkeep import Upkeep
 
 
-def allowed_model(catalogue: Catalogue, name: str, caller: Caller) -> ServedModel:
+def allowed_model(catalogue: ModelRegistry, name: str, caller: Caller) -> ServedModel:
     """The group a client's name stands for, if the caller may use it by this name or by its own. Raises UnknownModel,
     and ModelNotAllowed, which tells whoever may not use all models nothing of which others there are."""
     model = None
@@ -38,7 +38,7 @@ def allowed_model(catalogue: Catalogue, name: str, caller: Caller) -> ServedMode
     return model
 
 
-def ways(catalogue: Catalogue) -> FindWay | None:
+def ways(catalogue: ModelRegistry) -> FindWay | None:
     """What finds how a client's name is served; None where that is always by the engine. It raises as
     `allowed_model`."""
 
@@ -55,7 +55,7 @@ def model_rules(model: ServedModel) -> ModelRules:
     return ModelRules(settings.reasoning_budget, settings.unmended, settings.failover, forbidden_tools)
 
 
-def chat_model(catalogue: Catalogue, name: str, hosting: Hosting, caller: Caller) -> ChatModel:
+def chat_model(catalogue: ModelRegistry, name: str, hosting: Hosting, caller: Caller) -> ChatModel:
     """The group a client's name stands for, as Chat Completions shows it. Raises as `allowed_model`."""
     model = allowed_model(catalogue, name, caller)
     return ChatModel(
@@ -67,13 +67,13 @@ def chat_model(catalogue: Catalogue, name: str, hosting: Hosting, caller: Caller
     )
 
 
-def raw_model(catalogue: Catalogue, name: str, caller: Caller) -> RawModel:
+def raw_model(catalogue: ModelRegistry, name: str, caller: Caller) -> RawModel:
     """The group a client's name stands for, for prompts that are not rendered here. Raises as `allowed_model`."""
     model = allowed_model(catalogue, name, caller)
     return RawModel(model.name, model_rules(model))
 
 
-def responses_model(catalogue: Catalogue, name: str, caller: Caller) -> ResponsesModel:
+def responses_model(catalogue: ModelRegistry, name: str, caller: Caller) -> ResponsesModel:
     """The group a client's name stands for, as the Responses API shows it. Raises as `allowed_model`, and
     UnsupportedValue for one that only passes through: nothing is kept of what it answers."""
     model = allowed_model(catalogue, name, caller)
@@ -92,7 +92,7 @@ def responses_model(catalogue: Catalogue, name: str, caller: Caller) -> Response
 
 
 def messages_model(
-    catalogue: Catalogue, name: str, hosting: Hosting, caller: Caller, pause_after: int
+    catalogue: ModelRegistry, name: str, hosting: Hosting, caller: Caller, pause_after: int
 ) -> MessagesModel:
     """The group a client's name stands for, as Messages shows it; its answers pause behind `pause_after` rounds of
     server tools. Raises as `allowed_model`."""
@@ -119,7 +119,7 @@ class Card:
     owned_by: str = "unisono"
 
 
-def cards(catalogue: Catalogue, pool: RoutingPool, caller: Caller) -> list[Card]:
+def cards(catalogue: ModelRegistry, pool: RoutingPool, caller: Caller) -> list[Card]:
     """Every name a caller may see, with the window as far as it is known by now."""
     return [
         Card(

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from unisono import __version__
-from unisono.config import Catalogue, Config
+from unisono.config import Config, ModelRegistry
 from unisono.core.access import Caller
 from unisono.core.recovery_rules import RULES
 from unisono.observe.recent import Recent
@@ -27,7 +27,7 @@ class Overview:
     """`clock` gives seconds since 1970; `workers` are the processes that share the work, of which this is one."""
 
     config: Config
-    catalogue: Catalogue
+    catalogue: ModelRegistry
     pool: RoutingPool
     recent: Recent
     kinds: Mapping[str, str]

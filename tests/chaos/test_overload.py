@@ -15,7 +15,7 @@ import pytest
 from tests.e2e.gateway import Answer, Gateway, gateway, message_of
 from tests.fakes import FakeVllm, Refusal, VllmScript, reset_at, stall_at
 from unisono.app import build_engine
-from unisono.config import Catalogue, parse
+from unisono.config import ModelRegistry, parse
 from unisono.core.conversation import Conversation, Preamble, UserMessage
 from unisono.deployments import build_pool
 from unisono.engine.turn import Turn
@@ -135,7 +135,7 @@ async def test_a_modest_owner_hardly_feels_a_greedy_one() -> None:
     async with FakeVllm(script=lambda asked: WELL) as one, FakeVllm(script=lambda asked: WELL) as other:
         entries = [entry(fake, max_parallel_requests=4) for fake in (one, other)]
         config = parse({"model_list": entries, "unisono": {"max_queue": 40}}, {}).config
-        pool = build_pool(config, Catalogue(config))
+        pool = build_pool(config, ModelRegistry(config))
         engine = build_engine(pool)
         await pool.settled(10)
         refusals: list[BackendError] = []

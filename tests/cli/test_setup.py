@@ -7,7 +7,7 @@ import pytest
 from unisono.app import build
 from unisono.cli.discover import Found
 from unisono.cli.setup import demo_missing, without_config
-from unisono.config import Catalogue
+from unisono.config import ModelRegistry
 from unisono.errors import UnknownModel
 
 VLLM = Found("vllm", "openai/gpt-oss-120b", "http://127.0.0.1:8000")
@@ -26,7 +26,7 @@ def test_what_is_found_is_served_under_its_short_name() -> None:
 
 def test_two_servers_of_one_model_share_its_load() -> None:
     ready = without_config([VLLM, Found("mlx_server", "gpt-oss-120b", MLX.api_base)], None, {})
-    (model,) = Catalogue(ready.loaded.config).groups()
+    (model,) = ModelRegistry(ready.loaded.config).groups()
     assert len(model.entries) == 2
 
 
@@ -57,14 +57,14 @@ def test_every_outcome_can_be_built(found: list[Found], missing: str | None) -> 
 
 
 def test_a_backend_on_this_machine_answers_to_any_model_name() -> None:
-    catalogue = Catalogue(without_config([VLLM, MLX], None, {}).loaded.config)
+    catalogue = ModelRegistry(without_config([VLLM, MLX], None, {}).loaded.config)
     assert catalogue.resolve("gpt-4o").name == "gpt-oss-120b"
 
 
 @pytest.mark.parametrize("missing", [None, MISSING], ids=["the demo model", "only a recording"])
 @pytest.mark.parametrize("requested", ["gpt-4o", "gpt-oss-120b", "", None])
 def test_a_demo_answers_only_to_its_own_name(missing: str | None, requested: str | None) -> None:
-    catalogue = Catalogue(without_config([], missing, {}).loaded.config)
+    catalogue = ModelRegistry(without_config([], missing, {}).loaded.config)
     assert catalogue.resolve("gpt-oss-demo").name == "gpt-oss-demo"
     with pytest.raises(UnknownModel):
         catalogue.resolve(requested)

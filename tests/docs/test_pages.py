@@ -14,7 +14,7 @@ from tests.docs import mended, settings
 from tests.docs.pages import PAGES, ROOT, blocks, commands
 from unisono import __version__
 from unisono.cli import main
-from unisono.config import Catalogue, Config, load
+from unisono.config import Config, ModelRegistry, load
 from unisono.core.recovery_rules import RULES
 from unisono.errors import UnisonoError
 
@@ -52,7 +52,7 @@ def test_a_configuration_on_a_page_loads_without_a_warning(text: str, tmp_path: 
     path.write_text(text)
     loaded = load(path, dict.fromkeys(re.findall(r"os\.environ/(\w+)", text), "a-secret-of-this-test"))
     assert loaded.warnings == ()
-    Catalogue(loaded.config)
+    ModelRegistry(loaded.config)
 
 
 COMMANDS = [pytest.param(words, id=f"{where}: {' '.join(words)}") for where, words in commands("unisono")]

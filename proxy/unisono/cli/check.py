@@ -22,7 +22,7 @@ import click
 from unisono.app import build_store, store_address
 from unisono.cli.secrecy import secrets_of
 from unisono.cli.setup import prepared
-from unisono.config import Catalogue, Config
+from unisono.config import Config, ModelRegistry
 from unisono.core.probe import Check, Finding, Probe, Severity, unreached
 from unisono.core.state_store import Store
 from unisono.deployments import build_pool, deployment_names
@@ -129,7 +129,7 @@ async def _examined_store(store: Store, address: str) -> StoreReport:
 
 
 async def _examined_deployments(config: Config) -> list[Report]:
-    pool = build_pool(config, Catalogue(config))
+    pool = build_pool(config, ModelRegistry(config))
     places = asyncio.Semaphore(PROBES_AT_ONCE)
 
     async def asked(deployment: LiveDeployment) -> Probe | UnisonoError:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from unisono.cli.setup import configured
-from unisono.config import Catalogue
+from unisono.config import ModelRegistry
 from unisono.deployments import build_pool, deployment_names
 from unisono.errors import ConfigError
 
@@ -18,7 +18,7 @@ def show(config_path: Path) -> None:
     """Print a row for every backend of every model, then the other names models go by."""
     config = configured(config_path).config
     try:
-        catalogue = Catalogue(config)
+        catalogue = ModelRegistry(config)
         build_pool(config, catalogue)
         names = deployment_names(config.model_list)
     except ConfigError as error:

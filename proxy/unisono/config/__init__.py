@@ -4,12 +4,12 @@
 wrong is a ConfigError whose message begins with the path of the key; what is merely unused is a warning.
 """
 
-from unisono.config.catalogue import Catalogue, ServedModel
 from unisono.config.fallbacks import StandIns
 from unisono.config.hooks import HookSettings
-from unisono.config.importing import imported
+from unisono.config.litellm_import import imported
 from unisono.config.load import Loaded, data_folder, load, parse
-from unisono.config.observing import TraceSettings
+from unisono.config.mcp_settings import AllowedHostSettings, McpServerSettings
+from unisono.config.model_registry import ModelRegistry, ServedModel
 from unisono.config.sections import (
     KIND_ALIASES,
     KINDS,
@@ -24,13 +24,12 @@ from unisono.config.sections import (
     RouterSettings,
     StoreSettings,
 )
-from unisono.config.tools import AllowedHostSettings, McpServerSettings
+from unisono.config.telemetry_settings import TraceSettings
 
 __all__ = [
     "KINDS",
     "KIND_ALIASES",
     "AllowedHostSettings",
-    "Catalogue",
     "Config",
     "GatewaySettings",
     "GeneralSettings",
@@ -41,6 +40,7 @@ __all__ = [
     "McpServerSettings",
     "ModelEntry",
     "ModelInfo",
+    "ModelRegistry",
     "ModelSettings",
     "RouterSettings",
     "ServedModel",

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, JsonValue
 
-from unisono.config.parts import Name, Seconds, Section
+from unisono.config.section import Name, Seconds, Section
 
 
 class HookSettings(Section):

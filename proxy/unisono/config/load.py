@@ -17,9 +17,9 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from unisono.config.foreign import UNSERVED, is_handed_on, why_default, why_unused
+from unisono.config.litellm_keys import UNSERVED, is_handed_on, why_default, why_unused
+from unisono.config.mcp_settings import McpServerSettings
 from unisono.config.sections import Config, LitellmParams, ModelEntry, is_of_litellm
-from unisono.config.tools import McpServerSettings
 from unisono.core.surrogates import is_well_formed, well_formed
 from unisono.errors import ConfigError
 

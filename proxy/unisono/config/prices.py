@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from unisono.config.parts import Section
+from unisono.config.section import Section
 
 # No dearer than 1 USD for a token: sums in micro-USD stay within what stores can count.
 PerToken = Annotated[float, Field(ge=0, le=1)]

@@ -12,10 +12,10 @@ from typing import Annotated, Literal
 from pydantic import Field, JsonValue, SecretStr, model_validator
 
 from unisono.config.hooks import HookEntry
-from unisono.config.observing import OtelSettings, TraceSettings
-from unisono.config.parts import Count, Name, Seconds, Section
+from unisono.config.mcp_settings import AllowedHostEntry, McpServerSettings, ServerLabel
 from unisono.config.prices import Costs, PriceSettings
-from unisono.config.tools import AllowedHostEntry, McpServerSettings, ServerLabel
+from unisono.config.section import Count, Name, Seconds, Section
+from unisono.config.telemetry_settings import OtelSettings, TraceSettings
 from unisono.core.generation import Timeouts
 
 KINDS = ("vllm", "sglang", "llamacpp", "ollama", "mlx_server", "mlx", "replay")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from unisono.app import build_engine
-from unisono.config import Catalogue, Config, parse
+from unisono.config import Config, ModelRegistry, parse
 from unisono.deployments import build_pool
 from unisono.engine.turn import Turns
 from unisono.routing.pool import RoutingPool
@@ -123,7 +123,7 @@ def config_of(where: Where) -> Config:
 
 def _built(where: Where) -> _Kept:
     config = config_of(where)
-    pool = build_pool(config, Catalogue(config))
+    pool = build_pool(config, ModelRegistry(config))
     pool.start()
     return _Kept(build_engine(pool), pool)
 

@@ -36,7 +36,7 @@ class ServedModel:
         return min((e.model_info.max_input_tokens for e in self.entries if e.model_info.max_input_tokens), default=None)
 
 
-class Catalogue:
+class ModelRegistry:
     """The groups of a configuration by name. Raises ConfigError when they contradict each other."""
 
     def __init__(self, config: Config) -> None:

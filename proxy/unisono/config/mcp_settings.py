@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
-from unisono.config.parts import Count, Name, Seconds, Section
+from unisono.config.section import Count, Name, Seconds, Section
 from unisono.core.tools import (
     Approval,
     ClientCredentials,

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
-from unisono.config.parts import Count, Name, Seconds, Section
+from unisono.config.section import Count, Name, Seconds, Section
 
 
 def _address(url: SecretStr) -> SecretStr:
