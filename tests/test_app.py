@@ -378,7 +378,7 @@ app = unisono.app.build(parse(config, {}).config)
 async def started():
     built = "mcp" in sys.modules
     async with app.router.lifespan_context(app):
-        print(json.dumps([built, "mcp" in sys.modules, "unisono.mcp.asking" in sys.modules]))
+        print(json.dumps([built, "mcp" in sys.modules, "unisono.mcp.calls" in sys.modules]))
 asyncio.run(started())
 """
 MODEL_LIST = [{"model_name": "gpt-oss", "litellm_params": {"model": "vllm/a", "api_base": "http://127.0.0.1:9"}}]

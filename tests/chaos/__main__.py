@@ -30,7 +30,7 @@ GROWTH_MB = 48
 
 async def storms(first: int, count: int, minutes: float, talks: int, only: int | None) -> bool:
     """Whether nothing was wrong; prints what was, and what each storm came to."""
-    importlib.import_module("unisono.mcp.asking")
+    importlib.import_module("unisono.mcp.calls")
     wrong = 0
     base: Holdings | None = None
     ends = time.monotonic() + minutes * 60

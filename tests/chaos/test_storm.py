@@ -25,7 +25,7 @@ chaos` tells how long it was."""
 
 @pytest.fixture(scope="module")
 def upstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
-    importlib.import_module("unisono.mcp.asking")
+    importlib.import_module("unisono.mcp.calls")
     with start_upstream(tmp_path_factory.mktemp("chaos-upstream")) as (_, found):
         yield found
 

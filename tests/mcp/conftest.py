@@ -52,7 +52,7 @@ class Upstream:
 @pytest.fixture(scope="session", autouse=True)
 def _loaded() -> None:
     """The SDK takes its time, which is no test's own."""
-    importlib.import_module("unisono.mcp.asking")
+    importlib.import_module("unisono.mcp.calls")
 
 
 @pytest.fixture(scope="session")

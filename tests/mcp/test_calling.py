@@ -14,7 +14,7 @@ from tests.mcp.arguments import sent
 from tests.mcp.conftest import WAYS, Upstream, start_upstream
 from unisono.core.tool_arguments import read_arguments
 from unisono.core.tools import ToolTimeouts
-from unisono.mcp import Limits, McpHost
+from unisono.mcp import McpHost, McpLimits
 
 HEARS = frozenset(WAYS) - {"stateless", "modern_json"}
 """Servers that stop working when they are told. The SDK's own does not notice in the other two cases; that the
@@ -56,7 +56,7 @@ async def test_progress_is_told(host: McpHost, upstream: Upstream, way: str) -> 
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_long_result_is_cut(upstream: Upstream, way: str) -> None:
-    host = McpHost(limits=Limits(output_bytes=1000))
+    host = McpHost(limits=McpLimits(output_bytes=1000))
     outcome = await host.call(upstream.server(way), "huge", sent({"size": 300_000}))
     assert outcome.text == "ü" * 500 + "\n[cut: the result has 300000 bytes, of which this is the beginning]"
     await host.aclose()
@@ -65,7 +65,7 @@ async def test_a_long_result_is_cut(upstream: Upstream, way: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_result_larger_than_is_taken_is_not_read_to_its_end(upstream: Upstream, way: str) -> None:
-    host = McpHost(limits=Limits(answer_bytes=200_000))
+    host = McpHost(limits=McpLimits(answer_bytes=200_000))
     server = upstream.server(way)
     begun = time.monotonic()
     outcome = await host.call(server, "huge", sent({"size": 30_000_000}))

@@ -23,7 +23,7 @@ from unisono.errors import (
     ToolServerUnauthorized,
     ToolServerUnavailable,
 )
-from unisono.mcp import Limits, McpHost
+from unisono.mcp import McpHost, McpLimits
 
 SHORT = ToolTimeouts(connect_s=5, list_s=1.5, call_s=1.5)
 
@@ -118,7 +118,7 @@ KNOWN: dict[str, tuple[Acting, str]] = {
 
 @pytest.mark.parametrize(("act", "words"), KNOWN.values(), ids=KNOWN)
 async def test_a_refusal_is_an_error_the_model_can_read(act: Acting, words: str) -> None:
-    host = McpHost(limits=Limits(answer_bytes=1 << 20))
+    host = McpHost(limits=McpLimits(answer_bytes=1 << 20))
     async with Hostile(act) as hostile:
         outcome = await host.call(hostile.server(), "act", sent({}))
         assert outcome.is_error
@@ -202,7 +202,7 @@ async def test_who_leaves_frees_the_connection_within_a_moment_and_the_server_is
 
 
 async def test_a_server_that_takes_no_notices_holds_nobody_up() -> None:
-    host = McpHost(limits=Limits(aside_s=0.3))
+    host = McpHost(limits=McpLimits(aside_s=0.3))
 
     class Deaf(Hostile):
         def _respond(self, seen: Seen) -> Iterable[Step]:

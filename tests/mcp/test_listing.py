@@ -18,7 +18,7 @@ from unisono.errors import (
     ToolServerUnavailable,
     UnisonoError,
 )
-from unisono.mcp import Limits, McpHost
+from unisono.mcp import McpHost, McpLimits
 
 NAMES = ["echo", "mixed", "facts", "slow", "steps", "huge", "broken", "grow"]
 
@@ -67,7 +67,7 @@ async def test_a_list_is_remembered_until_its_server_says_it_changed(
 
 
 async def test_a_list_of_a_server_that_never_tells_is_asked_for_again_when_it_is_old(upstream: Upstream) -> None:
-    host = McpHost(limits=Limits(list_ttl_s=0.2))
+    host = McpHost(limits=McpLimits(list_ttl_s=0.2))
     server = upstream.server("stateless")
     before = await host.list_tools(server)
     await host.call(server, "grow", sent({"name": "another"}))
@@ -78,7 +78,7 @@ async def test_a_list_of_a_server_that_never_tells_is_asked_for_again_when_it_is
 
 
 def test_a_digest_pins_every_word_and_the_order() -> None:
-    from unisono.mcp.lists import digest_of
+    from unisono.mcp.fingerprints import digest_of
 
     one = HostedTool("docs", "search", "Finds.", {"type": "object"})
     other = replace(one, name="fetch")

@@ -19,8 +19,8 @@ from tests.mcp.arguments import sent
 from tests.mcp.conftest import Upstream
 from unisono.core.tools import Command, ToolServer, ToolTimeouts, ToolTransport
 from unisono.errors import ToolServerNotAllowed, ToolServerTimeout, ToolServerUnavailable
-from unisono.mcp import Limits, McpHost
-from unisono.mcp.orphans import Watch
+from unisono.mcp import McpHost, McpLimits
+from unisono.mcp.subprocess_reaper import Watch
 from unisono.net.ssrf_guard import AllowedHost, SsrfGuard
 
 HARMLESS = {"HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER"}
@@ -58,7 +58,7 @@ import os, time
 open({str(told)!r}, "w").write(str(os.getpid()))
 time.sleep(600)
 """
-    host = McpHost(limits=Limits(closing_s=60.0))
+    host = McpHost(limits=McpLimits(closing_s=60.0))
     timeouts = ToolTimeouts(connect_s=300.0, list_s=300.0)
     server = ToolServer(
         "silent", command=script(silent), transport=ToolTransport.STDIO, configured=True, timeouts=timeouts
@@ -135,7 +135,7 @@ async def test_complaints_are_logged_in_bounds(
 
 
 async def test_an_endless_line_ends_the_server(upstream: Upstream) -> None:
-    host = McpHost(limits=Limits(answer_bytes=100_000))
+    host = McpHost(limits=McpLimits(answer_bytes=100_000))
     endless = "import sys\nwhile True: sys.stdout.write('x' * 1000)"
     server = ToolServer("a", command=script(endless), transport=ToolTransport.STDIO, configured=True)
     async with asyncio.timeout(8):

@@ -129,7 +129,7 @@ CONFIGURED = {
 CONNECTING = {
     "adapters/unisono_adapters/_http.py": "configured",
     "proxy/unisono/cli/discover.py": "configured",
-    "proxy/unisono/mcp/wire.py": "guard",
+    "proxy/unisono/mcp/http_transport.py": "guard",
     "proxy/unisono/toolservers/browser/searxng.py": "configured",
     "proxy/unisono/toolservers/browser/web.py": "guard",
 }

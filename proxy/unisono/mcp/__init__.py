@@ -8,6 +8,6 @@ from __future__ import annotations
 from unisono.core.tool_names import ToolNames
 from unisono.mcp.headers import check_headers
 from unisono.mcp.host import McpHost
-from unisono.mcp.limits import Limits
+from unisono.mcp.limits import McpLimits
 
-__all__ = ["Limits", "McpHost", "ToolNames", "check_headers"]
+__all__ = ["McpHost", "McpLimits", "ToolNames", "check_headers"]

@@ -36,14 +36,14 @@ from unisono.errors import (
     ToolServerUnavailable,
 )
 from unisono.mcp.admission import NOT_ALLOWED
+from unisono.mcp.fair_queue import FairQueue, NoSlot
+from unisono.mcp.fingerprints import digest_of, judged, key_of, place_of
 from unisono.mcp.headers import check_headers
-from unisono.mcp.limits import Limits
-from unisono.mcp.lines import Line, NoPlace
-from unisono.mcp.lists import digest_of, judged, key_of, place_of
+from unisono.mcp.limits import McpLimits
 from unisono.net.ssrf_guard import SsrfGuard
 
 if TYPE_CHECKING:
-    from unisono.mcp.sessions import Sessions
+    from unisono.mcp.session_pool import SessionPool
 
 LISTS: Final = 512
 """Servers whose lists are remembered."""
@@ -64,14 +64,14 @@ class McpHost(ToolHost):
     """
 
     guard: SsrfGuard = field(default_factory=SsrfGuard)
-    limits: Limits = field(default_factory=Limits)
+    limits: McpLimits = field(default_factory=McpLimits)
     tls: ssl.SSLContext | None = None
-    _sessions: Sessions | None = None
+    _sessions: SessionPool | None = None
     _loading: asyncio.Lock = field(default_factory=asyncio.Lock)
     _lists: OrderedDict[str, _Listed] = field(default_factory=OrderedDict)
     _changes: dict[str, int] = field(default_factory=dict)
     _listing: dict[str, asyncio.Lock] = field(default_factory=dict)
-    _lines: dict[str, Line] = field(default_factory=dict)
+    _lines: dict[str, FairQueue] = field(default_factory=dict)
     _closed: bool = False
 
     async def start(self) -> None:
@@ -110,7 +110,7 @@ class McpHost(ToolHost):
         try:
             async with self._place(server, until):
                 return await self._call(server, tool, arguments, until, progress)
-        except (ToolServerError, NoPlace) as error:
+        except (ToolServerError, NoSlot) as error:
             return _failed(str(error))
         except TimeoutError:
             return _failed("The tool server did not get ready in time.")
@@ -153,11 +153,11 @@ class McpHost(ToolHost):
 
     async def _ask(self, server: ToolServer, key: str, until: float) -> _Listed:
         sessions = await self._open_sessions()
-        from unisono.mcp import asking
+        from unisono.mcp import calls
 
         session = await sessions.get(server)
         before = self._changes.get(key, 0)
-        tools, left_out = judged(await asking.tools(session, server, self.limits, until))
+        tools, left_out = judged(await calls.tools(session, server, self.limits, until))
         listed = _Listed(tools, left_out, asyncio.get_running_loop().time() + self.limits.list_ttl_s)
         # A list that changed while it was read may be half of each.
         if self._changes.get(key, 0) == before:
@@ -176,21 +176,21 @@ class McpHost(ToolHost):
                 if not any(listed.name == tool and server.allowed.matches(listed) for listed in tools):
                     return _failed(f"There is no tool {tool!r} here.")
             session = await sessions.get(server)
-        from unisono.mcp import asking
+        from unisono.mcp import calls
 
-        asked = await asking.call(session, tool, arguments, self.limits, until, progress)
+        asked = await calls.call(session, tool, arguments, self.limits, until, progress)
         if asked.again:
             session.retire()
             async with asyncio.timeout_at(until):
                 session = await sessions.get(server)
-            asked = await asking.call(session, tool, arguments, self.limits, until, progress)
+            asked = await calls.call(session, tool, arguments, self.limits, until, progress)
         return asked.outcome
 
     @asynccontextmanager
     async def _place(self, server: ToolServer, until: float) -> AsyncIterator[None]:
-        """A place among those who call `server`, whoever they are. Raises `NoPlace`."""
+        """A place among those who call `server`, whoever they are. Raises `NoSlot`."""
         key = place_of(server)
-        line = self._lines.setdefault(key, Line(server.concurrent, self.limits.waiting))
+        line = self._lines.setdefault(key, FairQueue(server.concurrent, self.limits.waiting))
         try:
             async with line.place(server.owner.partition(TALK)[0], until):
                 yield
@@ -198,7 +198,7 @@ class McpHost(ToolHost):
             if not line.users:
                 self._lines.pop(key, None)
 
-    async def _open_sessions(self) -> Sessions:
+    async def _open_sessions(self) -> SessionPool:
         """The connections, and with the first of them the SDK, which takes a while to load."""
         if self._sessions is None:
             async with self._loading:
@@ -207,9 +207,9 @@ class McpHost(ToolHost):
                 if self._sessions is None:
                     for name in ("sessions", "asking"):
                         await asyncio.to_thread(importlib.import_module, f"unisono.mcp.{name}")
-                    from unisono.mcp.sessions import Sessions
+                    from unisono.mcp.session_pool import SessionPool
 
-                    self._sessions = Sessions(self.guard, self.limits, self.tls, self._forget)
+                    self._sessions = SessionPool(self.guard, self.limits, self.tls, self._forget)
         return self._sessions
 
     def _forget(self, key: str) -> None:

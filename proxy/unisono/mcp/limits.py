@@ -9,7 +9,7 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class McpLimits:
     """Bytes are of UTF-8 or of the wire, durations are seconds."""
 
     arguments_bytes: int = 1 * MIB

@@ -34,10 +34,10 @@ from unisono.errors import (
 )
 from unisono.mcp.exchange import CALL, Exchange
 from unisono.mcp.headers import outgoing
-from unisono.mcp.limits import Limits
+from unisono.mcp.http_transport import Outgoing, Path
+from unisono.mcp.limits import McpLimits
 from unisono.mcp.stdio import process
-from unisono.mcp.streams import Reading, Watched, Writing
-from unisono.mcp.wire import Outgoing, Path
+from unisono.mcp.stream_bridge import ReadStream, WatchedTransport, WriteStream
 
 log = logging.getLogger(__name__)
 
@@ -61,11 +61,11 @@ CLIENT: Final = Implementation(name="unisono", version="1")
 MOST_RELISTENING_S: Final = 60.0
 
 
-class Session:
+class McpSession:
     """A connection, open after `open`. `changed` is called whenever the server says that its tools are others now."""
 
     def __init__(
-        self, server: ToolServer, path: Path, auth: httpx2.Auth | None, limits: Limits, changed: Callable[[], None]
+        self, server: ToolServer, path: Path, auth: httpx2.Auth | None, limits: McpLimits, changed: Callable[[], None]
     ) -> None:
         self._server = server
         self._path = path
@@ -183,7 +183,7 @@ class Session:
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[Client]:
         client = Client(
-            Watched(
+            WatchedTransport(
                 self._transport(),
                 self._stop,
                 by_wire=self._server.transport is not ToolTransport.STDIO,
@@ -201,7 +201,7 @@ class Session:
             yield client
 
     @asynccontextmanager
-    async def _transport(self) -> AsyncIterator[tuple[Reading, Writing]]:
+    async def _transport(self) -> AsyncIterator[tuple[ReadStream, WriteStream]]:
         server, limits = self._server, self._limits
         if server.transport is ToolTransport.STDIO:
             assert server.command is not None

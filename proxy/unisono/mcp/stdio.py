@@ -23,10 +23,10 @@ from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 
 from unisono.core.tools import Command
-from unisono.mcp.light import TooMuch, light
-from unisono.mcp.limits import Limits
+from unisono.mcp.json_trim import TrimLimitReached, light
+from unisono.mcp.limits import McpLimits
 from unisono.mcp.messages import OutgoingMessage, encoded
-from unisono.mcp.orphans import WATCH
+from unisono.mcp.subprocess_reaper import WATCH
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ Outbox = MemoryObjectSendStream[SessionMessage]
 
 
 @asynccontextmanager
-async def process(command: Command, label: str, limits: Limits) -> AsyncIterator[tuple[Inbox, Outbox]]:
+async def process(command: Command, label: str, limits: McpLimits) -> AsyncIterator[tuple[Inbox, Outbox]]:
     """Start the server and yield the streams the SDK speaks through. Raises OSError when it cannot be started."""
     child = await asyncio.create_subprocess_exec(
         *command.argv,
@@ -82,7 +82,7 @@ async def _read(
     child: asyncio.subprocess.Process,
     to_session: MemoryObjectSendStream[SessionMessage | Exception],
     label: str,
-    limits: Limits,
+    limits: McpLimits,
 ) -> None:
     assert child.stdout is not None
     with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
@@ -97,7 +97,7 @@ async def _messages(
     stdout: asyncio.StreamReader,
     to_session: MemoryObjectSendStream[SessionMessage | Exception],
     label: str,
-    limits: Limits,
+    limits: McpLimits,
 ) -> None:
     while True:
         try:
@@ -109,7 +109,7 @@ async def _messages(
             return
         try:
             line = await light(line, limits)
-        except TooMuch:
+        except TrimLimitReached:
             log.warning("tool server wrote a message that holds more than is taken", extra={"tool_server": label})
             return
         try:

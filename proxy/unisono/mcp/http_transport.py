@@ -17,10 +17,10 @@ import anyio
 import httpx2
 from mcp.client.auth import OAuthFlowError
 
-from unisono.mcp.bodies import TOO_LARGE, Events, Refused, Whole
 from unisono.mcp.exchange import EXCHANGE, Exchange
-from unisono.mcp.limits import Limits
+from unisono.mcp.limits import McpLimits
 from unisono.mcp.messages import encoded
+from unisono.mcp.response_filter import TOO_LARGE, EventStreamBody, ResponseRefused, WholeBody
 from unisono.net.ssrf_guard import DestinationNotAllowed, DialTarget, public_target
 
 STAND_IN: Final = 502
@@ -57,11 +57,11 @@ class Path:
     issuer: str | None = None
 
 
-class Wire(httpx2.AsyncBaseTransport):
+class HttpTransport(httpx2.AsyncBaseTransport):
     """Connections to one server. A checked target is dialled only at its checked addresses, under its own name;
     every body is bounded."""
 
-    def __init__(self, path: Path, limits: Limits) -> None:
+    def __init__(self, path: Path, limits: McpLimits) -> None:
         self._path = path
         self._limits = limits
         self._endpoint = httpx2.URL(path.target.url if path.target else path.url)
@@ -76,7 +76,7 @@ class Wire(httpx2.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         exchange = EXCHANGE.get() or Exchange()
         if exchange.left:
-            raise Refused("nobody waits for this any more")
+            raise ResponseRefused("nobody waits for this any more")
         ours = self._is_message(request)
         response = await self._dial(request, exchange if ours else Exchange())
         if ours:
@@ -84,9 +84,9 @@ class Wire(httpx2.AsyncBaseTransport):
         response.headers.pop("set-cookie", None)
         if response.headers.get("content-encoding", "identity").lower() != "identity":
             await response.aclose()
-            raise Refused("the answer is compressed, which was not asked for")
+            raise ResponseRefused("the answer is compressed, which was not asked for")
         bounded = _Bounded(response, exchange, self._most(request, response))
-        response.stream = (Events if _is_events(response) else Whole)(bounded, exchange, self._limits)
+        response.stream = (EventStreamBody if _is_events(response) else WholeBody)(bounded, exchange, self._limits)
         return response
 
     async def aclose(self) -> None:
@@ -99,7 +99,7 @@ class Wire(httpx2.AsyncBaseTransport):
                 return await self._send(request, exchange)
             target = await _discovered(request.url)
         elif _origin(request.url) != (target.scheme, target.host, target.port):
-            raise Refused("the way leads elsewhere")
+            raise ResponseRefused("the way leads elsewhere")
         for address in target.addresses[:-1]:
             try:
                 return await self._send(_at(request, target, address), exchange)
@@ -154,19 +154,19 @@ class _Bounded(httpx2.AsyncByteStream):
             if isinstance(error, httpx2.HTTPError):
                 exchange.problem = exchange.problem or problem_of(error)
                 # The SDK expects a body to fail like this, and answers for this one message.
-                raise Refused(exchange.problem) from None
+                raise ResponseRefused(exchange.problem) from None
             raise
 
     def _measured(self, chunk: bytes | None) -> bytes:
         if chunk is None:
-            raise Refused("nobody waits for this any more")
+            raise ResponseRefused("nobody waits for this any more")
         if self._room is None:
             return chunk
         self._room -= len(chunk)
         if self._room < 0:
             self._exchange.too_large = True
             self._exchange.problem = TOO_LARGE
-            raise Refused(self._exchange.problem)
+            raise ResponseRefused(self._exchange.problem)
         return chunk
 
     async def aclose(self) -> None:
@@ -178,10 +178,10 @@ class Outgoing(httpx2.AsyncClient):
     survive. `stale` says that the server was not to be found where it is believed to be: what is open may go on, but
     the next one looks again, and what it finds is judged again."""
 
-    def __init__(self, path: Path, limits: Limits, *, fragile: bool, **given: Any) -> None:
+    def __init__(self, path: Path, limits: McpLimits, *, fragile: bool, **given: Any) -> None:
         super().__init__(
             **given,
-            transport=Wire(path, limits),
+            transport=HttpTransport(path, limits),
             trust_env=False,
             follow_redirects=False,
             max_redirects=0 if path.target else MOST_REDIRECTS,
@@ -242,7 +242,7 @@ class Outgoing(httpx2.AsyncClient):
 
 def problem_of(error: BaseException) -> str:
     """What happened, in words without addresses and contents."""
-    if isinstance(error, Refused):
+    if isinstance(error, ResponseRefused):
         return str(error)
     return next((words for kind, words in _PROBLEMS if isinstance(error, kind)), "the exchange failed")
 
@@ -252,7 +252,7 @@ async def _discovered(url: httpx2.URL) -> DialTarget:
     try:
         return await public_target(str(url))
     except (DestinationNotAllowed, UnicodeError):
-        raise Refused("the server names an address that may not be reached") from None
+        raise ResponseRefused("the server names an address that may not be reached") from None
 
 
 def _at(request: httpx2.Request, target: DialTarget, address: str) -> httpx2.Request:

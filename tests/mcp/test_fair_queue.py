@@ -9,14 +9,14 @@ import pytest
 
 from tests.mcp.arguments import sent
 from tests.mcp.conftest import Upstream
-from unisono.mcp import Limits, McpHost
-from unisono.mcp.lines import Line, NoPlace
+from unisono.mcp import McpHost, McpLimits
+from unisono.mcp.fair_queue import FairQueue, NoSlot
 
 
 class Desk:
     """Calls that last until they are told to end, in the order in which they got their places."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: FairQueue) -> None:
         self.line = line
         self.order: list[str] = []
         self._ends: dict[str, asyncio.Event] = {}
@@ -43,7 +43,7 @@ async def settled() -> None:
 
 
 async def test_owners_take_turns_however_much_each_of_them_wants() -> None:
-    desk = Desk(Line(1, 100))
+    desk = Desk(FairQueue(1, 100))
     tasks = [desk.call(name) for name in ("a1", "a2", "a3", "a4")]
     await settled()
     tasks += [desk.call(name) for name in ("b1", "b2", "c1")]
@@ -60,7 +60,7 @@ Leaving = Callable[[Desk, asyncio.Task[None]], object]
 
 @pytest.mark.parametrize("moment", ["while it waits", "as its place comes"])
 async def test_a_place_that_is_no_longer_wanted_goes_to_the_next(moment: str) -> None:
-    desk = Desk(Line(1, 100))
+    desk = Desk(FairQueue(1, 100))
     tasks = [desk.call("a1")]
     await settled()
     leaves, stays = desk.call("b1"), desk.call("c1")
@@ -87,15 +87,15 @@ async def test_a_place_that_is_no_longer_wanted_goes_to_the_next(moment: str) ->
 
 
 async def test_who_waits_too_long_or_behind_too_many_gets_no_place_and_others_do() -> None:
-    desk = Desk(Line(1, 2))
+    desk = Desk(FairQueue(1, 2))
     first = desk.call("a1")
     await settled()
     waiting = [desk.call("a2", within_s=0.05), desk.call("a3")]
     await settled()
-    with pytest.raises(NoPlace, match="Too many"):
+    with pytest.raises(NoSlot, match="Too many"):
         await desk.call("a4")
     other = desk.call("b1")
-    with pytest.raises(NoPlace, match="too late"):
+    with pytest.raises(NoSlot, match="too late"):
         await waiting[0]
     await desk.end("a1")
     await desk.end("b1" if desk.order[-1] == "b1" else "a3")
@@ -106,7 +106,7 @@ async def test_who_waits_too_long_or_behind_too_many_gets_no_place_and_others_do
 
 
 async def test_the_places_of_a_server_are_for_all_owners_together(upstream: Upstream) -> None:
-    host = McpHost(limits=Limits())
+    host = McpHost(limits=McpLimits())
     running, most = 0, 0
 
     async def call(owner: str, number: int) -> None:

@@ -16,22 +16,22 @@ from unisono.mcp.exchange import CALL, EXCHANGE, Exchange
 from unisono.mcp.messages import OutgoingMessage
 
 
-class Reading(Protocol):
+class ReadStream(Protocol):
     async def receive(self) -> SessionMessage | Exception: ...
     async def aclose(self) -> None: ...
 
 
-class Writing(Protocol):
+class WriteStream(Protocol):
     async def send(self, item: SessionMessage, /) -> None: ...
     async def aclose(self) -> None: ...
 
 
-class Watched:
+class WatchedTransport:
     """A transport whose end is noticed, and whose messages each carry their own record to the wire."""
 
     def __init__(
         self,
-        inner: AbstractAsyncContextManager[tuple[Reading, Writing]],
+        inner: AbstractAsyncContextManager[tuple[ReadStream, WriteStream]],
         ended: asyncio.Event,
         *,
         by_wire: bool,
@@ -53,7 +53,7 @@ class Watched:
 
 
 class _Stream:
-    def __init__(self, inner: Reading | Writing) -> None:
+    def __init__(self, inner: ReadStream | WriteStream) -> None:
         self._stream = inner
 
     async def aclose(self) -> None:
@@ -72,7 +72,7 @@ class _Stream:
 class _Inbox(_Stream):
     """What the server says. When it has said its last, the session is over."""
 
-    def __init__(self, inner: Reading, ended: asyncio.Event, entries: int) -> None:
+    def __init__(self, inner: ReadStream, ended: asyncio.Event, entries: int) -> None:
         super().__init__(inner)
         self._inner = inner
         self._ended = ended
@@ -120,7 +120,7 @@ class _Outbox(_Stream):
     """What is said to the server. A request has the record its caller watches; anything else has one of its own, and
     is given up after a moment, because the SDK sends nothing else until the server took it."""
 
-    def __init__(self, inner: Writing, *, by_wire: bool) -> None:
+    def __init__(self, inner: WriteStream, *, by_wire: bool) -> None:
         super().__init__(inner)
         self._inner = inner
         self._by_wire = by_wire

@@ -19,8 +19,8 @@ from tests.mcp.conftest import Upstream, nobody_left
 from tests.mcp.hostile import Hostile, plain, text
 from unisono.core.tools import ClientCredentials, Command, ToolServer, ToolTimeouts, ToolTransport
 from unisono.errors import InvalidRequest, ToolServerError, ToolServerUnavailable
-from unisono.mcp import Limits, McpHost
-from unisono.mcp.lists import key_of
+from unisono.mcp import McpHost, McpLimits
+from unisono.mcp.fingerprints import key_of
 
 
 def greeted(hostile: Hostile) -> int:
@@ -79,7 +79,7 @@ async def test_an_idle_connection_is_closed_and_opened_again_when_needed(host: M
 
 
 async def test_an_idle_connection_makes_room_and_a_used_one_does_not(upstream: Upstream) -> None:
-    host = McpHost(limits=Limits(sessions=2))
+    host = McpHost(limits=McpLimits(sessions=2))
     server = upstream.server("modern")
     for owner in ("a", "b", "c", "a"):
         assert (await host.call(replace(server, owner=owner), "echo", sent({"text": "hi"}))).text == "hi"

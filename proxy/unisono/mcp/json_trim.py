@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from unisono.mcp.content import cut
-from unisono.mcp.limits import Limits
+from unisono.mcp.limits import McpLimits
 
 OFF_LOOP_BYTES: Final = 128 * 1024
 """What is smaller is read in a moment whatever is in it."""
@@ -40,7 +40,7 @@ _TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[{}\[\],:]', re.DOTALL)
 _OPEN, _CLOSE, _COMMA, _COLON = frozenset(b"{["), frozenset(b"}]"), ord(","), ord(":")
 
 
-class TooMuch(Exception):
+class TrimLimitReached(Exception):
     """The answer holds more than is even looked through."""
 
 
@@ -56,15 +56,15 @@ class Child:
         return self.key + b":" + self.value if self.key else self.value
 
 
-async def light(data: bytes, limits: Limits) -> bytes:
-    """A message of a server that can be read in a moment. Raises `TooMuch`."""
+async def light(data: bytes, limits: McpLimits) -> bytes:
+    """A message of a server that can be read in a moment. Raises `TrimLimitReached`."""
     if len(data) <= OFF_LOOP_BYTES:
         return data
     return await asyncio.to_thread(lightened, data, limits)
 
 
-def lightened(data: bytes, limits: Limits) -> bytes:
-    """The same on the spot. Raises `TooMuch`."""
+def lightened(data: bytes, limits: McpLimits) -> bytes:
+    """The same on the spot. Raises `TrimLimitReached`."""
     if sum(map(data.count, (b",", b"{", b"["))) <= FEW:
         return data
     looked = children(data, limits.looked_through)
@@ -77,12 +77,12 @@ def lightened(data: bytes, limits: Limits) -> bytes:
 
 def children(container: bytes, most: int, *, keep: int = KEPT) -> tuple[list[Child], int] | None:
     """What is directly inside an object or an array, the first `keep` of it, and how many there are; None for what is
-    neither. Raises `TooMuch` when there are more than `most` tokens in all."""
+    neither. Raises `TrimLimitReached` when there are more than `most` tokens in all."""
     found: list[Child] = []
     key, begin, depth, tokens, count = b"", 0, 0, 0, 0
     for number, match in enumerate(_TOKEN.finditer(container)):
         if number >= most:
-            raise TooMuch
+            raise TrimLimitReached
         at = match.start()
         mark = container[at]
         if mark in _OPEN:
@@ -104,7 +104,7 @@ def children(container: bytes, most: int, *, keep: int = KEPT) -> tuple[list[Chi
     return None
 
 
-def _result(result: Child, limits: Limits) -> Child:
+def _result(result: Child, limits: McpLimits) -> Child:
     looked = children(result.value, limits.looked_through) if result.value.startswith(b"{") else None
     if looked is None:
         return Child(result.key, result.value if result.tokens <= MOST_IN_PART else b"null", 0)
@@ -121,7 +121,7 @@ def _result(result: Child, limits: Limits) -> Child:
             kept.append(member)
         elif member.key == TOOLS:
             # Half a list is none.
-            raise TooMuch
+            raise TrimLimitReached
     if shown and not parts:
         # It is what the model is shown where there is nothing else, and then its beginning.
         parts = [_text(cut(shown.decode("utf-8", "replace"), limits.output_bytes - REMARK_BYTES))]
@@ -130,7 +130,7 @@ def _result(result: Child, limits: Limits) -> Child:
     return Child(result.key, _object(kept), 0)
 
 
-def _parts(content: Child, limits: Limits) -> list[Child]:
+def _parts(content: Child, limits: McpLimits) -> list[Child]:
     """The parts of a result, as many as are read."""
     found, count = children(content.value, limits.looked_through, keep=limits.entries) or ([], 0)
     kept = [part for part in found if part.tokens <= MOST_IN_PART]

@@ -16,10 +16,10 @@ from unisono.core.tasks import cancel_and_wait
 from unisono.core.tools import ToolServer, ToolTransport
 from unisono.errors import ToolServerUnavailable
 from unisono.mcp.admission import admit
-from unisono.mcp.limits import Limits
-from unisono.mcp.lists import key_of
-from unisono.mcp.session import Session
-from unisono.mcp.wire import Path
+from unisono.mcp.fingerprints import key_of
+from unisono.mcp.http_transport import Path
+from unisono.mcp.limits import McpLimits
+from unisono.mcp.session import McpSession
 from unisono.net.ssrf_guard import SsrfGuard
 
 SWEEP_S: Final = 5.0
@@ -48,27 +48,27 @@ class _Tokens:
 
 @dataclass(slots=True)
 class _Kept:
-    session: Session
+    session: McpSession
     idle_s: float
 
 
 @dataclass(slots=True)
-class Sessions:
+class SessionPool:
     """`changed` is called with a key when the server behind it has other tools now, or may have."""
 
     guard: SsrfGuard
-    limits: Limits
+    limits: McpLimits
     tls: ssl.SSLContext | None
     changed: Callable[[str], None]
     _kept: dict[str, _Kept] = field(default_factory=dict)
-    _retired: set[Session] = field(default_factory=set)
+    _retired: set[McpSession] = field(default_factory=set)
     _opening: dict[str, asyncio.Lock] = field(default_factory=dict)
     _tokens: dict[str, _Tokens] = field(default_factory=dict)
     _closing: set[asyncio.Task[None]] = field(default_factory=set)
     _sweeper: asyncio.Task[None] | None = None
     _closed: bool = False
 
-    async def get(self, server: ToolServer) -> Session:
+    async def get(self, server: ToolServer) -> McpSession:
         """An open connection to `server`. Raises `ToolServerNotAllowed`, `InvalidRequest`, the `ToolServerError`
         family."""
         key = key_of(server)
@@ -101,7 +101,7 @@ class Sessions:
         self._make_room()
         issuer = server.oauth.issuer if server.oauth is not None else None
         path = Path(server.url, target, self.tls, server.timeouts.connect_s, issuer)
-        session = Session(server, path, self._auth(server, key), self.limits, lambda: self.changed(key))
+        session = McpSession(server, path, self._auth(server, key), self.limits, lambda: self.changed(key))
         kept = self._kept[key] = _Kept(session, server.timeouts.idle_s)
         if self._sweeper is None or self._sweeper.done():
             self._sweeper = asyncio.create_task(self._sweep(), name="idle tool servers")

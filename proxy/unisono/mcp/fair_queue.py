@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 
-class NoPlace(Exception):
+class NoSlot(Exception):
     """No place at a server became free in time."""
 
 
-class Line:
+class FairQueue:
     """For `places` calls at once; of each owner at most `waiting` more wait."""
 
     def __init__(self, places: int, waiting: int) -> None:
@@ -26,7 +26,7 @@ class Line:
 
     @asynccontextmanager
     async def place(self, owner: str, until: float) -> AsyncIterator[None]:
-        """A place, in order of arrival among the calls of `owner`. Raises `NoPlace`, at `until` (loop time) at the
+        """A place, in order of arrival among the calls of `owner`. Raises `NoSlot`, at `until` (loop time) at the
         latest."""
         self.users += 1
         try:
@@ -44,7 +44,7 @@ class Line:
             return
         mine = self._waiting.setdefault(owner, deque())
         if len(mine) >= self._most_waiting:
-            raise NoPlace("Too many calls wait for this tool server.")
+            raise NoSlot("Too many calls wait for this tool server.")
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         mine.append(turn)
         try:
@@ -57,7 +57,7 @@ class Line:
             else:
                 self._forget(owner, turn)
             if isinstance(error, TimeoutError):
-                raise NoPlace("The tool server was busy until it was too late.") from None
+                raise NoSlot("The tool server was busy until it was too late.") from None
             raise
 
     def _leave(self) -> None:

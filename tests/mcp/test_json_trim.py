@@ -15,10 +15,10 @@ from tests.depth import examples
 from tests.fakes.wire import Seen, Step, Write
 from tests.mcp.arguments import sent
 from tests.mcp.hostile import EVENTS, Hostile, event, message, plain
-from unisono.mcp import Limits, McpHost
-from unisono.mcp.light import FEW, TooMuch, children, lightened
+from unisono.mcp import McpHost, McpLimits
+from unisono.mcp.json_trim import FEW, TrimLimitReached, children, lightened
 
-LIMITS = Limits()
+LIMITS = McpLimits()
 
 
 def result(**fields: Any) -> bytes:
@@ -90,8 +90,8 @@ def test_what_is_no_json_stays_none_and_takes_no_time(data: bytes) -> None:
 
 
 def test_more_than_is_looked_through_is_refused() -> None:
-    with pytest.raises(TooMuch):
-        lightened(result(_meta=[[]] * FEW), Limits(looked_through=FEW))
+    with pytest.raises(TrimLimitReached):
+        lightened(result(_meta=[[]] * FEW), McpLimits(looked_through=FEW))
 
 
 VALUES = st.recursive(

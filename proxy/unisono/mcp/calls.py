@@ -24,10 +24,10 @@ from unisono.core.trace_context import DOING
 from unisono.errors import ToolServerError, ToolServerProtocolError, ToolServerUnauthorized
 from unisono.mcp.content import cut, to_outcome
 from unisono.mcp.exchange import Exchange
-from unisono.mcp.limits import Limits
-from unisono.mcp.lists import size_of
+from unisono.mcp.fingerprints import size_of
+from unisono.mcp.limits import McpLimits
 from unisono.mcp.messages import mirrorable
-from unisono.mcp.session import NoAnswer, Session
+from unisono.mcp.session import McpSession, NoAnswer
 from unisono.mcp.tracing import below
 
 RESULT: Final[TypeAdapter[CallToolResult | InputRequiredResult]] = TypeAdapter(CallToolResult | InputRequiredResult)
@@ -43,7 +43,7 @@ NOT_DONE: Final = frozenset({501, 503, 505, 507, 511})
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CallAttempt:
     """What came of a call over one connection. `again` says that the server provably did nothing, and that another
     connection may do better."""
 
@@ -51,7 +51,7 @@ class Asked:
     again: bool = False
 
 
-async def tools(session: Session, server: ToolServer, limits: Limits, until: float) -> tuple[HostedTool, ...]:
+async def tools(session: McpSession, server: ToolServer, limits: McpLimits, until: float) -> tuple[HostedTool, ...]:
     """All tools of the server. Raises the `ToolServerError` family, `TimeoutError` at `until` (loop time)."""
     name, exchange = f"The tool server {server.label!r}", Exchange()
 
@@ -73,13 +73,13 @@ async def tools(session: Session, server: ToolServer, limits: Limits, until: flo
 
 
 async def call(
-    session: Session,
+    session: McpSession,
     tool: str,
     arguments: ToolArguments,
-    limits: Limits,
+    limits: McpLimits,
     until: float,
     progress: Progress | None,
-) -> Asked:
+) -> CallAttempt:
     """Run a tool. Raises nothing but cancellation: everything else is an outcome."""
     exchange = Exchange(arguments=arguments.text)
     # The SDK copies arguments into headers where a tool asks for that. What is sent is the text.
@@ -113,15 +113,15 @@ async def call(
 
     try:
         with below(DOING.get()):
-            return Asked(to_outcome(await session.request(work, exchange, until), limits.output_bytes))
+            return CallAttempt(to_outcome(await session.request(work, exchange, until), limits.output_bytes))
     except TimeoutError:
-        return Asked(_failed("The tool did not answer in time.", unknown=exchange.sent))
+        return CallAttempt(_failed("The tool did not answer in time.", unknown=exchange.sent))
     except ValidationError:
-        return Asked(_failed("The tool server's answer was not understood.", unknown=True))
+        return CallAttempt(_failed("The tool server's answer was not understood.", unknown=True))
     except NoAnswer:
         if exchange.status >= 300:
             return _refused(exchange, MCPError(types.INTERNAL_ERROR, ""), session)
-        return Asked(_failed("The tool server answered something else.", unknown=True))
+        return CallAttempt(_failed("The tool server answered something else.", unknown=True))
     except MCPError as error:
         return _refused(exchange, error, session)
 
@@ -160,26 +160,30 @@ def _listing_failed(name: str, exchange: Exchange, error: Exception) -> ToolServ
     return ToolServerProtocolError(f"{name} gave a list of tools that was not understood.")
 
 
-def _refused(exchange: Exchange, error: MCPError, session: Session) -> Asked:
+def _refused(exchange: Exchange, error: MCPError, session: McpSession) -> CallAttempt:
     """What an error means for the call: refused, failed at the tool, never sent, or nobody knows."""
     status, problem = exchange.status, exchange.problem
     # An event is measured by the SDK, which has no number of its own for one that is too large.
     if exchange.too_large or (error.message.startswith("SSE stream failed") and "byte limit" in error.message):
-        return Asked(_failed("The tool's answer is larger than is taken."))
+        return CallAttempt(_failed("The tool's answer is larger than is taken."))
     if not exchange.sent:
-        return Asked(_failed(f"The tool server could not be reached: {problem or 'the connection was closed'}."), True)
+        return CallAttempt(
+            _failed(f"The tool server could not be reached: {problem or 'the connection was closed'}."), True
+        )
     if status == 404:
         # The server has forgotten the session; a new one is what the protocol asks for.
-        return Asked(_failed("The tool server answered with HTTP 404."), True)
+        return CallAttempt(_failed("The tool server answered with HTTP 404."), True)
     if 300 <= status < 500 or status in NOT_DONE:
-        return Asked(_failed(f"The tool server refused the call: HTTP {status}. {_said(error)}"))
+        return CallAttempt(_failed(f"The tool server refused the call: HTTP {status}. {_said(error)}"))
     if status >= 500 and error.code == types.INTERNAL_ERROR:
-        return Asked(_failed(f"The tool server answered with HTTP {status}.", unknown=True))
+        return CallAttempt(_failed(f"The tool server answered with HTTP {status}.", unknown=True))
     if problem or (error.code == types.CONNECTION_CLOSED and (exchange.ended or session.closing)):
-        return Asked(_failed(f"The tool server did not answer: {problem or 'the connection broke'}.", unknown=True))
+        return CallAttempt(
+            _failed(f"The tool server did not answer: {problem or 'the connection broke'}.", unknown=True)
+        )
     if status == 202 or error.message.startswith(NOT_UNDERSTOOD):
-        return Asked(_failed("The tool server's answer was not understood.", unknown=True))
-    return Asked(_failed(_said(error) or f"The tool server reports error {error.code}."))
+        return CallAttempt(_failed("The tool server's answer was not understood.", unknown=True))
+    return CallAttempt(_failed(_said(error) or f"The tool server reports error {error.code}."))
 
 
 def _said(error: MCPError) -> str:

@@ -10,8 +10,8 @@ from typing import Final
 import httpx2
 
 from unisono.mcp.exchange import Exchange
-from unisono.mcp.light import OFF_LOOP_BYTES, TooMuch, light
-from unisono.mcp.limits import Limits
+from unisono.mcp.json_trim import OFF_LOOP_BYTES, TrimLimitReached, light
+from unisono.mcp.limits import McpLimits
 
 TOO_LARGE: Final = "the answer is larger than is taken"
 
@@ -20,14 +20,14 @@ _EVENT_END: Final = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 
 
-class Refused(httpx2.StreamError):
+class ResponseRefused(httpx2.StreamError):
     """An answer that is not taken, or a request that is not made; the message says why."""
 
 
 class _Body(httpx2.AsyncByteStream):
     """`inner` is bounded. When all of it was read, whoever waits for the exchange to be over is told."""
 
-    def __init__(self, inner: httpx2.AsyncByteStream, exchange: Exchange, limits: Limits) -> None:
+    def __init__(self, inner: httpx2.AsyncByteStream, exchange: Exchange, limits: McpLimits) -> None:
         self._inner = inner
         self._chunks = aiter(inner)
         self._exchange = exchange
@@ -45,12 +45,12 @@ class _Body(httpx2.AsyncByteStream):
     async def _light(self, data: bytes) -> bytes:
         try:
             return await light(data, self._limits)
-        except TooMuch:
+        except TrimLimitReached:
             self._exchange.too_large, self._exchange.problem = True, TOO_LARGE
-            raise Refused(TOO_LARGE) from None
+            raise ResponseRefused(TOO_LARGE) from None
 
 
-class Whole(_Body):
+class WholeBody(_Body):
     """A message."""
 
     _given = False
@@ -64,10 +64,10 @@ class Whole(_Body):
         raise StopAsyncIteration
 
 
-class Events(_Body):
+class EventStreamBody(_Body):
     """Messages in events. One that is larger than is taken goes on as it comes, for the SDK to refuse."""
 
-    def __init__(self, inner: httpx2.AsyncByteStream, exchange: Exchange, limits: Limits) -> None:
+    def __init__(self, inner: httpx2.AsyncByteStream, exchange: Exchange, limits: McpLimits) -> None:
         super().__init__(inner, exchange, limits)
         self._held = bytearray()
         self._ready: deque[bytes] = deque()
