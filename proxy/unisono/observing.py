@@ -24,7 +24,7 @@ from unisono.deployments import deployment_names
 from unisono.engine.turn import Turns
 from unisono.errors import ConfigError, UnisonoError
 from unisono.hooking import Failed
-from unisono.observe.recent import Recent
+from unisono.observe.recent_stats import RecentStats
 from unisono.parts import Part, kept
 from unisono.routing.pool import RoutingPool
 from unisono.store.upkeep import Upkeep
@@ -32,7 +32,7 @@ from unisono.watching import WatchedTurns, spans_of
 
 if TYPE_CHECKING:
     from unisono.observe.metrics import Metrics
-    from unisono.observe.otel import Exporter
+    from unisono.observe.otlp_exporter import Exporter
     from unisono.observe.recorder import Recorder
 
 WAITING = frozenset({"events"})
@@ -49,7 +49,7 @@ class Observing:
     exporter: Part[Exporter] | None
     listener: Part[MetricsListener] | None
     sample: float = 1.0
-    recent: Recent = field(default_factory=Recent)
+    recent: RecentStats = field(default_factory=RecentStats)
 
     def turns(self, turns: Turns, *, background: bool = False, recorder: Recorder | None = None) -> Turns:
         """`turns`, told to all of these and to whoever records them."""
@@ -120,7 +120,7 @@ class Observing:
 def share_metrics(config: Config, place: int) -> None:
     """This process is the worker at `place`: what it counts, others show too."""
     if config.unisono.metrics:
-        from unisono.observe.instruments import share_values
+        from unisono.observe.metric_definitions import share_values
 
         share_values(place)
 
@@ -151,7 +151,7 @@ def build_observing(config: Config, old: Observing | None, share: int = 1) -> Ob
         listener = kept(None if old is None else old.listener, at, listen)
     exporter = _exporter(config, None if old is None else old.exporter, metrics)
     sample = settings.otel.sample if settings.otel is not None else 1.0
-    return Observing(on, exporter, listener, sample, Recent() if old is None else old.recent)
+    return Observing(on, exporter, listener, sample, RecentStats() if old is None else old.recent)
 
 
 def _exporter(config: Config, old: Part[Exporter] | None, metrics: Metrics | None) -> Part[Exporter] | None:
@@ -159,7 +159,7 @@ def _exporter(config: Config, old: Part[Exporter] | None, metrics: Metrics | Non
     if settings is None:
         return None
     try:
-        from unisono.observe.otel import Exporter
+        from unisono.observe.otlp_exporter import Exporter
     except ImportError as error:
         raise ConfigError(
             f"unisono.otel: spans need an extra that is not installed (`pip install 'unisono[otel]'`): {error}"

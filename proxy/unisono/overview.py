@@ -15,7 +15,7 @@ from unisono import __version__
 from unisono.config import Config, ModelRegistry
 from unisono.core.access import Caller
 from unisono.core.recovery_rules import RULES
-from unisono.observe.recent import Recent
+from unisono.observe.recent_stats import RecentStats
 from unisono.routing.pool import RoutingPool
 from unisono.routing.status import DeploymentStatus
 
@@ -29,7 +29,7 @@ class Overview:
     config: Config
     catalogue: ModelRegistry
     pool: RoutingPool
-    recent: Recent
+    recent: RecentStats
     kinds: Mapping[str, str]
     workers: int
     clock: Callable[[], float]

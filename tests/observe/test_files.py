@@ -11,7 +11,7 @@ import pytest
 import yaml
 from prometheus_client.metrics import MetricWrapperBase
 
-from unisono.observe.instruments import Instruments
+from unisono.observe.metric_definitions import Instruments
 
 DOCKER = Path(__file__).parents[2] / "docker"
 DASHBOARD = json.loads((DOCKER / "grafana" / "unisono.json").read_text())

@@ -13,7 +13,7 @@ from tests.fakes import FakeVllm
 from unisono.core.observer import GenerationBegan, GenerationDone, GenerationOutcome, StepDone
 from unisono.core.recovery_rules import RULES
 from unisono.harmony.encoding import load_encoding
-from unisono.observe.recent import MINUTES, Recent
+from unisono.observe.recent_stats import MINUTES, RecentStats
 
 MENDED = load_encoding().encode_marked("<|channel|>analysis<|message|>Hm.<|channel|>final<|message|>Hello<|return|>")
 
@@ -106,7 +106,7 @@ async def test_what_is_too_large_to_be_inspected_is_refused() -> None:
 
 def test_of_the_last_hour_nothing_older_is_told() -> None:
     now = 1_790_000_000.0
-    recent = Recent(lambda: now)
+    recent = RecentStats(lambda: now)
     began = GenerationBegan("req_1", "ann", "", "chat", "gpt-oss", background=False, at=now)
     step = StepDone(0, "vllm-1", 0.0, 0.1, 0.2, 10, 4, 3, failure="backend_timeout")
     for _ in range(2 * MINUTES):

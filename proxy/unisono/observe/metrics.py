@@ -18,7 +18,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 
 from unisono.core.observer import GenerationBegan, GenerationDone, Observer, StepDone
-from unisono.observe.instruments import Instruments
+from unisono.observe.metric_definitions import Instruments
 
 LOOK_S: Final = 1.0
 """Between two looks at backends and the process."""
@@ -31,7 +31,7 @@ CIRCUITS: Final = {"closed": 0, "half-open": 1, "open": 2}
 STATE: Final = Path("/proc/self/statm")
 
 
-class Backend(Protocol):
+class DeploymentMetrics(Protocol):
     """What is known of a deployment at one moment (`routing.status.DeploymentStatus`)."""
 
     @property
@@ -174,7 +174,7 @@ class Metrics(Observer):
 
     def look(
         self,
-        backends: Callable[[], Iterable[Backend]],
+        backends: Callable[[], Iterable[DeploymentMetrics]],
         store_works: Callable[[], bool],
         unaccounted: Callable[[], int] = lambda: 0,
     ) -> asyncio.Task[None]:
@@ -193,7 +193,7 @@ class Metrics(Observer):
                 await asyncio.sleep(BEAT_S)
                 self._all.lag.observe(max(monotonic() - now - BEAT_S, 0.0))
 
-    def look_once(self, backends: Iterable[Backend], *, store_works: bool, unaccounted: int = 0) -> None:
+    def look_once(self, backends: Iterable[DeploymentMetrics], *, store_works: bool, unaccounted: int = 0) -> None:
         every = self._all
         every.store_up.set(int(store_works))
         every.unaccounted.set(unaccounted)

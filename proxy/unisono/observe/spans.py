@@ -22,7 +22,7 @@ TOOL_ERRORS: Final = {ToolEnd.ERROR: "tool_error", ToolEnd.UNKNOWN: "outcome_unk
 LEFT: Final = "cancelled"
 
 
-class Kind(Enum):
+class SpanType(Enum):
     """OpenTelemetry's kinds, those that are used."""
 
     SERVER = "server"
@@ -35,7 +35,7 @@ class Span:
     """Times in nanoseconds since 1970; `parent` is a span's id, empty for none. `error` is a code."""
 
     name: str
-    kind: Kind
+    kind: SpanType
     at: TraceContext
     parent: str
     start_ns: int
@@ -100,14 +100,14 @@ def _turn(done: GenerationDone, at: TraceContext) -> Span:
     error = LEFT if done.outcome is GenerationOutcome.LEFT else done.error
     times = 0.0, done.ended_s
     return _span(
-        f"{_operation(began)} {began.model}", Kind.SERVER, at, began.span_parent, began.at, times, attributes, error
+        f"{_operation(began)} {began.model}", SpanType.SERVER, at, began.span_parent, began.at, times, attributes, error
     )
 
 
 def _step(number: int, tries: Sequence[StepDone], at: TraceContext, turn: TraceContext, begun: float) -> Span:
     attributes: dict[str, Value] = {"unisono.step": number, "unisono.tries": len(tries)}
     times = tries[0].began_s, tries[-1].ended_s
-    return _span(f"step {number}", Kind.INTERNAL, at, turn.span_id, begun, times, attributes, tries[-1].failure)
+    return _span(f"step {number}", SpanType.INTERNAL, at, turn.span_id, begun, times, attributes, tries[-1].failure)
 
 
 def _try(done: GenerationDone, index: int, step: StepDone, below: TraceContext, kinds: Mapping[str, str]) -> Span:
@@ -131,7 +131,7 @@ def _try(done: GenerationDone, index: int, step: StepDone, below: TraceContext, 
     at = below.child(try_span(index))
     return _span(
         f"{_operation(done.began)} {model}",
-        Kind.CLIENT,
+        SpanType.CLIENT,
         at,
         below.span_id,
         done.began.at,
@@ -154,12 +154,12 @@ def _tools(tools: Sequence[ToolDone], turn: TraceContext, begun: float) -> Itera
         error = TOOL_ERRORS.get(tool.outcome, "")
         times = tool.began_s, tool.ended_s
         at = turn.child(tool_span(index))
-        yield _span(f"execute_tool {tool.name}", Kind.CLIENT, at, turn.span_id, begun, times, attributes, error)
+        yield _span(f"execute_tool {tool.name}", SpanType.CLIENT, at, turn.span_id, begun, times, attributes, error)
 
 
 def _span(
     name: str,
-    kind: Kind,
+    kind: SpanType,
     at: TraceContext,
     parent: str,
     begun: float,

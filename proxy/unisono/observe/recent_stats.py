@@ -36,7 +36,7 @@ class Worked:
 
 
 @dataclass(slots=True)
-class Minute:
+class MinuteStats:
     """Answers that ended in the minute that begins at `at`, in seconds since 1970."""
 
     at: int
@@ -47,12 +47,12 @@ class Minute:
     backends: dict[tuple[str, str], Worked] = field(default_factory=dict)
 
 
-class Recent(Observer):
+class RecentStats(Observer):
     """`clock` gives seconds since 1970."""
 
     def __init__(self, clock: Callable[[], float] = time) -> None:
         self._clock = clock
-        self._minutes: OrderedDict[int, Minute] = OrderedDict()
+        self._minutes: OrderedDict[int, MinuteStats] = OrderedDict()
 
     def began(self, began: GenerationBegan) -> None:
         """Answers count when they are over."""
@@ -69,7 +69,7 @@ class Recent(Observer):
                 Worked(1, int(bool(step.failure)), step.prompt_tokens, step.cached_tokens or 0, step.generated),
             )
 
-    def minutes(self) -> Iterator[Minute]:
+    def minutes(self) -> Iterator[MinuteStats]:
         """Those of the last hour in which something ended, the oldest first."""
         first = self._minute() - (MINUTES - 1) * MINUTE_S
         return (minute for at, minute in self._minutes.items() if at >= first)
@@ -85,11 +85,11 @@ class Recent(Observer):
     def _minute(self) -> int:
         return int(self._clock()) // MINUTE_S * MINUTE_S
 
-    def _now(self) -> Minute:
+    def _now(self) -> MinuteStats:
         at = self._minute()
         minute = self._minutes.get(at)
         if minute is None:
-            minute = self._minutes[at] = Minute(at)
+            minute = self._minutes[at] = MinuteStats(at)
             while len(self._minutes) > MINUTES:
                 self._minutes.popitem(last=False)
         return minute

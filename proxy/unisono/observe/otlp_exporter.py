@@ -22,9 +22,13 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from unisono.core.observer import GenerationBegan, GenerationDone, Observer
-from unisono.observe.spans import Kind, Span, spans_of
+from unisono.observe.spans import Span, SpanType, spans_of
 
-KINDS: Final = {Kind.SERVER: SpanKind.SERVER, Kind.INTERNAL: SpanKind.INTERNAL, Kind.CLIENT: SpanKind.CLIENT}
+KINDS: Final = {
+    SpanType.SERVER: SpanKind.SERVER,
+    SpanType.INTERNAL: SpanKind.INTERNAL,
+    SpanType.CLIENT: SpanKind.CLIENT,
+}
 AT_ONCE: Final = 512
 """Spans of one request to the collector."""
 WAIT_S: Final = 1.0

@@ -32,7 +32,7 @@ def share_values(place: int) -> None:
     values.ValueClass = values.MultiProcessValue(lambda: place)  # type: ignore[no-untyped-call]
 
 
-class Known(MetricWrapperBase):
+class KnownMetric(MetricWrapperBase):
     """A metric that remembers where its labels lead to: the library makes text of every value and takes a lock, each
     time. There are no more of them than series."""
 
@@ -49,15 +49,15 @@ class Known(MetricWrapperBase):
         return series
 
 
-class KnownCounter(Known, Counter):
+class KnownCounter(KnownMetric, Counter):
     """The library's counter, series remembered."""
 
 
-class KnownGauge(Known, Gauge):
+class KnownGauge(KnownMetric, Gauge):
     """The library's gauge, series remembered."""
 
 
-class KnownHistogram(Known, Histogram):
+class KnownHistogram(KnownMetric, Histogram):
     """A histogram that also takes what was counted elsewhere by the same bounds."""
 
     def add(self, counts: Sequence[int], total: float) -> None:
