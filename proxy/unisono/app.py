@@ -71,7 +71,7 @@ from unisono.routing.pool import RoutingPool
 from unisono.running import EndingTurns
 from unisono.salting import Salt, cache_salts
 from unisono.store import open_store, sqlite_path
-from unisono.store.upkeep import Upkeep
+from unisono.store.health_monitor import Upkeep
 from unisono.web.files import PATHS, files_router
 from unisono.web.routes import web_router
 

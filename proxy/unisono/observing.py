@@ -27,7 +27,7 @@ from unisono.hooking import Failed
 from unisono.observe.recent_stats import RecentStats
 from unisono.parts import Part, kept
 from unisono.routing.pool import RoutingPool
-from unisono.store.upkeep import Upkeep
+from unisono.store.health_monitor import Upkeep
 from unisono.watching import WatchedTurns, spans_of
 
 if TYPE_CHECKING:

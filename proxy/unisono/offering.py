@@ -21,7 +21,7 @@ from unisono.engine.turn import ForbiddenTools
 from unisono.errors import ModelNotAllowed, UnknownModel, UnsupportedValue
 from unisono.hosting import Hosting
 from unisono.routing.pool import RoutingPool
-from unisono.store.upkeep import Upkeep
+from unisono.store.health_monitor import Upkeep
 
 
 def allowed_model(catalogue: ModelRegistry, name: str, caller: Caller) -> ServedModel:

@@ -16,7 +16,7 @@ from tests.contract.servers import Server
 from tests.contract.state import answered, conversation, response, said
 from unisono.core.state_store import EventPage, LogWrite, Retention, Status
 from unisono.errors import StoreUnavailable
-from unisono.store.redis import RedisStore, waking
+from unisono.store.redis import RedisStore, pubsub
 
 DEADLINE_S = 0.25
 SLACK_S = 0.25
@@ -217,7 +217,7 @@ async def test_a_reader_that_waits_outlives_a_server_that_comes_back(server: Ser
 
 
 async def test_logs_nobody_reads_any_more_are_not_listened_to(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waking, "LINGER_S", 0.1)
+    monkeypatch.setattr(pubsub, "LINGER_S", 0.1)
     async with opened(server) as store:
         running = [response() for _ in range(20)]
         for one in running:

@@ -15,7 +15,7 @@ from tests.contract.servers import Server
 from tests.contract.state import conversation, response, said
 from unisono.core.state_store import Lease, LogWrite, Retention
 from unisono.errors import StoreConflict, StoreUnavailable
-from unisono.store.redis import RedisStore, link
+from unisono.store.redis import RedisStore, connection
 
 DEADLINE_S = 2.0
 REPLICATED = ("appendonly yes", "maxmemory-policy noeviction", "repl-diskless-sync-delay 0", "repl-timeout 2")
@@ -67,7 +67,7 @@ async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
 async def test_by_default_a_write_waits_for_a_replica_where_there_is_one(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "REPLICA_GRACE_S", 6.0)
+    monkeypatch.setattr(connection, "REPLICA_GRACE_S", 6.0)
     store = pair.open(None)
     try:
         assert await store.start() == ()

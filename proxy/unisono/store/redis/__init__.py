@@ -28,15 +28,15 @@ from unisono.core.state_store import (
 )
 from unisono.errors import NotFound, StoreConflict, StoreUnavailable
 from unisono.store import codec
+from unisono.store.event_wait import Waiting, until_some
 from unisono.store.redis import keys, lease_scripts, scripts
 from unisono.store.redis.access import KeptKeys
 from unisono.store.redis.accounts import KeptAccounts
-from unisono.store.redis.arguments import Args, fence, milliseconds, of_items, of_log
-from unisono.store.redis.link import Command, Link
+from unisono.store.redis.connection import Command, Link
+from unisono.store.redis.pubsub import Listener
+from unisono.store.redis.script_args import Args, fence, milliseconds, of_items, of_log
+from unisono.store.redis.server_checks import examine
 from unisono.store.redis.traces import KeptTraces
-from unisono.store.redis.waking import Listener
-from unisono.store.redis.warnings import examine
-from unisono.store.waiting import Waiting, until_some
 
 METADATA_TRIES = 5
 OFF_LOOP_ITEMS = 1000

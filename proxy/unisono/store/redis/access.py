@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from unisono.core.access import KeyRecord
 from unisono.store import codec
-from unisono.store.redis.arguments import Args
+from unisono.store.redis.connection import Link
 from unisono.store.redis.keys import KEY_DIGESTS, VIRTUAL_KEYS
-from unisono.store.redis.link import Link
+from unisono.store.redis.script_args import Args
 from unisono.store.redis.scripts import Script
 
 PUT_KEY = Script(

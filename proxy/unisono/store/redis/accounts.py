@@ -28,8 +28,8 @@ from unisono.core.quotas import (
 )
 from unisono.store.redis import keys
 from unisono.store.redis.account_scripts import EXTEND_CLAIMS, RESERVE, SETTLE
-from unisono.store.redis.arguments import Args, milliseconds
-from unisono.store.redis.link import Link
+from unisono.store.redis.connection import Link
+from unisono.store.redis.script_args import Args, milliseconds
 
 SETTLED_S = 86_400.0
 """How long it is known that something was settled."""

@@ -1,7 +1,7 @@
 """Every write that depends on what is there, as Lua: it checks and acts at once, or refuses and has done nothing.
 
 A script looks at everything before its first write, because Redis undoes nothing; it answers with `ok` or the name of
-its refusal (`unisono.store.refusals`) and a value. Each may be repeated: what is there already counts as done. Only
+its refusal (`unisono.store.write_errors`) and a value. Each may be repeated: what is there already counts as done. Only
 commands of Redis 6.2 are used, and all keys of a script are in one hash slot.
 """
 

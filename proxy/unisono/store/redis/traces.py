@@ -13,8 +13,8 @@ import orjson
 
 from unisono.core.recordings import StoredTrace
 from unisono.store.redis import keys
-from unisono.store.redis.arguments import Args, milliseconds
-from unisono.store.redis.link import Link
+from unisono.store.redis.connection import Link
+from unisono.store.redis.script_args import Args, milliseconds
 from unisono.store.redis.scripts import Script
 
 WRITE_BYTES: Final = 256 * 1024

@@ -32,9 +32,17 @@ from unisono.core.state_store import (
     StoredResponse,
 )
 from unisono.errors import StoreUnavailable
-from unisono.store.sqlite import access, accounts, conversations, leases, responses, space, traces
-from unisono.store.sqlite.schema import LOCK_TIMEOUT_S, Act, connect, connect_reader, no_place, sweep, transaction
-from unisono.store.waiting import Waiting, until_some
+from unisono.store.event_wait import Waiting, until_some
+from unisono.store.sqlite import access, accounts, conversations, disk_space, leases, responses, traces
+from unisono.store.sqlite.schema import (
+    LOCK_TIMEOUT_S,
+    Transaction,
+    connect,
+    connect_reader,
+    no_place,
+    sweep,
+    transaction,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -63,7 +71,7 @@ class SqliteStore:
         clock: Callable[[], float] = time.time,
         *,
         or_memory: bool = False,
-        low_bytes: int = space.LOW_BYTES,
+        low_bytes: int = disk_space.LOW_BYTES,
     ) -> None:
         self._path = path
         self._or_memory = or_memory
@@ -108,7 +116,7 @@ class SqliteStore:
         self._reading_worker.shutdown(wait=False)
         self._worker.shutdown(wait=False)
 
-    async def _do(self, work: Callable[Concatenate[Act, P], T], *args: P.args, **named: P.kwargs) -> T:
+    async def _do(self, work: Callable[Concatenate[Transaction, P], T], *args: P.args, **named: P.kwargs) -> T:
         self._check_open()
         asked_s = time.monotonic()
 
@@ -118,7 +126,7 @@ class SqliteStore:
 
         return await asyncio.get_running_loop().run_in_executor(self._worker, act)
 
-    async def _read(self, work: Callable[Concatenate[Act, P], T], *args: P.args, **named: P.kwargs) -> T:
+    async def _read(self, work: Callable[Concatenate[Transaction, P], T], *args: P.args, **named: P.kwargs) -> T:
         """As `_do`, for work that writes nothing."""
         self._check_open()
 
@@ -155,7 +163,7 @@ class SqliteStore:
         self,
         db: sqlite3.Connection | None,
         writes: bool,
-        work: Callable[Concatenate[Act, P], T],
+        work: Callable[Concatenate[Transaction, P], T],
         *args: P.args,
         **named: P.kwargs,
     ) -> T:
@@ -164,7 +172,7 @@ class SqliteStore:
             raise StoreUnavailable("the store is not open")
         try:
             with transaction(db, writes=writes):
-                act = Act(db, self._clock(), self._retention, self._bounds)
+                act = Transaction(db, self._clock(), self._retention, self._bounds)
                 if writes and abs(act.now - self._swept) >= SWEEP_EVERY_S:
                     sweep(act)
                     self._swept = act.now
@@ -175,10 +183,10 @@ class SqliteStore:
             raise StoreUnavailable(words) from error
 
     async def check(self, beginning: StoredResponse | None = None) -> None:
-        if await self._do(space.examine, self._path, self._low_bytes, beginning) or self._failed:
+        if await self._do(disk_space.examine, self._path, self._low_bytes, beginning) or self._failed:
             # Two acts: what an act both adds and takes away is never written.
-            await self._do(space.fill)
-            await self._do(space.clear)
+            await self._do(disk_space.fill)
+            await self._do(disk_space.clear)
             self._failed = False
 
     async def _save(

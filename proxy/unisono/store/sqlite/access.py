@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from unisono.core.access import KeyRecord
 from unisono.store import codec
-from unisono.store.refusals import refusal
-from unisono.store.sqlite.schema import Act
+from unisono.store.sqlite.schema import Transaction
+from unisono.store.write_errors import refusal
 
 
-def put(act: Act, record: KeyRecord) -> KeyRecord:
+def put(act: Transaction, record: KeyRecord) -> KeyRecord:
     changed = replace(record, revision=record.revision + 1)
     data = codec.encode_key(changed)
     row = act.db.execute("SELECT revision, data FROM virtual_keys WHERE id = ?", (record.id,)).fetchone()
@@ -29,12 +29,12 @@ def put(act: Act, record: KeyRecord) -> KeyRecord:
     return changed
 
 
-def get(act: Act, key: str) -> KeyRecord | None:
+def get(act: Transaction, key: str) -> KeyRecord | None:
     row = act.db.execute("SELECT data FROM virtual_keys WHERE id = ?", (key,)).fetchone()
     return None if row is None else codec.decode_key(row[0])
 
 
-def find(act: Act, digest: str) -> KeyRecord | None:
+def find(act: Transaction, digest: str) -> KeyRecord | None:
     row = act.db.execute(
         "SELECT data FROM virtual_keys JOIN key_digests ON virtual_keys.id = key_digests.key WHERE digest = ?",
         (digest,),
@@ -42,6 +42,6 @@ def find(act: Act, digest: str) -> KeyRecord | None:
     return None if row is None else codec.decode_key(row[0])
 
 
-def every(act: Act) -> tuple[KeyRecord, ...]:
+def every(act: Transaction) -> tuple[KeyRecord, ...]:
     rows = act.db.execute("SELECT data FROM virtual_keys").fetchall()
     return tuple(sorted((codec.decode_key(row[0]) for row in rows), key=lambda record: (record.created_at, record.id)))

@@ -20,7 +20,7 @@ from unisono.core.quotas import (
     UsageRecord,
     entries_of,
 )
-from unisono.store.sqlite.schema import Act
+from unisono.store.sqlite.schema import Transaction
 
 SETTLED_S: Final = 86_400.0
 """How long it is known that something was settled."""
@@ -48,7 +48,7 @@ EXTEND_MARK: Final = "UPDATE account_settled SET expires = ? WHERE tenant = ? AN
 COUNT: Final = f"INSERT OR REPLACE INTO account_counted VALUES ({', '.join('?' * (4 + len(USED)))})"  # noqa: S608
 
 
-def reserve(act: Act, claim: QuotaReservation) -> QuotaStatus:
+def reserve(act: Transaction, claim: QuotaReservation) -> QuotaStatus:
     whose, limits = _whose(claim.account), claim.limits
     act.db.execute("DELETE FROM account_claims WHERE tenant = ? AND key = ? AND expires <= ?", (*whose, act.now))
     minute = _minute(act, claim.account)
@@ -71,7 +71,7 @@ def reserve(act: Act, claim: QuotaReservation) -> QuotaStatus:
     return _minute(act, claim.account).standing(claim, output=room)
 
 
-def _room(act: Act, claim: QuotaReservation) -> int | QuotaKind | None:
+def _room(act: Transaction, claim: QuotaReservation) -> int | QuotaKind | None:
     """How many tokens the budgets let a claim generate, None for any number, or the budget that has no room for it."""
     limits = claim.limits
     if limits.token_budget is None and limits.money_budget is None:
@@ -103,7 +103,7 @@ def _room(act: Act, claim: QuotaReservation) -> int | QuotaKind | None:
     return room
 
 
-def _hold(act: Act, claim: QuotaReservation, room: int | None) -> None:
+def _hold(act: Transaction, claim: QuotaReservation, room: int | None) -> None:
     second, whose = int(act.now), _whose(claim.account)
     _count(act, claim.account, second, 1, claim.tokens)
     # A part of a micro-USD is a whole one, in each of the two: no turn costs more than was held for it.
@@ -113,7 +113,7 @@ def _hold(act: Act, claim: QuotaReservation, room: int | None) -> None:
     act.db.execute("INSERT INTO account_claims VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
 
 
-def extend(act: Act, claims: Sequence[QuotaReservation]) -> None:
+def extend(act: Transaction, claims: Sequence[QuotaReservation]) -> None:
     for claim in claims:
         act.db.execute(
             "UPDATE account_claims SET expires = ? WHERE tenant = ? AND key = ? AND once = ? AND expires > ?",
@@ -121,7 +121,7 @@ def extend(act: Act, claims: Sequence[QuotaReservation]) -> None:
         )
 
 
-def settle(act: Act, settlements: Sequence[UsageRecord]) -> None:
+def settle(act: Transaction, settlements: Sequence[UsageRecord]) -> None:
     for one in settlements:
         entry, added = one.entry, _newly_counted(act, one)
         if added != TokenUsage():
@@ -133,7 +133,7 @@ def settle(act: Act, settlements: Sequence[UsageRecord]) -> None:
             _let_go(act, one.claim, added)
 
 
-def _newly_counted(act: Act, one: UsageRecord) -> TokenUsage:
+def _newly_counted(act: Transaction, one: UsageRecord) -> TokenUsage:
     """Mark the amounts of a settlement as counted, and return the part of them that was not."""
     here = (*_whose(one.entry.account), one.once)
     expires = act.now + SETTLED_S
@@ -156,7 +156,7 @@ def _amounts(used: TokenUsage) -> list[int]:
     return [getattr(used, name) for name in USED]
 
 
-def _let_go(act: Act, claim: QuotaReservation, used: TokenUsage) -> None:
+def _let_go(act: Transaction, claim: QuotaReservation, used: TokenUsage) -> None:
     """The truth in place of what was held."""
     whose = _whose(claim.account)
     here = (*whose, claim.once)
@@ -177,7 +177,7 @@ def _let_go(act: Act, claim: QuotaReservation, used: TokenUsage) -> None:
     )
 
 
-def ledger(act: Act, since: str, until: str, account: Account | None) -> tuple[LedgerLine, ...]:
+def ledger(act: Transaction, since: str, until: str, account: Account | None) -> tuple[LedgerLine, ...]:
     totals: dict[tuple[str, Account], dict[str, TokenUsage]] = {}
     for day, tenant, key, model, *amounts in _rows(act, "model", "ledger", since, until):
         totals.setdefault((day, Account(tenant, key)), {})[model] = TokenUsage(*amounts)
@@ -192,7 +192,7 @@ def ledger(act: Act, since: str, until: str, account: Account | None) -> tuple[L
     )
 
 
-def _rows(act: Act, models: str, table: str, since: str, until: str) -> list[tuple[Any, ...]]:
+def _rows(act: Transaction, models: str, table: str, since: str, until: str) -> list[tuple[Any, ...]]:
     return act.db.execute(
         f"SELECT day, tenant, key, {models}, {COLUMNS} FROM {table} WHERE day BETWEEN ? AND ? "  # noqa: S608
         "ORDER BY day, tenant, key, model",
@@ -200,7 +200,7 @@ def _rows(act: Act, models: str, table: str, since: str, until: str) -> list[tup
     ).fetchall()
 
 
-def _minute(act: Act, account: Account) -> Minute:
+def _minute(act: Transaction, account: Account) -> Minute:
     rows = act.db.execute(
         "SELECT second, requests, tokens FROM account_seconds WHERE tenant = ? AND key = ? AND second >= ? "
         "ORDER BY second",
@@ -209,7 +209,7 @@ def _minute(act: Act, account: Account) -> Minute:
     return Minute(rows, act.now)
 
 
-def _count(act: Act, account: Account, second: int, requests: int, tokens: int) -> None:
+def _count(act: Transaction, account: Account, second: int, requests: int, tokens: int) -> None:
     act.db.execute(
         "INSERT INTO account_seconds VALUES (?, ?, ?, ?, ?, ?) "
         "ON CONFLICT DO UPDATE SET requests = requests + excluded.requests, tokens = tokens + excluded.tokens",

@@ -9,12 +9,12 @@ from dataclasses import replace
 from unisono.core.conversation import Json
 from unisono.core.state_store import Lease, StoredConversation, StoredItem
 from unisono.store import codec
-from unisono.store.refusals import refusal
 from unisono.store.sqlite.leases import held
-from unisono.store.sqlite.schema import Act
+from unisono.store.sqlite.schema import Transaction
+from unisono.store.write_errors import refusal
 
 
-def create(act: Act, tenant: str, conversation: StoredConversation, items: Sequence[StoredItem]) -> None:
+def create(act: Transaction, tenant: str, conversation: StoredConversation, items: Sequence[StoredItem]) -> None:
     head = codec.encode_conversation(conversation)
     encoded = [(item.id, codec.encode_item(item, act.bounds)) for item in items]
     last = digest(encoded)
@@ -43,7 +43,7 @@ def digest(encoded: Sequence[tuple[str, bytes]]) -> bytes:
 
 
 def _add(
-    act: Act, tenant: str, conversation: str, encoded: Sequence[tuple[str, bytes]], *, upto: int, size: int
+    act: Transaction, tenant: str, conversation: str, encoded: Sequence[tuple[str, bytes]], *, upto: int, size: int
 ) -> None:
     """Raises `StoreTooLarge`, `StoreConflict`; the transaction undoes what was added."""
     size += sum(len(data) for _, data in encoded)
@@ -66,7 +66,7 @@ def _add(
 
 
 def append(
-    act: Act,
+    act: Transaction,
     tenant: str,
     conversation: str,
     items: Sequence[StoredItem],
@@ -95,7 +95,7 @@ def append(
     return int(current + 1)
 
 
-def head(act: Act, tenant: str, conversation: str) -> StoredConversation | None:
+def head(act: Transaction, tenant: str, conversation: str) -> StoredConversation | None:
     row = act.db.execute(
         "SELECT head, revision FROM conversations WHERE tenant = ? AND id = ? AND expires > ?",
         (tenant, conversation, act.now),
@@ -103,7 +103,9 @@ def head(act: Act, tenant: str, conversation: str) -> StoredConversation | None:
     return row and codec.decode_conversation(*row)
 
 
-def set_metadata(act: Act, tenant: str, conversation: str, metadata: Mapping[str, Json]) -> StoredConversation | None:
+def set_metadata(
+    act: Transaction, tenant: str, conversation: str, metadata: Mapping[str, Json]
+) -> StoredConversation | None:
     found = head(act, tenant, conversation)
     if found is None:
         return None
@@ -115,7 +117,7 @@ def set_metadata(act: Act, tenant: str, conversation: str, metadata: Mapping[str
     return changed
 
 
-def _position(act: Act, tenant: str, conversation: str, item: str) -> int | None:
+def _position(act: Transaction, tenant: str, conversation: str, item: str) -> int | None:
     row = act.db.execute(
         "SELECT position FROM conversation_items WHERE tenant = ? AND conversation = ? AND id = ?",
         (tenant, conversation, item),
@@ -130,7 +132,7 @@ AFTER = {
 
 
 def items(
-    act: Act, tenant: str, conversation: str, after: str | None, limit: int | None, newest_first: bool
+    act: Transaction, tenant: str, conversation: str, after: str | None, limit: int | None, newest_first: bool
 ) -> tuple[StoredItem, ...] | None:
     if head(act, tenant, conversation) is None:
         return None
@@ -148,7 +150,7 @@ def items(
     return tuple(codec.decode_item(row[0]) for row in rows)
 
 
-def item(act: Act, tenant: str, conversation: str, item: str) -> StoredItem | None:
+def item(act: Transaction, tenant: str, conversation: str, item: str) -> StoredItem | None:
     row = act.db.execute(
         "SELECT data FROM conversation_items AS i JOIN conversations AS c ON i.tenant = c.tenant AND "
         "i.conversation = c.id WHERE c.tenant = ? AND c.id = ? AND c.expires > ? AND i.id = ?",
@@ -157,7 +159,7 @@ def item(act: Act, tenant: str, conversation: str, item: str) -> StoredItem | No
     return row and codec.decode_item(row[0])
 
 
-def delete_item(act: Act, tenant: str, conversation: str, item: str) -> bool:
+def delete_item(act: Transaction, tenant: str, conversation: str, item: str) -> bool:
     if head(act, tenant, conversation) is None:
         return False
     held(act, tenant, conversation, None)
@@ -179,7 +181,7 @@ def delete_item(act: Act, tenant: str, conversation: str, item: str) -> bool:
     return True
 
 
-def delete(act: Act, tenant: str, conversation: str) -> bool:
+def delete(act: Transaction, tenant: str, conversation: str) -> bool:
     if head(act, tenant, conversation) is None:
         return False
     held(act, tenant, conversation, None)
@@ -187,6 +189,6 @@ def delete(act: Act, tenant: str, conversation: str) -> bool:
     return True
 
 
-def _forget(act: Act, tenant: str, conversation: str) -> None:
+def _forget(act: Transaction, tenant: str, conversation: str) -> None:
     act.db.execute("DELETE FROM conversations WHERE tenant = ? AND id = ?", (tenant, conversation))
     act.db.execute("DELETE FROM conversation_items WHERE tenant = ? AND conversation = ?", (tenant, conversation))

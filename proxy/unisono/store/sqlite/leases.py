@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from unisono.core.state_store import BackgroundRun, Lease
-from unisono.store.refusals import refusal
-from unisono.store.sqlite.schema import Act
+from unisono.store.sqlite.schema import Transaction
+from unisono.store.write_errors import refusal
 
 
-def held(act: Act, tenant: str, anchor: str, lease: Lease | None) -> None:
+def held(act: Transaction, tenant: str, anchor: str, lease: Lease | None) -> None:
     """Return when a writer with this lease, or none, may write under the anchor. Raises `StoreConflict`."""
     row = act.db.execute(
         "SELECT fence, until FROM leases WHERE tenant = ? AND anchor = ? AND expires > ?", (tenant, anchor, act.now)
@@ -19,7 +19,7 @@ def held(act: Act, tenant: str, anchor: str, lease: Lease | None) -> None:
         raise refusal("taken")
 
 
-def acquire(act: Act, tenant: str, anchor: str, owner: str, for_s: float, force: bool) -> Lease | None:
+def acquire(act: Transaction, tenant: str, anchor: str, owner: str, for_s: float, force: bool) -> Lease | None:
     row = act.db.execute(
         "SELECT owner, fence, until FROM leases WHERE tenant = ? AND anchor = ? AND expires > ?",
         (tenant, anchor, act.now),
@@ -37,7 +37,7 @@ def acquire(act: Act, tenant: str, anchor: str, owner: str, for_s: float, force:
     return Lease(tenant, anchor, owner, fence)
 
 
-def extend(act: Act, lease: Lease, for_s: float) -> bool:
+def extend(act: Transaction, lease: Lease, for_s: float) -> bool:
     """Zero seconds give it back; the fence is remembered."""
     changed = act.db.execute(
         "UPDATE leases SET owner = ?, until = ?, expires = ? WHERE tenant = ? AND anchor = ? AND fence = ?",
@@ -53,20 +53,20 @@ def extend(act: Act, lease: Lease, for_s: float) -> bool:
     return changed.rowcount == 1
 
 
-def watch(act: Act, run: BackgroundRun, for_s: float) -> None:
+def watch(act: Transaction, run: BackgroundRun, for_s: float) -> None:
     act.db.execute("REPLACE INTO runs VALUES (?, ?, ?)", (run.tenant, run.response, act.now + for_s))
 
 
-def unwatch(act: Act, run: BackgroundRun) -> None:
+def unwatch(act: Transaction, run: BackgroundRun) -> None:
     act.db.execute("DELETE FROM runs WHERE tenant = ? AND response = ?", (run.tenant, run.response))
 
 
-def lapsed(act: Act, limit: int) -> tuple[BackgroundRun, ...]:
+def lapsed(act: Transaction, limit: int) -> tuple[BackgroundRun, ...]:
     rows = act.db.execute("SELECT tenant, response FROM runs WHERE until <= ? ORDER BY until LIMIT ?", (act.now, limit))
     return tuple(BackgroundRun(*row) for row in rows)
 
 
-def claim(act: Act, tenant: str, key: str, digest: str, response: str, for_s: float | None) -> str:
+def claim(act: Transaction, tenant: str, key: str, digest: str, response: str, for_s: float | None) -> str:
     row = act.db.execute(
         "SELECT digest, response FROM keys WHERE tenant = ? AND key = ? AND expires > ?", (tenant, key, act.now)
     ).fetchone()
@@ -84,21 +84,21 @@ def claim(act: Act, tenant: str, key: str, digest: str, response: str, for_s: fl
     return str(row[1])
 
 
-def unclaim(act: Act, tenant: str, key: str, response: str) -> None:
+def unclaim(act: Transaction, tenant: str, key: str, response: str) -> None:
     act.db.execute("DELETE FROM keys WHERE tenant = ? AND key = ? AND response = ?", (tenant, key, response))
 
 
-def secret(act: Act, name: str, candidate: bytes) -> bytes:
+def secret(act: Transaction, name: str, candidate: bytes) -> bytes:
     act.db.execute("INSERT OR IGNORE INTO secrets VALUES (?, ?)", (name, candidate))
     return bytes(act.db.execute("SELECT value FROM secrets WHERE name = ?", (name,)).fetchone()[0])
 
 
-def known_secret(act: Act, name: str) -> bytes | None:
+def known_secret(act: Transaction, name: str) -> bytes | None:
     row = act.db.execute("SELECT value FROM secrets WHERE name = ?", (name,)).fetchone()
     return None if row is None else bytes(row[0])
 
 
-def count(act: Act, tenant: str, name: str, amount: int, once: str, for_s: float) -> int:
+def count(act: Transaction, tenant: str, name: str, amount: int, once: str, for_s: float) -> int:
     expires = act.now + for_s
     row = act.db.execute(
         "SELECT value FROM counters WHERE tenant = ? AND name = ? AND expires > ?", (tenant, name, act.now)

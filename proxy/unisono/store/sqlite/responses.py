@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from unisono.core.conversation import Tokens
 from unisono.core.state_store import EventPage, Lease, LogWrite, StoredItem, StoredResponse
 from unisono.store import codec
-from unisono.store.refusals import refusal
 from unisono.store.sqlite import conversations
 from unisono.store.sqlite.leases import held
-from unisono.store.sqlite.schema import Act
+from unisono.store.sqlite.schema import Transaction
+from unisono.store.write_errors import refusal
 
 
 def save(
-    act: Act,
+    act: Transaction,
     tenant: str,
     response: StoredResponse,
     new: bool,
@@ -45,7 +45,9 @@ def save(
     _place(act, tenant, response)
 
 
-def _write(act: Act, tenant: str, response: StoredResponse, new: bool, parts: tuple[bytes, bytes, bytes]) -> None:
+def _write(
+    act: Transaction, tenant: str, response: StoredResponse, new: bool, parts: tuple[bytes, bytes, bytes]
+) -> None:
     expires = act.now + act.retention.response_s
     log_expires = act.now + act.retention.log_s if response.status.terminal else expires
     head, given, output = parts
@@ -64,7 +66,7 @@ def _write(act: Act, tenant: str, response: StoredResponse, new: bool, parts: tu
         )
 
 
-def _place(act: Act, tenant: str, response: StoredResponse) -> None:
+def _place(act: Transaction, tenant: str, response: StoredResponse) -> None:
     expires = act.now + act.retention.response_s
     act.db.executemany(
         "REPLACE INTO places VALUES (?, ?, ?, NULL, ?)",
@@ -72,7 +74,7 @@ def _place(act: Act, tenant: str, response: StoredResponse) -> None:
     )
 
 
-def read(act: Act, tenant: str, ids: Sequence[str]) -> tuple[StoredResponse | None, ...]:
+def read(act: Transaction, tenant: str, ids: Sequence[str]) -> tuple[StoredResponse | None, ...]:
     found = []
     for response in ids:
         row = act.db.execute(
@@ -83,7 +85,7 @@ def read(act: Act, tenant: str, ids: Sequence[str]) -> tuple[StoredResponse | No
     return tuple(found)
 
 
-def delete(act: Act, tenant: str, response: str) -> bool:
+def delete(act: Transaction, tenant: str, response: str) -> bool:
     alive = act.db.execute(
         "SELECT 1 FROM responses WHERE tenant = ? AND id = ? AND expires > ?", (tenant, response, act.now)
     ).fetchone()
@@ -91,13 +93,13 @@ def delete(act: Act, tenant: str, response: str) -> bool:
     return alive is not None
 
 
-def _forget(act: Act, tenant: str, response: str) -> None:
+def _forget(act: Transaction, tenant: str, response: str) -> None:
     act.db.execute("DELETE FROM responses WHERE tenant = ? AND id = ?", (tenant, response))
     act.db.execute("DELETE FROM events WHERE tenant = ? AND response = ?", (tenant, response))
     act.db.execute("DELETE FROM tokens WHERE tenant = ? AND response = ?", (tenant, response))
 
 
-def item(act: Act, tenant: str, item: str) -> StoredItem | None:
+def item(act: Transaction, tenant: str, item: str) -> StoredItem | None:
     row = act.db.execute(
         "SELECT response, conversation FROM places WHERE tenant = ? AND item = ? AND expires > ?",
         (tenant, item, act.now),
@@ -111,7 +113,7 @@ def item(act: Act, tenant: str, item: str) -> StoredItem | None:
     return None if home is None else next((one for one in home.input + home.output if one.id == item), None)
 
 
-def log(act: Act, lease: Lease, response: str, write: LogWrite) -> None:
+def log(act: Transaction, lease: Lease, response: str, write: LogWrite) -> None:
     row = act.db.execute(
         "SELECT anchor, terminal FROM responses WHERE tenant = ? AND id = ? AND expires > ?",
         (lease.tenant, response, act.now),
@@ -124,7 +126,7 @@ def log(act: Act, lease: Lease, response: str, write: LogWrite) -> None:
     _extend_log(act, lease.tenant, response, write)
 
 
-def _extend_log(act: Act, tenant: str, response: str, write: LogWrite) -> None:
+def _extend_log(act: Transaction, tenant: str, response: str, write: LogWrite) -> None:
     here = (tenant, response)
     upto = act.db.execute(
         "SELECT coalesce(max(seq) + 1, 0) FROM events WHERE tenant = ? AND response = ?", here
@@ -139,14 +141,14 @@ def _extend_log(act: Act, tenant: str, response: str, write: LogWrite) -> None:
     _extend_tokens(act, tenant, response, write)
 
 
-def _event(act: Act, tenant: str, response: str, seq: int) -> bytes:
+def _event(act: Transaction, tenant: str, response: str, seq: int) -> bytes:
     row = act.db.execute(
         "SELECT data FROM events WHERE tenant = ? AND response = ? AND seq = ?", (tenant, response, seq)
     ).fetchone()
     return bytes(row[0])
 
 
-def _extend_tokens(act: Act, tenant: str, response: str, write: LogWrite) -> None:
+def _extend_tokens(act: Transaction, tenant: str, response: str, write: LogWrite) -> None:
     here = (tenant, response)
     first, after = write.first_token, write.first_token + len(write.tokens)
     upto = act.db.execute(
@@ -167,7 +169,7 @@ def _extend_tokens(act: Act, tenant: str, response: str, write: LogWrite) -> Non
         raise refusal("differs")
 
 
-def events(act: Act, tenant: str, response: str, first: int, limit: int) -> EventPage | None:
+def events(act: Transaction, tenant: str, response: str, first: int, limit: int) -> EventPage | None:
     row = act.db.execute(
         "SELECT terminal, (SELECT max(seq) FROM events WHERE tenant = r.tenant AND response = r.id) "
         "FROM responses AS r WHERE tenant = ? AND id = ? AND min(expires, log_expires) > ?",
@@ -183,7 +185,7 @@ def events(act: Act, tenant: str, response: str, first: int, limit: int) -> Even
     return EventPage(first, tuple(bytes(data) for (data,) in rows), bool(terminal) and first + len(rows) > last)
 
 
-def tokens(act: Act, tenant: str, response: str) -> Tokens:
+def tokens(act: Transaction, tenant: str, response: str) -> Tokens:
     rows = act.db.execute(
         "SELECT data FROM tokens WHERE tenant = ? AND response = ? AND EXISTS (SELECT 1 FROM responses WHERE "
         "tenant = tokens.tenant AND id = response AND min(expires, log_expires) > ?) ORDER BY first",

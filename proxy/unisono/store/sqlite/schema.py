@@ -109,7 +109,7 @@ UNWRITABLE = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite
 
 
 @dataclass(frozen=True, slots=True)
-class Act:
+class Transaction:
     """What a statement needs: the connection inside a transaction, and the time, in seconds since 1970."""
 
     db: sqlite3.Connection
@@ -199,6 +199,6 @@ def transaction(db: sqlite3.Connection, *, writes: bool = True) -> Iterator[None
             db.execute("ROLLBACK")
 
 
-def sweep(act: Act) -> None:
+def sweep(act: Transaction) -> None:
     for statement in SWEEP:
         act.db.execute(statement, {"now": act.now})

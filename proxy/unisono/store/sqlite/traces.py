@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from unisono.core.recordings import StoredTrace
-from unisono.store.sqlite.schema import Act
+from unisono.store.sqlite.schema import Transaction
 
 
-def keep(act: Act, traces: Sequence[StoredTrace], for_s: float, most: int) -> None:
+def keep(act: Transaction, traces: Sequence[StoredTrace], for_s: float, most: int) -> None:
     for one in traces:
         act.db.execute("DELETE FROM traces WHERE tenant = ? AND id = ?", (one.tenant, one.id))
         act.db.execute(
@@ -23,14 +23,14 @@ def keep(act: Act, traces: Sequence[StoredTrace], for_s: float, most: int) -> No
         )
 
 
-def get(act: Act, tenant: str, id: str) -> StoredTrace | None:
+def get(act: Transaction, tenant: str, id: str) -> StoredTrace | None:
     row = act.db.execute(
         "SELECT at, about, document FROM traces WHERE tenant = ? AND id = ? AND expires > ?", (tenant, id, act.now)
     ).fetchone()
     return None if row is None else StoredTrace(tenant, id, row[0], bytes(row[1]), bytes(row[2]))
 
 
-def latest(act: Act, tenant: str, limit: int) -> tuple[StoredTrace, ...]:
+def latest(act: Transaction, tenant: str, limit: int) -> tuple[StoredTrace, ...]:
     rows = act.db.execute(
         "SELECT id, at, about FROM traces WHERE tenant = ? AND expires > ? ORDER BY number DESC LIMIT ?",
         (tenant, act.now, limit),

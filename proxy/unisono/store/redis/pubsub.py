@@ -14,7 +14,7 @@ from typing import Any
 
 from redis.asyncio.client import PubSub
 
-from unisono.store.waiting import Waiting
+from unisono.store.event_wait import Waiting
 
 log = logging.getLogger("unisono.store")
 

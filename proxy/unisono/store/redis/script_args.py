@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from unisono.core.state_store import Lease, LogWrite, Retention, StateLimits, StoredItem
 from unisono.store import codec
-from unisono.store.refusals import refusal
+from unisono.store.write_errors import refusal
 
 Args = list[str | bytes | int]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from unisono.store.redis.link import Link
+from unisono.store.redis.connection import Link
 
 Concern = Callable[[Mapping[str, str]], str]
 

@@ -13,7 +13,7 @@ import pytest
 from tests.contract.servers import Server
 from unisono.errors import StoreUnavailable
 from unisono.store import open_store
-from unisono.store.upkeep import Upkeep
+from unisono.store.health_monitor import Upkeep
 
 QUICK_S = 0.05
 

@@ -33,7 +33,7 @@ from unisono.store.redis.address import UNREADABLE, addresses, credentials
 from unisono.store.redis.primary import agreed, primary_seen_by, replicas_in, text
 from unisono.store.redis.scripts import Script
 from unisono.store.redis.trouble import told
-from unisono.store.refusals import refusal
+from unisono.store.write_errors import refusal
 
 AT_ONCE = 64
 """Operations on the way at the same time; further ones wait within their own deadline."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from unisono.core.state_store import MIB, StoredResponse
 from unisono.store import codec
-from unisono.store.sqlite.schema import Act
+from unisono.store.sqlite.schema import Transaction
 
 LOW_BYTES = 64 * MIB
 """Free space from which on every write is doubted."""
@@ -21,7 +21,7 @@ TRIAL = "trial"
 """The name the trial is written under, beside the secrets. One that is left behind is overwritten by the next."""
 
 
-def examine(act: Act, path: Path | None, low_bytes: int, beginning: StoredResponse | None) -> bool:
+def examine(act: Transaction, path: Path | None, low_bytes: int, beginning: StoredResponse | None) -> bool:
     """Whether the disk under `path` has less than `low_bytes` left; False where that cannot be told. Raises
     `StoreTooLarge`."""
     if beginning is not None:
@@ -34,9 +34,9 @@ def examine(act: Act, path: Path | None, low_bytes: int, beginning: StoredRespon
         return False
 
 
-def fill(act: Act) -> None:
+def fill(act: Transaction) -> None:
     act.db.execute("REPLACE INTO secrets VALUES (?, zeroblob(?))", (TRIAL, TRIAL_BYTES))
 
 
-def clear(act: Act) -> None:
+def clear(act: Transaction) -> None:
     act.db.execute("DELETE FROM secrets WHERE name = ?", (TRIAL,))
