@@ -5,7 +5,7 @@ why the judging is done here: the libraries for it run expressions of strangers 
 what they report.
 """
 
-from unisono.schemas.checking import check
-from unisono.schemas.violations import violation
+from unisono.schemas.messages_for_model import violation
+from unisono.schemas.supported import check
 
 __all__ = ["check", "violation"]

@@ -17,7 +17,7 @@ DEEPEST = 128
 """Schemas being judged by within one another: what Python's own stack carries many times over."""
 
 
-class TooMuch(Exception):
+class WorkLimitReached(Exception):
     """The bounds are reached; nothing is known about the value."""
 
 
@@ -60,7 +60,7 @@ class Judge:
             return
         self._depth += 1
         if self._depth > DEEPEST:
-            raise TooMuch
+            raise WorkLimitReached
         try:
             for name, wanted in schema.items():
                 judge = JUDGES.get(name)
@@ -83,7 +83,7 @@ class Judge:
     def work(self, steps: int = 1) -> None:
         self._steps += steps
         if self._steps > MOST_STEPS:
-            raise TooMuch
+            raise WorkLimitReached
 
     def matches(self, pattern: str, text: str) -> bool:
         expression = self._expressions.get(pattern)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 import orjson
 
-from unisono.schemas.judging import Complaint, Judge, TooMuch
+from unisono.schemas.judging import Complaint, Judge, WorkLimitReached
 
 LONGEST = 1_000_000
 """Characters of an answer."""
@@ -37,7 +37,7 @@ def violation(schema: Mapping[str, object], text: str) -> str | None:
         return f"The answer is too deep: values may stand {DEEPEST} deep in one another."
     try:
         told = [str(complaint) for complaint in _first(Judge(schema).complaints(value))]
-    except TooMuch:
+    except WorkLimitReached:
         return "The answer is too large to be checked against its schema: make it smaller and simpler."
     return " ".join(told) or None
 
