@@ -22,7 +22,7 @@ from unisono.core.access import Caller
 from unisono.core.recordings import TraceStore
 from unisono.errors import InvalidRequest, LimitReached, NotFound
 from unisono.observe.recording import dumped, unpacked
-from unisono.web.inspecting import inspected
+from unisono.web.inspector import inspected
 
 LISTED: Final = 20
 MOST_LISTED: Final = 200
@@ -38,7 +38,7 @@ Overview = Callable[[Caller], Mapping[str, Any]]
 
 def web_router(*, overview: Overview, traces: TraceStore) -> APIRouter:
     """Expects the layers of `api.door` in front."""
-    reading = Reading()
+    reading = InspectionReader()
 
     async def status(request: Request) -> Response:
         return _json(overview(request.state.caller))
@@ -69,7 +69,7 @@ def web_router(*, overview: Overview, traces: TraceStore) -> APIRouter:
     return router
 
 
-class Reading:
+class InspectionReader:
     """Reads what is to be inspected, off the loop."""
 
     def __init__(self) -> None:

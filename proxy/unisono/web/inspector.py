@@ -25,7 +25,7 @@ from unisono.harmony.encoding import Encoding, load_encoding
 from unisono.harmony.router import HarmonyRouter
 from unisono.harmony.tools import ToolSet, plan_tools
 from unisono.observe.recording import checked
-from unisono.web.recounting import recounted
+from unisono.web.recording_view import recounted
 from unisono.web.segments import Segments
 
 OBJECT: Final = "unisono.inspection"

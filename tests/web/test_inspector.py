@@ -24,7 +24,7 @@ from unisono.engine.turn import STEP_ENDED
 from unisono.errors import InvalidRequest
 from unisono.harmony.encoding import load_encoding
 from unisono.observe.recording import dumped, to_document
-from unisono.web.inspecting import inspected
+from unisono.web.inspector import inspected
 
 ENCODING = load_encoding()
 BEGAN = GenerationBegan("req_1", "ann", "", "chat", "gpt-oss", background=False, at=1_790_000_000.0, asked={})
