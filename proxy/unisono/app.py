@@ -66,7 +66,7 @@ from unisono.observing import Observing, build_observing, kinds_of
 from unisono.offering import cards, chat_model, messages_model, raw_model, readiness, responses_model, ways
 from unisono.overview import Overview
 from unisono.parts import Part, kept
-from unisono.passthrough.turns import PassingTurns
+from unisono.passthrough.dispatch import PassthroughService
 from unisono.routing.pool import RoutingPool
 from unisono.running import EndingTurns
 from unisono.salting import Salt, cache_salts
@@ -146,7 +146,7 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     hooks = build_hooks(config.unisono.hooks, parts.observing.hook_failed)
     salts = cache_salts(shared=config.unisono.share_prompt_caches)
     engine = MeteredTurns(
-        hooks.turns(PassingTurns(build_engine(pool, hosting.host, parts, salts), pool)),
+        hooks.turns(PassthroughService(build_engine(pool, hosting.host, parts, salts), pool)),
         books,
         build_prices(config, catalogue),
         lenient=config.unisono.when_store_is_down == "known_keys",

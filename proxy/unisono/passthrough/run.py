@@ -21,7 +21,7 @@ from unisono.engine.failover import Progress
 from unisono.engine.places import Places
 from unisono.engine.turn import GeneratorRun, Report, Turn
 from unisono.errors import BackendError, BackendProtocolError, BackendTimeout, ContextTooLong, UnisonoError
-from unisono.passthrough.relaying import Relaying, relaying_of
+from unisono.passthrough.relay import Relay, relaying_of
 
 MOST_NAMES: Mapping[Api, tuple[str, ...]] = {
     Api.CHAT: ("max_completion_tokens", "max_tokens"),
@@ -30,7 +30,7 @@ MOST_NAMES: Mapping[Api, tuple[str, ...]] = {
 """Where a body bounds its answer; the first that is there counts."""
 
 
-class PassingRun(GeneratorRun):
+class PassthroughGeneration(GeneratorRun):
     """A turn that passes through, in progress."""
 
     def __init__(self, pool: DeploymentPool, turn: Turn, passage: PassthroughRequest) -> None:
@@ -66,7 +66,7 @@ class PassingRun(GeneratorRun):
         """All of an answer on one deployment. Raises what it fails with."""
         job = self._job(places, place)
         relaying = relaying_of(self._passage)
-        telling = Telling(self.report, place.deployment.name, relaying)
+        telling = PassthroughTelemetry(self.report, place.deployment.name, relaying)
         held: list[Event] = []
         has_begun = False
         coming = place.deployment.passing.answer(job)
@@ -133,10 +133,10 @@ async def _unless_probes_fail(
         yield bodies
 
 
-class Telling:
+class PassthroughTelemetry:
     """One generation on `deployment`, noted for whoever watches; a fact of the run when it is over."""
 
-    def __init__(self, report: Report, deployment: str, relaying: Relaying) -> None:
+    def __init__(self, report: Report, deployment: str, relaying: Relay) -> None:
         self._report = report
         self._deployment = deployment
         self._relaying = relaying

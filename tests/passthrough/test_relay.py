@@ -9,7 +9,7 @@ import pytest
 from unisono.core.conversation import Json
 from unisono.core.generation import FinishReason, Usage
 from unisono.core.passthrough_request import AnswerMode, Api, PassthroughRequest
-from unisono.passthrough.relaying import relaying_of
+from unisono.passthrough.relay import relaying_of
 
 
 def passage(api: Api, *, stream: bool, choices: int = 1, wants_usage: bool = True) -> PassthroughRequest:

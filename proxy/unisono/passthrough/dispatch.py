@@ -20,7 +20,7 @@ from unisono.core.route_protocol import DeploymentPool
 from unisono.engine.failover import Action, Options, Progress, decide, failure_kind
 from unisono.engine.turn import GeneratorRun, Report, Run, Turn, Turns
 from unisono.errors import BackendError, ContextTooLong
-from unisono.passthrough.run import PassingRun
+from unisono.passthrough.run import PassthroughGeneration
 
 BEGINS_ANEW: Final = Options(available=True, resumable=False)
 """The other kind of deployment can answer, but only from the beginning."""
@@ -28,7 +28,7 @@ OVERHEAD = 100
 """Tokens of a prompt besides its text, as they are guessed."""
 
 
-class PassingTurns(Turns):
+class PassthroughService(Turns):
     """`turns` are the engine's."""
 
     def __init__(self, turns: Turns, pool: DeploymentPool) -> None:
@@ -40,8 +40,8 @@ class PassingTurns(Turns):
         if passage is None:
             return self._turns.start(turn)
         if passage.way is AnswerMode.PASSING:
-            return PassingRun(self._pool, turn, passage)
-        return EitherRun(self._turns, self._pool, turn, passage)
+            return PassthroughGeneration(self._pool, turn, passage)
+        return EitherGeneration(self._turns, self._pool, turn, passage)
 
     async def count(self, turn: Turn) -> int:
         """Of a turn that only passes through it is a guess."""
@@ -51,7 +51,7 @@ class PassingTurns(Turns):
         return OVERHEAD + passage.tokens
 
 
-class EitherRun(GeneratorRun):
+class EitherGeneration(GeneratorRun):
     """A run of the one, and where it fails with nothing shown, of the other."""
 
     def __init__(self, turns: Turns, pool: DeploymentPool, turn: Turn, passage: PassthroughRequest) -> None:
@@ -85,6 +85,6 @@ class EitherRun(GeneratorRun):
                 yield batch
 
     def _run(self, turn: Turn, *, passing: bool) -> Run:
-        run = PassingRun(self._pool, turn, self._passage) if passing else self._turns.start(turn)
+        run = PassthroughGeneration(self._pool, turn, self._passage) if passing else self._turns.start(turn)
         run.report = self.report
         return run

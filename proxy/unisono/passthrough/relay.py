@@ -24,7 +24,7 @@ ENDS: Final = {"response.completed": "completed", "response.incomplete": "incomp
 """The last event of a stream of the Responses API, and the status it tells."""
 
 
-class Relaying(ABC):
+class Relay(ABC):
     """One answer to a passage."""
 
     def __init__(self, passage: PassthroughRequest) -> None:
@@ -81,7 +81,7 @@ class Relaying(ABC):
         """A body or an event as it is handed on; None for one that is not."""
 
 
-class ChatRelaying(Relaying):
+class ChatRelay(Relay):
     """Of Chat Completions: one body, or chunks of one."""
 
     def __init__(self, passage: PassthroughRequest) -> None:
@@ -125,7 +125,7 @@ class ChatRelaying(Relaying):
                 self._generated(function.get("arguments"))
 
 
-class ResponsesRelaying(Relaying):
+class ResponsesRelay(Relay):
     """Of the Responses API: one response, or the events of one."""
 
     def _read(self, body: Mapping[str, Json]) -> Mapping[str, Json] | None:
@@ -160,10 +160,10 @@ class ResponsesRelaying(Relaying):
         return {**response, "model": self._passage.model}
 
 
-KINDS: Final[Mapping[Api, type[Relaying]]] = {Api.CHAT: ChatRelaying, Api.RESPONSES: ResponsesRelaying}
+KINDS: Final[Mapping[Api, type[Relay]]] = {Api.CHAT: ChatRelay, Api.RESPONSES: ResponsesRelay}
 
 
-def relaying_of(passage: PassthroughRequest) -> Relaying:
+def relaying_of(passage: PassthroughRequest) -> Relay:
     return KINDS[passage.api](passage)
 
 
