@@ -56,7 +56,7 @@ def _expressions() -> list[Mapping[str, Any]]:
 LOCALS: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
     "unisono.observe.logs: _any_of(known)": [{"known": ["sk-abcabc", "abcabcabc", "a.b*c"]}],
     "unisono.schemas.formats: expression": _expressions(),
-    "unisono.toolservers.browser.markup: f'</{called}(?![a-z0-9])'": [{"called": "script"}],
+    "unisono.toolservers.browser.html_text: f'</{called}(?![a-z0-9])'": [{"called": "script"}],
 }
 """Values for the local variables of patterns that are made in functions."""
 

@@ -12,21 +12,21 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from unisono.toolservers.python.running import MIB, Limits, Outcome, Runner
-from unisono.toolservers.python.ways import close_to_inspection, find_way, made
+from unisono.toolservers.python.executor import MIB, CodeRunner, RunLimits, RunOutcome
+from unisono.toolservers.python.sandbox_probe import close_to_inspection, find_way, made
 
 # Found in the memory of this process, and nowhere in a file.
 CANARY = "-".join(["memory", "canary", "0000"])
-LIMITS = Limits(seconds=20.0, memory=256 * MIB, disk=64 * MIB)
+LIMITS = RunLimits(seconds=20.0, memory=256 * MIB, disk=64 * MIB)
 
 
 async def _sandboxed(programs: dict[str, str], is_isolated: bool, drops: bool) -> dict[str, Any]:
     way = made(sys.executable, drops=drops, is_isolated=is_isolated)
-    runner = Runner(way, LIMITS, at_once=2)
+    runner = CodeRunner(way, LIMITS, at_once=2)
     found: dict[str, Any] = {}
 
     async def run(name: str, code: str) -> None:
-        outcome: Outcome = await runner.run(code)
+        outcome: RunOutcome = await runner.run(code)
         found[name] = asdict(outcome)
 
     for name, code in programs.items():

@@ -18,7 +18,7 @@ from aiohttp import web
 from mcp.client.client import Client
 from mcp_types import CallToolResult, TextContent
 
-from unisono.toolservers.serving import ToolServer, application
+from unisono.toolservers.transports import ToolServer, application
 
 Answer = Callable[[web.Request], Any]
 

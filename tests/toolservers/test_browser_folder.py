@@ -9,7 +9,7 @@ import pytest
 
 from unisono.errors import ConfigError
 from unisono.toolservers.browser.folder import Folder
-from unisono.toolservers.browser.pages import BrowsingError
+from unisono.toolservers.browser.visited_pages import BrowsingError
 
 
 @pytest.fixture

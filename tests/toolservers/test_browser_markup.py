@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.toolservers.browser.markup import read_html
+from unisono.toolservers.browser.html_text import read_html
 
 URL = "https://example.com/docs/page.html"
 

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from unisono.toolservers.browser.pages import (
+from unisono.toolservers.browser.visited_pages import (
     MOST_CHARACTERS,
     MOST_PAGES,
     PAGE_CHARACTERS,
+    BrowserSession,
+    BrowserSessions,
     BrowsingError,
-    Kind,
-    Page,
-    Session,
-    Sessions,
+    PageKind,
+    VisitedPage,
     lines_of,
 )
 
 
-def a_page(name: str, size: int = 10) -> Page:
-    return Page(Kind.PAGE, name, name, name, ("x" * size,))
+def a_page(name: str, size: int = 10) -> VisitedPage:
+    return VisitedPage(PageKind.PAGE, name, name, name, ("x" * size,))
 
 
 def test_old_pages_go_and_their_cursors_with_them() -> None:
-    session = Session()
+    session = BrowserSession()
     cursors = [session.add(a_page(f"https://a/{number}")) for number in range(MOST_PAGES + 3)]
     assert cursors == list(range(MOST_PAGES + 3))
     assert session.get().url == f"https://a/{MOST_PAGES + 2}"
@@ -32,7 +32,7 @@ def test_old_pages_go_and_their_cursors_with_them() -> None:
 
 
 def test_large_pages_go_sooner_and_the_latest_stays() -> None:
-    session = Session()
+    session = BrowserSession()
     for number in range(5):
         session.add(a_page(str(number), MOST_CHARACTERS // 2))
     with pytest.raises(BrowsingError):
@@ -42,17 +42,17 @@ def test_large_pages_go_sooner_and_the_latest_stays() -> None:
 
 
 def test_the_latest_reading_of_an_address_is_the_known_one() -> None:
-    session = Session()
+    session = BrowserSession()
     session.add(a_page("https://a/"))
     latest = a_page("https://a/", 20)
     session.add(latest)
-    session.add(Page(Kind.FOUND, "https://b/", "https://b/", "", ("x",)))
+    session.add(VisitedPage(PageKind.FOUND, "https://b/", "https://b/", "", ("x",)))
     assert session.known("https://a/") is latest
     assert session.known("https://b/") is None
 
 
 def test_the_session_unused_for_longest_goes() -> None:
-    sessions = Sessions(2)
+    sessions = BrowserSessions(2)
     first = sessions.get("first")
     sessions.get("second")
     assert sessions.get("first") is first

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.toolservers.running import moved, page, website
-from unisono.toolservers.browser.pages import BrowsingError
+from unisono.toolservers.browser.visited_pages import BrowsingError
 from unisono.toolservers.browser.web import Web
 
 SPELLINGS = ("127.0.0.1", "localhost", "2130706433", "0x7f000001", "127.1", "0177.0.0.1", "[::1]", "[::ffff:127.0.0.1]")

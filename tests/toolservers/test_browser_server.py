@@ -25,7 +25,7 @@ from tests.toolservers.running import (
     text_of,
     website,
 )
-from unisono.toolservers.browser.acting import Browser
+from unisono.toolservers.browser.actions import Browser
 from unisono.toolservers.browser.searxng import SearxNG
 from unisono.toolservers.browser.server import TOOLS, browser_server
 from unisono.toolservers.browser.web import Web

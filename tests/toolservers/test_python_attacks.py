@@ -23,8 +23,8 @@ from typing import Any
 import pytest
 
 from tests.toolservers.running import UNISONO
-from unisono.toolservers.python.ways import NOBODIES, SYSTEM_PATH, works
-from unisono.toolservers.python.ways import made as made_way
+from unisono.toolservers.python.sandbox_probe import NOBODIES, SYSTEM_PATH, works
+from unisono.toolservers.python.sandbox_probe import made as made_way
 
 ROOT = Path(__file__).parents[2]
 SYSTEM_PYTHON = shutil.which("python3", path=SYSTEM_PATH) or sys.executable

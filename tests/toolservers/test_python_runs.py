@@ -21,20 +21,20 @@ import pytest
 from tests.e2e.processes import PROC, listed
 from tests.listening import listening
 from unisono.errors import ConfigError
-from unisono.toolservers.python import running
-from unisono.toolservers.python.running import MIB, Busy, Limits, Outcome, Output, Runner
-from unisono.toolservers.python.ways import NOBODIES, SYSTEM_PATH, Way, find_way, made, works
+from unisono.toolservers.python import executor
+from unisono.toolservers.python.executor import MIB, Busy, CapturedOutput, CodeRunner, RunLimits, RunOutcome
+from unisono.toolservers.python.sandbox_probe import NOBODIES, SYSTEM_PATH, Sandbox, find_way, made, works
 
-SHORT = Limits(seconds=2.0, cpu_s=10, memory=256 * MIB, file=MIB, files=32, processes=16)
+SHORT = RunLimits(seconds=2.0, cpu_s=10, memory=256 * MIB, file=MIB, files=32, processes=16)
 
 
 @pytest.fixture(scope="session")
-def way() -> Way:
+def way() -> Sandbox:
     return find_way(unsafe=True)
 
 
 @pytest.fixture(params=[True, False], ids=["isolated", "no namespaces"])
-def any_way(request: pytest.FixtureRequest, way: Way) -> Way:
+def any_way(request: pytest.FixtureRequest, way: Sandbox) -> Sandbox:
     """Every way this system permits."""
     for interpreter in (way.interpreter, shutil.which("python3", path=SYSTEM_PATH) or sys.executable):
         tried = made(interpreter, drops=way.drops, is_isolated=request.param)
@@ -74,8 +74,8 @@ async def gone(mark: str) -> None:
     pytest.fail(f"{processes(mark)} processes are still there")
 
 
-async def run(code: str, way: Way, limits: Limits = SHORT) -> Outcome:
-    return await Runner(way, limits).run(code)
+async def run(code: str, way: Sandbox, limits: RunLimits = SHORT) -> RunOutcome:
+    return await CodeRunner(way, limits).run(code)
 
 
 RUNS = {
@@ -104,26 +104,26 @@ RUNS = {
 
 
 @pytest.mark.parametrize(("code", "logs", "exit_code", "remark"), RUNS.values(), ids=RUNS)
-async def test_what_is_printed_comes_back(way: Way, code: str, logs: str, exit_code: int, remark: str) -> None:
+async def test_what_is_printed_comes_back(way: Sandbox, code: str, logs: str, exit_code: int, remark: str) -> None:
     outcome = await run(code, way)
     assert (outcome.logs, outcome.exit_code, outcome.timed_out) == (logs, exit_code, False)
     assert outcome.remark == remark
 
 
-async def test_an_error_shows_its_line(way: Way) -> None:
+async def test_an_error_shows_its_line(way: Sandbox) -> None:
     outcome = await run("x = 1\nprint(x / 0)", way)
     assert 'script.py", line 2' in outcome.logs
     assert outcome.logs.endswith("ZeroDivisionError: division by zero\n")
     assert (outcome.exit_code, outcome.remark) == (1, "")
 
 
-async def test_nothing_is_kept_from_one_run_to_the_next(way: Way) -> None:
+async def test_nothing_is_kept_from_one_run_to_the_next(way: Sandbox) -> None:
     await run("x = 1; open('kept', 'w').write('x')", way)
     assert "NameError" in (await run("print(x)", way)).logs
     assert (await run("import os; print(os.path.exists('kept'))", way)).logs == "False\n"
 
 
-async def test_no_key_of_the_server_is_seen(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_key_of_the_server_is_seen(way: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNISONO_MASTER_KEY", "sk-very-secret")
     code = "import os, glob\nfor p in ['/proc/self/environ', f'/proc/{os.getppid()}/environ']:\n"
     code += "  try: print(open(p).read())\n  except OSError as e: print('refused')\nprint(dict(os.environ))"
@@ -140,17 +140,17 @@ FOREVER = {
 
 @pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("code", FOREVER.values(), ids=FOREVER)
-async def test_a_run_is_over_when_its_time_is(any_way: Way, code: str) -> None:
+async def test_a_run_is_over_when_its_time_is(any_way: Sandbox, code: str) -> None:
     began = time.monotonic()
-    outcome = await run("print('began', flush=True)\n" + code, any_way, Limits(seconds=0.7))
+    outcome = await run("print('began', flush=True)\n" + code, any_way, RunLimits(seconds=0.7))
     assert 0.7 <= time.monotonic() - began < 4
     assert (outcome.timed_out, outcome.logs) == (True, "began\n")
     assert outcome.remark == "[The time limit was reached; the program was ended.]"
 
 
-async def test_cpu_time_is_bounded_on_its_own(way: Way) -> None:
+async def test_cpu_time_is_bounded_on_its_own(way: Sandbox) -> None:
     began = time.monotonic()
-    outcome = await run("while True: pass", way, Limits(seconds=20.0, cpu_s=1))
+    outcome = await run("while True: pass", way, RunLimits(seconds=20.0, cpu_s=1))
     assert time.monotonic() - began < 10
     assert (outcome.exit_code or 0) < 0
     assert not outcome.timed_out
@@ -169,7 +169,7 @@ LIMITED = {
 
 
 @pytest.mark.parametrize(("code", "said"), LIMITED.values(), ids=LIMITED)
-async def test_a_limit_ends_the_program_and_nothing_else(way: Way, code: str, said: str) -> None:
+async def test_a_limit_ends_the_program_and_nothing_else(way: Sandbox, code: str, said: str) -> None:
     outcome = await run(code, way)
     assert outcome.exit_code not in (0, None)
     assert said in outcome.logs
@@ -212,9 +212,9 @@ SLOW_FILLING = {"many files", "files in folders", "endless empty files", "from a
         for name, code in FILLING.items()
     ],
 )
-async def test_the_disk_is_bounded_whatever_it_is_filled_with(any_way: Way, code: str) -> None:
+async def test_the_disk_is_bounded_whatever_it_is_filled_with(any_way: Sandbox, code: str) -> None:
     before = shutil.disk_usage(tempfile.gettempdir()).used
-    outcome = await run(code, any_way, Limits(seconds=20.0, disk=16 * MIB))
+    outcome = await run(code, any_way, RunLimits(seconds=20.0, disk=16 * MIB))
     if not (any_way.is_isolated and "No space left on device" in outcome.logs):
         # A deleted file is gone with its process, and the file system has room again.
         assert outcome.disk_full
@@ -224,7 +224,7 @@ async def test_the_disk_is_bounded_whatever_it_is_filled_with(any_way: Way, code
     assert shutil.disk_usage(tempfile.gettempdir()).used - before < 1024 * MIB
 
 
-async def test_what_everybody_may_write_to_is_counted_and_swept(any_way: Way) -> None:
+async def test_what_everybody_may_write_to_is_counted_and_swept(any_way: Sandbox) -> None:
     if not any_way.drops:
         pytest.skip("takes root, so that a run has a user of its own")
     mark = f"unisono-left-{time.monotonic_ns()}"
@@ -234,7 +234,7 @@ async def test_what_everybody_may_write_to_is_counted_and_swept(any_way: Way) ->
     assert [path for path in there if path.exists()] == []
     filling = f"import os\nos.mkdir('{there[0]}')\nn = 0\nwhile True:\n  n += 1\n  "
     filling += f"open(f'{there[0]}/{{n}}', 'wb').write(b'x' * 10**6)"
-    assert (await run(filling, any_way, Limits(seconds=20.0, disk=16 * MIB))).disk_full
+    assert (await run(filling, any_way, RunLimits(seconds=20.0, disk=16 * MIB))).disk_full
     assert not there[0].exists()
 
 
@@ -251,7 +251,7 @@ ESCAPES = {
 
 
 @pytest.mark.parametrize("code", ESCAPES.values(), ids=ESCAPES)
-async def test_no_file_escapes_its_run(any_way: Way, code: str) -> None:
+async def test_no_file_escapes_its_run(any_way: Sandbox, code: str) -> None:
     if not any_way.drops:
         pytest.skip("takes root, so that a run has a user of its own")
     if any_way.is_isolated and "sendmsg" in code:
@@ -261,7 +261,7 @@ async def test_no_file_escapes_its_run(any_way: Way, code: str) -> None:
     assert "Error" in outcome.logs
 
 
-async def test_folders_of_any_depth_are_deleted(any_way: Way) -> None:
+async def test_folders_of_any_depth_are_deleted(any_way: Sandbox) -> None:
     mark = f"/tmp/unisono-deep-{time.monotonic_ns()}"
     code = (
         "import os\nfor place in ('.', MARK):\n  os.makedirs(place, exist_ok=True)\n"
@@ -269,14 +269,14 @@ async def test_folders_of_any_depth_are_deleted(any_way: Way) -> None:
         "  for _ in range(1500): os.mkdir('d'); os.chdir('d')\n  open('f', 'w').close()\n"
         "  os.chmod('.', 0)\n  os.fchdir(home)\nprint('made')"
     )
-    limits = Limits(seconds=20.0, disk=64 * MIB)
+    limits = RunLimits(seconds=20.0, disk=64 * MIB)
     outcome = await run(code.replace("MARK", repr(mark) if any_way.drops else "'d2'"), any_way, limits)
     assert outcome.logs == "made\n"
     assert not Path(mark).exists()
 
 
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="needs Linux and root")
-async def test_deleted_files_are_counted_where_root_may_not_look_at_processes(any_way: Way) -> None:
+async def test_deleted_files_are_counted_where_root_may_not_look_at_processes(any_way: Sandbox) -> None:
     if any_way.is_isolated:
         pytest.skip("all files of the run are on a file system of its own")
     here = subprocess.run(
@@ -289,8 +289,8 @@ async def test_deleted_files_are_counted_where_root_may_not_look_at_processes(an
 
 AS_IN_A_CONTAINER = """
 import asyncio, os
-from unisono.toolservers.python.running import MIB, Limits, Runner
-from unisono.toolservers.python.ways import made
+from unisono.toolservers.python.executor import MIB, Limits, Runner
+from unisono.toolservers.python.sandbox_probe import made
 
 way = made(os.environ["PYTHON"], drops=True, is_isolated=False)
 outcome = asyncio.run(Runner(way, Limits(seconds=20.0, disk=16 * MIB)).run(os.environ["CODE"]))
@@ -298,10 +298,10 @@ print("disk full" if outcome.disk_full else outcome)
 """
 
 
-async def test_a_fork_bomb_stays_small_and_is_gone_afterwards(any_way: Way, base: Path) -> None:
+async def test_a_fork_bomb_stays_small_and_is_gone_afterwards(any_way: Sandbox, base: Path) -> None:
     code = "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass"
     began = time.monotonic()
-    bombing = asyncio.create_task(run(code, any_way, Limits(seconds=1.0, processes=16)))
+    bombing = asyncio.create_task(run(code, any_way, RunLimits(seconds=1.0, processes=16)))
     await asyncio.sleep(0.7)
     count = int(
         subprocess.run(["pgrep", "-fc", f"{base}/unisono-python-.*/script.py"], capture_output=True, check=False).stdout
@@ -324,7 +324,7 @@ LEFT_BEHIND = {
 
 
 @pytest.mark.parametrize("code", LEFT_BEHIND.values(), ids=LEFT_BEHIND)
-async def test_nothing_outlives_its_run(any_way: Way, code: str) -> None:
+async def test_nothing_outlives_its_run(any_way: Sandbox, code: str) -> None:
     mark = f"6{time.monotonic_ns() % 10**9}"
     began = time.monotonic()
     outcome = await run(
@@ -335,24 +335,24 @@ async def test_nothing_outlives_its_run(any_way: Way, code: str) -> None:
     await gone(mark)
 
 
-async def test_endless_output_is_ended_and_both_ends_are_kept(way: Way) -> None:
+async def test_endless_output_is_ended_and_both_ends_are_kept(way: Sandbox) -> None:
     began = time.monotonic()
-    outcome = await run("print('first')\nwhile True: print('x' * 10000)", way, Limits(seconds=20.0, output=10_000))
+    outcome = await run("print('first')\nwhile True: print('x' * 10000)", way, RunLimits(seconds=20.0, output=10_000))
     assert time.monotonic() - began < 15
     assert outcome.logs.startswith("first\nxxx")
     assert len(outcome.logs) < 10_200
-    assert outcome.left_out > running.FLOOD_BYTES - 20_000
+    assert outcome.left_out > executor.FLOOD_BYTES - 20_000
 
 
-async def test_long_output_keeps_its_error(way: Way) -> None:
-    outcome = await run("for n in range(20000): print(n)\n1 / 0", way, Limits(output=4000))
+async def test_long_output_keeps_its_error(way: Sandbox) -> None:
+    outcome = await run("for n in range(20000): print(n)\n1 / 0", way, RunLimits(output=4000))
     assert outcome.logs.startswith("0\n1\n2\n")
     assert outcome.logs.endswith("ZeroDivisionError: division by zero\n")
     assert f"[... {outcome.left_out} bytes are left out ...]" in outcome.logs
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has something to give up")
-async def test_roots_code_is_nobodys(way: Way) -> None:
+async def test_roots_code_is_nobodys(way: Sandbox) -> None:
     outcome = await run("import os; print(os.getuid(), os.getgid(), os.getgroups())", way)
     user, group, others = outcome.logs.split()
     assert (int(user) in NOBODIES, group, others) == (True, user, "[]")
@@ -370,7 +370,7 @@ NETWORKS = {
 
 
 @pytest.mark.parametrize("code", NETWORKS.values(), ids=NETWORKS)
-async def test_there_is_no_network_where_namespaces_are_permitted(way: Way, code: str) -> None:
+async def test_there_is_no_network_where_namespaces_are_permitted(way: Sandbox, code: str) -> None:
     if way.has_network:
         pytest.skip("neither namespaces nor filters on this system")
 
@@ -379,22 +379,22 @@ async def test_there_is_no_network_where_namespaces_are_permitted(way: Way, code
 
     async with listening(reached) as listener:
         outcome = await run(
-            f"import socket\nPORT = {listener.port}\n{code}\nprint('reached')", way, Limits(seconds=8.0)
+            f"import socket\nPORT = {listener.port}\n{code}\nprint('reached')", way, RunLimits(seconds=8.0)
         )
     assert "reached" not in outcome.logs
     assert "Error" in outcome.logs or "gaierror" in outcome.logs
 
 
-async def test_no_other_process_is_seen_where_namespaces_are_permitted(way: Way) -> None:
+async def test_no_other_process_is_seen_where_namespaces_are_permitted(way: Sandbox) -> None:
     if not way.is_isolated:
         pytest.skip("no namespaces on this system")
     outcome = await run("import os; print(sorted(int(n) for n in os.listdir('/proc') if n.isdigit()))", way)
     assert outcome.logs == "[1, 2]\n"
 
 
-async def test_a_call_that_is_cancelled_ends_its_run(any_way: Way) -> None:
+async def test_a_call_that_is_cancelled_ends_its_run(any_way: Sandbox) -> None:
     mark = f"7{time.monotonic_ns() % 10**9}"
-    task = asyncio.create_task(run(f"import subprocess; subprocess.run(['sleep', '{mark}'])", any_way, Limits()))
+    task = asyncio.create_task(run(f"import subprocess; subprocess.run(['sleep', '{mark}'])", any_way, RunLimits()))
     for _ in range(300):
         if processes(f"sleep {mark}"):
             break
@@ -408,8 +408,8 @@ async def test_a_call_that_is_cancelled_ends_its_run(any_way: Way) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="without root all runs are one user")
-async def test_runs_at_the_same_time_cannot_touch_each_other(way: Way, base: Path) -> None:
-    runner = Runner(way, Limits(seconds=5.0))
+async def test_runs_at_the_same_time_cannot_touch_each_other(way: Sandbox, base: Path) -> None:
+    runner = CodeRunner(way, RunLimits(seconds=5.0))
     code = "import glob, time\ntime.sleep(0.3)\n"
     code += f"print(glob.glob('{base}/unisono-python-*/script.py'))"
     first, second = await asyncio.gather(runner.run(code), runner.run(code))
@@ -417,13 +417,13 @@ async def test_runs_at_the_same_time_cannot_touch_each_other(way: Way, base: Pat
     assert first.logs != second.logs
 
 
-async def test_what_a_run_locked_is_deleted_too(way: Way) -> None:
+async def test_what_a_run_locked_is_deleted_too(way: Sandbox) -> None:
     outcome = await run("import os\nos.makedirs('a/b'); open('a/b/c', 'w'); os.chmod('a/b', 0); os.chmod('a', 0)", way)
     assert outcome.exit_code == 0
 
 
-async def test_runs_wait_for_a_place_and_too_many_are_refused(way: Way) -> None:
-    runner = Runner(way, Limits(seconds=5.0), at_once=1)
+async def test_runs_wait_for_a_place_and_too_many_are_refused(way: Sandbox) -> None:
+    runner = CodeRunner(way, RunLimits(seconds=5.0), at_once=1)
     first = [asyncio.create_task(runner.run("import time; time.sleep(0.2); print(1)")) for _ in range(5)]
     await asyncio.sleep(0.05)
     with pytest.raises(Busy):
@@ -431,7 +431,7 @@ async def test_runs_wait_for_a_place_and_too_many_are_refused(way: Way) -> None:
     assert [outcome.logs for outcome in await asyncio.gather(*first)] == ["1\n"] * 5
 
 
-async def test_what_the_code_says_of_its_end_is_not_believed_blindly(way: Way) -> None:
+async def test_what_the_code_says_of_its_end_is_not_believed_blindly(way: Sandbox) -> None:
     outcome = await run(
         'import os\nfor n in range(3, 30):\n  try: os.write(n, b\'{"exit": "0"\')\n  except OSError: pass', way
     )
@@ -444,16 +444,16 @@ def test_an_interpreter_that_is_none_is_a_mistake(tmp_path: Path) -> None:
 
 
 def test_what_is_open_is_said() -> None:
-    assert "NETWORK OPEN, SHARED process" in Way(sys.executable, False, False).described
-    assert "no network, own process and file space" in Way(sys.executable, False, True).described
+    assert "NETWORK OPEN, SHARED process" in Sandbox(sys.executable, False, False).described
+    assert "no network, own process and file space" in Sandbox(sys.executable, False, True).described
 
 
 def test_output_keeps_its_ends() -> None:
-    output = Output(10)
+    output = CapturedOutput(10)
     for chunk in (b"abc", b"defgh", b"ijklmnop", b"q"):
         output.add(chunk)
     assert output.text() == ("abcde\n[... 7 bytes are left out ...]\nmnopq", 7)
-    whole = Output(10)
+    whole = CapturedOutput(10)
     for character in b"0123456789":
         whole.add(bytes([character]))
     assert whole.text() == ("0123456789", 0)

@@ -12,23 +12,23 @@ import pytest
 from mcp.client.client import Client
 
 from tests.toolservers.running import called, served, text_of
-from unisono.toolservers.python.running import Limits, Runner
+from unisono.toolservers.python.executor import CodeRunner, RunLimits
+from unisono.toolservers.python.sandbox_probe import Sandbox, find_way
 from unisono.toolservers.python.server import LONGEST_CODE, code_of, python_server
-from unisono.toolservers.python.ways import Way, find_way
 
 
 @pytest.fixture(scope="session")
-def way() -> Way:
+def way() -> Sandbox:
     return find_way()
 
 
 @asynccontextmanager
-async def python(way: Way, limits: Limits | None = None) -> AsyncIterator[Client]:
-    async with served(python_server(Runner(way, limits))) as url, Client(url) as client:
+async def python(way: Sandbox, limits: RunLimits | None = None) -> AsyncIterator[Client]:
+    async with served(python_server(CodeRunner(way, limits))) as url, Client(url) as client:
         yield client
 
 
-async def test_code_goes_in_and_what_it_printed_comes_out(way: Way) -> None:
+async def test_code_goes_in_and_what_it_printed_comes_out(way: Sandbox) -> None:
     async with python(way) as client:
         (tool,) = (await client.list_tools()).tools
         assert (tool.name, tool.input_schema["required"]) == ("python", ["code"])
@@ -41,8 +41,8 @@ async def test_code_goes_in_and_what_it_printed_comes_out(way: Way) -> None:
         assert result.structured_content == facts
 
 
-async def test_a_program_that_fails_is_an_answer(way: Way) -> None:
-    async with python(way, Limits(seconds=0.5)) as client:
+async def test_a_program_that_fails_is_an_answer(way: Sandbox) -> None:
+    async with python(way, RunLimits(seconds=0.5)) as client:
         result = await called(client, "python", code="print(1)\nwhile True: pass")
         assert text_of(result) == "1\n[The time limit was reached; the program was ended.]"
         assert (result.is_error, result.structured_content["timed_out"]) == (False, True)
@@ -56,7 +56,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("arguments", "sentence"), REFUSED.values(), ids=REFUSED)
-async def test_what_cannot_be_run_is_explained(way: Way, arguments: dict[str, Any], sentence: str) -> None:
+async def test_what_cannot_be_run_is_explained(way: Sandbox, arguments: dict[str, Any], sentence: str) -> None:
     async with python(way) as client:
         result = await called(client, "python", **arguments)
         assert (text_of(result), result.is_error) == (sentence, True)
@@ -80,7 +80,7 @@ def test_code_is_found_however_it_is_wrapped(arguments: dict[str, Any], code: st
     assert code_of(arguments) == code
 
 
-async def test_several_programs_run_at_the_same_time(way: Way) -> None:
+async def test_several_programs_run_at_the_same_time(way: Sandbox) -> None:
     async with python(way) as client:
         code = "import time; time.sleep(0.3); print({})"
         results = await asyncio.gather(*(called(client, "python", code=code.format(number)) for number in range(4)))

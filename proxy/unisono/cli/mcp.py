@@ -14,7 +14,7 @@ from unisono.cli.options import Group
 from unisono.errors import ConfigError
 
 if TYPE_CHECKING:
-    from unisono.toolservers.serving import ToolServer
+    from unisono.toolservers.transports import ToolServer
 
 BROWSER_PORT = 8001
 PYTHON_PORT = 8002
@@ -68,17 +68,17 @@ def browser(
     **where: Any,
 ) -> None:
     """Search, open and find: pages of the web, or of a folder."""
-    from unisono.toolservers.browser.acting import Browser
+    from unisono.toolservers.browser.actions import Browser
     from unisono.toolservers.browser.folder import Folder
+    from unisono.toolservers.browser.page_sources import PageReader, SearchEngine
     from unisono.toolservers.browser.searxng import SearxNG
     from unisono.toolservers.browser.server import browser_server
-    from unisono.toolservers.browser.sources import Reading, Searching
     from unisono.toolservers.browser.web import Web
 
     if (searxng is None) == (folder is None):
         raise click.UsageError("one of --searxng and --folder is needed")
-    searching: Searching
-    readings: list[Reading] = []
+    searching: SearchEngine
+    readings: list[PageReader] = []
     if folder is not None:
         documents = _checked(partial(Folder, folder))
         searching = documents
@@ -118,19 +118,19 @@ def python(
     **where: Any,
 ) -> None:
     """Run Python code in processes of their own. No boundary against whoever means harm: use a container for that."""
-    from unisono.toolservers.python.running import MIB, Limits, Runner
+    from unisono.toolservers.python.executor import MIB, CodeRunner, RunLimits
+    from unisono.toolservers.python.sandbox_probe import close_to_inspection, find_way
     from unisono.toolservers.python.server import python_server
-    from unisono.toolservers.python.ways import close_to_inspection, find_way
 
     close_to_inspection()
     way = _checked(partial(find_way, interpreter, as_root=as_root, unsafe=unsafe))
-    limits = Limits(seconds=seconds, cpu_s=cpu_seconds, memory=memory_mib * MIB, processes=processes)
+    limits = RunLimits(seconds=seconds, cpu_s=cpu_seconds, memory=memory_mib * MIB, processes=processes)
     remarks = [
         f"Code runs with {way.described}; {seconds:g} s, {memory_mib} MiB, {processes} processes.",
         "This is no security boundary: run it in a container or virtual machine.",
         *(f"UNSAFE: {problem}." for problem in way.missing),
     ]
-    _serve(python_server(Runner(way, limits, at_once)), remarks, remembers=False, **where)
+    _serve(python_server(CodeRunner(way, limits, at_once)), remarks, remembers=False, **where)
 
 
 Made = TypeVar("Made")
@@ -158,7 +158,7 @@ def _serve(
     spoken."""
     import asyncio
 
-    from unisono.toolservers.serving import application, serve_http, serve_stdio
+    from unisono.toolservers.transports import application, serve_http, serve_stdio
 
     say = partial(click.echo, err=stdio)
     if stdio:

@@ -20,10 +20,10 @@ from typing import Final
 from urllib.parse import quote, unquote
 
 from unisono.errors import ConfigError
-from unisono.toolservers.browser.markup import read_html
-from unisono.toolservers.browser.pages import BrowsingError
-from unisono.toolservers.browser.sources import Document, Result
+from unisono.toolservers.browser.html_text import read_html
+from unisono.toolservers.browser.page_sources import Document, SearchResult
 from unisono.toolservers.browser.text import one_line, without_links
+from unisono.toolservers.browser.visited_pages import BrowsingError
 
 MOST_FILES: Final = 20_000
 FILE_BYTES: Final = 2 * 1024 * 1024
@@ -45,7 +45,7 @@ LONGEST_WORD = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FolderFile:
     """A file as it was when it was read. `stamp` tells whether it still is."""
 
     url: str
@@ -70,10 +70,10 @@ class Folder:
         if not self._root.is_dir():
             raise ConfigError(f"{root}: there is no such folder")
         self.name = "folder"
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, FolderFile] = {}
         self._refreshing = asyncio.Lock()
 
-    async def search(self, query: str, most: int) -> list[Result]:
+    async def search(self, query: str, most: int) -> list[SearchResult]:
         asked = set(words_of(query)[:64])
         await self._refreshed()
         return await asyncio.to_thread(self._ranked, asked, most)
@@ -100,7 +100,7 @@ class Folder:
         async with self._refreshing:
             self._entries = await asyncio.to_thread(self._scan)
 
-    def _scan(self) -> dict[str, Entry]:
+    def _scan(self) -> dict[str, FolderFile]:
         entries = {}
         for path, stamp in _files(self._root):
             url = PREFIX + quote(path.relative_to(self._root).as_posix())
@@ -114,7 +114,7 @@ class Folder:
                 continue  # gone, or not for us, since it was listed
         return entries
 
-    def _ranked(self, asked: set[str], most: int) -> list[Result]:
+    def _ranked(self, asked: set[str], most: int) -> list[SearchResult]:
         entries = list(self._entries.values())
         if not entries:
             return []
@@ -133,7 +133,7 @@ class Folder:
             if score > 0:
                 scored.append((-score, entry.url, entry))
         scored.sort(key=lambda row: row[:2])
-        return [Result(entry.url, entry.title, _snippet(entry.text, asked)) for _, _, entry in scored[:most]]
+        return [SearchResult(entry.url, entry.title, _snippet(entry.text, asked)) for _, _, entry in scored[:most]]
 
 
 def _files(root: Path) -> Iterator[tuple[Path, tuple[int, int]]]:
@@ -165,7 +165,7 @@ def _contents(root: Path, path: Path) -> str:
         return file.read(FILE_BYTES).decode("utf-8", "replace")
 
 
-def _entry(url: str, path: Path, stamp: tuple[int, int], source: str) -> Entry:
+def _entry(url: str, path: Path, stamp: tuple[int, int], source: str) -> FolderFile:
     title = ""
     if path.suffix.lower() in HTML:
         read = read_html(source, url)
@@ -177,7 +177,7 @@ def _entry(url: str, path: Path, stamp: tuple[int, int], source: str) -> Entry:
     counted = Counter(words)
     for word in words_of(f"{title} {path.stem}"):
         counted[word] += _TITLE_WEIGHT
-    return Entry(url, path, stamp, title, source, counted, len(words))
+    return FolderFile(url, path, stamp, title, source, counted, len(words))
 
 
 def _snippet(text: str, asked: set[str]) -> str:

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import aiohttp
 
-from unisono.toolservers.browser.pages import BrowsingError
-from unisono.toolservers.browser.sources import Result
+from unisono.toolservers.browser.page_sources import SearchResult
+from unisono.toolservers.browser.visited_pages import BrowsingError
 
 ANSWER_BYTES: Final = 4 * 1024 * 1024
 ANSWER_S: Final = 20.0
@@ -25,7 +25,7 @@ class SearxNG:
         self._url = base.rstrip("/") + "/search"
         self._session: aiohttp.ClientSession | None = None
 
-    async def search(self, query: str, most: int) -> list[Result]:
+    async def search(self, query: str, most: int) -> list[SearchResult]:
         try:
             async with asyncio.timeout(ANSWER_S):
                 found = await self._ask(query)
@@ -64,11 +64,11 @@ class SearxNG:
         return results
 
 
-def _result(entry: Any) -> Result | None:
+def _result(entry: Any) -> SearchResult | None:
     """One of its results, or None for what is not one."""
     if not isinstance(entry, dict):
         return None
     url, title, content = entry.get("url"), entry.get("title"), entry.get("content")
     if not isinstance(url, str) or not url.startswith(("http://", "https://")) or len(url) > LONGEST:
         return None
-    return Result(url, title if isinstance(title, str) else "", content if isinstance(content, str) else "")
+    return SearchResult(url, title if isinstance(title, str) else "", content if isinstance(content, str) else "")

@@ -24,9 +24,9 @@ from mcp_types import (
 )
 from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, ValidationError
 
-from unisono.toolservers.browser.acting import Browser, View
-from unisono.toolservers.browser.pages import BrowsingError, Session, Sessions
-from unisono.toolservers.serving import ToolServer
+from unisono.toolservers.browser.actions import Browser, View
+from unisono.toolservers.browser.visited_pages import BrowserSession, BrowserSessions, BrowsingError
+from unisono.toolservers.transports import ToolServer
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ class FindCall(BaseModel):
     cursor: Whole = -1
 
 
-async def run(browser: Browser, session: Session, name: str, arguments: dict[str, Any]) -> View:
+async def run(browser: Browser, session: BrowserSession, name: str, arguments: dict[str, Any]) -> View:
     """Perform one call. Raises `BrowsingError` for what cannot be done and `ValidationError` for what was not
     understood."""
     if name == "search":
@@ -144,7 +144,7 @@ def session_key(context: ServerRequestContext[Any, Any]) -> str:
 
 def browser_server(browser: Browser) -> ToolServer:
     """An MCP server around `browser`, which it closes at its end."""
-    sessions = Sessions()
+    sessions = BrowserSessions()
 
     @asynccontextmanager
     async def life(_: ToolServer) -> AsyncIterator[dict[str, Any]]:

@@ -17,8 +17,8 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from unisono.net.ssrf_guard import DestinationNotAllowed, checked_addresses, is_permitted, parse_address
-from unisono.toolservers.browser.pages import BrowsingError
-from unisono.toolservers.browser.sources import Document
+from unisono.toolservers.browser.page_sources import Document
+from unisono.toolservers.browser.visited_pages import BrowsingError
 
 PAGE_BYTES: Final = 4 * 1024 * 1024
 PAGE_S: Final = 20.0

@@ -17,8 +17,8 @@ from mcp_types import (
     ToolAnnotations,
 )
 
-from unisono.toolservers.python.running import Busy, Outcome, Runner
-from unisono.toolservers.serving import ToolServer
+from unisono.toolservers.python.executor import Busy, CodeRunner, RunOutcome
+from unisono.toolservers.transports import ToolServer
 
 LONGEST_CODE: Final = 200_000
 NAMES: Final = ("code", "input", "script", "source")
@@ -53,7 +53,7 @@ def code_of(arguments: dict[str, Any]) -> str | None:
     return fenced[1] if fenced else given
 
 
-def python_server(runner: Runner) -> ToolServer:
+def python_server(runner: CodeRunner) -> ToolServer:
     """An MCP server around `runner`."""
     description = DESCRIPTION.format(
         seconds=runner.limits.seconds, network="UNKNOWN" if runner.way.has_network else "disabled"
@@ -90,7 +90,7 @@ def python_server(runner: Runner) -> ToolServer:
     return Server("python", version="1", instructions=description, on_list_tools=list_tools, on_call_tool=call_tool)
 
 
-def _told(outcome: Outcome) -> CallToolResult:
+def _told(outcome: RunOutcome) -> CallToolResult:
     """What the program printed is the answer; that it failed is in there, and no fault of the tool."""
     text = outcome.logs
     if outcome.remark:

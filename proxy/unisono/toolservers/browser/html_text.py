@@ -56,7 +56,7 @@ class Tag:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class HtmlText:
     """What was read: `links` are absolute addresses, by the number the text knows them under."""
 
     title: str
@@ -209,7 +209,7 @@ class Reader:
         self._target: str | None = None
         self._linked: list[str] = []
 
-    def read(self, source: str) -> Reading:
+    def read(self, source: str) -> HtmlText:
         for part in Scanner(source):
             if isinstance(part, str):
                 self._words(cleaned(unescaped(part)))
@@ -228,7 +228,7 @@ class Reader:
         self._end_link()
         self._writer.end_line()
         text = re.sub(r"\n{3,}", "\n\n", "\n".join(self._writer.lines)).strip("\n")
-        return Reading(one_line(self._title), text, tuple(self._links))
+        return HtmlText(one_line(self._title), text, tuple(self._links))
 
     def _words(self, text: str) -> None:
         if self._target is None:
@@ -312,6 +312,6 @@ class Reader:
             writer.gap()
 
 
-def read_html(source: str, url: str) -> Reading:
+def read_html(source: str, url: str) -> HtmlText:
     """The text of a document found at `url`, its title and its links."""
     return Reader(url).read(source)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from unisono.toolservers.python.run_files import delete_tree
-from unisono.toolservers.python.ways import NOBODIES, Place, Way, command, prepare
+from unisono.toolservers.python.sandbox_probe import NOBODIES, RunDirectory, Sandbox, command, prepare
 
 MIB: Final = 1024 * 1024
 FLOOD_BYTES: Final = 32 * MIB
@@ -36,7 +36,7 @@ class Busy(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RunLimits:
     """Limits of one run, in seconds, bytes and numbers.
 
     `memory` bounds the address space of each process and the memory of all processes together, `disk` all files
@@ -65,7 +65,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """`logs` is what was printed, errors included, within its bound. `exit_code` is negative for a signal, None when
     nobody can say."""
 
@@ -97,7 +97,7 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class Output:
+class CapturedOutput:
     """What is kept of a stream: half of `most` bytes from its beginning, half from its end."""
 
     most: int
@@ -127,18 +127,18 @@ class Output:
         return f"{first}\n[... {missing} bytes are left out ...]\n{last.decode('utf-8', 'replace')}", missing
 
 
-class Runner:
+class CodeRunner:
     """Runs code in one `way`: `at_once` runs together, four times as many waiting."""
 
-    def __init__(self, way: Way, limits: Limits | None = None, at_once: int = 4) -> None:
+    def __init__(self, way: Sandbox, limits: RunLimits | None = None, at_once: int = 4) -> None:
         self.way = way
-        self.limits = limits or Limits()
+        self.limits = limits or RunLimits()
         self._places = asyncio.Semaphore(at_once)
         self._most_waiting = 4 * at_once
         self._waiting = 0
         self._nobodies: set[int | None] = set()
 
-    async def run(self, code: str) -> Outcome:
+    async def run(self, code: str) -> RunOutcome:
         """What came of `code`. Raises `Busy`, and OSError when there is no room for another process."""
         if self._places.locked() and self._waiting >= self._most_waiting:
             raise Busy
@@ -152,7 +152,7 @@ class Runner:
         finally:
             self._places.release()
 
-    async def _in_folder(self, code: str) -> Outcome:
+    async def _in_folder(self, code: str) -> RunOutcome:
         folder = Path(tempfile.mkdtemp(prefix="unisono-python-"))
         user = self._nobody() if self.way.drops else None
         try:
@@ -171,9 +171,9 @@ class Runner:
         self._nobodies.add(number)
         return number
 
-    async def _watched(self, place: Place) -> Outcome:
+    async def _watched(self, place: RunDirectory) -> RunOutcome:
         limits = self.limits
-        output = Output(limits.output)
+        output = CapturedOutput(limits.output)
         overdue = False
         with Pipe() as printed, Pipe() as status:
             process = await asyncio.create_subprocess_exec(
@@ -217,7 +217,7 @@ class Pipe:
         os.close(self.read)
 
 
-async def _collect(end: int, process: asyncio.subprocess.Process, output: Output) -> None:
+async def _collect(end: int, process: asyncio.subprocess.Process, output: CapturedOutput) -> None:
     """Read from `end` until the process is no more, or its output is too much. Whoever was left behind with the output
     open does not count."""
     loop = asyncio.get_running_loop()
@@ -245,7 +245,7 @@ async def _collect(end: int, process: asyncio.subprocess.Process, output: Output
         continue
 
 
-def _read(end: int, output: Output) -> bool:
+def _read(end: int, output: CapturedOutput) -> bool:
     """Take what is there. Whether there was something, and more is wanted."""
     try:
         chunk = os.read(end, 65536)
@@ -271,9 +271,9 @@ def _said(end: int) -> dict[str, object]:
     return said if isinstance(said, dict) else {}
 
 
-def _outcome(said: dict[str, object], output: Output, overdue: bool) -> Outcome:
+def _outcome(said: dict[str, object], output: CapturedOutput, overdue: bool) -> RunOutcome:
     logs, left_out = output.text()
     code, number = said.get("exit"), said.get("signal")
     exit_code = code if isinstance(code, int) else -number if isinstance(number, int) else None
     limit = said.get("limit")
-    return Outcome(logs, exit_code, overdue or limit == "time", left_out, limit == "disk", limit == "memory")
+    return RunOutcome(logs, exit_code, overdue or limit == "time", left_out, limit == "disk", limit == "memory")

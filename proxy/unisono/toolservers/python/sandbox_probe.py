@@ -37,7 +37,7 @@ _PATHS: Final = "import sys; print(*{sys.executable, sys.prefix, sys.base_prefix
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Sandbox:
     """A way to run code.
 
     `drops`: the code has an unused user id instead of the server's. `is_isolated`: it has namespaces of its own and a
@@ -66,7 +66,7 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RunDirectory:
     """Directory of a run: its `script`, its working `directory`, and their owner; None for the server's user."""
 
     script: Path
@@ -74,9 +74,9 @@ class Place:
     user: int | None
 
 
-def prepare(folder: Path, code: bytes, user: int | None) -> Place:
+def prepare(folder: Path, code: bytes, user: int | None) -> RunDirectory:
     """Write `code` into `folder`, which only `user` can read, and give the working directory in it to `user`."""
-    place = Place(folder / "script.py", folder / "work", user)
+    place = RunDirectory(folder / "script.py", folder / "work", user)
     place.script.write_bytes(code)
     place.directory.mkdir()
     (folder / "root").mkdir()
@@ -90,9 +90,9 @@ def prepare(folder: Path, code: bytes, user: int | None) -> Place:
 
 
 def command(
-    way: Way,
+    way: Sandbox,
     status: int,
-    place: Place,
+    place: RunDirectory,
     limits: dict[str, int],
     seconds: float,
     disk: int = TRIAL_DISK,
@@ -128,7 +128,7 @@ def environment(directory: Path) -> dict[str, str]:
     return {"PATH": SYSTEM_PATH, "HOME": str(directory), "TMPDIR": str(directory), "LANG": "C.UTF-8"}
 
 
-def works(way: Way) -> bool:
+def works(way: Sandbox) -> bool:
     """Try whether a program runs like this and its output arrives."""
     if way.is_isolated and not unshare():
         return False
@@ -160,7 +160,7 @@ def close_to_inspection() -> None:
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
-def find_way(interpreter: str | None = None, *, as_root: bool = False, unsafe: bool = False) -> Way:
+def find_way(interpreter: str | None = None, *, as_root: bool = False, unsafe: bool = False) -> Sandbox:
     """Find the most isolated way that works.
 
     Code of a server of root runs with another user id, unless `as_root`. Without `interpreter`, this process's own is
@@ -184,9 +184,9 @@ def find_way(interpreter: str | None = None, *, as_root: bool = False, unsafe: b
 ADVICE: Final = "Run the server in a container or virtual machine of its own; there --unsafe starts it without this"
 
 
-def made(interpreter: str, *, drops: bool, is_isolated: bool) -> Way:
+def made(interpreter: str, *, drops: bool, is_isolated: bool) -> Sandbox:
     """Describe one way, with everything that it lacks."""
-    way = Way(interpreter, drops, is_isolated, paths=(*SYSTEM_FILES, *interpreter_paths(interpreter)))
+    way = Sandbox(interpreter, drops, is_isolated, paths=(*SYSTEM_FILES, *interpreter_paths(interpreter)))
     missing = []
     try:
         way = replace(way, program=compile_filter(has_network_namespace=is_isolated))

@@ -49,7 +49,7 @@ class Keyed:
         await self._app(scope, receive, send)
 
 
-class Sessions:
+class TransportSessions:
     """In front of a server that remembers: newer revisions of the protocol have no sessions, so they are refused, and
     clients that speak several fall back to one that has."""
 
@@ -104,7 +104,7 @@ def application(server: ToolServer, host: str, *, key: str | None = None, rememb
         host="127.0.0.1" if is_loopback(host) else host,
     )
     if remembers:
-        app = Sessions(app)
+        app = TransportSessions(app)
     return app if key is None else Keyed(app, key)
 
 

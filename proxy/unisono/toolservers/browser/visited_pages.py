@@ -24,7 +24,7 @@ class BrowsingError(Exception):
     """What cannot be done, as a sentence for the model."""
 
 
-class Kind(StrEnum):
+class PageKind(StrEnum):
     """How a page came to be."""
 
     SEARCH = "search"
@@ -43,11 +43,11 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class VisitedPage:
     """`shown_url` stands in the header; `url` is where the text came from, for citations. `asked` is the query or the
     pattern it answers."""
 
-    kind: Kind
+    kind: PageKind
     url: str
     shown_url: str
     title: str
@@ -69,15 +69,15 @@ def lines_of(text: str) -> tuple[str, ...]:
 
 
 @dataclass(slots=True)
-class Session:
+class BrowserSession:
     """The pages of one client. Calls of one session take their turns: `turn` is held while one runs."""
 
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _pages: OrderedDict[int, Page] = field(default_factory=OrderedDict)
+    _pages: OrderedDict[int, VisitedPage] = field(default_factory=OrderedDict)
     _next: int = 0
     _size: int = 0
 
-    def add(self, page: Page) -> int:
+    def add(self, page: VisitedPage) -> int:
         """Keep a page under the next cursor."""
         cursor = self._next
         self._next += 1
@@ -88,7 +88,7 @@ class Session:
             self._size -= oldest.size
         return cursor
 
-    def get(self, cursor: int = -1) -> Page:
+    def get(self, cursor: int = -1) -> VisitedPage:
         """The page of a cursor, -1 for the latest. Raises `BrowsingError`."""
         if not self._pages:
             raise BrowsingError("No pages to access!")
@@ -100,23 +100,23 @@ class Session:
             )
         return page
 
-    def known(self, url: str) -> Page | None:
+    def known(self, url: str) -> VisitedPage | None:
         """The latest page read at an address, if it is still kept."""
         for page in reversed(self._pages.values()):
-            if page.kind is Kind.PAGE and page.shown_url == url:
+            if page.kind is PageKind.PAGE and page.shown_url == url:
                 return page
         return None
 
 
-class Sessions:
+class BrowserSessions:
     """Sessions by their key; the one unused for longest goes when there are too many."""
 
     def __init__(self, most: int = MOST_SESSIONS) -> None:
         self._most = most
-        self._kept: OrderedDict[str, Session] = OrderedDict()
+        self._kept: OrderedDict[str, BrowserSession] = OrderedDict()
 
-    def get(self, key: str) -> Session:
-        session = self._kept.setdefault(key, Session())
+    def get(self, key: str) -> BrowserSession:
+        session = self._kept.setdefault(key, BrowserSession())
         self._kept.move_to_end(key)
         while len(self._kept) > self._most:
             self._kept.popitem(last=False)

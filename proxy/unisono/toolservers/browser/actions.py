@@ -12,10 +12,17 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote, unquote, urlsplit
 
-from unisono.toolservers.browser.markup import domain_of, read_html
-from unisono.toolservers.browser.pages import BrowsingError, Kind, Page, Session, Target, lines_of
-from unisono.toolservers.browser.sources import Document, Reading, Result, Searching
+from unisono.toolservers.browser.html_text import domain_of, read_html
+from unisono.toolservers.browser.page_sources import Document, PageReader, SearchEngine, SearchResult
 from unisono.toolservers.browser.text import cleaned, display, link, numbered, one_line, window, without_links
+from unisono.toolservers.browser.visited_pages import (
+    BrowserSession,
+    BrowsingError,
+    PageKind,
+    Target,
+    VisitedPage,
+    lines_of,
+)
 
 VIEW_TOKENS: Final = 1024
 MOST_RESULTS: Final = 20
@@ -43,12 +50,12 @@ class View:
 class Browser:
     """What all sessions share. `view_tokens` bounds a view of usual size."""
 
-    def __init__(self, searching: Searching, readings: Sequence[Reading], view_tokens: int = VIEW_TOKENS) -> None:
+    def __init__(self, searching: SearchEngine, readings: Sequence[PageReader], view_tokens: int = VIEW_TOKENS) -> None:
         self.searching = searching
         self._readings = tuple(readings)
         self._view_tokens = view_tokens
 
-    async def search(self, session: Session, query: str, topn: int = 10) -> View:
+    async def search(self, session: BrowserSession, query: str, topn: int = 10) -> View:
         """Search, and show the results as a page."""
         asked = one_line(query, LONGEST_QUERY)
         if not asked:
@@ -62,7 +69,7 @@ class Browser:
 
     async def open(
         self,
-        session: Session,
+        session: BrowserSession,
         id: int | str = -1,
         cursor: int = -1,
         loc: int = -1,
@@ -81,16 +88,16 @@ class Browser:
                 line, url = page.targets[id].line, page.targets[id].url
                 known = None if view_source else session.known(url)
                 page = known or await self._read(url, view_source)
-            elif view_source and page.kind is Kind.PAGE:
+            elif view_source and page.kind is PageKind.PAGE:
                 page = await self._read(page.url, view_source)
         if loc < 0:
             loc = 0 if line is None else line - LINES_BEFORE if line > LINES_BEFORE else line
         return self._view(session, page, "open", loc, num_lines)
 
-    async def find(self, session: Session, pattern: str, cursor: int = -1) -> View:
+    async def find(self, session: BrowserSession, pattern: str, cursor: int = -1) -> View:
         """Show where a page holds `pattern`, in upper or lower case."""
         page = session.get(cursor)
-        if page.kind is not Kind.PAGE:
+        if page.kind is not PageKind.PAGE:
             raise BrowsingError("Cannot run `find` on search results page or find results page")
         if not pattern.strip() or len(pattern) > LONGEST_QUERY:
             raise BrowsingError(f"`pattern` must have 1 to {LONGEST_QUERY} characters")
@@ -102,7 +109,7 @@ class Browser:
         for reading in self._readings:
             await reading.aclose()
 
-    async def _read(self, url: str, source: bool) -> Page:
+    async def _read(self, url: str, source: bool) -> VisitedPage:
         source = source or url.startswith(VIEW_SOURCE)
         url = url.removeprefix(VIEW_SOURCE)
         shown = one_line(url, SHOWN_URL)
@@ -115,7 +122,7 @@ class Browser:
             raise BrowsingError(f"Error fetching URL `{shown}`: {error}") from error
         return await asyncio.to_thread(document_page, document, source)
 
-    def _view(self, session: Session, page: Page, action: str, loc: int, num_lines: int = -1) -> View:
+    def _view(self, session: BrowserSession, page: VisitedPage, action: str, loc: int, num_lines: int = -1) -> View:
         last = len(page.lines) - 1
         if loc > last:
             raise BrowsingError(f"Invalid location parameter: `{loc}`. Cannot exceed page maximum of {last}.")
@@ -140,7 +147,7 @@ def address(id: str) -> str:
     return f"https://{url}" if bare else url
 
 
-def results_page(query: str, results: Sequence[Result]) -> Page:
+def results_page(query: str, results: Sequence[SearchResult]) -> VisitedPage:
     """Search results as a page, numbered as its links are."""
     items: list[str] = []
     targets: list[Target] = []
@@ -151,10 +158,10 @@ def results_page(query: str, results: Sequence[Result]) -> Page:
         items.append(f"  * {shown} {snippet}".rstrip())
         targets.append(Target(result.url, None, title, snippet))
     text = "\nURL: \n# Search Results\n\n" + ("\n".join(items) or "No results.")
-    return Page(Kind.SEARCH, "", "", one_line(query), lines_of(text), tuple(targets), query)
+    return VisitedPage(PageKind.SEARCH, "", "", one_line(query), lines_of(text), tuple(targets), query)
 
 
-def document_page(document: Document, source: bool = False) -> Page:
+def document_page(document: Document, source: bool = False) -> VisitedPage:
     """A document as a page, or with `source` as it was written. Takes time for a large one."""
     shown_url = VIEW_SOURCE + document.url if source else document.url
     title, links = document.title, tuple[str, ...]()
@@ -166,10 +173,10 @@ def document_page(document: Document, source: bool = False) -> Page:
     title = one_line(title) or one_line(domain_of(document.url)) or one_line(unquote(urlsplit(document.url).path))
     targets = tuple(map(Target, links))
     lines = lines_of(f"\nURL: {one_line(shown_url, SHOWN_URL)}\n{text}")
-    return Page(Kind.PAGE, document.url, shown_url, title, lines, targets)
+    return VisitedPage(PageKind.PAGE, document.url, shown_url, title, lines, targets)
 
 
-def found_page(page: Page, pattern: str) -> Page:
+def found_page(page: VisitedPage, pattern: str) -> VisitedPage:
     """The places of `page` that hold `pattern` (lower case), each with the lines behind it, numbered as links to it."""
     lines = without_links(page.lines)
     parts: list[str] = []
@@ -187,10 +194,10 @@ def found_page(page: Page, pattern: str) -> Page:
     text = "\n\n".join(parts) or f"No `find` results for pattern: `{shown}`"
     url = f"{page.shown_url}/find?pattern={quote(pattern)}"
     title = f"Find results for text: `{shown}` in `{page.title}`"
-    return Page(Kind.FOUND, page.url, url, title, lines_of(text), tuple(targets), pattern)
+    return VisitedPage(PageKind.FOUND, page.url, url, title, lines_of(text), tuple(targets), pattern)
 
 
-def facts(action: str, cursor: int, page: Page, shown: tuple[int, int, int]) -> dict[str, Any]:
+def facts(action: str, cursor: int, page: VisitedPage, shown: tuple[int, int, int]) -> dict[str, Any]:
     """What a gateway needs to cite a view and to tell what was done."""
     first, last, total = shown
     told: dict[str, Any] = {
@@ -200,13 +207,13 @@ def facts(action: str, cursor: int, page: Page, shown: tuple[int, int, int]) -> 
         "title": page.title,
         "lines": {"first": first, "last": last, "total": total},
     }
-    if page.kind is Kind.SEARCH:
+    if page.kind is PageKind.SEARCH:
         told["query"] = page.asked
         told["results"] = [
             {"id": number, "url": target.url, "title": target.title, "snippet": target.snippet}
             for number, target in enumerate(page.targets)
         ]
-    elif page.kind is Kind.FOUND:
+    elif page.kind is PageKind.FOUND:
         told["pattern"] = page.asked
         told["matches"] = [
             {"id": number, "line": target.line, "text": target.snippet} for number, target in enumerate(page.targets)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class SearchResult:
     """One search result, best first; `snippet` is a few words about it or from it."""
 
     url: str
@@ -26,19 +26,19 @@ class Document:
     title: str = ""
 
 
-class Searching(Protocol):
+class SearchEngine(Protocol):
     """Finds addresses. `name` says what is searched, as the model is told it."""
 
     name: str
 
-    async def search(self, query: str, most: int) -> list[Result]:
+    async def search(self, query: str, most: int) -> list[SearchResult]:
         """At most `most` results, best first. Raises `BrowsingError`."""
         ...
 
     async def aclose(self) -> None: ...
 
 
-class Reading(Protocol):
+class PageReader(Protocol):
     """Reads addresses."""
 
     def reads(self, url: str) -> bool:
