@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.fakes import FakeMlxServer, FakeVllm, Patient, Refusal
-from unisono.cli.check import Report, StoreReport, advice, table, to_json
+from unisono.cli.check import DeploymentReport, StoreReport, advice, table, to_json
 from unisono.core.probe import Check, Finding
 from unisono.harmony.encoding import load_encoding
 
@@ -267,9 +267,9 @@ def test_without_a_configuration_the_demo_model_passes() -> None:
 # The table
 
 
-def reports(count: int) -> list[Report]:
+def reports(count: int) -> list[DeploymentReport]:
     wrong = Finding(Check.TOKENIZER, ok=False, detail="words " * 30)
-    return [Report(f"deployment-{i}", "gpt-oss", "vllm", "http://gpu:8000", [wrong]) for i in range(count)]
+    return [DeploymentReport(f"deployment-{i}", "gpt-oss", "vllm", "http://gpu:8000", [wrong]) for i in range(count)]
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
@@ -282,7 +282,7 @@ def test_nothing_is_wider_than_the_screen_and_nobody_is_left_out(width: int) -> 
 
 
 def test_a_name_longer_than_the_screen_is_shown_all_the_same() -> None:
-    long = Report("x" * 100, "gpt-oss", "vllm", "", [])
+    long = DeploymentReport("x" * 100, "gpt-oss", "vllm", "", [])
     assert "x" * 100 in "\n".join(table([long], 40))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.fakes import Refusal, Seen, Sleep, Step, WireServer
 from unisono.cli import discover as discovery
-from unisono.cli.discover import FINDERS, PORTS, Found, discover
+from unisono.cli.discover import FINDERS, PORTS, DiscoveredBackend, discover
 
 Answer = dict[str, Any] | list[Any] | str | int | None
 """By path: a JSON body, a raw body, a status, or None for silence."""
@@ -80,7 +80,7 @@ VLLM: dict[str, tuple[dict[str, Answer], list[str]]] = {
 async def test_vllm_is_found_by_its_own_api(answers: dict[str, Answer], found: list[str], free_port: int) -> None:
     async with WireServer(by_path(answers)) as server:
         assert await discover({"vllm": server.port, "mlx_server": free_port}) == [
-            Found("vllm", name, server.url) for name in found
+            DiscoveredBackend("vllm", name, server.url) for name in found
         ]
         assert not server.requests, "nothing is generated on a server that says what it serves"
 
@@ -132,7 +132,7 @@ async def test_an_mlx_server_has_to_prove_that_it_runs_gpt_oss(
     answers: dict[str, Answer], found: str | None, free_port: int
 ) -> None:
     async with WireServer(by_path(answers)) as server:
-        expected = [Found("mlx_server", found, server.url)] if found else []
+        expected = [DiscoveredBackend("mlx_server", found, server.url)] if found else []
         assert await discover({"vllm": free_port, "mlx_server": server.port}) == expected
 
 
@@ -178,7 +178,7 @@ OTHERS: dict[str, tuple[str, dict[str, Answer], list[str]]] = {
 @pytest.mark.parametrize(("kind", "answers", "found"), OTHERS.values(), ids=OTHERS)
 async def test_each_kind_is_told_by_its_own_api(kind: str, answers: dict[str, Answer], found: list[str]) -> None:
     async with WireServer(by_path(answers)) as server:
-        assert await discover({kind: server.port}) == [Found(kind, name, server.url) for name in found]
+        assert await discover({kind: server.port}) == [DiscoveredBackend(kind, name, server.url) for name in found]
 
 
 def test_every_kind_with_a_server_is_looked_for() -> None:
@@ -190,4 +190,4 @@ def test_every_kind_with_a_server_is_looked_for() -> None:
     [("openai/gpt-oss-20b", "gpt-oss-20b"), (FOLDER, "gpt-oss-20b-MXFP4-Q8"), ("gpt-oss:20b", "gpt-oss:20b")],
 )
 def test_clients_see_a_name_and_no_path(model: str, name: str) -> None:
-    assert Found("vllm", model, "http://x").model_name == name
+    assert DiscoveredBackend("vllm", model, "http://x").model_name == name

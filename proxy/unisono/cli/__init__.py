@@ -13,11 +13,11 @@ import click
 from unisono import __version__
 from unisono.cli.keys import keys
 from unisono.cli.mcp import mcp
-from unisono.cli.options import CONFIG, CONFIG_REQUIRED, Group
+from unisono.cli.options import CONFIG, CONFIG_REQUIRED, CommandGroup
 from unisono.cli.start_signals import StartSignals
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="unisono")
 def main() -> None:
     """One OpenAI-compatible gateway that makes every gpt-oss backend reliable."""
@@ -82,7 +82,7 @@ def pull(model: str, revision: str | None) -> None:
 @click.option("-o", "--output", "target", type=click.Path(path_type=Path), help="A new file; else it is printed.")
 def import_litellm(source: Path, target: Path | None) -> None:
     """Write a LiteLLM configuration as one of Unisono's: the keys that have an effect, and why others are left out."""
-    from unisono.cli.importing import run
+    from unisono.cli.import_litellm import run
 
     run(source, target)
 

@@ -44,7 +44,7 @@ class Loads:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class AcceptingProcess:
     """One process among those that share connections."""
 
     loads: Loads
@@ -58,7 +58,7 @@ class Accepting:
     def __init__(
         self,
         listener: socket.socket,
-        place: Place,
+        place: AcceptingProcess,
         connect: Callable[[socket.socket], Awaitable[None]],
         connections: Collection[object],
     ) -> None:

@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 import click
 
 from unisono.app import build_store, store_address
+from unisono.cli.resolve_config import prepared
 from unisono.cli.secrecy import secrets_of
-from unisono.cli.setup import prepared
 from unisono.config import Config, ModelRegistry
 from unisono.core.probe import Check, Finding, Probe, Severity, unreached
 from unisono.core.state_store import Store
@@ -46,7 +46,7 @@ class Misconfigured(click.ClickException):
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class DeploymentReport:
     """What is known of one deployment once it was asked. `address` holds no credentials."""
 
     name: str
@@ -97,11 +97,11 @@ def check(config_path: Path | None, *, as_json: bool) -> None:
         raise SystemExit(UNUSABLE)
 
 
-def usable(reports: Sequence[Report], store: StoreReport) -> bool:
+def usable(reports: Sequence[DeploymentReport], store: StoreReport) -> bool:
     return store.usable and all(report.usable for report in reports)
 
 
-async def examined(config: Config) -> tuple[list[Report], StoreReport]:
+async def examined(config: Config) -> tuple[list[DeploymentReport], StoreReport]:
     """A report of every deployment, in the order of the configuration, and one of the store. Raises ConfigError."""
     if not config.model_list:
         raise ConfigError("model_list: there is no model in it")
@@ -128,7 +128,7 @@ async def _examined_store(store: Store, address: str) -> StoreReport:
         return StoreReport(shown, str(error) if cause in str(error) else f"{error} ({cause})")
 
 
-async def _examined_deployments(config: Config) -> list[Report]:
+async def _examined_deployments(config: Config) -> list[DeploymentReport]:
     pool = build_pool(config, ModelRegistry(config))
     places = asyncio.Semaphore(PROBES_AT_ONCE)
 
@@ -155,18 +155,18 @@ async def _examined_deployments(config: Config) -> list[Report]:
     ]
 
 
-def _without(secrets: Secrets, report: Report) -> Report:
+def _without(secrets: Secrets, report: DeploymentReport) -> DeploymentReport:
     """Some backends say which key they did not take."""
     findings = [replace(finding, said=secrets.taken_from(finding.said)) for finding in report.findings]
     return replace(report, findings=findings)
 
 
-def _report(name: str, model: str, kind: str, address: str, answer: Probe | UnisonoError) -> Report:
+def _report(name: str, model: str, kind: str, address: str, answer: Probe | UnisonoError) -> DeploymentReport:
     if isinstance(answer, UnisonoError):
-        return Report(name, model, kind, address, [unreached(answer)])
+        return DeploymentReport(name, model, kind, address, [unreached(answer)])
     # A provider is not asked: that costs money.
     findings = [Finding(Check.REACHABLE, ok=True), *answer.findings] if answer.findings else []
-    return Report(name, model, kind, address, findings, answer.first_token_s, answer.capabilities.context)
+    return DeploymentReport(name, model, kind, address, findings, answer.first_token_s, answer.capabilities.context)
 
 
 def _address(api_base: str | None) -> str:
@@ -177,7 +177,7 @@ def _address(api_base: str | None) -> str:
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
 
 
-def to_json(reports: Sequence[Report], store: StoreReport) -> dict[str, object]:
+def to_json(reports: Sequence[DeploymentReport], store: StoreReport) -> dict[str, object]:
     """The same as data; `result` is one of ok, note, warning, fatal."""
     return {
         "usable": usable(reports, store),
@@ -212,7 +212,7 @@ def to_json(reports: Sequence[Report], store: StoreReport) -> dict[str, object]:
     }
 
 
-def table(reports: Sequence[Report], width: int) -> Iterator[str]:
+def table(reports: Sequence[DeploymentReport], width: int) -> Iterator[str]:
     """A row for every check that somebody was put through, a column for every deployment; where not all columns fit
     into `width`, several tables."""
     checks = [c for c in Check if any(finding.check is c for report in reports for finding in report.findings)]
@@ -234,7 +234,7 @@ def table(reports: Sequence[Report], width: int) -> Iterator[str]:
     yield from wrap("   ".join(text for word, text in LEGEND.items() if word in used), width)
 
 
-def _cells(report: Report, checks: Sequence[Check]) -> list[str]:
+def _cells(report: DeploymentReport, checks: Sequence[Check]) -> list[str]:
     found = {finding.check: WORDS[finding.weight] for finding in report.findings}
     return [
         *(found.get(check, UNEXAMINED) for check in checks),
@@ -255,7 +255,7 @@ def about_store(store: StoreReport, width: int) -> Iterator[str]:
             yield from wrap(_sentence(words), width, initial_indent=head, subsequent_indent=" " * 7)
 
 
-def advice(reports: Sequence[Report], width: int) -> Iterator[str]:
+def advice(reports: Sequence[DeploymentReport], width: int) -> Iterator[str]:
     """Every failure and warning with what to do about it."""
     for report in reports:
         serious = [f for f in report.findings if f.weight in (Severity.FATAL, Severity.WARNING)]

@@ -27,7 +27,7 @@ QUESTION = "<|start|>user<|message|>Hi<|end|><|start|>assistant<|channel|>"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class DiscoveredBackend:
     """A backend that serves gpt-oss: its kind, its own name for the model, its address."""
 
     kind: str
@@ -40,7 +40,7 @@ class Found:
         return PurePath(self.model).name
 
 
-async def discover(ports: Mapping[str, int] = PORTS) -> list[Found]:
+async def discover(ports: Mapping[str, int] = PORTS) -> list[DiscoveredBackend]:
     """Every gpt-oss backend on loopback, by kind in the order of `ports`; a kind without a port is not looked for."""
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     async with aiohttp.ClientSession(timeout=timeout, trust_env=False) as session:
@@ -50,37 +50,41 @@ async def discover(ports: Mapping[str, int] = PORTS) -> list[Found]:
     return [backend for backends in found for backend in backends]
 
 
-async def _vllm(session: aiohttp.ClientSession, base: str) -> list[Found]:
+async def _vllm(session: aiohttp.ClientSession, base: str) -> list[DiscoveredBackend]:
     if not isinstance((await _get(session, f"{base}/version")).get("version"), str):
         return []
-    return [Found("vllm", model["id"], base) for model in await _models(session, base) if _says_gpt_oss(model)]
+    return [
+        DiscoveredBackend("vllm", model["id"], base) for model in await _models(session, base) if _says_gpt_oss(model)
+    ]
 
 
-async def _sglang(session: aiohttp.ClientSession, base: str) -> list[Found]:
+async def _sglang(session: aiohttp.ClientSession, base: str) -> list[DiscoveredBackend]:
     if not isinstance((await _get(session, f"{base}/model_info")).get("tokenizer_path"), str):
         return []
-    return [Found("sglang", model["id"], base) for model in await _models(session, base) if _says_gpt_oss(model)]
+    return [
+        DiscoveredBackend("sglang", model["id"], base) for model in await _models(session, base) if _says_gpt_oss(model)
+    ]
 
 
-async def _llamacpp(session: aiohttp.ClientSession, base: str) -> list[Found]:
+async def _llamacpp(session: aiohttp.ClientSession, base: str) -> list[DiscoveredBackend]:
     props = await _get(session, f"{base}/props")
     path, alias = props.get("model_path"), props.get("model_alias")
     if not isinstance(path, str) or "default_generation_settings" not in props:
         return []
     name = alias if isinstance(alias, str) and alias else PurePath(path).stem
-    return [Found("llamacpp", name, base)] if "gpt-oss" in f"{name} {path}".lower() else []
+    return [DiscoveredBackend("llamacpp", name, base)] if "gpt-oss" in f"{name} {path}".lower() else []
 
 
-async def _ollama(session: aiohttp.ClientSession, base: str) -> list[Found]:
+async def _ollama(session: aiohttp.ClientSession, base: str) -> list[DiscoveredBackend]:
     if not isinstance((await _get(session, f"{base}/api/version")).get("version"), str):
         return []
     listed = (await _get(session, f"{base}/api/tags")).get("models")
     models = [model for model in listed if isinstance(model, dict)] if isinstance(listed, list) else []
     names = [name for model in models if isinstance(name := model.get("name"), str)]
-    return [Found("ollama", name, base) for name in names if "gpt-oss" in name.lower()]
+    return [DiscoveredBackend("ollama", name, base) for name in names if "gpt-oss" in name.lower()]
 
 
-async def _mlx_server(session: aiohttp.ClientSession, base: str) -> list[Found]:
+async def _mlx_server(session: aiohttp.ClientSession, base: str) -> list[DiscoveredBackend]:
     """mlx_lm.server lists what is on disk, not what it runs, so the running model has to prove itself."""
     if (await _get(session, f"{base}/health")).get("status") != "ok":
         return []
@@ -90,10 +94,10 @@ async def _mlx_server(session: aiohttp.ClientSession, base: str) -> list[Found]:
     if not names or not await _speaks_harmony(session, base):
         return []
     # The folder it was started with comes last.
-    return [Found("mlx_server", names[-1], base)]
+    return [DiscoveredBackend("mlx_server", names[-1], base)]
 
 
-FINDERS: Mapping[str, Callable[[aiohttp.ClientSession, str], Awaitable[list[Found]]]] = {
+FINDERS: Mapping[str, Callable[[aiohttp.ClientSession, str], Awaitable[list[DiscoveredBackend]]]] = {
     "vllm": _vllm,
     "sglang": _sglang,
     "llamacpp": _llamacpp,

@@ -17,8 +17,8 @@ import click
 from unisono.access.key_format import Mint
 from unisono.access.key_lifecycle import Issued, issued, revoked, rotated
 from unisono.app import store_address
-from unisono.cli.amounts import MICRO, written_period
-from unisono.cli.setup import configured
+from unisono.cli.param_types import MICRO, written_period
+from unisono.cli.resolve_config import configured
 from unisono.config import Config
 from unisono.core.access import KeyLimits, KeyRecord
 from unisono.core.state_store import Store
@@ -38,7 +38,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedKeyring:
     config: Config
     store: Store
 
@@ -56,7 +56,7 @@ def create(config_path: Path, tenant: str, wishes: Mapping[str, Any], *, as_json
             "general_settings.master_key: without one the gateway asks nobody for a key; set it first"
         )
 
-    async def made(opened: Opened) -> Issued:
+    async def made(opened: OpenedKeyring) -> Issued:
         new = issued(await opened.mint(), time.time(), tenant=tenant)
         return replace(new, record=await opened.store.put_key(changed(new.record, wishes)))
 
@@ -95,7 +95,7 @@ def revoke(config_path: Path, key_id: str) -> None:
 
 
 def rotate(config_path: Path, key_id: str, grace_s: int, *, as_json: bool) -> None:
-    async def turned(opened: Opened) -> Issued:
+    async def turned(opened: OpenedKeyring) -> Issued:
         mint, latest = await opened.mint(), ""
 
         def another(record: KeyRecord) -> KeyRecord:
@@ -114,10 +114,10 @@ def rotate(config_path: Path, key_id: str, grace_s: int, *, as_json: bool) -> No
 # -- the store
 
 
-def _run(config: Config, work: Callable[[Opened], Awaitable[Result]]) -> Result:
+def _run(config: Config, work: Callable[[OpenedKeyring], Awaitable[Result]]) -> Result:
     async def worked() -> Result:
         async with _opened(config) as store:
-            return await work(Opened(config, store))
+            return await work(OpenedKeyring(config, store))
 
     try:
         return asyncio.run(worked())

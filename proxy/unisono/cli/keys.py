@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import click
 
-from unisono.cli.amounts import AMOUNT, DURATION, LINE, MOMENT, MONEY, NAMES, PERIOD, Given
-from unisono.cli.options import CONFIG_REQUIRED, Group
+from unisono.cli.options import CONFIG_REQUIRED, CommandGroup
+from unisono.cli.param_types import AMOUNT, DURATION, LINE, MOMENT, MONEY, NAMES, PERIOD, OptionValue
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -44,7 +44,7 @@ def permitting(command: Command) -> Command:
     return command
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def keys() -> None:
     """Virtual keys: make, list, change and revoke them. Limits and budgets are in docs/keys.md."""
 
@@ -54,7 +54,7 @@ def keys() -> None:
 @click.option("--tenant", "--team-id", "tenant", type=LINE, help="Keys of one tenant share state; by default its own.")
 @permitting
 @JSON
-def create(config_path: Path, tenant: Given[str] | None, as_json: bool, **options: Any) -> None:
+def create(config_path: Path, tenant: OptionValue[str] | None, as_json: bool, **options: Any) -> None:
     """Make a key and print it, this once."""
     from unisono.cli.keyring import create as run
 
@@ -101,7 +101,7 @@ def revoke(config_path: Path, key_id: str) -> None:
 @click.argument("key_id", metavar="ID")
 @click.option("--grace", type=DURATION, default="0s", show_default=True, help="How long the one before is still good.")
 @JSON
-def rotate(config_path: Path, key_id: str, grace: Given[int], as_json: bool) -> None:
+def rotate(config_path: Path, key_id: str, grace: OptionValue[int], as_json: bool) -> None:
     """Give a key another secret and print it, this once. Its id, state, limits and usage stay."""
     from unisono.cli.keyring import rotate as run
 
@@ -110,7 +110,7 @@ def rotate(config_path: Path, key_id: str, grace: Given[int], as_json: bool) -> 
 
 def wishes(options: Mapping[str, Any]) -> dict[str, Any]:
     """What was given, by field of a key or of its limits; None takes something away, as an empty tag does."""
-    given = {name: option.value for name, option in options.items() if isinstance(option, Given)}
+    given = {name: option.value for name, option in options.items() if isinstance(option, OptionValue)}
     if options["raw"] is not None:
         given["raw"] = options["raw"]
     if options["tags"]:

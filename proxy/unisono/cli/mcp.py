@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from unisono.cli.options import Group
+from unisono.cli.options import CommandGroup
 from unisono.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ PYTHON_PORT = 8002
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def mcp() -> None:
     """Tool servers, by the Model Context Protocol."""
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from unisono.cli.setup import configured
+from unisono.cli.resolve_config import configured
 from unisono.config import ModelRegistry
 from unisono.deployments import build_pool, deployment_names
 from unisono.errors import ConfigError

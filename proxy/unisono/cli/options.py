@@ -26,7 +26,7 @@ class TextCommand(click.Command):
         return rest
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """Commands of that kind, and groups of them."""
 
     command_class = TextCommand

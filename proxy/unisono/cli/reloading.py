@@ -9,7 +9,7 @@ import logging
 
 from unisono.app import build
 from unisono.cli.secrecy import secrets_of
-from unisono.cli.switch import Switch
+from unisono.cli.switch import AppSwitch
 from unisono.config import Config
 from unisono.errors import ConfigError
 from unisono.observe.logs import start_logging
@@ -26,7 +26,7 @@ class NothingToRead(ConfigError):
     """There is no file that could have changed."""
 
 
-async def apply(switch: Switch, new: Config, share: int = 1) -> None:
+async def apply(switch: AppSwitch, new: Config, share: int = 1) -> None:
     """Serve what comes from now on by the new configuration. Raises ConfigError, and then nothing has changed."""
     old = switch.gateway.config
     await switch.replace(lambda gateway: build(new, keep=gateway, share=share), PATIENCE_S)

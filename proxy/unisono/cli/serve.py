@@ -16,11 +16,11 @@ import click
 from unisono.app import Gateway, build
 from unisono.cli.orders import Reload, Serve
 from unisono.cli.reloading import NothingToRead, apply, tell_kept
+from unisono.cli.resolve_config import MASTER_KEY_VARIABLE, ResolvedConfig, prepared
 from unisono.cli.secrecy import secrets_of
-from unisono.cli.server import BACKLOG, Server, server_config
-from unisono.cli.setup import MASTER_KEY_VARIABLE, Prepared, prepared
+from unisono.cli.server import BACKLOG, GatewayServer, server_config
 from unisono.cli.start_signals import StartSignals
-from unisono.cli.switch import Switch
+from unisono.cli.switch import AppSwitch
 from unisono.config import Config, Loaded, load
 from unisono.errors import ConfigError
 from unisono.observe.logs import start_logging
@@ -48,15 +48,15 @@ def serve(config_path: Path | None, host: str, port: int, workers: int, signals:
     listener = listen(host, port)
     start_logging(config.unisono.log_level, secrets_of(config))
     warn(ready.loaded)
-    reading = Reading(config_path, host, workers, signals)
+    reading = ConfigReader(config_path, host, workers, signals)
     if workers == 1:
-        serve_here(Switch(app), ready, listener, address_of(listener, host), reading)
+        serve_here(AppSwitch(app), ready, listener, address_of(listener, host), reading)
     else:
         serve_by_workers(ready, listener, address_of(listener, host), reading)
     click.echo("Stopped.")
 
 
-class Reading:
+class ConfigReader:
     """Reads the configuration again, as it was read at the start."""
 
     def __init__(self, config_path: Path | None, host: str, workers: int, signals: StartSignals) -> None:
@@ -80,7 +80,9 @@ def warn(loaded: Loaded) -> None:
         logging.getLogger("unisono.config").warning(warning)
 
 
-def serve_here(switch: Switch, ready: Prepared, listener: socket.socket, address: str, reading: Reading) -> None:
+def serve_here(
+    switch: AppSwitch, ready: ResolvedConfig, listener: socket.socket, address: str, reading: ConfigReader
+) -> None:
     """In this process."""
 
     async def started(gateway: Gateway) -> None:
@@ -93,13 +95,13 @@ def serve_here(switch: Switch, ready: Prepared, listener: socket.socket, address
             tell_kept(error)
 
     config = ready.loaded.config
-    server = Server(
+    server = GatewayServer(
         server_config(switch, config), switch, started=started, reload=reload, start_signals=reading.signals
     )
     server.run(sockets=[listener])
 
 
-def serve_by_workers(ready: Prepared, listener: socket.socket, address: str, reading: Reading) -> None:
+def serve_by_workers(ready: ResolvedConfig, listener: socket.socket, address: str, reading: ConfigReader) -> None:
     """In processes of their own, which this one looks after."""
     from unisono.cli.supervisor import Supervisor
 

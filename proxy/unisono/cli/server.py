@@ -22,10 +22,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from unisono.api.messages.routes import FORMATS
 from unisono.app import Gateway
-from unisono.cli.accepting import Accepting, Place
+from unisono.cli.accepting import Accepting, AcceptingProcess
 from unisono.cli.listener import connections
 from unisono.cli.start_signals import StartSignals
-from unisono.cli.switch import Switch
+from unisono.cli.switch import AppSwitch
 from unisono.config import Config
 
 PROBE_PATIENCE_S = 3.0
@@ -74,18 +74,18 @@ def server_config(app: object, config: Config, share: int = 1) -> uvicorn.Config
     )
 
 
-class Server(uvicorn.Server):
+class GatewayServer(uvicorn.Server):
     """`started` is called once, when it listens and its backends were looked at; `reload` on SIGHUP. With a `place`
     it shares its listener with other processes, and a connection goes to the one that has the fewest."""
 
     def __init__(
         self,
         config: uvicorn.Config,
-        switch: Switch,
+        switch: AppSwitch,
         *,
         started: Started,
         reload: Callable[[], Awaitable[None]] | None = None,
-        place: Place | None = None,
+        place: AcceptingProcess | None = None,
         start_signals: StartSignals | None = None,
     ) -> None:
         super().__init__(config)

@@ -68,7 +68,7 @@ class Application:
             await self._over.wait()
 
 
-class Switch:
+class AppSwitch:
     """An ASGI application. `first` is built and not started; it starts and ends with the server."""
 
     def __init__(self, first: FastAPI) -> None:

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import click
 
-from unisono.cli.setup import configured
-from unisono.cli.terminal import harmless
+from unisono.cli.resolve_config import configured
+from unisono.cli.terminal_escape import harmless
 from unisono.core.tool_arguments import ToolArguments, read_arguments
 from unisono.core.tools import HostedTool, ToolHost, ToolOutcome, ToolServer
 from unisono.errors import ConfigError, UnisonoError

@@ -12,9 +12,9 @@ from typing import Any, Final, TypeVar
 import click
 
 from unisono.app import store_address, violation
-from unisono.cli.painting import painted
-from unisono.cli.setup import configured
-from unisono.cli.terminal import on_one_line, takes_colour
+from unisono.cli.resolve_config import configured
+from unisono.cli.terminal_escape import on_one_line, takes_colour
+from unisono.cli.trace_view import painted
 from unisono.config import Config
 from unisono.core.access import LOCAL_TENANT, MASTER_TENANT
 from unisono.core.events import Closed, Event, HostedCall, Repaired, ToolCall

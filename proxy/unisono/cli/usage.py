@@ -14,7 +14,7 @@ import click
 
 from unisono.api.usage import to_used
 from unisono.app import store_address
-from unisono.cli.setup import configured
+from unisono.cli.resolve_config import configured
 from unisono.config import Config
 from unisono.core.quotas import MILLION, LedgerLine, TokenUsage
 from unisono.errors import ConfigError, UnisonoError

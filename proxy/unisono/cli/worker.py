@@ -15,13 +15,13 @@ import sys
 from collections.abc import Sequence
 
 from unisono.app import Gateway, build
-from unisono.cli.accepting import Loads, Place
+from unisono.cli.accepting import AcceptingProcess, Loads
 from unisono.cli.orders import Reload, Serve, Up, first_message, next_message, to_bytes
 from unisono.cli.reloading import apply, tell_kept
 from unisono.cli.secrecy import secrets_of
 from unisono.cli.serve import screen
-from unisono.cli.server import Server, server_config
-from unisono.cli.switch import Switch
+from unisono.cli.server import GatewayServer, server_config
+from unisono.cli.switch import AppSwitch
 from unisono.errors import ConfigError
 from unisono.observe.logs import start_logging
 from unisono.observing import share_metrics
@@ -35,12 +35,12 @@ class Worker:
         share_metrics(order.config, order.place)
         self._order = order
         self._channel = channel
-        self._switch = Switch(build(order.config, share=order.share))
-        self._server = Server(
+        self._switch = AppSwitch(build(order.config, share=order.share))
+        self._server = GatewayServer(
             server_config(self._switch, order.config, order.share),
             self._switch,
             started=self._started,
-            place=Place(loads, order.place),
+            place=AcceptingProcess(loads, order.place),
         )
         self._obeying: asyncio.Task[None] | None = None
 

@@ -25,13 +25,13 @@ LONGEST_S = 100 * 366 * 86_400
 
 
 @dataclass(frozen=True, slots=True)
-class Given(Generic[Value]):
+class OptionValue(Generic[Value]):
     """What an option was given, None where that takes something away; an option that was not given has none of this."""
 
     value: Value
 
 
-class Written(click.ParamType[Given[Value]], Generic[Value]):
+class ParsedParam(click.ParamType[OptionValue[Value]], Generic[Value]):
     """A parameter that `read` understands; it raises ValueError for what it does not."""
 
     def __init__(self, name: str, read: Callable[[str], Value], hint: str) -> None:
@@ -40,12 +40,12 @@ class Written(click.ParamType[Given[Value]], Generic[Value]):
         self._hint = hint
 
     def convert(
-        self, value: str | Given[Value], param: click.Parameter | None, ctx: click.Context | None
-    ) -> Given[Value]:
-        if isinstance(value, Given):
+        self, value: str | OptionValue[Value], param: click.Parameter | None, ctx: click.Context | None
+    ) -> OptionValue[Value]:
+        if isinstance(value, OptionValue):
             return value
         try:
-            return Given(self._read(value.strip()))
+            return OptionValue(self._read(value.strip()))
         except (ValueError, OverflowError):
             self.fail(f"{value!r} is not {self._hint}", param, ctx)
 
@@ -117,13 +117,13 @@ def line(text: str) -> str:
     return text
 
 
-DURATION = Written("DURATION", seconds, "a time like 90s, 30m, 12h, 30d or 2w")
-AMOUNT = Written("N", _whole, "a whole number from 1 on, or none")
-MONEY = Written("USD", _money, "an amount in USD, to a millionth, like 12.50, or none")
-PERIOD = Written("PERIOD", _period, "day, month, none, or a time like 12h or 30d")
-MOMENT = Written("WHEN", _moment, "a time from now like 12h or 30d, a date like 2027-01-31, or never")
-NAMES = Written("NAMES", _names, "names with commas between them, all, or none")
-LINE = Written("TEXT", line, "one line of text")
+DURATION = ParsedParam("DURATION", seconds, "a time like 90s, 30m, 12h, 30d or 2w")
+AMOUNT = ParsedParam("N", _whole, "a whole number from 1 on, or none")
+MONEY = ParsedParam("USD", _money, "an amount in USD, to a millionth, like 12.50, or none")
+PERIOD = ParsedParam("PERIOD", _period, "day, month, none, or a time like 12h or 30d")
+MOMENT = ParsedParam("WHEN", _moment, "a time from now like 12h or 30d, a date like 2027-01-31, or never")
+NAMES = ParsedParam("NAMES", _names, "names with commas between them, all, or none")
+LINE = ParsedParam("TEXT", line, "one line of text")
 
 
 def written_period(period: Period) -> str:

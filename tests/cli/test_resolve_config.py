@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from unisono.app import build
-from unisono.cli.discover import Found
-from unisono.cli.setup import demo_missing, without_config
+from unisono.cli.discover import DiscoveredBackend
+from unisono.cli.resolve_config import demo_missing, without_config
 from unisono.config import ModelRegistry
 from unisono.errors import UnknownModel
 
-VLLM = Found("vllm", "openai/gpt-oss-120b", "http://127.0.0.1:8000")
-MLX = Found("mlx_server", "/models/gpt-oss-20b-MXFP4-Q8", "http://127.0.0.1:8080")
+VLLM = DiscoveredBackend("vllm", "openai/gpt-oss-120b", "http://127.0.0.1:8000")
+MLX = DiscoveredBackend("mlx_server", "/models/gpt-oss-20b-MXFP4-Q8", "http://127.0.0.1:8080")
 MISSING = "the demo model needs mlx: pip install 'unisono[demo]'"
 
 
@@ -25,7 +25,7 @@ def test_what_is_found_is_served_under_its_short_name() -> None:
 
 
 def test_two_servers_of_one_model_share_its_load() -> None:
-    ready = without_config([VLLM, Found("mlx_server", "gpt-oss-120b", MLX.api_base)], None, {})
+    ready = without_config([VLLM, DiscoveredBackend("mlx_server", "gpt-oss-120b", MLX.api_base)], None, {})
     (model,) = ModelRegistry(ready.loaded.config).groups()
     assert len(model.entries) == 2
 
@@ -44,7 +44,7 @@ def test_with_nothing_found_a_demo_is_served_and_called_one(missing: str | None,
 
 
 @pytest.mark.parametrize(("found", "mode"), [([VLLM], "off"), ([], "all")], ids=["a model of somebody's", "the demo"])
-def test_only_a_demo_is_recorded_unasked(found: list[Found], mode: str) -> None:
+def test_only_a_demo_is_recorded_unasked(found: list[DiscoveredBackend], mode: str) -> None:
     ready = without_config(found, None, {})
     assert ready.loaded.config.unisono.traces.mode == mode
     assert any("recorded" in remark for remark in ready.remarks) is (mode == "all")
@@ -52,7 +52,7 @@ def test_only_a_demo_is_recorded_unasked(found: list[Found], mode: str) -> None:
 
 @pytest.mark.parametrize("found", [[VLLM, MLX], []], ids=["found", "demo"])
 @pytest.mark.parametrize("missing", [None, MISSING], ids=["with the demo", "without it"])
-def test_every_outcome_can_be_built(found: list[Found], missing: str | None) -> None:
+def test_every_outcome_can_be_built(found: list[DiscoveredBackend], missing: str | None) -> None:
     build(without_config(found, missing, {}).loaded.config)
 
 

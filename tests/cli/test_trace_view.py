@@ -9,7 +9,7 @@ from typing import Any
 import click
 import pytest
 
-from unisono.cli.painting import Painter, painted
+from unisono.cli.trace_view import Painter, painted
 from unisono.core.events import Repaired
 from unisono.core.observer import GenerationBegan, GenerationDone, GenerationOutcome, StepDone
 from unisono.engine.journal import Note, Way

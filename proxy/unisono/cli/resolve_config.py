@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from unisono.cli.discover import Found, discover
+from unisono.cli.discover import DiscoveredBackend, discover
 from unisono.config import Loaded, load, parse
 from unisono.errors import ConfigError
 
@@ -27,7 +27,7 @@ DEMO_NAME = "gpt-oss-demo"
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class ResolvedConfig:
     """`remarks` are sentences for whoever started it: how it came to this configuration."""
 
     loaded: Loaded
@@ -42,14 +42,14 @@ def configured(config_path: Path) -> Loaded:
         raise click.ClickException(str(error)) from error
 
 
-def prepared(config_path: Path | None, environ: Mapping[str, str] | None = None) -> Prepared:
+def prepared(config_path: Path | None, environ: Mapping[str, str] | None = None) -> ResolvedConfig:
     """What to serve. Looks around on this machine only when no configuration is given."""
     if config_path is not None:
-        return Prepared(configured(config_path))
+        return ResolvedConfig(configured(config_path))
     return without_config(asyncio.run(discover()), demo_missing(), os.environ if environ is None else environ)
 
 
-def without_config(found: list[Found], missing: str | None, environ: Mapping[str, str]) -> Prepared:
+def without_config(found: list[DiscoveredBackend], missing: str | None, environ: Mapping[str, str]) -> ResolvedConfig:
     """A configuration for the backends that were found, or for the demo model when there are none. `missing` is what
     the embedded demo model lacks, None when it can run."""
     if found:
@@ -79,7 +79,7 @@ def without_config(found: list[Found], missing: str | None, environ: Mapping[str
         remarks.append("What it answers is recorded, for the inspector on the page.")
     if environ.get(MASTER_KEY_VARIABLE):
         raw["general_settings"]["master_key"] = f"os.environ/{MASTER_KEY_VARIABLE}"
-    return Prepared(parse(raw, environ), tuple(remarks))
+    return ResolvedConfig(parse(raw, environ), tuple(remarks))
 
 
 def _entry(name: str, kind: str, model: str, api_base: str | None = None) -> dict[str, Any]:
