@@ -25,21 +25,21 @@ from unisono.access.keys import Keys, MasterKey, NoKeys
 from unisono.access.prices import PriceList, price_list
 from unisono.access.usage_ledger import UsageLedger
 from unisono.access.usage_spool import UsageSpool
+from unisono.api.asgi_layers import HEALTH_PATHS, doors
 from unisono.api.chat.routes import chat_router
 from unisono.api.completions.routes import completions_router
-from unisono.api.door import HEALTH_PATHS, doors
-from unisono.api.failures import register
+from unisono.api.error_responses import register
 from unisono.api.health import health_routes
 from unisono.api.messages.routes import FORMATS, messages_router
-from unisono.api.messages.routes import Means as MessagesMeans
+from unisono.api.messages.routes import MessagesDeps as MessagesMeans
 from unisono.api.metrics import metrics_router
 from unisono.api.models import models_router
 from unisono.api.openapi.routes import document_router
-from unisono.api.responses.background.runner import Runner
+from unisono.api.responses.background.runner import BackgroundRunner
 from unisono.api.responses.conversations.routes import conversations_router
-from unisono.api.responses.hosting.servers import ServerRules
-from unisono.api.responses.means import Means
+from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.routes import responses_router
+from unisono.api.responses.server_tools.servers import ServerRules
 from unisono.api.usage import usage_router
 from unisono.config import (
     Config,
@@ -92,7 +92,7 @@ class Gateway:
     virtual_keys: VirtualKeys
     salt: Salt
     """What seals and keys are made with."""
-    runner: Runner | None = None
+    runner: BackgroundRunner | None = None
     _sealers: list[Sealer] = field(default_factory=list)
 
     async def sealer(self) -> Sealer:
@@ -156,7 +156,7 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     recorder = observing.recorder(config.unisono.traces, store)
     behind = observing.turns(engine, background=True, recorder=recorder)
     background = replace(responses_means(gateway, behind, hosting.rules), charge_journal=engine.charge_journal)
-    runner = Runner(background, process=token_hex(8))
+    runner = BackgroundRunner(background, process=token_hex(8))
     gateway = replace(gateway, runner=runner)
     turns = observing.turns(EndingTurns(engine), recorder=recorder)
     means = responses_means(gateway, turns, hosting.rules)
@@ -247,9 +247,9 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     return app
 
 
-def responses_means(gateway: Gateway, turns: Turns, servers: ServerRules | None = None) -> Means:
+def responses_means(gateway: Gateway, turns: Turns, servers: ServerRules | None = None) -> ResponsesDeps:
     """What the Responses API works with."""
-    return Means(
+    return ResponsesDeps(
         turns=turns,
         store=gateway.store,
         resolve=lambda name, caller: responses_model(gateway.catalogue, name, caller),

@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from unisono.api.builtins import allowed
-from unisono.api.responses.hosting.servers import ServerRules
+from unisono.api.builtin_tools import allowed
+from unisono.api.responses.server_tools.servers import ServerRules
 from unisono.config import Config
 from unisono.core.access import Caller
 from unisono.core.tool_arguments import ToolArguments

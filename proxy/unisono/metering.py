@@ -17,7 +17,7 @@ from typing import Final
 
 from unisono.access.prices import PriceList
 from unisono.access.usage_ledger import UsageLedger
-from unisono.api.about import limit_headers
+from unisono.api.unisono_object import limit_headers
 from unisono.around import Around
 from unisono.core.access import Caller
 from unisono.core.conversation import AssistantCall, Conversation, Preamble, Tokens, ToolResult

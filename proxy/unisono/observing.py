@@ -14,7 +14,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
 from unisono import __version__
-from unisono.api.door import Answered
+from unisono.api.asgi_layers import Answered
 from unisono.api.metrics import MetricsListener
 from unisono.config import Config, ModelRegistry, TraceSettings
 from unisono.core.observer import Observer

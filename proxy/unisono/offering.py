@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from unisono.api.chat.routes import ChatModel
 from unisono.api.completions.routes import RawModel
+from unisono.api.gateway_tools import RunnableTools
 from unisono.api.health import Readiness
 from unisono.api.messages.inbound import MessagesModel
-from unisono.api.passing import FindWay
+from unisono.api.model_rules import ModelRules
+from unisono.api.passthrough_routes import FindWay
 from unisono.api.reasoning import ReasoningField
-from unisono.api.responses.means import ResponsesModel
-from unisono.api.rules import ModelRules
-from unisono.api.runnable import RunnableTools
+from unisono.api.responses.deps import ResponsesModel
 from unisono.config import ModelRegistry, ServedModel
 from unisono.core.access import Caller
 from unisono.core.passthrough_request import AnswerMode, ServedName

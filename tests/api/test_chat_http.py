@@ -12,9 +12,9 @@ from tests.api.asgi import Exchange
 from tests.api.folding import fold
 from tests.api.scripted import ScriptedTurns, call, commentary, final, finished, reasoning
 from unisono.access.keys import NoKeys
+from unisono.api.asgi_layers import doors
 from unisono.api.chat.routes import ChatModel, chat_router
-from unisono.api.door import doors
-from unisono.api.failures import register
+from unisono.api.error_responses import register
 from unisono.api.reasoning import ReasoningField
 from unisono.core.access import Caller
 from unisono.core.conversation import Effort, Phase, UserMessage

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from unisono.api.chat.inbound import declared, to_conversation
 from unisono.api.chat.schema import ChatRequest
-from unisono.api.history import split_markers
+from unisono.api.history_builder import split_markers
 from unisono.api.tools import CallForm, Toolbox, to_toolbox, unwrap_input, wrap_input
 from unisono.core.conversation import (
     AssistantCall,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.api.asgi import events_of
 from tests.api.folding import fold
 from tests.api.scripted import USAGE, call, commentary, final, finished, reasoning, unfit
-from unisono.api.chat.outbound import Frame, StreamChunks, to_completion, to_usage
+from unisono.api.chat.outbound import ChatFrame, ChatStreamChunks, to_completion, to_usage
 from unisono.api.reasoning import ReasoningField
 from unisono.api.tools import CallForm, Toolbox
 from unisono.core.conversation import Phase
@@ -25,12 +25,12 @@ from unisono.engine.turn import Report
 FORMS = {"free": CallForm.CUSTOM, "old": CallForm.LEGACY}
 
 
-def frame(**changes: Any) -> Frame:
-    return Frame("chatcmpl-1", 1700000000, "gpt-oss-20b", toolbox=Toolbox(forms=FORMS), **changes)
+def frame(**changes: Any) -> ChatFrame:
+    return ChatFrame("chatcmpl-1", 1700000000, "gpt-oss-20b", toolbox=Toolbox(forms=FORMS), **changes)
 
 
-def streamed(batches: Sequence[list[Event]], shown: Frame, report: Report | None = None) -> list[Any]:
-    chunks = StreamChunks(shown, [report or Report()])
+def streamed(batches: Sequence[list[Event]], shown: ChatFrame, report: Report | None = None) -> list[Any]:
+    chunks = ChatStreamChunks(shown, [report or Report()])
     return events_of(b"".join(chunks.write(0, batch) for batch in batches))
 
 
@@ -162,7 +162,7 @@ def test_the_whole_answer_says_what_the_stream_says(events: list[Event], shown: 
     same(events, frame())
 
 
-def same(events: list[Event], how: Frame) -> None:
+def same(events: list[Event], how: ChatFrame) -> None:
     [choice] = to_completion([collect(events)], [Report()], how)["choices"]
     [folded] = fold(streamed([[event] for event in events], how))
     message = choice["message"] | {"content": choice["message"]["content"] or ""}
@@ -292,7 +292,7 @@ def test_only_the_last_chunk_says_how_the_answer_came_to_be(include_usage: bool)
 
 
 def test_choices_end_one_by_one_and_the_stream_once() -> None:
-    chunks = StreamChunks(frame(), [Report("a", 0, ["x"]), Report("b", 1, ["x", "y"])])
+    chunks = ChatStreamChunks(frame(), [Report("a", 0, ["x"]), Report("b", 1, ["x", "y"])])
     first = events_of(chunks.write(1, [*final(0, "one"), finished()]))
     rest = events_of(chunks.write(0, [*final(0, "two"), finished(FinishReason.LENGTH)]))
     # The first to speak is the second choice; openai-python's stream helper fails on a choice that skips a place.
@@ -321,7 +321,7 @@ def test_choices_share_one_prompt() -> None:
 def test_a_call_may_be_shown_while_it_is_written() -> None:
     item = ToolCall(0, 0, "call_0", "f")
     shown = frame(hold_calls=False)
-    chunks = StreamChunks(shown, [Report()])
+    chunks = ChatStreamChunks(shown, [Report()])
     batches: list[list[Event]] = [[Opened(item)], [Delta(item, '{"a"')], [Delta(item, ":1}"), Closed(item, '{"a":1}')]]
     early = [deltas(events_of(chunks.write(0, batch))) for batch in batches]
     assert early == [[START, function(0, "f", "call_0")], [arguments(0, '{"a"')], [arguments(0, ":1}")]]

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from unisono.api.chat.inbound import ChatTurn, to_turn
 from unisono.api.chat.schema import ChatRequest
-from unisono.api.failures import failure_of
-from unisono.api.fields import EFFORTS
+from unisono.api.error_responses import failure_of
+from unisono.api.field_types import EFFORTS
 from unisono.core.access import Caller
 from unisono.core.conversation import Effort
 from unisono.core.generation import Sampling

@@ -9,8 +9,8 @@ from fastapi import FastAPI
 
 from tests.api.asgi import Exchange
 from unisono.access.keys import NoKeys
-from unisono.api.door import doors
-from unisono.api.failures import register
+from unisono.api.asgi_layers import doors
+from unisono.api.error_responses import register
 from unisono.api.models import models_router
 
 

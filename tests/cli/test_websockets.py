@@ -19,8 +19,8 @@ from websockets.exceptions import ConnectionClosedError, ConnectionClosedOK, Inv
 
 from tests.fakes import FakeVllm
 from unisono.access.keys import MasterKey, NoKeys
-from unisono.api.door import doors
-from unisono.api.failures import register
+from unisono.api.asgi_layers import doors
+from unisono.api.error_responses import register
 from unisono.app import build
 from unisono.cli import listener
 from unisono.cli.server import server_config

@@ -7,7 +7,7 @@ import random
 import orjson
 import pytest
 
-from unisono.api.messages.arguments import to_json, to_shown
+from unisono.api.messages.tool_input import to_json, to_shown
 from unisono.core.json_syntax import MAX_LEVELS, _deep_kind, json_kind
 from unisono.engine.policy import Fault, fault_of
 from unisono.harmony.candidates import is_json_object

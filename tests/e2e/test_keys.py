@@ -21,7 +21,7 @@ from tests.e2e.gateway import Answer, config_of, gateway, message_of, to_answer
 from tests.e2e.keyed import MASTER, bearing, keyed, raw_answer, ring, with_keys
 from tests.e2e.replicas import Replica, replica
 from tests.fakes import FakeVllm
-from unisono.api.responses.background.record import rebuilt
+from unisono.api.responses.background.job_record import rebuilt
 from unisono.app import build_engine, responses_means
 from unisono.cli import main
 from unisono.core.access import KeyLimits

@@ -19,7 +19,7 @@ from tests.e2e.thread_watch import watching
 from tests.e2e.wires import WIRES, Fake, deployment
 from tests.fakes import VllmScript, stall_at
 from tests.schemas.suite import closed
-from unisono.api.messages import arguments
+from unisono.api.messages import tool_input
 from unisono.harmony.encoding import load_encoding
 from unisono.schemas import judging
 
@@ -71,7 +71,7 @@ async def test_a_long_body_is_checked_outside_of_the_loops_thread(
 
 @pytest.mark.slow
 async def test_long_arguments_are_parsed_for_messages_outside_of_the_loops_thread(here: Desk) -> None:
-    with watching(arguments) as watch:
+    with watching(tool_input) as watch:
         for _ in range(MAX_SIGHTINGS_MISSED):
             here.think(calls("put", LONG), per_chunk=500)
             got = await SURFACES["messages"](here, stream=False, **fields_for("messages", tools=[PUT]))

@@ -13,7 +13,7 @@ from tests.e2e.messages import compact, of_chat
 from tests.e2e.messages import message_of as in_messages
 from tests.fakes import FakeMlxServer, FakeVllm, MlxScript, VllmScript
 from tests.harmony.recoveries import CASES, TOOLS, C, Case, F, P, R
-from unisono.api.messages.arguments import to_input, to_json
+from unisono.api.messages.tool_input import to_input, to_json
 from unisono.core.conversation import join_messages
 from unisono.harmony.encoding import load_encoding
 

@@ -21,7 +21,7 @@ from tests.e2e.responses import ANSWER, TOOL, Json
 from tests.e2e.wires import ENCODING, WIRES, Fake, deployment
 from tests.fakes import FakeVllm, MlxScript, VllmScript
 from tests.harmony.test_properties import streams
-from unisono.api.responses.given import KINDS
+from unisono.api.responses.input_items import KINDS
 from unisono.core.generation import VOCABULARY
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.api.asgi import Exchange
 from tests.test_app import KEY, built, entry
-from unisono.api.door import HEALTH_PATHS
+from unisono.api.asgi_layers import HEALTH_PATHS
 from unisono.web.files import FILES, FOLDER, PATHS
 
 MOST_BYTES = 200_000

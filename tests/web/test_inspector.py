@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.harmony.recoveries import CASES
-from unisono.api.failures import failure_of
-from unisono.api.inspection import MOST_CHARACTERS, MOST_TOKENS, InspectRequest
+from unisono.api.error_responses import failure_of
+from unisono.api.inspect_request import MOST_CHARACTERS, MOST_TOKENS, InspectRequest
 from unisono.core.events import Repaired
 from unisono.core.observer import GenerationBegan, GenerationDone, GenerationOutcome, StepDone
 from unisono.core.recovery_rules import RULES

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from unisono.api.fields import LogitBias, MinP, Open, Penalty, RepetitionPenalty, Seed, Temperature, TopK, TopP
+from unisono.api.field_types import (
+    LogitBias,
+    MinP,
+    OpenModel,
+    Penalty,
+    RepetitionPenalty,
+    Seed,
+    Temperature,
+    TopK,
+    TopP,
+)
 from unisono.core.generation import Sampling
 
 
-class Drawing(Open):
+class SamplingFields(OpenModel):
     """A request's sampling fields; None is what the client left out."""
 
     seed: Seed | None = None
@@ -20,7 +30,7 @@ class Drawing(Open):
     logit_bias: LogitBias | None = None
 
 
-def to_sampling(asked: Drawing) -> Sampling:
+def to_sampling(asked: SamplingFields) -> Sampling:
     """Every field explicitly; what the client left out has the model's recommended value."""
     given = {
         "temperature": asked.temperature,

@@ -17,7 +17,7 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from unisono.api.failures import outcome, to_body, to_response
+from unisono.api.error_responses import outcome, to_body, to_response
 from unisono.errors import UnisonoError
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class ClientGone(Exception):
     """The client closed its connection; nobody reads an answer any more."""
 
 
-class Source(Protocol):
+class ByteSource(Protocol):
     """Bytes to send, one write per step, each step whole events or nothing (`b""`)."""
 
     def __aiter__(self) -> AsyncIterator[bytes]: ...
@@ -106,7 +106,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        source: Source,
+        source: ByteSource,
         *,
         headers: Callable[[], Mapping[str, str]] = dict,
         broken: Callable[[UnisonoError], bytes] = error_event,

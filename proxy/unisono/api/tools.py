@@ -16,7 +16,7 @@ import orjson
 from pydantic import BaseModel, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 
-from unisono.api.fields import MAX_TOOLS, Open, Parameters, Text, ToolName
+from unisono.api.field_types import MAX_TOOLS, OpenModel, Parameters, Text, ToolName
 from unisono.core.conversation import FunctionTool, Json
 from unisono.errors import InvalidRequest, UnsupportedValue
 from unisono.schemas import check
@@ -35,14 +35,14 @@ CUSTOM_PARAMETERS: dict[str, Json] = {
 }
 
 
-class FunctionSpec(Open):
+class FunctionSpec(OpenModel):
     name: ToolName
     description: Text | None = None
     parameters: Parameters | None = None
     strict: bool | None = None
 
 
-class CustomSpec(Open):
+class CustomSpec(OpenModel):
     name: ToolName
     description: Text | None = None
 
@@ -69,7 +69,7 @@ class CallForm(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class DeclaredTool:
     """A tool as a surface read it. `path` is where it stands in the request, `at` where its name does, and its schema
     under `schema_field`. A kind that is
     no `spec` and no `inner` tools of a namespace is one this gateway does not have; with the `setting` it would."""
@@ -79,7 +79,7 @@ class Declared:
     at: str = ""
     spec: FunctionSpec | CustomSpec | None = None
     name: str = ""
-    inner: tuple[Declared, ...] = ()
+    inner: tuple[DeclaredTool, ...] = ()
     form: CallForm = CallForm.FUNCTION
     setting: str = ""
     schema_field: str = "parameters"
@@ -133,7 +133,7 @@ class _Collected:
             self.forms[tool.name] = form
 
 
-def to_toolbox(tools: Iterable[Declared], *, others: bool = False) -> Toolbox:
+def to_toolbox(tools: Iterable[DeclaredTool], *, others: bool = False) -> Toolbox:
     """Everything declared, in the client's order. Raises InvalidRequest for names that clash and UnsupportedValue when
     only kinds of tools were given that this gateway does not have, and there are no `others`."""
     found = _Collected()
@@ -146,7 +146,7 @@ def to_toolbox(tools: Iterable[Declared], *, others: bool = False) -> Toolbox:
     return Toolbox(tuple(found.tools), found.forms, tuple(found.notes), found.origins)
 
 
-def _add(found: _Collected, declared: Declared, namespace: str | None) -> None:
+def _add(found: _Collected, declared: DeclaredTool, namespace: str | None) -> None:
     spec = declared.spec
     if spec is not None:
         name = in_namespace(namespace, spec.name)

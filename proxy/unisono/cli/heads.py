@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import orjson
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from unisono.api.failures import FINAL_STATUSES, NO_RETRY_HEADER, Formats, format_at
+from unisono.api.error_responses import FINAL_STATUSES, NO_RETRY_HEADER, Formats, format_at
 from unisono.errors import HeadersTooLarge, MalformedRequest, UnisonoError
 
 MAX_HEADERS: Final = 256

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, ClassVar, cast
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from unisono.api.door import HEALTH_PATHS
-from unisono.api.failures import Formats
+from unisono.api.asgi_layers import HEALTH_PATHS
+from unisono.api.error_responses import Formats
 from unisono.cli.closing import HalfClosed, LingeringTransport
 from unisono.cli.delivery import Delivering, Delivery, hold_little
 from unisono.cli.heads import check_head, close_unless_continued, path_of, refusal, until_close, without_upgrade

@@ -19,7 +19,7 @@ from fastapi import FastAPI
 from starlette.datastructures import MutableHeaders
 from starlette.types import Message, Receive, Scope, Send
 
-from unisono.api.failures import to_event, to_response
+from unisono.api.error_responses import to_event, to_response
 from unisono.app import Gateway
 from unisono.running import OPEN, OpenRequest, leaving
 

@@ -25,10 +25,10 @@ from litellm.types.utils import ModelResponse, ModelResponseStream
 
 from unisono.api.body import to_object
 from unisono.api.chat.inbound import ChatTurn, to_turn
-from unisono.api.chat.outbound import Frame, StreamChunks, to_completion
+from unisono.api.chat.outbound import ChatFrame, ChatStreamChunks, to_completion
 from unisono.api.chat.schema import ChatRequest
-from unisono.api.choices import ChunkSource, collect_all, start_all
-from unisono.api.failures import failure_of
+from unisono.api.error_responses import failure_of
+from unisono.api.n_choices import ChunkSource, collect_all, start_all
 from unisono.api.reasoning import ReasoningField
 from unisono.app import current_date
 from unisono.config import GatewaySettings
@@ -166,7 +166,7 @@ class Stream:
         asked, frame = understood(self._call)
         async with self._site.engines.at(self._call.where) as turns:
             runs = await start_all(turns, asked.turns)
-            source = ChunkSource(runs, StreamChunks(frame, [run.report for run in runs]))
+            source = ChunkSource(runs, ChatStreamChunks(frame, [run.report for run in runs]))
             ends: list[dict[str, Any]] = []
             async with aclosing(source):
                 async for data in source:
@@ -211,7 +211,7 @@ def _plain(value: Any) -> Any:
     raise TypeError(type(value).__name__)
 
 
-def understood(call: Call) -> tuple[ChatTurn, Frame]:
+def understood(call: Call) -> tuple[ChatTurn, ChatFrame]:
     """Raises what the request is refused with."""
     wanted = ChatRequest.model_validate(to_object(call.body))
     id = token_hex(16)
@@ -222,7 +222,7 @@ def understood(call: Call) -> tuple[ChatTurn, Frame]:
         caller=Caller(LOCAL_TENANT),
         request_id=f"req_{id}",
     )
-    frame = Frame(
+    frame = ChatFrame(
         id=f"chatcmpl-{id}",
         created=int(time.time()),
         model=call.model,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any, Final
 
-from unisono.api.inspection import MOST_TOOLS, InspectRequest
+from unisono.api.inspect_request import MOST_TOOLS, InspectRequest
 from unisono.core.conversation import FunctionTool
 from unisono.core.events import Closed, Event, HostedCall, Listing, Reasoning, Repaired, Text, ToolCall
 from unisono.core.generation import START, Chunk, FinishReason, OutputForm

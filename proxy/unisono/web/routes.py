@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from unisono.api.body import off_loop, read_json
-from unisono.api.inspection import InspectRequest
+from unisono.api.inspect_request import InspectRequest
 from unisono.core.access import Caller
 from unisono.core.recordings import TraceStore
 from unisono.errors import InvalidRequest, LimitReached, NotFound

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from unisono.api.completions.inbound import CompletionTurns, check_allowed, to_turns
 from unisono.api.completions.schema import CompletionRequest
-from unisono.api.failures import failure_of
+from unisono.api.error_responses import failure_of
 from unisono.core.access import Caller
 from unisono.core.conversation import UserMessage
 from unisono.errors import NotAllowed, UnisonoError

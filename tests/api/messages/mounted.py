@@ -8,10 +8,10 @@ from fastapi import FastAPI
 
 from tests.api.asgi import Exchange
 from unisono.access.keys import NoKeys
-from unisono.api.door import doors
-from unisono.api.failures import register
+from unisono.api.asgi_layers import doors
+from unisono.api.error_responses import register
 from unisono.api.messages.inbound import MessagesModel
-from unisono.api.messages.routes import FORMATS, Means, messages_router
+from unisono.api.messages.routes import FORMATS, MessagesDeps, messages_router
 from unisono.api.sealing import Sealer
 from unisono.core.access import Caller
 from unisono.engine.turn import Turns
@@ -44,7 +44,7 @@ def gateway(turns: Turns, *, keep_alive_s: float = 10.0) -> FastAPI:
         middleware=doors(authenticate=NoKeys().identify, keyless=True, new_id=lambda: str(next(ids)), formats=FORMATS),
     )
     register(app)
-    means = Means(
+    means = MessagesDeps(
         turns=turns,
         resolve=resolve,
         seals=seals,

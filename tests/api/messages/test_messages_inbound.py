@@ -8,12 +8,12 @@ import pytest
 from pydantic import ValidationError
 
 from tests.api.messages.mounted import SEALER
-from unisono.api.failures import failure_of
+from unisono.api.error_responses import failure_of
+from unisono.api.gateway_tools import RunnableTools
 from unisono.api.messages.inbound import MessagesModel, MessagesTurn, Thinking, needs_seals, to_turn
 from unisono.api.messages.schema import MessagesRequest
-from unisono.api.messages.served import SEALED
-from unisono.api.rules import ModelRules
-from unisono.api.runnable import RunnableTools
+from unisono.api.messages.server_tool_blocks import SEALED
+from unisono.api.model_rules import ModelRules
 from unisono.core.access import Caller
 from unisono.core.conversation import (
     AssistantCall,

@@ -27,7 +27,7 @@ from tests.api.scripted import (
     unfit,
 )
 from unisono.api.messages.inbound import Thinking
-from unisono.api.messages.outbound import Frame, MessageEvents, to_message
+from unisono.api.messages.outbound import MessageEvents, MessageFrame, to_message
 from unisono.core.conversation import AssistantCall, AssistantReasoning, ToolResult
 from unisono.core.events import Closed, Delta, Event, Finished, HostedCall, Opened, Ran, Repaired
 from unisono.core.generation import FinishReason
@@ -39,7 +39,7 @@ from unisono.engine.turn import Report
 
 Json = dict[str, Any]
 TENANT = "team"
-FRAME = Frame(
+FRAME = MessageFrame(
     id="msg_1",
     model="gpt-oss",
     request_id="req_1",
@@ -60,12 +60,12 @@ def served(builtin: str, tool: str, said: str, outcome: ToolOutcome) -> list[Eve
     return [Opened(item), Delta(item, said), Closed(item, said, (7, 8)), Ran(item, outcome, outcome.text)]
 
 
-def streamed(batches: Sequence[list[Event]], frame: Frame, report: Report | None = None) -> Json:
+def streamed(batches: Sequence[list[Event]], frame: MessageFrame, report: Report | None = None) -> Json:
     events = MessageEvents(frame, report or Report())
     return fold(named_events(b"".join(map(events.write, batches))))
 
 
-def both(events: list[Event], frame: Frame = FRAME, report: Report | None = None) -> Json:
+def both(events: list[Event], frame: MessageFrame = FRAME, report: Report | None = None) -> Json:
     """The message, which is the same however it comes."""
     whole = to_message(collect(events), report or Report(), frame)
     assert streamed([events], frame, report) == whole
@@ -73,7 +73,7 @@ def both(events: list[Event], frame: Frame = FRAME, report: Report | None = None
     return whole
 
 
-def contents(events: list[Event], frame: Frame = FRAME) -> list[Json]:
+def contents(events: list[Event], frame: MessageFrame = FRAME) -> list[Json]:
     content: list[Json] = both(events, frame)["content"]
     return content
 
@@ -285,7 +285,9 @@ cuts = st.lists(st.integers(0, 30), max_size=4)
 
 
 @given(st.lists(some, max_size=5), cuts, st.sampled_from([FRAME, SHOWN, OMITTED]))
-def test_a_stream_cut_anywhere_is_the_whole_answer(lives: list[list[Event]], places: list[int], frame: Frame) -> None:
+def test_a_stream_cut_anywhere_is_the_whole_answer(
+    lives: list[list[Event]], places: list[int], frame: MessageFrame
+) -> None:
     events: list[Event] = [*(event for life in lives for event in life), finished()]
     bounds = sorted({0, len(events), *(place for place in places if place < len(events))})
     batches = [events[one:other] for one, other in pairwise(bounds)]

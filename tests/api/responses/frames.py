@@ -7,8 +7,8 @@ from itertools import count
 from typing import Any
 
 from tests.api.responses.folding import Event, parsed
-from unisono.api.responses.outbound.events import Events
-from unisono.api.responses.outbound.response import Frame, to_echo
+from unisono.api.responses.outbound.events import ResponseEvents
+from unisono.api.responses.outbound.response import ResponseFrame, to_echo
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.sampling import to_sampling
 from unisono.api.tools import CallForm, Toolbox
@@ -30,17 +30,17 @@ def request_of(**fields: Any) -> ResponsesRequest:
     return ResponsesRequest.model_validate({"model": "gpt-oss-20b", "input": "Hi"} | fields)
 
 
-def frame(asked: ResponsesRequest | None = None, **changes: Any) -> Frame:
+def frame(asked: ResponsesRequest | None = None, **changes: Any) -> ResponseFrame:
     request = asked or request_of()
     settled: dict[str, Any] = {"toolbox": TOOLBOX, "request": to_echo(request, to_sampling(request))}
-    return Frame("resp_1", 1700000000, "gpt-oss-20b", **settled | changes)
+    return ResponseFrame("resp_1", 1700000000, "gpt-oss-20b", **settled | changes)
 
 
 def streamed(
-    batches: Iterable[Sequence[made.Event]], shown: Frame, report: Report | None = None
+    batches: Iterable[Sequence[made.Event]], shown: ResponseFrame, report: Report | None = None
 ) -> tuple[list[Event], StoredResponse]:
     """A whole stream, and what is kept of it."""
-    events = Events(shown, report or Report(), new_id=ids(), clock=lambda: NOW)
+    events = ResponseEvents(shown, report or Report(), new_id=ids(), clock=lambda: NOW)
     out = events.begin()
     for batch in batches:
         out += events.write(batch)

@@ -15,7 +15,7 @@ from tests.api.responses.folding import Event, parsed
 from tests.api.responses.frames import NOW, TOOLBOX, frame, ids, request_of, streamed
 from tests.api.scripted import call, commentary, final, finished, hosted, listing, reasoning, request
 from unisono.api.responses.items import to_wire
-from unisono.api.responses.outbound.events import Events
+from unisono.api.responses.outbound.events import ResponseEvents
 from unisono.core import events as made
 from unisono.core.conversation import DeveloperMessage, Phase, ToolResult, UserMessage
 from unisono.core.events import Closed, Delta, Opened, Text
@@ -75,7 +75,7 @@ def events() -> Iterator[Event]:
     shown = frame(asked, seal=lambda item: "sealed")
     for said in STREAMS:
         yield from streamed([[event] for event in said], shown, Report("vllm-1", 1, ["missing-end"]))[0]
-    broken = Events(shown, Report(), new_id=ids(), clock=lambda: NOW)
+    broken = ResponseEvents(shown, Report(), new_id=ids(), clock=lambda: NOW)
     begun = [*broken.begin(queued=True), *broken.refuse("No."), *broken.write(final(1, "Hi")[:2])]
     yield from parsed([*begun, *broken.fail(BackendUnavailable("It is gone.")), broken.last()])
 

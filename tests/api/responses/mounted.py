@@ -10,9 +10,9 @@ from urllib.parse import urlencode
 from fastapi import FastAPI
 
 from tests.api.asgi import Exchange, by_name
-from unisono.api.door import doors
-from unisono.api.failures import register
-from unisono.api.responses.background.runner import Runner
+from unisono.api.asgi_layers import doors
+from unisono.api.error_responses import register
+from unisono.api.responses.background.runner import BackgroundRunner
 from unisono.api.responses.conversations.routes import conversations_router
 from unisono.api.responses.routes import responses_router
 from unisono.app import Gateway, build, build_engine, responses_means
@@ -67,7 +67,7 @@ async def mounted(config: Mapping[str, Any], *, keep_alive_s: float = 10.0) -> A
     gateway: Gateway = build(settings).state.gateway
     hosting = build_hosting(settings)
     means = responses_means(gateway, build_engine(gateway.pool, hosting.host), hosting.rules)
-    runner = Runner(means, process="0")
+    runner = BackgroundRunner(means, process="0")
     app = FastAPI(
         docs_url=None,
         openapi_url=None,

@@ -24,10 +24,10 @@ from starlette.websockets import WebSocket
 from tests.api.asgi import Exchange, by_name
 from tests.api.responses.folding import TERMINAL
 from tests.api.scripted import ScriptedTurns, Step, final, finished
-from unisono.api.door import doors
-from unisono.api.failures import register
-from unisono.api.responses.background.runner import Runner
-from unisono.api.responses.means import Means, ResponsesModel
+from unisono.api.asgi_layers import doors
+from unisono.api.error_responses import register
+from unisono.api.responses.background.runner import BackgroundRunner
+from unisono.api.responses.deps import ResponsesDeps, ResponsesModel
 from unisono.api.responses.outbound.dialects import OPENAI
 from unisono.api.responses.routes import responses_router
 from unisono.api.responses.websocket.connection import Connection
@@ -78,7 +78,7 @@ async def site(*scripts: Sequence[Step], lasts_s: float = 3600.0) -> AsyncIterat
         middleware=doors(authenticate=by_name, keyless=False, new_id=lambda: "0"),
     )
     register(app)
-    app.include_router(responses_router(means, Runner(means, process="here")))
+    app.include_router(responses_router(means, BackgroundRunner(means, process="here")))
 
     async def short(socket: WebSocket) -> None:
         await Connection(means, OPENAI, socket, lasts_s=lasts_s).run()
@@ -88,7 +88,7 @@ async def site(*scripts: Sequence[Step], lasts_s: float = 3600.0) -> AsyncIterat
     await store.aclose()
 
 
-def means_of(turns: CountingTurns, store: Store) -> Means:
+def means_of(turns: CountingTurns, store: Store) -> ResponsesDeps:
     sealer = Sealer(b"a salt for tests, long enough")
     numbers = count(1)
 
@@ -100,7 +100,7 @@ def means_of(turns: CountingTurns, store: Store) -> Means:
             raise UnknownModel(f"There is no model '{name}'.", param="model")
         return ResponsesModel("gpt-oss")
 
-    return Means(
+    return ResponsesDeps(
         turns=turns,
         store=store,
         resolve=resolve,

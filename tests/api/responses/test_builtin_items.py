@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from tests.api.responses.folding import fold, parsed
-from unisono.api.builtins import builtin_for, builtin_of, to_builtin_servers
-from unisono.api.responses.outbound.again import events_again
+from unisono.api.builtin_tools import builtin_for, builtin_of, to_builtin_servers
+from unisono.api.responses.outbound.citations import Citations, CitedPages
 from unisono.api.responses.outbound.dialects import OPEN_RESPONSES, OPENAI, Dialect
-from unisono.api.responses.outbound.events import Events
-from unisono.api.responses.outbound.pages import Citations, Pages
-from unisono.api.responses.outbound.response import Frame
+from unisono.api.responses.outbound.events import ResponseEvents
+from unisono.api.responses.outbound.response import ResponseFrame
+from unisono.api.responses.outbound.stored_stream import events_again
 from unisono.core.conversation import AssistantCall, Json, Phase, ToolResult
 from unisono.core.events import Closed, Delta, Event, Finished, HostedCall, Opened, Ran, Text
 from unisono.core.generation import FinishReason, Usage
@@ -42,8 +42,8 @@ RESULTS_FACTS: Json = {
 }
 
 
-def seen() -> Pages:
-    pages = Pages([VIEW, FOUND, "Error: nothing", "[9] no view"])
+def seen() -> CitedPages:
+    pages = CitedPages([VIEW, FOUND, "Error: nothing", "[9] no view"])
     pages.saw(RESULTS, RESULTS_FACTS)
     return pages
 
@@ -123,10 +123,12 @@ BATCHES: list[list[Event]] = [
 ]
 
 
-def told(dialect: Dialect = OPENAI, *include: str, batches: list[list[Event]] = BATCHES) -> tuple[list[Any], Events]:
+def told(
+    dialect: Dialect = OPENAI, *include: str, batches: list[list[Event]] = BATCHES
+) -> tuple[list[Any], ResponseEvents]:
     numbers = iter(range(1000))
-    frame = Frame("resp_1", 1, "m", {"tools": []}, dialect=dialect, include=frozenset(include))
-    events = Events(frame, Report(), new_id=lambda prefix: f"{prefix}{next(numbers)}", clock=lambda: 2.0)
+    frame = ResponseFrame("resp_1", 1, "m", {"tools": []}, dialect=dialect, include=frozenset(include))
+    events = ResponseEvents(frame, Report(), new_id=lambda prefix: f"{prefix}{next(numbers)}", clock=lambda: 2.0)
     wire = [event for batch in batches for event in events.write(batch)]
     wire.append(events.last())
     return parsed(wire), events
@@ -184,11 +186,11 @@ def test_events_that_somebody_else_began_go_on_with_the_same_numbers() -> None:
     numbers = iter(range(1000))
     for cut in range(1, len(BATCHES)):
         numbers = iter(range(1000))
-        frame = Frame("resp_1", 1, "m", {"tools": []})
-        before = Events(frame, Report(), new_id=lambda prefix: f"{prefix}{next(numbers)}", clock=lambda: 2.0)  # noqa: B023
+        frame = ResponseFrame("resp_1", 1, "m", {"tools": []})
+        before = ResponseEvents(frame, Report(), new_id=lambda prefix: f"{prefix}{next(numbers)}", clock=lambda: 2.0)  # noqa: B023
         count = sum(len(before.write(batch)) for batch in BATCHES[:cut])
         numbers = iter(range(1000))
-        after = Events(frame, Report(), new_id=lambda prefix: f"{prefix}{next(numbers)}", clock=lambda: 2.0)  # noqa: B023
+        after = ResponseEvents(frame, Report(), new_id=lambda prefix: f"{prefix}{next(numbers)}", clock=lambda: 2.0)  # noqa: B023
         after.resume([event for batch in BATCHES[:cut] for event in batch], count)
         rest = [event for batch in BATCHES[cut:] for event in after.write(batch)]
         assert parsed([*rest, after.last()]) == whole[count:]
@@ -197,8 +199,8 @@ def test_events_that_somebody_else_began_go_on_with_the_same_numbers() -> None:
 @pytest.mark.parametrize("cut", range(1, 4))
 def test_what_was_broken_off_is_incomplete(cut: int) -> None:
     numbers = iter(range(1000))
-    frame = Frame("resp_1", 1, "m", {"tools": []})
-    events = Events(frame, Report(), new_id=lambda prefix: f"{prefix}{next(numbers)}", clock=lambda: 2.0)
+    frame = ResponseFrame("resp_1", 1, "m", {"tools": []})
+    events = ResponseEvents(frame, Report(), new_id=lambda prefix: f"{prefix}{next(numbers)}", clock=lambda: 2.0)
     batch = BATCHES[3][:cut]
     wire = [*events.write(batch), *events.cancel(), events.last()]
     [*items] = fold(parsed(wire)).output

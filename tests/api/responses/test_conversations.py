@@ -11,8 +11,8 @@ from fastapi import FastAPI
 
 from tests.api.asgi import Exchange, by_name
 from tests.api.responses.frames import ids
-from unisono.api.door import doors
-from unisono.api.failures import register
+from unisono.api.asgi_layers import doors
+from unisono.api.error_responses import register
 from unisono.api.responses.conversations.routes import conversations_router
 from unisono.core.state_store import StateLimits, Store
 from unisono.store import open_store

@@ -12,7 +12,7 @@ from tests.api.responses.test_conversations import HELLO, LISTING, Desk, refused
 from tests.contract.state import answered, response, said
 from unisono.api.body import OFF_LOOP_BYTES
 from unisono.api.responses.conversations.routes import TRIES
-from unisono.api.responses.given import KINDS
+from unisono.api.responses.input_items import KINDS
 from unisono.core.conversation import AssistantCall, ToolResult, UserMessage
 from unisono.core.state_store import Lease, StateLimits, Status, StoredItem
 from unisono.store import open_store

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unisono.api.responses.background.record import later
+from unisono.api.responses.background.job_record import later
 from unisono.core.conversation import Conversation, Preamble
 from unisono.engine.turn import Hosting, Turn
 

@@ -9,9 +9,9 @@ import pytest
 from tests.api.responses.frames import NOW, frame, ids
 from tests.api.responses.test_responses_schema import turn_of
 from unisono.api.responses.inbound import ResponsesTurn
+from unisono.api.responses.input_conversion import KnownState
 from unisono.api.responses.items import said_by
-from unisono.api.responses.outbound.events import Events
-from unisono.api.responses.reading import Known
+from unisono.api.responses.outbound.events import ResponseEvents
 from unisono.core.conversation import Item
 from unisono.core.generation import FinishReason
 from unisono.core.state_store import StoredItem
@@ -42,7 +42,7 @@ ANSWERS = {
 
 
 def asked(earlier: tuple[Item, ...], sent: Any) -> ResponsesTurn:
-    return turn_of(Known(earlier=earlier), input=sent, tools=TOOLS, instructions="Be brief.")
+    return turn_of(KnownState(earlier=earlier), input=sent, tools=TOOLS, instructions="Be brief.")
 
 
 def prompt(encoding: Encoding, turn: ResponsesTurn) -> list[int]:
@@ -51,7 +51,7 @@ def prompt(encoding: Encoding, turn: ResponsesTurn) -> list[int]:
 
 def answered(encoding: Encoding, turn: ResponsesTurn, output: list[int]) -> tuple[StoredItem, ...]:
     router = HarmonyRouter(encoding, plan_tools(turn.toolbox.tools), lambda: "call_0")
-    events = Events(frame(toolbox=turn.toolbox), Report(), new_id=ids(), clock=lambda: NOW)
+    events = ResponseEvents(frame(toolbox=turn.toolbox), Report(), new_id=ids(), clock=lambda: NOW)
     events.write([*router.feed(output), *router.end(FinishReason.STOP), router.finished(FinishReason.STOP)])
     assert events.stored is not None
     return events.stored.output
@@ -78,6 +78,6 @@ def test_a_client_that_sends_everything_back_has_the_same_prompt(
     kept = answered(encoding, first, encoding.encode_marked(written))
     found = {item.id: item for item in kept}
     history = [{"role": "user", "content": "Hi"}, *(dict(item.shown) for item in kept), *sent]
-    replayed = turn_of(Known(kept=found.get), input=history, tools=TOOLS, instructions="Be brief.")
+    replayed = turn_of(KnownState(kept=found.get), input=history, tools=TOOLS, instructions="Be brief.")
     continued = asked((*said_by(first.input), *said_by(kept)), sent)
     assert prompt(encoding, replayed) == prompt(encoding, continued)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from tests.api.responses.frames import TOOLBOX, ids
 from tests.api.responses.test_responses_schema import refusal_of, turn_of
-from unisono.api.responses.given import KINDS, GivenSilent
 from unisono.api.responses.inbound import wanted_ids
+from unisono.api.responses.input_conversion import READERS, KnownState
+from unisono.api.responses.input_items import KINDS, InputSilent
 from unisono.api.responses.items import said_by, to_listing, to_stored, to_wire
 from unisono.api.responses.outbound.dialects import OPEN_RESPONSES
-from unisono.api.responses.reading import READERS, Known
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.core.conversation import (
     AssistantCall,
@@ -35,7 +35,7 @@ CALL = {"type": "function_call", "id": "fc_1", "call_id": "c", "name": "f", "arg
 CALLED = AssistantCall("c", "f", '{"a":1}')
 
 
-def items_of(given: Any, known: Known | None = None) -> list[Item]:
+def items_of(given: Any, known: KnownState | None = None) -> list[Item]:
     return list(turn_of(known, input=given).turn.conversation.items)
 
 
@@ -174,7 +174,7 @@ def test_there_is_a_reader_for_every_kind() -> None:
     assert set(READERS) == set(KINDS.values())
 
 
-@pytest.mark.parametrize("kind", [kind for kind, model in KINDS.items() if model is GivenSilent])
+@pytest.mark.parametrize("kind", [kind for kind, model in KINDS.items() if model is InputSilent])
 def test_a_kind_without_meaning_is_left_out_with_a_note(kind: str) -> None:
     turn = turn_of(input=[{"type": kind, "id": "x_1", "anything": [1]}, {"role": "user", "content": "Hi"}])
     assert turn.turn.conversation.items == (UserMessage("Hi"),)
@@ -212,9 +212,9 @@ def test_reasoning_that_cannot_be_read_is_left_out(foreign: dict[str, Any]) -> N
     assert items_of([foreign, {"role": "user", "content": "Hi"}]) == [UserMessage("Hi")]
 
 
-def known_of(*items: StoredItem, earlier: Sequence[Item] = (), sealed: Any = None) -> Known:
+def known_of(*items: StoredItem, earlier: Sequence[Item] = (), sealed: Any = None) -> KnownState:
     kept = {item.id: item for item in items}
-    return Known(earlier, kept.get, (sealed or {}).get)
+    return KnownState(earlier, kept.get, (sealed or {}).get)
 
 
 THOUGHT = AssistantReasoning("hm", (1, 2))

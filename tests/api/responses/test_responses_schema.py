@@ -8,24 +8,24 @@ import pytest
 from pydantic import ValidationError
 
 from tests.api.responses.frames import ids
-from unisono.api.failures import failure_of
-from unisono.api.fields import EFFORTS
-from unisono.api.responses.given import KINDS
+from unisono.api.error_responses import failure_of
+from unisono.api.field_types import EFFORTS
 from unisono.api.responses.inbound import ResponsesTurn, check, to_turn
+from unisono.api.responses.input_conversion import KnownState
+from unisono.api.responses.input_items import KINDS
 from unisono.api.responses.outbound.response import to_echo
-from unisono.api.responses.reading import Known
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.core.access import Caller
 from unisono.core.generation import Sampling
 from unisono.errors import InvalidRequest, UnisonoError
 
 
-def turn_of(known: Known | None = None, **fields: Any) -> ResponsesTurn:
+def turn_of(known: KnownState | None = None, **fields: Any) -> ResponsesTurn:
     request = ResponsesRequest.model_validate({"model": "gpt-oss-20b", "input": "Hi"} | fields)
     check(request)
     return to_turn(
         request,
-        known or Known(),
+        known or KnownState(),
         model="group",
         today="2026-11-20",
         caller=Caller("default"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from unisono.api.responses.background.record import handed_over, tried
+from unisono.api.responses.background.job_record import handed_over, tried
 from unisono.core.state_store import Status, StoredResponse
 
 CASES: dict[str, tuple[dict[str, Any], int, int]] = {

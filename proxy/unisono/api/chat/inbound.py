@@ -10,16 +10,16 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from unisono.api.chat.schema import Call, ChatRequest, Message, ToolSpec
-from unisono.api.choice import Mode, OnOffer, ToolChoice, to_choice
-from unisono.api.fields import MAX_MESSAGES, shortened, smallest
-from unisono.api.history import History, split_markers
+from unisono.api.chat.schema import ChatMessage, ChatRequest, ChatTool, ChatToolCall
+from unisono.api.content_parts import REASONING_PARTS, ContentPart, join, text_of
+from unisono.api.field_types import MAX_MESSAGES, shortened, smallest
+from unisono.api.gateway_tools import NOTHING_TO_RUN, RunnableTools, hosting_of
+from unisono.api.history_builder import History, split_markers
+from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.notes import MAX_NOTES, notes_on_begun, without_effect
-from unisono.api.parts import REASONING_PARTS, Part, join, text_of
-from unisono.api.rules import NO_RULES, ModelRules
-from unisono.api.runnable import NOTHING_TO_RUN, RunnableTools, hosting_of
 from unisono.api.sampling import to_sampling
-from unisono.api.tools import CallForm, Declared, Toolbox, to_toolbox, wrap_input
+from unisono.api.tool_choice import ChoiceMode, OfferedTools, ToolChoice, to_choice
+from unisono.api.tools import CallForm, DeclaredTool, Toolbox, to_toolbox, wrap_input
 from unisono.core.access import Caller
 from unisono.core.conversation import (
     AssistantCall,
@@ -81,7 +81,7 @@ def to_turn(
     toolbox = to_toolbox(declared(request))
     conversation, notes = to_conversation(request.messages, toolbox, _effort(request), today)
     asked, asked_at = _asked_choice(request)
-    forbidden = asked is not None and asked.mode is Mode.NONE
+    forbidden = asked is not None and asked.mode is ChoiceMode.NONE
     hosting = None if forbidden else to_hosting(request, runnable, caller.tenant)
     form = request.response_format.form("response_format") if request.response_format else None
     turn = Turn(
@@ -100,7 +100,7 @@ def to_turn(
         request_id=request_id,
         surface="chat",
         hosting=hosting,
-        choice=to_choice(asked, OnOffer(toolbox, hosts=hosting is not None), asked_at),
+        choice=to_choice(asked, OfferedTools(toolbox, hosts=hosting is not None), asked_at),
         form=form,
         reasoning_budget=smallest((*_budgets(request), rules.reasoning_budget)),
         sticky=_sticky(request, caller),
@@ -147,29 +147,29 @@ def _notes_on_running(request: ChatRequest, turn: Turn) -> Iterator[str]:
         yield "unisono.run_tools: no effect, there are no tools to run, or several choices to make"
 
 
-def declared(request: ChatRequest) -> Iterator[Declared]:
+def declared(request: ChatRequest) -> Iterator[DeclaredTool]:
     """The tools of both lists, in order."""
     for position, spec in enumerate(request.tools or ()):
         yield _declared(spec, f"tools.{position}")
     for position, function in enumerate(request.functions or ()):
         path = f"functions.{position}"
-        yield Declared("function", path, path, function, form=CallForm.LEGACY)
+        yield DeclaredTool("function", path, path, function, form=CallForm.LEGACY)
 
 
-def _declared(spec: ToolSpec, path: str) -> Declared:
+def _declared(spec: ChatTool, path: str) -> DeclaredTool:
     at = f"{path}.{spec.type}"
     match spec.type:
         case "function":
-            return Declared(spec.type, path, at, spec.function)
+            return DeclaredTool(spec.type, path, at, spec.function)
         case "custom":
-            return Declared(spec.type, path, at, spec.custom, form=CallForm.CUSTOM)
+            return DeclaredTool(spec.type, path, at, spec.custom, form=CallForm.CUSTOM)
         case _:
             inner = [_declared(tool, f"{path}.tools.{position}") for position, tool in enumerate(spec.tools or ())]
-            return Declared(spec.type, path, name=spec.name or "", inner=tuple(inner))
+            return DeclaredTool(spec.type, path, name=spec.name or "", inner=tuple(inner))
 
 
 def to_conversation(
-    messages: Sequence[Message], toolbox: Toolbox, effort: Effort, today: str
+    messages: Sequence[ChatMessage], toolbox: Toolbox, effort: Effort, today: str
 ) -> tuple[Conversation, list[str]]:
     """The conversation and the notes on what of it was left out."""
     leading = 0
@@ -198,7 +198,7 @@ class _History:
         self.said = History()
         self._legacy: dict[str, deque[str]] = {}
 
-    def add(self, position: int, message: Message) -> None:
+    def add(self, position: int, message: ChatMessage) -> None:
         if message.name is not None and message.role not in {"function", "tool"}:
             self.notes.append(f"messages.{position}.name: no effect")
         match message.role:
@@ -216,7 +216,7 @@ class _History:
                 call_id = self._legacy_call(message.name, f"messages.{position}.name")
                 self._add_result(call_id, message.content, f"messages.{position}.name")
 
-    def _add_assistant(self, position: int, message: Message) -> None:
+    def _add_assistant(self, position: int, message: ChatMessage) -> None:
         reasoning = _reasoning(message)
         self.said.say(*([AssistantReasoning(reasoning)] if reasoning else []))
         visible = Phase.COMMENTARY if _has_calls(message) or message.phase == Phase.COMMENTARY else Phase.FINAL
@@ -228,7 +228,7 @@ class _History:
             self._legacy.setdefault(message.function_call.name, deque()).append(call_id)
             self.said.call(AssistantCall(call_id, message.function_call.name, message.function_call.arguments))
 
-    def _add_result(self, call_id: str, content: Sequence[Part], param: str) -> None:
+    def _add_result(self, call_id: str, content: Sequence[ContentPart], param: str) -> None:
         self.said.result(ToolResult(call_id, self.said.name_of(call_id, param), _text(content)))
 
     def _legacy_call(self, name: str, param: str) -> str:
@@ -240,15 +240,15 @@ class _History:
         )
 
 
-def _has_calls(message: Message) -> bool:
+def _has_calls(message: ChatMessage) -> bool:
     return bool(message.tool_calls) or message.function_call is not None
 
 
-def _text(parts: Sequence[Part]) -> str:
+def _text(parts: Sequence[ContentPart]) -> str:
     return text_of(parts, param="messages")
 
 
-def _reasoning(message: Message) -> str:
+def _reasoning(message: ChatMessage) -> str:
     """The reasoning of a replayed answer, from the first field that has it: our own answers carry it under two names,
     and some clients send both back."""
     in_details = join((detail.text or "" for detail in message.reasoning_details or ()), param="messages")
@@ -259,7 +259,7 @@ def _reasoning(message: Message) -> str:
     return next(filter(None, forms), "")
 
 
-def _to_call(call: Call) -> AssistantCall:
+def _to_call(call: ChatToolCall) -> AssistantCall:
     if call.type == "custom":
         assert call.custom is not None
         return AssistantCall(call.id, call.custom.name, wrap_input(call.custom.input))

@@ -18,10 +18,10 @@ from typing import Any, assert_never
 
 import orjson
 
-from unisono.api.about import to_about
 from unisono.api.reasoning import ReasoningField
 from unisono.api.sse import DONE, error_event, event
 from unisono.api.tools import CallForm, Toolbox, unwrap_input
+from unisono.api.unisono_object import to_about
 from unisono.core.conversation import MESSAGE_SEPARATOR, join_messages
 from unisono.core.events import (
     Closed,
@@ -50,7 +50,7 @@ CALLED = {CallForm.FUNCTION: "tool_calls", CallForm.CUSTOM: "tool_calls", CallFo
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class ChatFrame:
     """What is equal in every chunk of an answer, and how the answer is to be shown."""
 
     id: str
@@ -123,7 +123,7 @@ def to_call(item: ToolCall, arguments: str, form: CallForm) -> dict[str, Any]:
             assert_never(form)
 
 
-def to_choice(index: int, result: Result, frame: Frame) -> dict[str, Any]:
+def to_choice(index: int, result: Result, frame: ChatFrame) -> dict[str, Any]:
     """One choice of a whole answer."""
     reasoning: list[str] = []
     content: list[str] = []
@@ -163,7 +163,7 @@ def to_choice(index: int, result: Result, frame: Frame) -> dict[str, Any]:
     }
 
 
-def to_completion(results: Sequence[Result], reports: Sequence[Report], frame: Frame) -> dict[str, Any]:
+def to_completion(results: Sequence[Result], reports: Sequence[Report], frame: ChatFrame) -> dict[str, Any]:
     """The whole answer: one choice per result."""
     return frame.head("chat.completion") | {
         "choices": [to_choice(index, result, frame) for index, result in enumerate(results)],
@@ -176,7 +176,7 @@ class ChoiceChunks:
     """One choice of a stream: batches of events to bytes. Keeps what the order of chunks needs and no text but that of
     a call being held."""
 
-    def __init__(self, index: int, frame: Frame) -> None:
+    def __init__(self, index: int, frame: ChatFrame) -> None:
         self.finished: Finished | None = None
         self._frame = frame
         self._index = index
@@ -320,14 +320,14 @@ class ChoiceChunks:
         return self._chunk(orjson.dumps({"tool_calls": [call]}))
 
 
-def _usage_field(frame: Frame) -> bytes:
+def _usage_field(frame: ChatFrame) -> bytes:
     return b',"usage":null' if frame.include_usage else b""
 
 
-class StreamChunks:
+class ChatStreamChunks:
     """The whole stream of one or several choices. The last JSON chunk says how the answer came to be."""
 
-    def __init__(self, frame: Frame, reports: Sequence[Report]) -> None:
+    def __init__(self, frame: ChatFrame, reports: Sequence[Report]) -> None:
         self._frame = frame
         self._reports = reports
         self._choices = [ChoiceChunks(index, frame) for index in range(len(reports))]

@@ -10,13 +10,14 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from unisono.api.about import backend_header, recoveries_header
 from unisono.api.body import off_loop, read_json
 from unisono.api.chat.inbound import ChatTurn, to_turn
-from unisono.api.chat.outbound import Frame, StreamChunks, to_completion
+from unisono.api.chat.outbound import ChatFrame, ChatStreamChunks, to_completion
 from unisono.api.chat.schema import ChatRequest
-from unisono.api.choices import ChunkSource, collect_all, start_all
-from unisono.api.passing import (
+from unisono.api.gateway_tools import NOTHING_TO_RUN, RunnableTools
+from unisono.api.model_rules import NO_RULES, ModelRules
+from unisono.api.n_choices import ChunkSource, collect_all, start_all
+from unisono.api.passthrough_routes import (
     EitherSource,
     FindWay,
     begun_whole,
@@ -25,9 +26,8 @@ from unisono.api.passing import (
     with_passage,
 )
 from unisono.api.reasoning import ReasoningField
-from unisono.api.rules import NO_RULES, ModelRules
-from unisono.api.runnable import NOTHING_TO_RUN, RunnableTools
-from unisono.api.sse import CLIENT_CLOSED_REQUEST, KEEP_ALIVE_S, ClientGone, EventStream, Source, until_disconnect
+from unisono.api.sse import CLIENT_CLOSED_REQUEST, KEEP_ALIVE_S, ByteSource, ClientGone, EventStream, until_disconnect
+from unisono.api.unisono_object import backend_header, recoveries_header
 from unisono.api.whole import to_whole
 from unisono.core.access import Caller
 from unisono.core.passthrough_request import AnswerMode, Api
@@ -107,7 +107,7 @@ def chat_router(
         passes = asked.turn.passage is not None
         if way is AnswerMode.PASSING_THEN_ENGINE and not passes:
             return await passed()
-        frame = Frame(
+        frame = ChatFrame(
             id=f"chatcmpl-{new_id()}",
             created=int(clock()),
             model=wanted.model,
@@ -121,8 +121,8 @@ def chat_router(
         runs = await start_all(turns, asked.turns)
         reports = request.state.reports = [run.report for run in runs]
         if asked.stream:
-            chunks = StreamChunks(frame, reports)
-            source: Source = ChunkSource(runs, chunks)
+            chunks = ChatStreamChunks(frame, reports)
+            source: ByteSource = ChunkSource(runs, chunks)
             if passes:
                 source = EitherSource(runs[0], Api.CHAT, lambda run: ChunkSource([run], chunks))
             return EventStream(

@@ -23,36 +23,36 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from unisono.api.choice import ChosenFunction, ChosenTools
-from unisono.api.fields import (
+from unisono.api.content_parts import ContentPart
+from unisono.api.field_types import (
     EFFORTS,
     MAX_MESSAGES,
     MAX_TOOLS,
     Arguments,
     Budget,
     Count,
+    FieldInput,
     Id,
     ModelName,
-    Open,
+    OpenModel,
     SpelledEffort,
     Text,
-    Told,
     ToolName,
     neutral,
     only_neutral,
     to_effort,
     wrong,
 )
-from unisono.api.forms import ResponseFormat
-from unisono.api.parts import Part
-from unisono.api.runnable import GatewayOptions
-from unisono.api.sampling import Drawing
+from unisono.api.gateway_tools import GatewayOptions
+from unisono.api.response_format import ResponseFormat
+from unisono.api.sampling import SamplingFields
+from unisono.api.tool_choice import ChosenFunction, ChosenTools
 from unisono.api.tools import CustomSpec, FunctionSpec, described
 from unisono.core.conversation import Effort
 
 MAX_STOPS = 16
 
-Content = str | list[str | Part] | list[Any] | dict[str, Any] | None
+Content = str | list[str | ContentPart] | list[Any] | dict[str, Any] | None
 """What a message's content may come as: a result of a tool may be bare JSON."""
 
 
@@ -72,12 +72,12 @@ Stop = Annotated[Text, Field(min_length=1, max_length=4096)]
 Stops = Annotated[list[Stop], Field(max_length=MAX_STOPS)]
 
 
-class CalledFunction(Open):
+class CalledFunction(OpenModel):
     name: ToolName
     arguments: Arguments = ""
 
 
-class CalledCustom(Open):
+class CalledCustom(OpenModel):
     name: ToolName
     input: Text = ""
 
@@ -89,7 +89,7 @@ _CALLS: list[Any] = [
 """What a call of each kind needs, for the document."""
 
 
-class Call(Open):
+class ChatToolCall(OpenModel):
     model_config = ConfigDict(json_schema_extra={"anyOf": _CALLS})
 
     id: Id
@@ -105,7 +105,7 @@ class Call(Open):
         return value
 
 
-class ReasoningDetail(Open):
+class ReasoningDetail(OpenModel):
     text: Text | None = None
 
 
@@ -122,15 +122,15 @@ _ROLES: list[Any] = [
 """What a message of each role needs, for the document."""
 
 
-class Message(Open):
+class ChatMessage(OpenModel):
     """One message of any role. `content` becomes a list of parts, whichever form it came in."""
 
     model_config = ConfigDict(json_schema_extra={"anyOf": _ROLES})
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Annotated[list[Part], Told(Content)] = Field(default_factory=list)
+    content: Annotated[list[ContentPart], FieldInput(Content)] = Field(default_factory=list)
     name: Text | None = Field(None, validate_default=True)
-    tool_calls: list[Call] | None = None
+    tool_calls: list[ChatToolCall] | None = None
     function_call: CalledFunction | None = None
     tool_call_id: Id | None = Field(None, validate_default=True)
     refusal: Text | None = None
@@ -177,14 +177,14 @@ def _is_plain_data(value: Any) -> bool:
     return isinstance(value, dict)
 
 
-class ToolSpec(Open):
+class ChatTool(OpenModel):
     """A tool of any kind. A function or custom tool may also come flat, as the Responses API has it."""
 
     type: Annotated[str, Field(min_length=1, max_length=64)]
     function: FunctionSpec | None = Field(None, validate_default=True)
     custom: CustomSpec | None = Field(None, validate_default=True)
     name: Text | None = None
-    tools: list[ToolSpec] | None = None
+    tools: list[ChatTool] | None = None
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -207,16 +207,16 @@ class ToolSpec(Open):
         return value
 
 
-class StreamOptions(Open):
+class ChatStreamOptions(OpenModel):
     include_usage: bool | None = None
 
 
-class ReasoningOptions(Open):
+class ChatReasoningOptions(OpenModel):
     effort: SpelledEffort = None
     max_tokens: Budget | None = None
 
 
-class ThinkingOptions(Open):
+class ChatThinkingOptions(OpenModel):
     """How Anthropic's clients say it."""
 
     type: Text | None = None
@@ -227,44 +227,44 @@ def _to_thinking(value: Any) -> Any:
     return {"type": "enabled" if value else "disabled"} if isinstance(value, bool) else value
 
 
-class TemplateOptions(Open):
+class TemplateOptions(OpenModel):
     reasoning_effort: SpelledEffort = None
     thinking_budget: Budget | None = None
 
 
-class Wanted(Open):
+class ChatInput(OpenModel):
     """What is to be answered, with what, and in which form."""
 
     model: ModelName
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    tools: Annotated[list[ToolSpec], Field(max_length=MAX_TOOLS)] | None = None
+    stream_options: ChatStreamOptions | None = None
+    tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ChosenTools = None
     parallel_tool_calls: bool | None = None
     functions: Annotated[list[FunctionSpec], Field(max_length=MAX_TOOLS)] | None = None
     function_call: ChosenFunction = None
     response_format: ResponseFormat | None = None
     reasoning_effort: SpelledEffort = None
-    reasoning: ReasoningOptions | None = None
+    reasoning: ChatReasoningOptions | None = None
     think: Annotated[
         Effort | None, BeforeValidator(_to_think), WithJsonSchema({"enum": [True, False, *EFFORTS, None]})
     ] = None
     chat_template_kwargs: TemplateOptions | None = None
-    output_config: ReasoningOptions | None = None
-    thinking: Annotated[ThinkingOptions | None, BeforeValidator(_to_thinking), Told(ThinkingOptions | bool | None)] = (
-        None
-    )
+    output_config: ChatReasoningOptions | None = None
+    thinking: Annotated[
+        ChatThinkingOptions | None, BeforeValidator(_to_thinking), FieldInput(ChatThinkingOptions | bool | None)
+    ] = None
     thinking_token_budget: Budget | None = None
     thinking_budget: Budget | None = None
     reasoning_budget: Budget | None = None
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
-    stop: Annotated[Stops, BeforeValidator(_to_stops), Told(Stop | Stops | None)] = Field(default_factory=list)
+    stop: Annotated[Stops, BeforeValidator(_to_stops), FieldInput(Stop | Stops | None)] = Field(default_factory=list)
     n: Annotated[int, Field(ge=1, le=16)] | None = None
 
 
-class ChatRequest(Drawing, Wanted):
+class ChatRequest(SamplingFields, ChatInput):
     """All of a request. Of several faults the first is told, and the fields of the last base come first."""
 
     logprobs: Any = only_neutral("logprobs")

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from unisono.api.completions.schema import MAX_CHOICES, CompletionRequest
+from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.notes import MAX_NOTES, without_effect
-from unisono.api.rules import NO_RULES, ModelRules
 from unisono.api.sampling import to_sampling
 from unisono.core.access import Caller
 from unisono.core.conversation import Conversation, Preamble, UserMessage

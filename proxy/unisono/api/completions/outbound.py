@@ -11,8 +11,8 @@ from typing import Any
 
 import orjson
 
-from unisono.api.about import to_about
 from unisono.api.sse import DONE, error_event, event
+from unisono.api.unisono_object import to_about
 from unisono.core.events import Delta, Event, Finished
 from unisono.core.generation import ENDOFTEXT, STOP_TOKENS, Usage
 from unisono.engine.collect import Result
@@ -23,7 +23,7 @@ STOPS = frozenset({*STOP_TOKENS, ENDOFTEXT})
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class CompletionFrame:
     """What is equal in every chunk of an answer, and how it is to be shown. By choice: `prompts`, and `texts` that an
     answer begins with."""
 
@@ -78,7 +78,7 @@ class Frame:
         }
 
 
-def to_completion(results: Sequence[Result], reports: Sequence[Report], frame: Frame) -> dict[str, Any]:
+def to_completion(results: Sequence[Result], reports: Sequence[Report], frame: CompletionFrame) -> dict[str, Any]:
     """The whole answer: one choice per result."""
     choices = []
     for index, (result, report) in enumerate(zip(results, reports, strict=True)):
@@ -89,10 +89,10 @@ def to_completion(results: Sequence[Result], reports: Sequence[Report], frame: F
     return {**frame.head, "choices": choices, "usage": usage, "unisono": to_about(reports, frame.notes)}
 
 
-class StreamChunks:
+class CompletionStreamChunks:
     """The whole stream of one or several choices. The last JSON chunk says how the answer came to be."""
 
-    def __init__(self, frame: Frame, reports: Sequence[Report]) -> None:
+    def __init__(self, frame: CompletionFrame, reports: Sequence[Report]) -> None:
         self._frame = frame
         self._reports = reports
         self._told = [0] * len(reports)

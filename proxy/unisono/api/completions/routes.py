@@ -9,14 +9,14 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from unisono.api.about import backend_header
 from unisono.api.body import off_loop, read_json
-from unisono.api.choices import ChunkSource, collect_all, start_all
 from unisono.api.completions.inbound import CompletionTurns, Cut, Spell, check_allowed, to_turns
-from unisono.api.completions.outbound import Frame, StreamChunks, to_completion
+from unisono.api.completions.outbound import CompletionFrame, CompletionStreamChunks, to_completion
 from unisono.api.completions.schema import CompletionRequest
-from unisono.api.rules import NO_RULES, ModelRules
+from unisono.api.model_rules import NO_RULES, ModelRules
+from unisono.api.n_choices import ChunkSource, collect_all, start_all
 from unisono.api.sse import CLIENT_CLOSED_REQUEST, KEEP_ALIVE_S, ClientGone, EventStream, until_disconnect
+from unisono.api.unisono_object import backend_header
 from unisono.api.whole import to_whole
 from unisono.core.access import Caller
 from unisono.engine.turn import RawPrompt, Turns
@@ -64,7 +64,7 @@ def completions_router(
             return wanted, to_turns(wanted, caller=caller, spell=spell, cut=cut, rules=model.rules, **common)
 
         wanted, asked = await off_loop(understood, len(await request.body()))
-        frame = Frame(
+        frame = CompletionFrame(
             id=f"cmpl-{new_id()}",
             created=int(clock()),
             model=wanted.model,
@@ -79,7 +79,7 @@ def completions_router(
         runs = await start_all(turns, asked.turns)
         reports = [run.report for run in runs]
         if asked.stream:
-            chunks = StreamChunks(frame, reports)
+            chunks = CompletionStreamChunks(frame, reports)
             return EventStream(
                 ChunkSource(runs, chunks),
                 headers=lambda: backend_header(reports),

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
-from unisono.api.fields import Count, ModelName, Open, Text, Told, refused, wrong
-from unisono.api.sampling import Drawing
+from unisono.api.field_types import Count, FieldInput, ModelName, OpenModel, Text, refused, wrong
+from unisono.api.sampling import SamplingFields
 from unisono.core.generation import VOCABULARY
 
 MAX_STOPS: Final = 16
@@ -91,22 +91,22 @@ def _only_neutral(name: str) -> Any:
     return Field(None, json_schema_extra={"enum": [*NEUTRAL[name][0]]})
 
 
-class StreamOptions(Open):
+class CompletionStreamOptions(OpenModel):
     include_usage: bool | None = None
 
 
-class CompletionRequest(Drawing):
+class CompletionRequest(SamplingFields):
     """All of a request. Special tokens spelled in a prompt of text are those tokens."""
 
     model: ModelName
-    prompt: Annotated[list[Text | Ids], BeforeValidator(_to_prompts), Told(Prompts)]
+    prompt: Annotated[list[Text | Ids], BeforeValidator(_to_prompts), FieldInput(Prompts)]
     max_tokens: Count | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     best_of: Count | None = None
     echo: bool | None = None
-    stop: Annotated[Stops, BeforeValidator(_to_stops), Told(Stop | Stops | None)] = Field(default_factory=list)
+    stop: Annotated[Stops, BeforeValidator(_to_stops), FieldInput(Stop | Stops | None)] = Field(default_factory=list)
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: CompletionStreamOptions | None = None
     user: Text | None = None
     stop_token_ids: Annotated[list[Token], Field(max_length=MAX_STOP_TOKENS)] | None = None
     include_stop_str_in_output: bool | None = None

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Final, Protocol
 
-from unisono.api.fields import MAX_MESSAGES
-from unisono.api.history import History, split_markers
-from unisono.api.messages.arguments import to_arguments
-from unisono.api.messages.blocks import (
-    Block,
+from unisono.api.content_parts import join
+from unisono.api.field_types import MAX_MESSAGES
+from unisono.api.history_builder import History, split_markers
+from unisono.api.messages.content_blocks import (
     CompactionBlock,
+    ContentBlock,
     DocumentBlock,
     RedactedBlock,
     SearchResultBlock,
@@ -29,9 +29,9 @@ from unisono.api.messages.blocks import (
     ToolUseBlock,
 )
 from unisono.api.messages.ids import known_id
-from unisono.api.messages.schema import Message
-from unisono.api.messages.served import result_text, sealed_in
-from unisono.api.parts import join
+from unisono.api.messages.schema import MessageParam
+from unisono.api.messages.server_tool_blocks import result_text, sealed_in
+from unisono.api.messages.tool_input import to_arguments
 from unisono.core.conversation import (
     AssistantCall,
     AssistantReasoning,
@@ -48,7 +48,7 @@ BETWEEN: Final = "\n\n"
 FAILED: Final = "Error"
 
 
-class Seals(Protocol):
+class SealedBlocks(Protocol):
     """What this gateway gave a client to keep."""
 
     def open(self, tenant: str, text: str) -> tuple[Item, ...] | None:
@@ -62,10 +62,10 @@ class Seals(Protocol):
     def signed(self, tenant: str, text: str, signature: str) -> bool: ...
 
 
-class Reading:
+class HistoryReader:
     """Messages, one after the other. `seals` may be missing where no block is sealed or signed."""
 
-    def __init__(self, tenant: str, seals: Seals | None = None) -> None:
+    def __init__(self, tenant: str, seals: SealedBlocks | None = None) -> None:
         self.said = History()
         self.notes: list[str] = []
         self._tenant = tenant
@@ -75,7 +75,7 @@ class Reading:
         self._served_calls: frozenset[str] = frozenset()
         """Calls of server tools that stand in the message."""
 
-    def add(self, position: int, message: Message) -> None:
+    def add(self, position: int, message: MessageParam) -> None:
         """Raises InvalidRequest, naming the block."""
         at = f"messages.{position}.content"
         blocks = [(f"{at}.{place}", block) for place, block in enumerate(message.content)]
@@ -93,8 +93,8 @@ class Reading:
             raise InvalidRequest(f"There are more than {MAX_MESSAGES:,} messages and calls.", param="messages")
         return items
 
-    def _user(self, blocks: Sequence[tuple[str, Block]]) -> None:
-        others: list[tuple[str, Block]] = []
+    def _user(self, blocks: Sequence[tuple[str, ContentBlock]]) -> None:
+        others: list[tuple[str, ContentBlock]] = []
         for at, block in blocks:
             if isinstance(block, ToolResultBlock):
                 self._result(at, block)
@@ -113,7 +113,7 @@ class Reading:
         name = self.said.name_of(call_id, f"{at}.tool_use_id", block.tool_use_id)
         self.said.result(ToolResult(call_id, name, output))
 
-    def _assistant(self, blocks: Sequence[tuple[str, Block]]) -> None:
+    def _assistant(self, blocks: Sequence[tuple[str, ContentBlock]]) -> None:
         self._sealed = {
             known_id(block.tool_use_id): made
             for _, block in blocks
@@ -143,7 +143,7 @@ class Reading:
             final = is_answer and place == len(some)
             self.said.say_beside(*split_markers(text, Phase.FINAL if final else Phase.COMMENTARY))
 
-    def _made(self, at: str, block: Block) -> None:
+    def _made(self, at: str, block: ContentBlock) -> None:
         match block:
             case ThinkingBlock():
                 self.said.say_beside(*self._thoughts(at, block))
@@ -206,11 +206,11 @@ def _not_ours(param: str) -> InvalidRequest:
     )
 
 
-def _cites(blocks: Iterable[tuple[str, Block]]) -> bool:
+def _cites(blocks: Iterable[tuple[str, ContentBlock]]) -> bool:
     return any((block.model_extra or {}).get("citations") for _, block in blocks)
 
 
-def text_of(blocks: Iterable[tuple[str, Block]], notes: list[str]) -> str:
+def text_of(blocks: Iterable[tuple[str, ContentBlock]], notes: list[str]) -> str:
     """What blocks say that are no calls. Raises InvalidRequest for one that says nothing in this place."""
     texts: list[str] = []
     for at, block in blocks:

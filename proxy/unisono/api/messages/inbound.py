@@ -6,12 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from unisono.api.choice import Mode, ToolChoice
-from unisono.api.fields import smallest
-from unisono.api.forms import SchemaSpec
-from unisono.api.messages.blocks import RedactedBlock, ServerResultBlock, ThinkingBlock
-from unisono.api.messages.history import BETWEEN, Reading, Seals, text_of
-from unisono.api.messages.hosting import (
+from unisono.api.content_parts import join
+from unisono.api.field_types import smallest
+from unisono.api.gateway_tools import NOTHING_TO_RUN, RunnableTools, hosting_of
+from unisono.api.messages.content_blocks import RedactedBlock, ServerResultBlock, ThinkingBlock
+from unisono.api.messages.history import BETWEEN, HistoryReader, SealedBlocks, text_of
+from unisono.api.messages.schema import MessagesInput
+from unisono.api.messages.server_tool_blocks import sealed_in
+from unisono.api.messages.server_tool_setup import (
     asked_choice,
     builtin_for,
     choice_of,
@@ -20,13 +22,11 @@ from unisono.api.messages.hosting import (
     to_servers,
     told,
 )
-from unisono.api.messages.schema import Wanted
-from unisono.api.messages.served import sealed_in
+from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.notes import MAX_NOTES, notes_on_begun, without_effect
-from unisono.api.parts import join
-from unisono.api.rules import NO_RULES, ModelRules
-from unisono.api.runnable import NOTHING_TO_RUN, RunnableTools, hosting_of
+from unisono.api.response_format import SchemaSpec
 from unisono.api.sampling import to_sampling
+from unisono.api.tool_choice import ChoiceMode, ToolChoice
 from unisono.api.tools import Toolbox, to_toolbox
 from unisono.core.access import Caller
 from unisono.core.conversation import AnswerForm, Conversation, Effort, Preamble
@@ -77,7 +77,7 @@ class MessagesTurn:
     notes: tuple[str, ...]
 
 
-def needs_seals(request: Wanted) -> bool:
+def needs_seals(request: MessagesInput) -> bool:
     """Whether something in it was sealed or signed, or the answer may be."""
     if request.thinking is not None and request.thinking.type != "disabled":
         return True
@@ -88,20 +88,20 @@ def needs_seals(request: Wanted) -> bool:
 
 
 def to_turn(
-    request: Wanted,
+    request: MessagesInput,
     *,
     model: MessagesModel,
     today: str,
     caller: Caller,
     request_id: str,
-    seals: Seals | None = None,
+    seals: SealedBlocks | None = None,
 ) -> MessagesTurn:
     """`today` is YYYY-MM-DD. Raises InvalidRequest for what cannot be kept."""
     if request.thread:
         raise ThreadsUnsupported("'thread': no conversation is kept here; send all of its messages.", param="thread")
     tools = request.tools or []
     asked = asked_choice(request.tool_choice, tools)
-    forbidden = asked is not None and asked.mode is Mode.NONE
+    forbidden = asked is not None and asked.mode is ChoiceMode.NONE
     talk = _begun_talk(request, caller.tenant, seals) or f"{caller.tenant}\0{request_id}"
     served = to_servers(request, model.trained, owner=caller.tenant, talk=talk)
     hosted = frozenset(server.builtin for server in served)
@@ -139,10 +139,10 @@ def to_turn(
 
 
 def to_conversation(
-    request: Wanted, preamble: Preamble, tenant: str, seals: Seals | None
+    request: MessagesInput, preamble: Preamble, tenant: str, seals: SealedBlocks | None
 ) -> tuple[Conversation, list[str]]:
     """The conversation behind that preamble, and the notes on what of it was left out."""
-    reading = Reading(tenant, seals)
+    reading = HistoryReader(tenant, seals)
     messages = request.messages
     leading = next((at for at, message in enumerate(messages) if message.role != "system"), len(messages))
     instructions = [block.text for block in request.system if not block.text.startswith(BILLING)]
@@ -157,7 +157,9 @@ def to_conversation(
     return Conversation(preamble, reading.items(), prefill), reading.notes
 
 
-def _runnable(request: Wanted, model: MessagesModel, tenant: str, hosted: frozenset[str]) -> Iterator[ToolServer]:
+def _runnable(
+    request: MessagesInput, model: MessagesModel, tenant: str, hosted: frozenset[str]
+) -> Iterator[ToolServer]:
     """The servers whose tools are run without being named, but for those that are there already."""
     asked = request.unisono.run_tools if request.unisono else None
     for server in model.runnable.wanted(asked, tenant):
@@ -165,25 +167,25 @@ def _runnable(request: Wanted, model: MessagesModel, tenant: str, hosted: frozen
             yield server
 
 
-def _thinking(request: Wanted, model: MessagesModel) -> Thinking:
+def _thinking(request: MessagesInput, model: MessagesModel) -> Thinking:
     asked = request.thinking
     if asked is None or asked.type == "disabled":
         return Thinking.HIDDEN
     return Thinking.OMITTED if asked.display == "omitted" or not model.show_reasoning else Thinking.SHOWN
 
 
-def _effort(request: Wanted) -> Effort:
+def _effort(request: MessagesInput) -> Effort:
     if request.output_config is not None and request.output_config.effort is not None:
         return request.output_config.effort
     return Effort.LOW if request.thinking is not None and request.thinking.type == "disabled" else Effort.MEDIUM
 
 
-def _budget(request: Wanted) -> int | None:
+def _budget(request: MessagesInput) -> int | None:
     return request.thinking.budget_tokens if request.thinking and request.thinking.type == "enabled" else None
 
 
 def _choice(
-    request: Wanted, asked: ToolChoice | None, toolbox: Toolbox, servers: Sequence[ToolServer]
+    request: MessagesInput, asked: ToolChoice | None, toolbox: Toolbox, servers: Sequence[ToolServer]
 ) -> Choice | None:
     """What has to be called. Where an answer goes on behind what a server tool came to, that was called before it
     paused."""
@@ -192,7 +194,7 @@ def _choice(
     return None if goes_on else choice
 
 
-def _begun_talk(request: Wanted, tenant: str, seals: Seals | None) -> str:
+def _begun_talk(request: MessagesInput, tenant: str, seals: SealedBlocks | None) -> str:
     """The talk with the servers in which the last call was made, so that what it opened is open; "" for none."""
     if seals is None:
         return ""
@@ -201,7 +203,7 @@ def _begun_talk(request: Wanted, tenant: str, seals: Seals | None) -> str:
     return next(filter(None, (seals.talk(tenant, sealed) for sealed in results if sealed)), "")
 
 
-def _form(request: Wanted) -> tuple[AnswerForm | None, str]:
+def _form(request: MessagesInput) -> tuple[AnswerForm | None, str]:
     """The form, and the field that asks for it."""
     asked = request.output_config.format if request.output_config else None
     at = "output_config.format" if asked is not None else "output_format"
@@ -209,19 +211,19 @@ def _form(request: Wanted) -> tuple[AnswerForm | None, str]:
     return (SchemaSpec(schema=asked.schema_).form(f"{at}.schema") if asked is not None else None), at
 
 
-def _notes_on(request: Wanted, turn: Turn, hosted: frozenset[str], form_at: str) -> Iterator[str]:
+def _notes_on(request: MessagesInput, turn: Turn, hosted: frozenset[str], form_at: str) -> Iterator[str]:
     yield from _notes_on_fields(request)
     yield from notes_on(request.tools or (), hosted)
     yield from _notes_on_running(request, turn)
     yield from notes_on_begun(turn, {"tool_choice": turn.choice, form_at: turn.form})
 
 
-def _notes_on_running(request: Wanted, turn: Turn) -> Iterator[str]:
+def _notes_on_running(request: MessagesInput, turn: Turn) -> Iterator[str]:
     if request.unisono and request.unisono.run_tools and turn.hosting is None:
         yield "unisono.run_tools: no effect, there are no tools to run"
 
 
-def _notes_on_fields(request: Wanted) -> Iterator[str]:
+def _notes_on_fields(request: MessagesInput) -> Iterator[str]:
     nested = (
         ("", request.model_extra),
         ("output_config.", request.output_config and request.output_config.model_extra),

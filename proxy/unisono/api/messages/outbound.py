@@ -16,15 +16,15 @@ from typing import Any, Final, assert_never
 
 import orjson
 
-from unisono.api.about import to_about
-from unisono.api.builtins import builtin_of
-from unisono.api.messages.arguments import to_json, to_shown
-from unisono.api.messages.ending import Shown, to_ending, to_usage
-from unisono.api.messages.failures import to_body
+from unisono.api.builtin_tools import builtin_of
+from unisono.api.messages.error_bodies import to_body
 from unisono.api.messages.ids import shown_id
 from unisono.api.messages.inbound import Thinking
-from unisono.api.messages.served import name_of, to_result, to_use
+from unisono.api.messages.server_tool_blocks import name_of, to_result, to_use
+from unisono.api.messages.stop_reason import ShownBlocks, to_ending, to_usage
+from unisono.api.messages.tool_input import to_json, to_shown
 from unisono.api.sse import named_event
+from unisono.api.unisono_object import to_about
 from unisono.core.conversation import AssistantCall, AssistantReasoning, ToolResult
 from unisono.core.conversation import Item as Said
 from unisono.core.events import (
@@ -61,7 +61,7 @@ def _nothing(*_: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class MessageFrame:
     """What is equal in every form of an answer, and how it is to be shown. `served` are builtin tools whose calls are
     shown, in the `talk` with their servers; `sign` signs text, `seal` seals what was said in a talk."""
 
@@ -105,10 +105,10 @@ class Frame:
         return to_result(ran, self.seal([said, ToolResult(item.call_id, item.name, ran.said)], self.talk))
 
 
-def to_message(result: Result, report: Report, frame: Frame) -> dict[str, Any]:
+def to_message(result: Result, report: Report, frame: MessageFrame) -> dict[str, Any]:
     """The whole answer."""
     content: list[dict[str, Any]] = []
-    shown = Shown()
+    shown = ShownBlocks()
     ran = {each.item.call_id: each for each in result.ran}
     for closed in result.items:
         item = closed.item
@@ -147,7 +147,7 @@ def _call(item: ToolCall, arguments: Any) -> dict[str, Any]:
 class MessageEvents:
     """A stream: batches of events to bytes. Keeps what the order of events needs and no text."""
 
-    def __init__(self, frame: Frame, report: Report) -> None:
+    def __init__(self, frame: MessageFrame, report: Report) -> None:
         self._frame = frame
         self._report = report
         self._begun = False
@@ -157,7 +157,7 @@ class MessageEvents:
         self._delta = b""
         self._before_object: str | None = None
         """What was written of a call whose arguments are shown early, as long as they may be no object."""
-        self._shown = Shown()
+        self._shown = ShownBlocks()
         self._served: dict[str, Closed] = {}
         """Calls that are being made, by their ids."""
 

@@ -11,14 +11,14 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from unisono.api.about import backend_header, recoveries_header
 from unisono.api.body import off_loop, read_json
-from unisono.api.messages.failures import ANTHROPIC
-from unisono.api.messages.history import Seals
+from unisono.api.messages.error_bodies import ANTHROPIC
+from unisono.api.messages.history import SealedBlocks
 from unisono.api.messages.inbound import MessagesModel, MessagesTurn, needs_seals, to_turn
-from unisono.api.messages.outbound import Frame, MessageEvents, to_message
-from unisono.api.messages.schema import MessagesRequest, Wanted
+from unisono.api.messages.outbound import MessageEvents, MessageFrame, to_message
+from unisono.api.messages.schema import MessagesInput, MessagesRequest
 from unisono.api.sse import CLIENT_CLOSED_REQUEST, KEEP_ALIVE_S, ClientGone, EventStream, until_disconnect
+from unisono.api.unisono_object import backend_header, recoveries_header
 from unisono.api.whole import to_whole
 from unisono.core.access import Caller
 from unisono.core.conversation import Item
@@ -32,10 +32,10 @@ PATHS: Final = ("/v1/messages", "/messages")
 FORMATS: Final = dict.fromkeys(PATHS, ANTHROPIC)
 """How failures look at these paths."""
 
-Kind = TypeVar("Kind", bound=Wanted)
+Kind = TypeVar("Kind", bound=MessagesInput)
 
 
-class Sealing(Seals, Protocol):
+class Sealing(SealedBlocks, Protocol):
     """What is given to clients to keep, and known again."""
 
     def seal(self, tenant: str, items: Sequence[Item], talk: str = "") -> str: ...
@@ -44,7 +44,7 @@ class Sealing(Seals, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class MessagesDeps:
     """`resolve` finds the model a name stands for and raises UnknownModel, or ModelNotAllowed where the caller may not
     use it; `seals` waits for the key, which may be in the store: raises StoreUnavailable. `today` gives YYYY-MM-DD,
     `new_id` an unguessable string, `clock` seconds since the epoch."""
@@ -58,14 +58,14 @@ class Means:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PreparedMessage:
     """A request that can be run."""
 
     turn: MessagesTurn
-    frame: Frame
+    frame: MessageFrame
 
 
-def messages_router(means: Means, *, keep_alive_s: float = KEEP_ALIVE_S) -> APIRouter:
+def messages_router(means: MessagesDeps, *, keep_alive_s: float = KEEP_ALIVE_S) -> APIRouter:
     """Expects the layers of `api.door` in front: they put the caller and the request's id into the state."""
 
     async def create(request: Request) -> Response:
@@ -91,7 +91,7 @@ def messages_router(means: Means, *, keep_alive_s: float = KEEP_ALIVE_S) -> APIR
         return await off_loop(lambda: to_whole(to_message(result, report, asked.frame), headers), size, LONG_ANSWER)
 
     async def count(request: Request) -> Response:
-        asked = await understood(means, request, Wanted)
+        asked = await understood(means, request, MessagesInput)
         try:
             tokens = await until_disconnect(request.receive, _counted(means.turns, asked.turn))
         except ClientGone:
@@ -109,7 +109,7 @@ async def _counted(turns: Turns, asked: MessagesTurn) -> int:
     return await turns.count(asked.turn)
 
 
-async def understood(means: Means, request: Request, kind: type[Kind]) -> Asked:
+async def understood(means: MessagesDeps, request: Request, kind: type[Kind]) -> PreparedMessage:
     """Everything that can be refused is refused here, before a backend is asked."""
     body = await read_json(request)
     size = len(await request.body())
@@ -134,7 +134,7 @@ async def understood(means: Means, request: Request, kind: type[Kind]) -> Asked:
         tenant = caller.tenant
         more["sign"] = lambda text: seals.sign(tenant, text)
         more["seal"] = lambda items, talk: seals.seal(tenant, items, talk)
-    frame = Frame(
+    frame = MessageFrame(
         id=f"msg_{means.new_id()}",
         model=wanted.model,
         request_id=request.state.request_id,
@@ -146,7 +146,7 @@ async def understood(means: Means, request: Request, kind: type[Kind]) -> Asked:
         hold_calls=turn.turn.hold_calls,
         **more,
     )
-    return Asked(turn, frame)
+    return PreparedMessage(turn, frame)
 
 
 async def collected(run: Run) -> Result:

@@ -10,39 +10,39 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
-from unisono.api.fields import (
+from unisono.api.field_types import (
     MAX_MESSAGES,
     MAX_TOOLS,
     Budget,
     Count,
+    FieldInput,
     ModelName,
-    Open,
+    OpenModel,
     Parameters,
     SpelledEffort,
     Text,
-    Told,
     ToolName,
     wrong,
 )
-from unisono.api.messages.blocks import Content, TextBlock
-from unisono.api.runnable import GatewayOptions
-from unisono.api.sampling import Drawing
+from unisono.api.gateway_tools import GatewayOptions
+from unisono.api.messages.content_blocks import Content, TextBlock
+from unisono.api.sampling import SamplingFields
 
 MAX_STOPS = 16
 CUSTOM = "custom"
 """The type of a tool that is the client's own."""
 
 
-class Message(Open):
+class MessageParam(OpenModel):
     role: Literal["user", "assistant", "system"]
     content: Content
 
 
-class ToolSpec(Open):
+class MessagesTool(OpenModel):
     """A tool of any kind; one without a type is the client's own."""
 
     type: Annotated[
-        str, Field(min_length=1, max_length=64), BeforeValidator(lambda value: value or CUSTOM), Told(str | None)
+        str, Field(min_length=1, max_length=64), BeforeValidator(lambda value: value or CUSTOM), FieldInput(str | None)
     ] = CUSTOM
     name: ToolName | None = Field(None, validate_default=True)
     description: Text | None = None
@@ -57,7 +57,7 @@ class ToolSpec(Open):
         return value
 
 
-class ChoiceSpec(Open):
+class ChoiceSpec(OpenModel):
     type: Literal["auto", "any", "tool", "none"]
     name: Text | None = Field(None, validate_default=True)
     disable_parallel_tool_use: bool | None = None
@@ -70,23 +70,23 @@ class ChoiceSpec(Open):
         return value
 
 
-class ThinkingOptions(Open):
+class MessagesThinkingOptions(OpenModel):
     type: Literal["enabled", "adaptive", "disabled", "between_tools"]
     budget_tokens: Budget | None = None
     display: Literal["summarized", "omitted"] | None = None
 
 
-class FormatSpec(Open):
+class FormatSpec(OpenModel):
     type: Literal["json_schema"]
     schema_: Parameters = Field(alias="schema")
 
 
-class OutputOptions(Open):
+class OutputOptions(OpenModel):
     effort: SpelledEffort = None
     format: FormatSpec | None = None
 
 
-class Metadata(Open):
+class Metadata(OpenModel):
     user_id: Text | None = None
 
 
@@ -96,18 +96,18 @@ def _to_system(value: Any) -> Any:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
-class Wanted(Drawing):
+class MessagesInput(SamplingFields):
     """What is to be answered, with what, and in which form."""
 
     model: ModelName
     max_tokens: Count | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
-    system: Annotated[list[TextBlock], BeforeValidator(_to_system), Told(str | list[TextBlock] | None)] = Field(
+    messages: Annotated[list[MessageParam], Field(min_length=1, max_length=MAX_MESSAGES)]
+    system: Annotated[list[TextBlock], BeforeValidator(_to_system), FieldInput(str | list[TextBlock] | None)] = Field(
         default_factory=list
     )
-    tools: Annotated[list[ToolSpec], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[MessagesTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ChoiceSpec | None = None
-    thinking: ThinkingOptions | None = None
+    thinking: MessagesThinkingOptions | None = None
     output_config: OutputOptions | None = None
     output_format: FormatSpec | None = None
     stop_sequences: (
@@ -120,7 +120,7 @@ class Wanted(Drawing):
     unisono: GatewayOptions | None = None
 
 
-class MessagesRequest(Wanted):
+class MessagesRequest(MessagesInput):
     """A request that is answered; for one that is only counted it does not matter how long the answer may be."""
 
     max_tokens: Count

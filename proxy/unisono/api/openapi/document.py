@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from unisono import __version__
-from unisono.api.failures import FINAL_STATUSES, NO_RETRY_HEADER
+from unisono.api.error_responses import FINAL_STATUSES, NO_RETRY_HEADER
 from unisono.api.openapi.answers import ANSWERS
 from unisono.api.openapi.models import Schema, ref, schemas_of, to_parameters
 from unisono.api.openapi.operations import OPERATIONS, Operation

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from unisono.api.chat.schema import ChatRequest
 from unisono.api.completions.schema import CompletionRequest
-from unisono.api.fields import Open
-from unisono.api.inspection import InspectRequest
-from unisono.api.messages.schema import MessagesRequest, Wanted
+from unisono.api.field_types import OpenModel
+from unisono.api.inspect_request import InspectRequest
+from unisono.api.messages.schema import MessagesInput, MessagesRequest
 from unisono.api.openapi.models import Schema
 from unisono.api.responses.compaction import TAKEN
 from unisono.api.responses.conversations.schema import AddedItems, ChangedConversation, NewConversation
@@ -39,9 +39,9 @@ class Operation:
     summary: str
     answer: str | None
     failures: tuple[int, ...]
-    body: type[Open] | None = None
+    body: type[OpenModel] | None = None
     fields: frozenset[str] | None = None
-    query: type[Open] | None = None
+    query: type[OpenModel] | None = None
     parameters: tuple[Schema, ...] = ()
     events: str | None = None
     tells: bool = False
@@ -194,7 +194,7 @@ MESSAGES = (
         "Count the tokens of a prompt.",
         "MessageTokens",
         TURNED,
-        body=Wanted,
+        body=MessagesInput,
         failure="MessagesFailure",
     ),
 )

@@ -11,15 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from unisono.api.about import to_about
 from unisono.api.notes import MAX_NOTES, without_effect
-from unisono.api.responses.asked import Asked, Sender, assembled, judged
+from unisono.api.responses.deps import ItemSealing, ResponsesDeps
 from unisono.api.responses.items import NewId, Wire, said_by, to_wire
-from unisono.api.responses.means import Means, Seals
 from unisono.api.responses.outbound.dialects import Dialect
 from unisono.api.responses.outbound.response import to_usage
-from unisono.api.responses.past import recall
+from unisono.api.responses.prepared_request import PreparedRequest, Sender, assembled, judged
+from unisono.api.responses.prior_state import recall
 from unisono.api.tools import Toolbox
+from unisono.api.unisono_object import to_about
 from unisono.core.conversation import (
     AssistantCall,
     AssistantMessage,
@@ -70,7 +70,7 @@ class Compacted:
     notes: tuple[str, ...]
 
 
-async def compacted(means: Means, sender: Sender, body: Mapping[str, Any], size: int) -> Compacted:
+async def compacted(means: ResponsesDeps, sender: Sender, body: Mapping[str, Any], size: int) -> Compacted:
     """The conversation in `body`, of `size` bytes, made short. Raises what a response would be refused with, and
     StoreTooLarge for one that can be neither summed up nor sealed."""
     taken = {name: value for name, value in body.items() if name in TAKEN}
@@ -103,7 +103,7 @@ def _reasoning(given: Any) -> Any:
     return given
 
 
-def to_turn(asked: Asked) -> Turn:
+def to_turn(asked: PreparedRequest) -> Turn:
     """The turn in which the model sums up. A conversation that is too long already is summed up without its oldest
     turns."""
     turn = asked.turn.turn
@@ -127,7 +127,9 @@ def summary_of(result: Result) -> str:
     return final or "\n\n".join(text for _, text in texts).strip()
 
 
-def shortened(said: Sequence[Item], summary: str, seals: Seals, tenant: str) -> tuple[tuple[UserMessage, ...], str]:
+def shortened(
+    said: Sequence[Item], summary: str, seals: ItemSealing, tenant: str
+) -> tuple[tuple[UserMessage, ...], str]:
     """The messages that are kept, and what is sealed behind them. Raises StoreTooLarge."""
     kept: tuple[UserMessage, ...] = ()
     rest = [_without_tokens(item) for item in said]

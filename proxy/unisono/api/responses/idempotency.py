@@ -18,8 +18,8 @@ from hashlib import blake2b
 from starlette.requests import Request
 
 from unisono.api.responses.background.runner import anchor_of
-from unisono.api.responses.holding import RENEWALS, release
-from unisono.api.responses.means import Means
+from unisono.api.responses.deps import ResponsesDeps
+from unisono.api.responses.lease_keeper import RENEWALS, release
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.core.state_store import Status, StoredResponse
 from unisono.errors import InvalidRequest, StoreError
@@ -38,7 +38,7 @@ class ClaimLost(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class IdempotencyClaim:
     """A key as it came with a request: `digest` says which body."""
 
     tenant: str
@@ -46,7 +46,7 @@ class Claim:
     digest: str
 
 
-async def claim_of(request: Request, tenant: str) -> Claim | None:
+async def claim_of(request: Request, tenant: str) -> IdempotencyClaim | None:
     """The request's key; None without one. Raises InvalidRequest."""
     key = request.headers.get(HEADER)
     if key is None:
@@ -54,16 +54,16 @@ async def claim_of(request: Request, tenant: str) -> Claim | None:
     if not key or len(key) > LONGEST_KEY or not all(" " <= letter <= "~" for letter in key):
         raise InvalidRequest(f"'Idempotency-Key' must be 1 to {LONGEST_KEY} printable ASCII characters.")
     digest = blake2b(await request.body(), digest_size=16, person=b"unisono-body")
-    return Claim(tenant, key, digest.hexdigest())
+    return IdempotencyClaim(tenant, key, digest.hexdigest())
 
 
-async def owner_of(means: Means, claim: Claim, response_id: str) -> str:
+async def owner_of(means: ResponsesDeps, claim: IdempotencyClaim, response_id: str) -> str:
     """The response that has the key: `response_id`, or the one of an earlier request. Raises KeyReused for another
     body."""
     return await means.store.claim(claim.tenant, claim.key, claim.digest, response_id)
 
 
-async def give_back(means: Means, claim: Claim, response_id: str) -> None:
+async def give_back(means: ResponsesDeps, claim: IdempotencyClaim, response_id: str) -> None:
     """Nothing came of the claim: the next request with the key begins anew. Whether it worked does not matter: a
     failed response keeps nobody from trying again."""
     try:
@@ -73,7 +73,7 @@ async def give_back(means: Means, claim: Claim, response_id: str) -> None:
 
 
 async def started(
-    means: Means, claim: Claim, owner: str, response_id: str, request: ResponsesRequest
+    means: ResponsesDeps, claim: IdempotencyClaim, owner: str, response_id: str, request: ResponsesRequest
 ) -> StoredResponse | None:
     """Wait for the response `owner`, which has the key; None when the key has to be claimed again for `response_id`."""
     now = asyncio.get_running_loop().time
@@ -95,7 +95,7 @@ async def started(
             return None
 
 
-async def _freed(means: Means, claim: Claim, owner: str, anchor: str, response_id: str) -> bool:
+async def _freed(means: ResponsesDeps, claim: IdempotencyClaim, owner: str, anchor: str, response_id: str) -> bool:
     """Free the key of a response whose owner died before the response was stored; False while the owner lives."""
     lease = await means.store.acquire(claim.tenant, anchor, response_id, means.lease_s)
     if lease is None:

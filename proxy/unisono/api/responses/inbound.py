@@ -10,22 +10,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from unisono.api.builtins import builtin_for, builtin_notes, missing_setting
-from unisono.api.choice import OnOffer, to_choice
-from unisono.api.fields import MAX_MESSAGES, Open, smallest
+from unisono.api.builtin_tools import builtin_for, builtin_notes, missing_setting
+from unisono.api.content_parts import join
+from unisono.api.field_types import MAX_MESSAGES, OpenModel, smallest
+from unisono.api.model_rules import NO_RULES, ModelRules
 from unisono.api.notes import MAX_NOTES, without_effect
-from unisono.api.parts import join
-from unisono.api.responses.given import Given, GivenApprovalRequest, GivenReasoning, GivenReference
-from unisono.api.responses.hosting.choosing import on_offer
-from unisono.api.responses.hosting.decisions import CLIENTS_ID, Hosted, parted, settled
-from unisono.api.responses.hosting.servers import notes_on
-from unisono.api.responses.hosting.spec import MCP, McpSpec
+from unisono.api.responses.input_conversion import InputConversion, KnownState
+from unisono.api.responses.input_items import InputApprovalRequest, InputItem, InputReasoning, InputReference
 from unisono.api.responses.items import COMPLETED, NewId, Wire, prefix_of
-from unisono.api.responses.reading import Known, Reading
-from unisono.api.responses.schema import INCLUDABLE, ResponsesRequest, Tool
-from unisono.api.rules import NO_RULES, ModelRules
+from unisono.api.responses.schema import INCLUDABLE, ResponsesRequest, ResponsesTool
+from unisono.api.responses.server_tools.approval_history import CLIENTS_ID, ServerToolHistory, parted, settled
+from unisono.api.responses.server_tools.mcp_spec import MCP, McpSpec
+from unisono.api.responses.server_tools.server_tool_choice import on_offer
+from unisono.api.responses.server_tools.servers import notes_on
 from unisono.api.sampling import to_sampling
-from unisono.api.tools import CallForm, Declared, Toolbox, to_toolbox
+from unisono.api.tool_choice import OfferedTools, to_choice
+from unisono.api.tools import CallForm, DeclaredTool, Toolbox, to_toolbox
 from unisono.core.access import Caller
 from unisono.core.conversation import Conversation, DeveloperMessage, Effort, Item, Preamble
 from unisono.core.state_store import StoredItem
@@ -59,7 +59,7 @@ def check(request: ResponsesRequest, *, answered: bool = True) -> None:
 
 
 def wanted_ids(request: ResponsesRequest) -> tuple[str, ...]:
-    """Ids under which items may have been kept that this request leans on, each once; `Known.kept` is asked for no
+    """Ids under which items may have been kept that this request leans on, each once; `KnownState.kept` is asked for no
     others. An item that is referred to must be there."""
     found = (item.id for item in request.input if item.id)
     return tuple(dict.fromkeys(found))
@@ -67,13 +67,13 @@ def wanted_ids(request: ResponsesRequest) -> tuple[str, ...]:
 
 def references(request: ResponsesRequest) -> tuple[str, ...]:
     """Ids of items that are referred to and not repeated: without them the request cannot be understood."""
-    found = (item.id for item in request.input if isinstance(item, GivenReference))
+    found = (item.id for item in request.input if isinstance(item, InputReference))
     return tuple(dict.fromkeys(found))
 
 
 def to_turn(
     request: ResponsesRequest,
-    known: Known,
+    known: KnownState,
     *,
     model: str,
     today: str,
@@ -91,7 +91,7 @@ def to_turn(
     input's items; `seed`, `dated`, `sticky` and `servers` are the turn's. Raises InvalidRequest where fields contradict
     each other or ask for what cannot be kept, and NotFound for a reference to nothing."""
     toolbox = to_tools(request, servers)
-    reading = Reading(known, names=ToolNames(taken=(tool.name for tool in toolbox.tools)))
+    reading = InputConversion(known, names=ToolNames(taken=(tool.name for tool in toolbox.tools)))
     reading.add(known.earlier)
     entries = to_entries(request.input, reading, new_id)
     earlier, now = parted(entries, known.hosted)
@@ -123,12 +123,12 @@ def to_turn(
     return ResponsesTurn(turn, entries, toolbox, notes_of(request, toolbox, reading))
 
 
-def notes_of(request: ResponsesRequest, toolbox: Toolbox, reading: Reading) -> tuple[str, ...]:
+def notes_of(request: ResponsesRequest, toolbox: Toolbox, reading: InputConversion) -> tuple[str, ...]:
     """On what was accepted without effect."""
     return (*notes_on_fields(request), *toolbox.notes, *reading.notes)[:MAX_NOTES]
 
 
-def with_wishes(turn: Turn, request: ResponsesRequest, offer: OnOffer, rules: ModelRules) -> Turn:
+def with_wishes(turn: Turn, request: ResponsesRequest, offer: OfferedTools, rules: ModelRules) -> Turn:
     """The turn with what is asked of calls, answers and thoughts. Raises InvalidRequest for what cannot be kept."""
     form = request.form.asked("text.format") if request.form else None
     callable_ = bool(offer.toolbox.tools) or turn.hosting is not None
@@ -159,7 +159,7 @@ def to_preamble(request: ResponsesRequest, toolbox: Toolbox, today: str) -> Prea
 
 
 def to_hosting(
-    request: ResponsesRequest, earlier: Hosted, now: Hosted, servers: tuple[ToolServer, ...]
+    request: ResponsesRequest, earlier: ServerToolHistory, now: ServerToolHistory, servers: tuple[ToolServer, ...]
 ) -> Hosting | None:
     """The tools the gateway runs itself; None where there is nothing of the kind. Where no tool is to be called there
     is none, and what was approved is not run either."""
@@ -193,26 +193,28 @@ def to_conversation(items: Sequence[Item], preamble: Preamble) -> Conversation:
     return Conversation(whole, tuple(items[leading:]))
 
 
-def to_entries(given: Sequence[Given], reading: Reading, new_id: NewId, param: str = "input") -> tuple[StoredItem, ...]:
+def to_entries(
+    given: Sequence[InputItem], reading: InputConversion, new_id: NewId, param: str = "input"
+) -> tuple[StoredItem, ...]:
     """Items as they are kept and listed, each under an id of its own; what they say is added to `reading`."""
     entries = []
     for position, item in enumerate(given):
         said = reading.read(item, f"{param}.{position}")
         shown = _shown(item, reading)
         item_id = new_id(prefix_of(str(shown["type"])))
-        if isinstance(item, GivenApprovalRequest) and item.id:
+        if isinstance(item, InputApprovalRequest) and item.id:
             shown[CLIENTS_ID] = item.id
         entries.append(StoredItem(item_id, said, {**shown, "id": item_id}))
     return tuple(entries)
 
 
-def _shown(given: Given, reading: Reading) -> Wire:
+def _shown(given: InputItem, reading: InputConversion) -> Wire:
     """An item as its author sent it, with every field that strict readers look for."""
-    if isinstance(given, GivenReference):
+    if isinstance(given, InputReference):
         kept = reading.known.kept(given.id)
         assert kept is not None  # the reading refused it otherwise
         return dict(kept.shown)
-    if isinstance(given, GivenReasoning):
+    if isinstance(given, InputReasoning):
         parts = [{"type": "reasoning_text", "text": text} for text in given.content]
         summary = given.summary if isinstance(given.summary, list) else []
         sealed = {"encrypted_content": given.encrypted_content} if given.encrypted_content else {}
@@ -239,7 +241,9 @@ def _part(part: Wire, role: str) -> Wire:
     return {"type": "input_text", "text": part["text"]}
 
 
-def declared(tools: Sequence[Tool], path: str, builtins: frozenset[str] = frozenset()) -> Iterator[Declared]:
+def declared(
+    tools: Sequence[ResponsesTool], path: str, builtins: frozenset[str] = frozenset()
+) -> Iterator[DeclaredTool]:
     """The tools that are functions to the model, or that are not there; `builtins` are there and no functions."""
     for position, tool in enumerate(tools):
         at = f"{path}.{position}"
@@ -248,7 +252,7 @@ def declared(tools: Sequence[Tool], path: str, builtins: frozenset[str] = frozen
         form = CallForm.CUSTOM if tool.type == "custom" else CallForm.FUNCTION
         spec = None if isinstance(tool.spec, McpSpec) else tool.spec
         inner = tuple(declared(tool.tools or (), f"{at}.tools"))
-        yield Declared(tool.type, at, at, spec, tool.name or "", inner, form, missing_setting(tool.type))
+        yield DeclaredTool(tool.type, at, at, spec, tool.name or "", inner, form, missing_setting(tool.type))
 
 
 def notes_on_builtins(request: ResponsesRequest, builtins: frozenset[str]) -> Iterator[str]:
@@ -258,7 +262,7 @@ def notes_on_builtins(request: ResponsesRequest, builtins: frozenset[str]) -> It
 
 
 def notes_on_fields(request: ResponsesRequest) -> Iterator[str]:
-    nested: tuple[tuple[str, Open | None], ...] = (
+    nested: tuple[tuple[str, OpenModel | None], ...] = (
         ("", request),
         ("reasoning.", request.reasoning),
         ("text.", request.text),

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BeforeValidator, Field, field_validator
 from starlette.datastructures import QueryParams
 
-from unisono.api.fields import Open, Told, wrong
+from unisono.api.field_types import FieldInput, OpenModel, wrong
 from unisono.api.responses.schema import INCLUDABLE, LOGPROBS
 
 MAX_PAGE = 100
@@ -40,11 +40,13 @@ def _to_flag(value: Any) -> bool:
 
 
 Included = Annotated[str, Field(json_schema_extra={"enum": [*INCLUDABLE, LOGPROBS]})]
-Limit = Annotated[int, BeforeValidator(_to_limit), Told(Annotated[int, Field(ge=1, le=MAX_PAGE)])]
-EventNumber = Annotated[int, BeforeValidator(_to_event), Told(Annotated[int, Field(ge=0, lt=10**MAX_EVENT_DIGITS)])]
+Limit = Annotated[int, BeforeValidator(_to_limit), FieldInput(Annotated[int, Field(ge=1, le=MAX_PAGE)])]
+EventNumber = Annotated[
+    int, BeforeValidator(_to_event), FieldInput(Annotated[int, Field(ge=0, lt=10**MAX_EVENT_DIGITS)])
+]
 
 
-class ItemQuery(Open):
+class ItemQuery(OpenModel):
     """`include` may name what OpenAI's may. Nothing is left out of an item here, so nothing has to be asked for."""
 
     include: list[Included] = Field(default_factory=list)

@@ -12,27 +12,27 @@ from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, field_validat
 from pydantic.json_schema import JsonSchemaValue, SkipJsonSchema
 from pydantic_core import CoreSchema
 
-from unisono.api.choice import ChosenTools, Mode
-from unisono.api.fields import (
+from unisono.api.field_types import (
     MAX_MESSAGES,
     MAX_TOOLS,
     Budget,
     Count,
+    FieldInput,
     Id,
     ModelName,
-    Open,
+    OpenModel,
     SpelledEffort,
     Text,
-    Told,
     neutral,
     only_neutral,
     refused,
     wrong,
 )
-from unisono.api.forms import TextFormat
-from unisono.api.responses.given import GivenItem
-from unisono.api.responses.hosting.spec import MCP, McpSpec
-from unisono.api.sampling import Drawing
+from unisono.api.response_format import TextFormat
+from unisono.api.responses.input_items import GivenItem
+from unisono.api.responses.server_tools.mcp_spec import MCP, McpSpec
+from unisono.api.sampling import SamplingFields
+from unisono.api.tool_choice import ChoiceMode, ChosenTools
 from unisono.api.tools import CustomSpec, FunctionSpec, described
 
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
@@ -56,13 +56,13 @@ Metadata = Annotated[dict[MetadataKey, Annotated[Text, Field(max_length=512)]], 
 Label = Annotated[Text, Field(max_length=512)]
 
 
-class Tool(Open):
+class ResponsesTool(OpenModel):
     """A tool of any kind, flat; a function or custom tool may also come nested, as Chat has it."""
 
     type: Annotated[str, Field(min_length=1, max_length=64)]
     name: Text | None = None
     spec: SkipJsonSchema[FunctionSpec | CustomSpec | McpSpec | None] = None
-    tools: list[Tool] | None = None
+    tools: list[ResponsesTool] | None = None
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -100,22 +100,22 @@ SPECS: dict[str, type[FunctionSpec | CustomSpec | McpSpec]] = {
 }
 
 
-class ReasoningOptions(Open):
+class ResponsesReasoningOptions(OpenModel):
     effort: SpelledEffort = None
     max_tokens: Budget | None = None
     summary: Literal["auto", "concise", "detailed", "none"] | None = None
 
 
-class TextOptions(Open):
+class TextOptions(OpenModel):
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class StreamOptions(Open):
+class ResponsesStreamOptions(OpenModel):
     include_obfuscation: bool | None = None
 
 
-class ConversationRef(Open):
+class ConversationRef(OpenModel):
     id: Id
 
 
@@ -135,33 +135,33 @@ def _to_reference(value: Any) -> Any:
 
 
 Items = Annotated[list[GivenItem], Field(max_length=MAX_MESSAGES)]
-Input = Annotated[Items, BeforeValidator(_to_items), Told(str | Items | None)]
+Input = Annotated[Items, BeforeValidator(_to_items), FieldInput(str | Items | None)]
 Included = Annotated[str, Field(json_schema_extra={"enum": [*INCLUDABLE]})]
 
 
-class Wanted(Open):
+class ResponsesInput(OpenModel):
     """What is to be answered, with what, and what is kept of it. `input` is a list of items, whichever form it came
     in."""
 
     model: ModelName
     input: Input = Field(default_factory=list)
     instructions: Text | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ChosenTools = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Count | None = None
     max_output_tokens: Count | None = None
-    reasoning: ReasoningOptions | None = None
+    reasoning: ResponsesReasoningOptions | None = None
     text: TextOptions | None = None
     include: list[Included] | None = None
     store: bool | None = None
     previous_response_id: Id | None = None
     conversation: Annotated[
-        ConversationRef | None, BeforeValidator(_to_reference), Told(ConversationRef | Id | None)
+        ConversationRef | None, BeforeValidator(_to_reference), FieldInput(ConversationRef | Id | None)
     ] = None
     background: bool | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ResponsesStreamOptions | None = None
     truncation: Literal["auto", "disabled"] | None = None
     metadata: Metadata | None = None
     prompt_cache_key: Label | None = None
@@ -193,7 +193,7 @@ class Wanted(Open):
 
     @property
     def calls_nothing(self) -> bool:
-        return self.tool_choice is not None and self.tool_choice.mode is Mode.NONE
+        return self.tool_choice is not None and self.tool_choice.mode is ChoiceMode.NONE
 
     @property
     def form(self) -> TextFormat | None:
@@ -205,7 +205,7 @@ class Wanted(Open):
         return ENCRYPTED_REASONING in (self.include or ())
 
 
-class ResponsesRequest(Drawing, Wanted):
+class ResponsesRequest(SamplingFields, ResponsesInput):
     """All of a request. Of several faults the first is told, and the fields of the last base come first."""
 
     top_logprobs: Any = only_neutral("top_logprobs")

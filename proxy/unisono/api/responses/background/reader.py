@@ -6,10 +6,10 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 
 import orjson
 
-from unisono.api.responses.background.log import PATIENCE_S
-from unisono.api.responses.keeping import insisting
+from unisono.api.responses.background.event_log import PATIENCE_S
 from unisono.api.responses.outbound.dialects import OPENAI, Dialect
 from unisono.api.responses.outbound.events import WireEvent
+from unisono.api.responses.persistence import insisting
 from unisono.core.state_store import EventPage, Store
 from unisono.errors import NotFound
 

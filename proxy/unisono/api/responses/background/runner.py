@@ -14,16 +14,16 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 
-from unisono.api.fields import shortened
-from unisono.api.responses.asked import Sender, assembled, busy
-from unisono.api.responses.background.life import Ending, Life
-from unisono.api.responses.background.record import recorded
-from unisono.api.responses.background.taking import Taking
-from unisono.api.responses.holding import RENEWALS, renewed, soon_free
-from unisono.api.responses.keeping import PAUSES_S, insisting
-from unisono.api.responses.means import Means, ResponsesModel
+from unisono.api.field_types import shortened
+from unisono.api.responses.background.job import BackgroundJob, JobEnding
+from unisono.api.responses.background.job_record import recorded
+from unisono.api.responses.background.takeover import Takeover
+from unisono.api.responses.deps import ResponsesDeps, ResponsesModel
+from unisono.api.responses.lease_keeper import RENEWALS, renewed, soon_free
 from unisono.api.responses.outbound.dialects import OPENAI
-from unisono.api.responses.past import recall
+from unisono.api.responses.persistence import PAUSES_S, insisting
+from unisono.api.responses.prepared_request import Sender, assembled, busy
+from unisono.api.responses.prior_state import recall
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.core.conversation import Json
 from unisono.core.state_store import BackgroundRun, Lease, LogWrite, StoredResponse
@@ -48,15 +48,15 @@ CANCEL_PAUSES_S = (0.0, 0.02, 0.1, 0.3, 0.6, 1.0)
 log = logging.getLogger("unisono.responses")
 
 
-class Runner:
+class BackgroundRunner:
     """Drives background responses. `process` tells this owner from every other; it is never used twice."""
 
-    def __init__(self, means: Means, *, process: str) -> None:
+    def __init__(self, means: ResponsesDeps, *, process: str) -> None:
         self._means = means
         self._process = process
         self._numbers = count()
-        self._lives: dict[BackgroundRun, Life] = {}
-        self._taking = Taking(means, self._lease, self._drive, self._has, self._running)
+        self._lives: dict[BackgroundRun, BackgroundJob] = {}
+        self._taking = Takeover(means, self._lease, self._drive, self._has, self._running)
         self._reaping: asyncio.Task[None] | None = None
         self._closing = False
 
@@ -116,7 +116,7 @@ class Runner:
         response_id: str,
         size: int,
         lease: Lease,
-    ) -> tuple[Life, StoredResponse]:
+    ) -> tuple[BackgroundJob, StoredResponse]:
         """The response as the store has it now, and the life that generates it. Errors as for `begin`."""
         past = await recall(self._means.store, sender.tenant, request)
         asked = await assembled(
@@ -134,7 +134,9 @@ class Runner:
         await asked.approvals.claim()
         try:
             response = await recorded(self._means, asked, body, size)
-            life = Life(self._means, BackgroundRun(sender.tenant, response_id), asked, lease, running=self._running)
+            life = BackgroundJob(
+                self._means, BackgroundRun(sender.tenant, response_id), asked, lease, running=self._running
+            )
             await self._let_in(life, response, lease)
         except BaseException:
             await asyncio.shield(asked.approvals.give_back())
@@ -160,7 +162,7 @@ class Runner:
                 with suppress(StoreConflict, NotFound):
                     life = await self._taking.take_over(run, response, force=True)
             if life is not None:
-                life.end(Ending.CANCELLED)
+                life.end(JobEnding.CANCELLED)
                 await life.over()
         raise StoreUnavailable("The response could not be cancelled; try again.")
 
@@ -169,7 +171,7 @@ class Runner:
         life."""
         life = self._lives.get(BackgroundRun(tenant, response_id))
         if life is not None:
-            life.end(Ending.DELETED)
+            life.end(JobEnding.DELETED)
 
     # -- owning
 
@@ -179,13 +181,13 @@ class Runner:
     def _has(self, run: BackgroundRun) -> bool:
         return run in self._lives
 
-    def _drive(self, life: Life) -> None:
+    def _drive(self, life: BackgroundJob) -> None:
         self._lives[life.run] = life
         if self._closing:
-            life.end(Ending.LEFT)
+            life.end(JobEnding.LEFT)
         life.start(lambda: self._over(life))
 
-    def _over(self, life: Life) -> None:
+    def _over(self, life: BackgroundJob) -> None:
         if self._lives.get(life.run) is life:
             del self._lives[life.run]
 
@@ -204,7 +206,7 @@ class Runner:
         owner = f"{self._process}:{next(self._numbers)}:{response_id}"
         return await insisting(lambda: store.acquire(tenant, anchor, owner, lease_s, force=force), pauses_s)
 
-    async def _let_in(self, life: Life, response: StoredResponse, lease: Lease) -> None:
+    async def _let_in(self, life: BackgroundJob, response: StoredResponse, lease: Lease) -> None:
         """Keep the response if its key may have it, or nothing of it."""
         begun = LogWrite(0, tuple(event.data for event in life.begin(response)))
         try:

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from unisono.api.body import off_loop, read_json
-from unisono.api.fields import Open, shortened
+from unisono.api.field_types import OpenModel, shortened
 from unisono.api.methods import Endpoint, add_path
 from unisono.api.responses.conversations.inbound import leans_on_earlier, possible, to_added, wanted_ids
 from unisono.api.responses.conversations.outbound import to_conversation, to_deleted
@@ -24,11 +24,11 @@ from unisono.api.responses.conversations.schema import (
     ChangedConversation,
     NewConversation,
 )
-from unisono.api.responses.given import Given
-from unisono.api.responses.hosting.decisions import hosted_in
+from unisono.api.responses.input_conversion import KnownState
+from unisono.api.responses.input_items import InputItem
 from unisono.api.responses.items import NewId, said_by, to_listing
 from unisono.api.responses.queries import ItemQuery, PageQuery, to_query
-from unisono.api.responses.reading import Known
+from unisono.api.responses.server_tools.approval_history import hosted_in
 from unisono.api.whole import to_whole
 from unisono.core.state_store import Store, StoredConversation, StoredItem
 from unisono.errors import NotFound, StoreConflict
@@ -37,7 +37,7 @@ PREFIXES = ("/v1", "")
 TRIES = 8
 """Attempts to add items behind what others are adding at the same time."""
 
-Body = TypeVar("Body", bound=Open)
+Body = TypeVar("Body", bound=OpenModel)
 
 
 def conversations_router(
@@ -120,7 +120,7 @@ async def read(request: Request, kind: type[Body]) -> Body:
     return await off_loop(lambda: kind.model_validate(body), len(await request.body()))
 
 
-async def added(store: Store, request: Request, items: Sequence[Given], new_id: NewId) -> tuple[StoredItem, ...]:
+async def added(store: Store, request: Request, items: Sequence[InputItem], new_id: NewId) -> tuple[StoredItem, ...]:
     """Add items at the end, and return them as they are kept. Outputs must find their calls, so behind those nobody
     else may have written since the calls were looked for: then they are looked for again, a few times. Raises
     NotFound, InvalidRequest, and StoreConflict: while a response is written there, or when others never leave off."""
@@ -145,11 +145,13 @@ async def added(store: Store, request: Request, items: Sequence[Given], new_id: 
     raise no_conversation(conversation)
 
 
-async def known_to(store: Store, tenant: str, items: Sequence[Given], earlier: Sequence[StoredItem] = ()) -> Known:
+async def known_to(
+    store: Store, tenant: str, items: Sequence[InputItem], earlier: Sequence[StoredItem] = ()
+) -> KnownState:
     """What new items may lean on, read before they are."""
     wanted = wanted_ids(items)
     kept = dict(zip(wanted, await asyncio.gather(*(store.item(tenant, name) for name in wanted)), strict=True))
-    return Known(said_by(earlier), kept.get, hosted=hosted_in(earlier))
+    return KnownState(said_by(earlier), kept.get, hosted=hosted_in(earlier))
 
 
 async def page_of(store: Store, request: Request, asked: PageQuery) -> tuple[StoredItem, ...]:

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from unisono.api.fields import Open, Told
-from unisono.api.responses.given import GivenItem
+from unisono.api.field_types import FieldInput, OpenModel
+from unisono.api.responses.input_items import GivenItem
 from unisono.api.responses.schema import Metadata
 
 MAX_NEW_ITEMS = 20
@@ -25,20 +25,20 @@ def _no_items(value: Any) -> Any:
 NewItems = Annotated[list[GivenItem], Field(max_length=MAX_NEW_ITEMS)]
 
 
-Labels = Annotated[Metadata, BeforeValidator(_no_labels), Told(Metadata | None)]
+Labels = Annotated[Metadata, BeforeValidator(_no_labels), FieldInput(Metadata | None)]
 """Metadata, null for none."""
 
 
-class NewConversation(Open):
-    items: Annotated[NewItems, BeforeValidator(_no_items), Told(NewItems | None)] = Field(default_factory=list)
+class NewConversation(OpenModel):
+    items: Annotated[NewItems, BeforeValidator(_no_items), FieldInput(NewItems | None)] = Field(default_factory=list)
     metadata: Labels = Field(default_factory=dict)
 
 
-class ChangedConversation(Open):
+class ChangedConversation(OpenModel):
     """`metadata` takes the place of all there was."""
 
     metadata: Labels
 
 
-class AddedItems(Open):
+class AddedItems(OpenModel):
     items: NewItems

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from unisono.api.failures import to_body
-from unisono.api.responses.given import PREFIX
+from unisono.api.error_responses import to_body
+from unisono.api.responses.input_items import PREFIX
 from unisono.api.responses.items import Wire
 from unisono.errors import InvalidRequest, UnisonoError
 

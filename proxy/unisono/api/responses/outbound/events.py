@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
-from unisono.api.about import to_about
 from unisono.api.responses.items import COMPLETED, IN_PROGRESS, INCOMPLETE, NewId, Wire, message, refusal_part
-from unisono.api.responses.outbound import hosted
-from unisono.api.responses.outbound.lives import (
+from unisono.api.responses.outbound import mcp_items
+from unisono.api.responses.outbound.citations import Citations
+from unisono.api.responses.outbound.item_lifecycle import (
     ARGUMENTS,
     HOSTED,
     INPUT,
@@ -24,14 +24,22 @@ from unisono.api.responses.outbound.lives import (
     REFUSAL,
     TEXT,
     WORDLESS,
-    Life,
-    Shown,
+    ItemLifecycle,
+    ShownItem,
 )
-from unisono.api.responses.outbound.pages import Citations
-from unisono.api.responses.outbound.response import Frame, is_shown, silent, to_error, to_notes, to_response, to_status
-from unisono.api.responses.outbound.telling import Telling
-from unisono.api.responses.outbound.telling import WireEvent as WireEvent
+from unisono.api.responses.outbound.response import (
+    ResponseFrame,
+    is_shown,
+    silent,
+    to_error,
+    to_notes,
+    to_response,
+    to_status,
+)
+from unisono.api.responses.outbound.serializer import EventSerializer
+from unisono.api.responses.outbound.serializer import WireEvent as WireEvent
 from unisono.api.tools import CallForm, unwrap_input
+from unisono.api.unisono_object import to_about
 from unisono.core.conversation import AssistantMessage, Item, Phase
 from unisono.core.events import (
     Closed,
@@ -63,14 +71,14 @@ LAST = {
 """The last event of a stream. OpenAI has none of its own for a cancelled response."""
 
 
-class Events:
+class ResponseEvents:
     """The events of one response. `new_id` makes the ids of its items, `clock` gives seconds since the epoch."""
 
     def __init__(
-        self, frame: Frame, report: Report, *, new_id: NewId, clock: Callable[[], float], told: bool = True
+        self, frame: ResponseFrame, report: Report, *, new_id: NewId, clock: Callable[[], float], told: bool = True
     ) -> None:
         """Events that are not `told` are counted and not made: only what is kept of them is wanted."""
-        self._telling = Telling(frame.dialect, aloud=told)
+        self._telling = EventSerializer(frame.dialect, aloud=told)
         self._put = self._telling.put
         self.stored: StoredResponse | None = None
         self._frame = frame
@@ -79,7 +87,7 @@ class Events:
         self._clock = clock
         self._output: list[StoredItem] = []
         self._unseen: list[Item] = []
-        self._shown: Shown | None = None
+        self._shown: ShownItem | None = None
         self._calls = 0
         self._cut_in_sight = False
         self._trained = frame.trained()
@@ -195,7 +203,7 @@ class Events:
                 if not self._frame.hold_calls and self._life(item) is ARGUMENTS:
                     self._show(item)
             case HostedCall():
-                if not item.needs_approval and not hosted.kind_of(item).settled:
+                if not item.needs_approval and not mcp_items.kind_of(item).settled:
                     self._show(item)
             case Listing():
                 self._show(item)
@@ -228,7 +236,7 @@ class Events:
         shown.closed = closed
         if isinstance(closed.item, HostedCall):
             self._tell(shown, text)
-            for step in hosted.kind_of(closed.item).made:
+            for step in mcp_items.kind_of(closed.item).made:
                 self._step(shown, step)
         elif isinstance(closed.item, ToolCall):
             self._calls += closed.complete
@@ -239,10 +247,10 @@ class Events:
         # What was cut waits: when the model goes on, it was mended, and only the last item can be incomplete.
 
     @staticmethod
-    def _told(life: Life, closed: Closed) -> str:
+    def _told(life: ItemLifecycle, closed: Closed) -> str:
         """What the deltas of an item come to."""
         if isinstance(closed.item, HostedCall):
-            return hosted.told(closed.item, closed.text)
+            return mcp_items.told(closed.item, closed.text)
         return unwrap_input(closed.text) if life is INPUT else closed.text
 
     # -- tools the gateway runs
@@ -252,7 +260,7 @@ class Events:
         self._settle(COMPLETED)
         place = {"output_index": len(self._output)}
         item_id = self._frame.item_id(closed.item, self._new_id)
-        item = hosted.to_stored_request(closed, item_id, self._unseen)
+        item = mcp_items.to_stored_request(closed, item_id, self._unseen)
         self._unseen = []
         shown = self._frame.dialect.item(item.shown)
         self._put("response.output_item.added", {**place, "item": shown})
@@ -264,24 +272,24 @@ class Events:
         shown = self._shown
         assert shown is not None
         if isinstance(entry, Listed):
-            item = hosted.to_stored_listing(entry.item, shown.id, entry)
+            item = mcp_items.to_stored_listing(entry.item, shown.id, entry)
             self._end_hosted(shown, item, failed=entry.error is not None)
         else:
             assert shown.closed is not None
             self._trained.ran(entry.item, entry)
-            item = hosted.to_stored_call(shown.closed, shown.id, entry, shown.unseen, self._trained)
+            item = mcp_items.to_stored_call(shown.closed, shown.id, entry, shown.unseen, self._trained)
             self._end_hosted(shown, item, failed=entry.outcome.is_error)
 
-    def _end_hosted(self, shown: Shown, item: StoredItem, *, failed: bool) -> None:
-        self._step(shown, hosted.kind_of(shown.made).failed if failed else "completed")
+    def _end_hosted(self, shown: ShownItem, item: StoredItem, *, failed: bool) -> None:
+        self._step(shown, mcp_items.kind_of(shown.made).failed if failed else "completed")
         self._done(shown, item)
 
-    def _step(self, shown: Shown, step: str) -> None:
-        self._put(f"response.{hosted.kind_of(shown.made).type}.{step}", shown.where)
+    def _step(self, shown: ShownItem, step: str) -> None:
+        self._put(f"response.{mcp_items.kind_of(shown.made).type}.{step}", shown.where)
 
     # -- lives of items
 
-    def _life(self, item: Made) -> Life:
+    def _life(self, item: Made) -> ItemLifecycle:
         match item:
             case Reasoning():
                 return REASONING
@@ -290,17 +298,17 @@ class Events:
             case ToolCall():
                 return INPUT if self._frame.toolbox.form_of(item.name) is CallForm.CUSTOM else ARGUMENTS
             case HostedCall() | Listing():
-                return hosted.kind_of(item).life
+                return mcp_items.kind_of(item).life
             case _:
                 assert_never(item)
 
-    def _show(self, item: Made) -> Shown:
+    def _show(self, item: Made) -> ShownItem:
         self._settle(COMPLETED)
         return self._begin_item(item, self._frame.item_id(item, self._new_id), self._life(item))
 
-    def _begin_item(self, item: Made, item_id: str, life: Life) -> Shown:
+    def _begin_item(self, item: Made, item_id: str, life: ItemLifecycle) -> ShownItem:
         hidden = life is WORDLESS or (life is REASONING and not self._frame.show_reasoning)
-        shown = Shown(item, item_id, len(self._output), life, hidden, self._unseen)
+        shown = ShownItem(item, item_id, len(self._output), life, hidden, self._unseen)
         shown.delta = self._telling.form(f"{life.event}.delta", shown.where, life.more)
         if life is TEXT:
             shown.citations = Citations(self._trained.pages)
@@ -318,16 +326,16 @@ class Events:
         """An item of which nothing came yet."""
         match item:
             case HostedCall():
-                return hosted.begun(item, item_id, self._trained)
+                return mcp_items.begun(item, item_id, self._trained)
             case Listing():
-                return hosted.listing(item, item_id)
+                return mcp_items.listing(item, item_id)
             case _:
                 empty = self._frame.output(Closed(item, ""), item_id, IN_PROGRESS).shown
                 added = {**empty, "content": []} if "content" in empty else dict(empty)
                 added.pop("encrypted_content", None)
                 return added
 
-    def _say(self, shown: Shown, text: str) -> None:
+    def _say(self, shown: ShownItem, text: str) -> None:
         if not text:
             return
         shown.text.write(text)
@@ -354,11 +362,11 @@ class Events:
             return
         self._end_item(shown, text, item)
 
-    def _end_item(self, shown: Shown, text: str, item: StoredItem) -> None:
+    def _end_item(self, shown: ShownItem, text: str, item: StoredItem) -> None:
         self._tell(shown, text, {name: item.shown[name] for name in shown.life.copied})
         self._done(shown, item)
 
-    def _tell(self, shown: Shown, text: str, copied: Wire | None = None) -> None:
+    def _tell(self, shown: ShownItem, text: str, copied: Wire | None = None) -> None:
         """The whole of what an item's deltas said, once."""
         if shown.hidden or shown.told:
             return
@@ -369,7 +377,7 @@ class Events:
         if life.part is not None:
             self._put("response.content_part.done", {**where, "part": shown.part(text)})
 
-    def _done(self, shown: Shown, item: StoredItem) -> None:
+    def _done(self, shown: ShownItem, item: StoredItem) -> None:
         self._output.append(item)
         done = {"output_index": shown.place, "item": self._frame.dialect.item(item.shown)}
         self._put("response.output_item.done", done)

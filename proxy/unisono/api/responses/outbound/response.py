@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, assert_never, cast
 
-from unisono.api.responses.hosting.spec import McpSpec
-from unisono.api.responses.hosting.spec import to_echo as to_mcp_echo
 from unisono.api.responses.items import (
     NewId,
     Wire,
@@ -21,12 +19,14 @@ from unisono.api.responses.items import (
     text_part,
     to_said,
 )
+from unisono.api.responses.outbound.builtin_calls import BuiltinCalls
+from unisono.api.responses.outbound.citations import CitedPages
 from unisono.api.responses.outbound.dialects import OPENAI, Dialect
-from unisono.api.responses.outbound.hosted import kind_of, to_stored_call, to_stored_listing
-from unisono.api.responses.outbound.lives import Shown
-from unisono.api.responses.outbound.pages import Pages
-from unisono.api.responses.outbound.trained import Trained
-from unisono.api.responses.schema import OUTPUTS, SOURCES, ResponsesRequest, Tool
+from unisono.api.responses.outbound.item_lifecycle import ShownItem
+from unisono.api.responses.outbound.mcp_items import kind_of, to_stored_call, to_stored_listing
+from unisono.api.responses.schema import OUTPUTS, SOURCES, ResponsesRequest, ResponsesTool
+from unisono.api.responses.server_tools.mcp_spec import McpSpec
+from unisono.api.responses.server_tools.mcp_spec import to_echo as to_mcp_echo
 from unisono.api.tools import CallForm, CustomSpec, FunctionSpec, Toolbox
 from unisono.core.conversation import Effort, Item
 from unisono.core.events import Closed, Finished, HostedCall, Listing, Reasoning, Text, ToolCall
@@ -57,7 +57,7 @@ Seal = Callable[[Item], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class ResponseFrame:
     """What is settled of an answer before it begins. `request` is the echo of what was asked (`to_echo`), `created_at`
     in seconds since the epoch. `show_reasoning` False leaves thoughts out; `seal` adds them sealed."""
 
@@ -78,10 +78,10 @@ class Frame:
     browsed: tuple[str, ...] = ()
     """What the browser answered in earlier turns."""
 
-    def trained(self) -> Trained:
+    def trained(self) -> BuiltinCalls:
         """How calls of trained tools are shown, of which none was made yet."""
         container = CONTAINER + self.id.rpartition("_")[2]
-        return Trained(SOURCES in self.include, OUTPUTS in self.include, container, Pages(self.browsed))
+        return BuiltinCalls(SOURCES in self.include, OUTPUTS in self.include, container, CitedPages(self.browsed))
 
     def stored(self, status: Status, **more: Any) -> StoredResponse:
         """The response as it is kept."""
@@ -97,7 +97,7 @@ class Frame:
             **more,
         )
 
-    def output(self, closed: Closed, item_id: str, status: str, so_far: Shown | None = None) -> StoredItem:
+    def output(self, closed: Closed, item_id: str, status: str, so_far: ShownItem | None = None) -> StoredItem:
         """An item of the answer, shown and kept. `so_far` is its life until now."""
         said = to_said(closed)
         before = so_far.unseen if so_far is not None else ()
@@ -173,7 +173,7 @@ def to_echo(request: ResponsesRequest, sampling: Sampling) -> Wire:
     }
 
 
-def _tool(tool: Tool) -> Wire:
+def _tool(tool: ResponsesTool) -> Wire:
     more = tool.model_extra or {}
     match tool.spec:
         case FunctionSpec() as spec:

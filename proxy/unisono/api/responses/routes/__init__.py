@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 from fastapi import APIRouter
 
-from unisono.api.responses.background.runner import Runner
-from unisono.api.responses.means import Means
+from unisono.api.responses.background.runner import BackgroundRunner
+from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.outbound.dialects import OPEN_RESPONSES, OPENAI, Dialect
 from unisono.api.responses.routes.compact import compact_routes
-from unisono.api.responses.routes.counting import counting_routes
 from unisono.api.responses.routes.create import create_routes
-from unisono.api.responses.routes.kept import kept_routes
+from unisono.api.responses.routes.input_tokens import counting_routes
+from unisono.api.responses.routes.retrieve import kept_routes
 from unisono.api.responses.routes.websocket import websocket_routes
 from unisono.api.sse import KEEP_ALIVE_S
 
@@ -25,7 +25,9 @@ DIALECTS: Mapping[str, Dialect] = {
 """The dialect spoken under each prefix."""
 
 
-def responses_router(means: Means, runner: Runner, *, keep_alive_s: float = KEEP_ALIVE_S) -> APIRouter:
+def responses_router(
+    means: ResponsesDeps, runner: BackgroundRunner, *, keep_alive_s: float = KEEP_ALIVE_S
+) -> APIRouter:
     """Expects the layers of `api.door` in front: they put the caller and the request's id into the state."""
     router = APIRouter()
     for prefix, dialect in DIALECTS.items():

@@ -6,17 +6,17 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from unisono.api.about import backend_header, recoveries_header
 from unisono.api.body import read_json
-from unisono.api.responses.asked import Sender
 from unisono.api.responses.compaction import compacted, to_compaction
-from unisono.api.responses.means import Means
+from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.outbound.dialects import Dialect
+from unisono.api.responses.prepared_request import Sender
 from unisono.api.sse import CLIENT_CLOSED_REQUEST, ClientGone, until_disconnect
+from unisono.api.unisono_object import backend_header, recoveries_header
 from unisono.api.whole import to_whole
 
 
-def compact_routes(router: APIRouter, path: str, means: Means, dialect: Dialect) -> None:
+def compact_routes(router: APIRouter, path: str, means: ResponsesDeps, dialect: Dialect) -> None:
     """`path` is that of the responses."""
 
     async def compact(request: Request) -> Response:

@@ -12,34 +12,34 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive
 
-from unisono.api.about import backend_header, recoveries_header
 from unisono.api.body import read_json
-from unisono.api.failures import failure_of
-from unisono.api.passing import check_stateless, passed_through, way_for
-from unisono.api.responses.answer import answer_events, answer_whole
-from unisono.api.responses.asked import Sender, judged, understood
+from unisono.api.error_responses import failure_of
+from unisono.api.passthrough_routes import check_stateless, passed_through, way_for
 from unisono.api.responses.background.reader import logged_events
-from unisono.api.responses.background.runner import Runner, missing
+from unisono.api.responses.background.runner import BackgroundRunner, missing
+from unisono.api.responses.deps import ResponsesDeps
+from unisono.api.responses.foreground import answer_events, answer_whole
 from unisono.api.responses.idempotency import (
     HEADER,
     LOOK_EVERY_S,
     NO_EFFECT,
-    Claim,
     ClaimLost,
+    IdempotencyClaim,
     claim_of,
     give_back,
     owner_of,
     started,
 )
-from unisono.api.responses.keeping import insisting
-from unisono.api.responses.means import Means
-from unisono.api.responses.outbound.again import events_again
 from unisono.api.responses.outbound.dialects import Dialect
-from unisono.api.responses.outbound.events import LAST, Events, WireEvent
-from unisono.api.responses.outbound.response import Frame, failure_in, to_echo, to_response
+from unisono.api.responses.outbound.events import LAST, ResponseEvents, WireEvent
+from unisono.api.responses.outbound.response import ResponseFrame, failure_in, to_echo, to_response
+from unisono.api.responses.outbound.stored_stream import events_again
+from unisono.api.responses.persistence import insisting
+from unisono.api.responses.prepared_request import Sender, judged, understood
 from unisono.api.responses.schema import ResponsesRequest
 from unisono.api.sampling import to_sampling
 from unisono.api.sse import CLIENT_CLOSED_REQUEST, DONE, ClientGone, EventStream, until_disconnect
+from unisono.api.unisono_object import backend_header, recoveries_header
 from unisono.api.whole import to_whole
 from unisono.core.passthrough_request import AnswerMode, Api
 from unisono.core.state_store import Status, StoredResponse
@@ -48,7 +48,7 @@ from unisono.errors import StoreConflict, StoreError, UnisonoError
 
 
 def create_routes(
-    router: APIRouter, path: str, means: Means, runner: Runner, dialect: Dialect, keep_alive_s: float
+    router: APIRouter, path: str, means: ResponsesDeps, runner: BackgroundRunner, dialect: Dialect, keep_alive_s: float
 ) -> None:
     """`path` is that of the responses."""
 
@@ -66,7 +66,7 @@ def create_routes(
         notes = (NO_EFFECT,) if HEADER in request.headers and not wanted.stored else ()
         sender = Sender(request.state.caller, request.state.request_id, dialect, notes)
         claim = await claim_of(request, sender.tenant) if wanted.stored else None
-        posted = Posted(means, runner, sender, wanted, body, size)
+        posted = ResponseCreation(means, runner, sender, wanted, body, size)
         try:
             if claim is not None or wanted.background:
                 response_id = await posted.let_run(claim, request.receive)
@@ -90,14 +90,14 @@ def create_routes(
     router.add_route(path, create, methods=["POST"], name="responses")
 
 
-class Posted:
+class ResponseCreation:
     """One request and the ways to answer it. `size` is that of its body in bytes; `created` is the response that it
     began to run, if any."""
 
     def __init__(
         self,
-        means: Means,
-        runner: Runner,
+        means: ResponsesDeps,
+        runner: BackgroundRunner,
         sender: Sender,
         wanted: ResponsesRequest,
         body: Mapping[str, Any],
@@ -144,11 +144,11 @@ class Posted:
         """The stream of a response that failed before anything of it was made, for a client that waits for a stream."""
         means, wanted = self._means, self._wanted
         echo = to_echo(wanted, to_sampling(wanted))
-        frame = Frame(response_id, int(means.clock()), wanted.model, echo, dialect=self._sender.dialect)
-        events = Events(frame, Report(), new_id=means.new_id, clock=means.clock)
+        frame = ResponseFrame(response_id, int(means.clock()), wanted.model, echo, dialect=self._sender.dialect)
+        events = ResponseEvents(frame, Report(), new_id=means.new_id, clock=means.clock)
         return [*events.fail(error), events.last()]
 
-    async def logged(self, claim: Claim | None, response_id: str) -> AsyncGenerator[list[WireEvent]]:
+    async def logged(self, claim: IdempotencyClaim | None, response_id: str) -> AsyncGenerator[list[WireEvent]]:
         """The events of a response that runs by itself, from the first on. The key of one that failed is free again
         before that is told."""
         tenant, dialect = self._sender.tenant, self._sender.dialect
@@ -163,7 +163,7 @@ class Posted:
             # A key outlives the log of its response.
             yield events_again(await self.found(response_id), dialect)
 
-    async def let_run(self, claim: Claim | None, receive: Receive) -> str:
+    async def let_run(self, claim: IdempotencyClaim | None, receive: Receive) -> str:
         """Begin the response, or find the one an earlier request with the same key began; its id. Raises ClientGone
         when the client leaves while it waits for that one."""
         response_id = self._means.new_id("resp_")
@@ -179,7 +179,7 @@ class Posted:
                 if await until_disconnect(receive, starting) is not None:
                     return owner
 
-    async def _begun(self, claim: Claim, response_id: str) -> bool:
+    async def _begun(self, claim: IdempotencyClaim, response_id: str) -> bool:
         """Begin the response that has the key; False when the key was lost meanwhile."""
 
         async def confirm() -> None:
@@ -203,7 +203,7 @@ class Posted:
             self._sender, self._wanted, self._body, response_id=response_id, size=self._size, confirm=confirm
         )
 
-    async def _is_lost(self, claim: Claim, response_id: str) -> bool:
+    async def _is_lost(self, claim: IdempotencyClaim, response_id: str) -> bool:
         try:
             return await owner_of(self._means, claim, response_id) != response_id
         except StoreError:
@@ -225,7 +225,7 @@ class Posted:
             raise missing(response_id)
         return response
 
-    async def finished(self, claim: Claim | None, response_id: str) -> StoredResponse:
+    async def finished(self, claim: IdempotencyClaim | None, response_id: str) -> StoredResponse:
         """The response when it is over. Raises what it failed with; its key is free again then."""
         store, tenant = self._means.store, self._sender.tenant
         response = await self.found(response_id)

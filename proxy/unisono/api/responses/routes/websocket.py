@@ -5,12 +5,12 @@ from __future__ import annotations
 from fastapi import APIRouter
 from starlette.websockets import WebSocket
 
-from unisono.api.responses.means import Means
+from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.outbound.dialects import Dialect
 from unisono.api.responses.websocket.connection import Connection
 
 
-def websocket_routes(router: APIRouter, path: str, means: Means, dialect: Dialect) -> None:
+def websocket_routes(router: APIRouter, path: str, means: ResponsesDeps, dialect: Dialect) -> None:
     """`path` is that of the responses."""
 
     async def connect(socket: WebSocket) -> None:

@@ -20,18 +20,18 @@ from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from unisono.api.body import off_loop
-from unisono.api.failures import failure_of
-from unisono.api.responses.answer import answer_events
-from unisono.api.responses.asked import Asked, Sender, judged, understood
-from unisono.api.responses.keeping import keep
-from unisono.api.responses.means import Means
+from unisono.api.error_responses import failure_of
+from unisono.api.responses.deps import ResponsesDeps
+from unisono.api.responses.foreground import answer_events
 from unisono.api.responses.outbound.dialects import Dialect
-from unisono.api.responses.outbound.events import Events, WireEvent
+from unisono.api.responses.outbound.events import ResponseEvents, WireEvent
+from unisono.api.responses.persistence import keep
+from unisono.api.responses.prepared_request import PreparedRequest, Sender, judged, understood
 from unisono.api.responses.websocket.frames import (
-    Create,
+    CreateFrame,
+    EmptyFrame,
     Lane,
-    Nothing,
-    Steer,
+    SteerFrame,
     error_frame,
     fields_of,
     in_lane,
@@ -39,7 +39,7 @@ from unisono.api.responses.websocket.frames import (
     not_steered,
     to_asked,
 )
-from unisono.api.responses.websocket.remembered import Continuation, Remembered
+from unisono.api.responses.websocket.response_cache import Continuation, ResponseCache
 from unisono.api.sse import ClientGone
 from unisono.core.events import Finished
 from unisono.core.generation import FinishReason, Usage
@@ -65,7 +65,7 @@ class Connection:
 
     def __init__(
         self,
-        means: Means,
+        means: ResponsesDeps,
         dialect: Dialect,
         socket: WebSocket,
         *,
@@ -78,8 +78,8 @@ class Connection:
         self._sender = Sender(socket.state.caller, socket.state.request_id, in_socket)
         self._lasts_s = lasts_s
         self._old = False
-        self._remembered = Remembered()
-        self._lanes: dict[Lane, deque[Create]] = {}
+        self._remembered = ResponseCache()
+        self._lanes: dict[Lane, deque[CreateFrame]] = {}
         self._working: set[asyncio.Task[None]] = set()
         self._places = asyncio.Semaphore(AT_ONCE)
         self._writing = asyncio.Lock()
@@ -125,11 +125,11 @@ class Connection:
             fields, size = await off_loop(lambda: fields_of(message), len(message.get("text") or ""))
             lane = lane_of(fields)
             match to_asked(fields, size, lane):
-                case Create() as create:
+                case CreateFrame() as create:
                     self._admit(create, group)
-                case Steer() as steer:
+                case SteerFrame() as steer:
                     self._tell(not_steered(steer), group)
-                case Nothing():
+                case EmptyFrame():
                     pass
                 case other:
                     assert_never(other)
@@ -148,7 +148,7 @@ class Connection:
 
         group.create_task(told())
 
-    def _admit(self, create: Create, group: asyncio.TaskGroup) -> None:
+    def _admit(self, create: CreateFrame, group: asyncio.TaskGroup) -> None:
         """Let a response be made as soon as its turn comes. Raises what it is refused with."""
         if self._old:
             raise self._too_old()
@@ -172,13 +172,13 @@ class Connection:
 
     # -- answering
 
-    async def _work(self, lane: deque[Create]) -> None:
+    async def _work(self, lane: deque[CreateFrame]) -> None:
         while lane:
             async with self._places:
                 await self._answer(lane[0])
             lane.popleft()
 
-    async def _answer(self, create: Create) -> None:
+    async def _answer(self, create: CreateFrame) -> None:
         try:
             await self._respond(create)
         except ClientGone:
@@ -187,7 +187,7 @@ class Connection:
             self._remembered.forget(create.body.get("previous_response_id"))
             await self._send([error_frame(failure_of(error), create.lane)])
 
-    async def _respond(self, create: Create) -> None:
+    async def _respond(self, create: CreateFrame) -> None:
         # A socket outlives the request it came with: a key may be no good any more, or good for less.
         caller = await self._socket.state.caller_again()
         sender = replace(self._sender, caller=caller, request_id=self._id_of(create))
@@ -216,11 +216,13 @@ class Connection:
                 async for batch in batches:
                     await self._send(in_lane(event.data, create.lane) for event in batch)
 
-    def _id_of(self, create: Create) -> str:
+    def _id_of(self, create: CreateFrame) -> str:
         """Each response is a request of its own; the first has the id that the client was given with the socket."""
         return self._sender.request_id + (f".{create.number}" if create.number > 1 else "")
 
-    def _answered(self, asked: Asked, over: Callable[[StoredResponse], None]) -> AsyncGenerator[list[WireEvent]]:
+    def _answered(
+        self, asked: PreparedRequest, over: Callable[[StoredResponse], None]
+    ) -> AsyncGenerator[list[WireEvent]]:
         return answer_events(self._means, asked, self._means.turns.start(asked.turn.turn), over=over)
 
     # -- writing
@@ -236,12 +238,12 @@ class Connection:
 
 
 async def prepared(
-    means: Means, asked: Asked, over: Callable[[StoredResponse], None]
+    means: ResponsesDeps, asked: PreparedRequest, over: Callable[[StoredResponse], None]
 ) -> AsyncGenerator[list[WireEvent]]:
     """The events of a response in which nothing is generated: what it says is there for the next one to continue.
     Raises what an answer would be refused with."""
     await means.turns.count(asked.turn.turn)
-    events = Events(asked.frame, Report(), new_id=asked.item_ids, clock=means.clock)
+    events = ResponseEvents(asked.frame, Report(), new_id=asked.item_ids, clock=means.clock)
     begun = events.begin()
     events.write([Finished(FinishReason.STOP, Usage())])
     response = events.stored

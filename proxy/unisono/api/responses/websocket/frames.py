@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import orjson
 
 from unisono.api.body import to_object
-from unisono.api.failures import to_body
+from unisono.api.error_responses import to_body
 from unisono.errors import InvalidRequest, InvalidStreamId, UnisonoError, UnsupportedValue
 
 Lane: TypeAlias = str | None
@@ -29,7 +29,7 @@ _STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 
 
 @dataclass(frozen=True, slots=True)
-class Create:
+class CreateFrame:
     """A response is wanted. `body` is what `POST /responses` would get, `size` its length in bytes; one that is not
     `answered` only prepares the next. `number` is the place of its frame among those of its socket."""
 
@@ -41,7 +41,7 @@ class Create:
 
 
 @dataclass(frozen=True, slots=True)
-class Steer:
+class SteerFrame:
     """Input for a response that goes on, which nothing here can take in any more."""
 
     previous_response_id: str
@@ -49,11 +49,11 @@ class Steer:
 
 
 @dataclass(frozen=True, slots=True)
-class Nothing:
+class EmptyFrame:
     """A frame that wants nothing."""
 
 
-Asked: TypeAlias = Create | Steer | Nothing
+Asked: TypeAlias = CreateFrame | SteerFrame | EmptyFrame
 
 
 def fields_of(message: Mapping[str, Any]) -> tuple[Fields, int]:
@@ -86,7 +86,7 @@ def to_asked(fields: Fields, size: int, lane: Lane) -> Asked:
     return reader(fields, size, lane)
 
 
-def _create(fields: Fields, size: int, lane: Lane) -> Create:
+def _create(fields: Fields, size: int, lane: Lane) -> CreateFrame:
     if fields.get("background") is True:
         raise UnsupportedValue(
             "'background' is not supported on a WebSocket; such a response begins with a request.", param="background"
@@ -97,20 +97,20 @@ def _create(fields: Fields, size: int, lane: Lane) -> Create:
     cache = fields.get("prompt_cache_options")
     prewarm = isinstance(cache, dict) and cache.get("prewarm") is True
     body = {name: value for name, value in fields.items() if name not in ENVELOPE}
-    return Create(body | {"stream": True}, size, lane, answered=generate is not False and not prewarm)
+    return CreateFrame(body | {"stream": True}, size, lane, answered=generate is not False and not prewarm)
 
 
-def _steer(fields: Fields, _: int, __: Lane) -> Steer:
+def _steer(fields: Fields, _: int, __: Lane) -> SteerFrame:
     parent, said = fields.get("previous_response_id"), fields.get("input")
     if not isinstance(parent, str):
         raise InvalidRequest("'previous_response_id' must be a string.", param="previous_response_id")
     if not isinstance(said, str | list):
         raise InvalidRequest("'input' must be a string or a list of items.", param="input")
-    return Steer(parent, said)
+    return SteerFrame(parent, said)
 
 
-def _nothing(_: Fields, __: int, ___: Lane) -> Nothing:
-    return Nothing()
+def _nothing(_: Fields, __: int, ___: Lane) -> EmptyFrame:
+    return EmptyFrame()
 
 
 READERS: Mapping[str, Callable[[Fields, int, Lane], Asked]] = {
@@ -134,7 +134,7 @@ def error_frame(error: UnisonoError, lane: Lane) -> str:
     return in_lane(orjson.dumps({"type": "error", "status": error.status, **to_body(error)}), lane)
 
 
-def not_steered(steer: Steer) -> str:
+def not_steered(steer: SteerFrame) -> str:
     """The input goes back to its sender, who may put it into the next request."""
     frame = {
         "type": "response.steer.failed",

@@ -1,0 +1,329 @@
+"""The door: what a request must pass before any route sees it, as pure ASGI layers.
+
+Each layer raises a `UnisonoError`; `ErrorResponses`, outside of them, answers. `doors` puts them in order. Decisions are made
+on the raw `scope["path"]` and raw headers, never on a URL that a Host header took part in. A layer costs nothing per
+streamed event except the request id's header on the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from functools import partial
+from ipaddress import ip_address
+from time import monotonic
+from types import MappingProxyType
+from urllib.parse import urlsplit
+
+from starlette.datastructures import MutableHeaders
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from unisono.api.error_responses import FORMAT, ErrorResponses, Formats, format_at
+from unisono.core.access import Caller
+from unisono.core.trace_context import ARRIVED, TraceContext
+from unisono.errors import (
+    BodyTimeout,
+    BodyTooLarge,
+    InvalidRequest,
+    NotAllowed,
+    UnsupportedMediaType,
+)
+
+HEALTH_PATHS = frozenset({"/health/liveliness", "/health/liveness", "/health/readiness"})
+MAX_BODY_BYTES = 10 * 1024 * 1024
+BODY_DEADLINE_S = 60.0
+BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
+CHARSETS = frozenset({"utf-8", "utf8", "us-ascii", "ascii"})
+"""Of JSON, which is in UTF-8 whatever is said of it; in another one it would be read as something else."""
+LONGEST_SHOWN = 64
+EXPOSED = "x-request-id, request-id, x-unisono-backend, x-unisono-model, x-unisono-served-model, x-unisono-recoveries"
+"""Headers that a web page may read."""
+REQUESTS = frozenset({"http", "websocket"})
+ANSWERS = frozenset({"http.response.start", "websocket.http.response.start", "websocket.accept"})
+"""Messages that carry an answer's headers."""
+
+LEFT, SWITCHED = 499, 101
+"""The status of a request that got no answer, as nginx has it, and that of a WebSocket."""
+
+Answered = Callable[[str, str, int, float], None]
+"""Told of every request when it is over: its route, method and status, and how many seconds it took."""
+
+Authenticate = Callable[[str | None], Awaitable[Caller]]
+"""The caller a bearer key belongs to. Raises NotAuthenticated when it belongs to nobody."""
+
+Again = Callable[[], Awaitable[Caller]]
+"""The caller of a connection as their key is by now. Raises NotAuthenticated when it is good no more."""
+
+
+def header_values(scope: Scope, name: bytes) -> list[str]:
+    """Every value of a header, in order. ASGI gives names in lower case."""
+    return [value.decode("latin-1") for key, value in scope["headers"] if key == name]
+
+
+class RequestIds:
+    """Gives every request an id: in `scope["state"]["request_id"]` and in the answer's `x-request-id`. Knows which of
+    the `formats` its failures have and the trace that it came with, and tells `answered` when it is over."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        new_id: Callable[[], str],
+        answered: Answered | None = None,
+        formats: Formats = MappingProxyType({}),
+    ) -> None:
+        self._app = app
+        self._new_id = new_id
+        self._answered = answered
+        self._formats = formats
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in REQUESTS:
+            await self._app(scope, receive, send)
+            return
+        request_id = f"req_{self._new_id()}"
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
+        spoken = state[FORMAT] = format_at(scope["path"], self._formats)
+        began, status = monotonic(), LEFT
+
+        async def named(message: Message) -> None:
+            nonlocal status
+            if message["type"] in ANSWERS:
+                status = message.get("status", SWITCHED)
+                message.setdefault("headers", [])
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                if spoken.id_header:
+                    headers[spoken.id_header] = request_id
+            await send(message)
+
+        arrived = ARRIVED.set(trace_of(scope))
+        try:
+            await self._app(scope, receive, named)
+        finally:
+            ARRIVED.reset(arrived)
+            if self._answered is not None:
+                self._answered(route_of(scope), scope.get("method", "GET"), status, monotonic() - began)
+
+
+def trace_of(scope: Scope) -> TraceContext | None:
+    """Where the request stands in a trace of its client's."""
+    parents = header_values(scope, b"traceparent")
+    return TraceContext.read(parents[0], ",".join(header_values(scope, b"tracestate"))) if len(parents) == 1 else None
+
+
+def route_of(scope: Scope) -> str:
+    """The template of the path that a request was answered by; empty where there is none for it."""
+    # Where plain routes stand in a router of their own, the framework says which one it was nowhere else.
+    found = scope.get("fastapi", {}).get("effective_route_context")
+    route = scope.get("route") if found is None else found.original_route
+    return str(getattr(route, "path", ""))
+
+
+class Cors:
+    """Lets the listed origins read answers and send preflights; without a list there is no CORS at all."""
+
+    def __init__(self, app: ASGIApp, *, origins: Collection[str] = ()) -> None:
+        self._app = app
+        self._origins = frozenset(origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        origins = header_values(scope, b"origin") if scope["type"] == "http" else []
+        if len(origins) != 1 or not self._listed(origins[0]):
+            await self._app(scope, receive, send)
+            return
+        origin = origins[0]
+        asked = header_values(scope, b"access-control-request-method")
+        if scope["method"] == "OPTIONS" and asked:
+            await self._preflight(scope, origin, send)
+            return
+
+        async def shared(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers["access-control-allow-origin"] = origin
+                headers["access-control-expose-headers"] = EXPOSED
+                headers.add_vary_header("Origin")
+            await send(message)
+
+        await self._app(scope, receive, shared)
+
+    def _listed(self, origin: str) -> bool:
+        return origin in self._origins or "*" in self._origins
+
+    @staticmethod
+    async def _preflight(scope: Scope, origin: str, send: Send) -> None:
+        # SDKs in browsers add headers of their own (x-stainless-*): a listed origin may send any.
+        wanted = ", ".join(header_values(scope, b"access-control-request-headers"))
+        headers = [
+            (b"access-control-allow-origin", origin.encode("latin-1")),
+            (b"access-control-allow-methods", b"GET, POST, DELETE"),
+            (b"access-control-allow-headers", (wanted or "authorization, content-type, x-api-key").encode("latin-1")),
+            (b"access-control-max-age", b"600"),
+            (b"vary", b"Origin, Access-Control-Request-Headers"),
+        ]
+        await send({"type": "http.response.start", "status": 204, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
+
+
+class LocalOnly:
+    """Restriction of a gateway without keys to this machine: loopback hosts, and its own or a listed origin."""
+
+    def __init__(self, app: ASGIApp, *, origins: Collection[str] = ()) -> None:
+        self._app = app
+        self._origins = frozenset(origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] in REQUESTS:
+            hosts = header_values(scope, b"host")
+            if len(hosts) != 1 or not is_loopback(f"//{hosts[0]}"):
+                raise NotAllowed("Without an API key this gateway answers only to localhost.")
+            # Another port of this machine is another origin: any local program may serve a page there.
+            own = {f"{scheme}://{hosts[0].lower()}" for scheme in ("http", "https")}
+            for origin in header_values(scope, b"origin"):
+                if origin not in self._origins and origin not in own:
+                    raise NotAllowed(
+                        "Without an API key this gateway refuses requests from other origins: "
+                        "set a master key, or list the origin in 'unisono.cors_origins'."
+                    )
+        await self._app(scope, receive, send)
+
+
+def is_loopback(url: str) -> bool:
+    """Whether a URL's host is a name or address of this very machine."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        return False
+    if not host or parts.username is not None or parts.path not in {"", "/"} or parts.query or parts.fragment:
+        return False
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class Authentication:
+    """Nobody gets further without a key, except to `open_paths`. Puts the Caller into `scope["state"]["caller"]`,
+    and for a WebSocket, which outlives a request, what asks again into `scope["state"]["caller_again"]`."""
+
+    def __init__(self, app: ASGIApp, *, authenticate: Authenticate, open_paths: Collection[str] = HEALTH_PATHS) -> None:
+        self._app = app
+        self._authenticate = authenticate
+        self._open_paths = frozenset(open_paths)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] in REQUESTS and scope["path"] not in self._open_paths:
+            again: Again = partial(self._authenticate, presented_key(scope))
+            state = scope.setdefault("state", {})
+            state["caller"] = await again()
+            if scope["type"] == "websocket":
+                state["caller_again"] = again
+        await self._app(scope, receive, send)
+
+
+def presented_key(scope: Scope) -> str | None:
+    """The key of `Authorization: Bearer` or of `x-api-key`; None when there is none, when a header comes twice, which
+    no client does, and when both name keys that differ: it is not for the gateway to say which of them counts."""
+    authorization, named = header_values(scope, b"authorization"), header_values(scope, b"x-api-key")
+    if len(authorization) > 1 or len(named) > 1:
+        return None
+    scheme, _, bearer = authorization[0].strip().partition(" ") if authorization else ("", "", "")
+    given = {bearer.strip() if scheme.lower() == "bearer" else "", named[0].strip() if named else ""} - {""}
+    return given.pop() if len(given) == 1 else None
+
+
+class BodyLimits:
+    """What a body may be: plain JSON, not compressed, of bounded size, arriving within a deadline (seconds).
+
+    Bytes are counted while they arrive, whatever Content-Length promised.
+    """
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int = MAX_BODY_BYTES, deadline_s: float = BODY_DEADLINE_S) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._deadline_s = deadline_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        self._check_headers(scope)
+        until = asyncio.get_running_loop().time() + self._deadline_s
+        taken, complete = 0, False
+
+        async def limited() -> Message:
+            nonlocal taken, complete
+            if complete:
+                return await receive()
+            try:
+                async with asyncio.timeout_at(until):
+                    message = await receive()
+            except TimeoutError:
+                raise BodyTimeout(f"The body did not arrive within {self._deadline_s:g} s.") from None
+            taken += len(message.get("body", b""))
+            complete = not message.get("more_body", False)
+            if taken > self._max_bytes:
+                raise self._too_large()
+            return message
+
+        await self._app(scope, limited, send)
+
+    def _check_headers(self, scope: Scope) -> None:
+        lengths = header_values(scope, b"content-length")
+        if len(set(lengths)) > 1 or any(not (value.isascii() and value.isdigit()) for value in lengths):
+            raise InvalidRequest("Content-Length is not one number.")
+        if lengths and (len(lengths[0]) > 18 or int(lengths[0]) > self._max_bytes):
+            raise self._too_large()
+        for coding in header_values(scope, b"content-encoding"):
+            if coding.strip().lower() not in {"", "identity"}:
+                raise UnsupportedMediaType(
+                    f"Compressed bodies are not accepted: send it without 'Content-Encoding: {coding[:LONGEST_SHOWN]}'."
+                )
+        has_body = (bool(lengths) and int(lengths[0]) > 0) or bool(header_values(scope, b"transfer-encoding"))
+        types = header_values(scope, b"content-type")
+        if scope["method"] in BODY_METHODS and (has_body or types) and not _is_json(types):
+            raise UnsupportedMediaType("The body must be JSON in UTF-8, with 'Content-Type: application/json'.")
+
+    def _too_large(self) -> BodyTooLarge:
+        return BodyTooLarge(f"The body is larger than {self._max_bytes:,} bytes.")
+
+
+def _is_json(content_types: list[str]) -> bool:
+    if len(content_types) != 1:
+        return False
+    kind, *parameters = [part.strip().lower() for part in content_types[0].split(";")]
+    charsets = [part.partition("=")[2].strip("\"' ") for part in parameters if part.startswith("charset")]
+    return kind == "application/json" and all(charset in CHARSETS for charset in charsets)
+
+
+def doors(
+    *,
+    authenticate: Authenticate,
+    keyless: bool,
+    new_id: Callable[[], str],
+    origins: Iterable[str] = (),
+    open_paths: Collection[str] = HEALTH_PATHS,
+    max_body_bytes: int = MAX_BODY_BYTES,
+    body_deadline_s: float = BODY_DEADLINE_S,
+    answered: Answered | None = None,
+    formats: Formats = MappingProxyType({}),
+) -> list[Middleware]:
+    """Every layer in its order, outermost first, for `FastAPI(middleware=...)`. `keyless` adds the check that a
+    request comes from and names this machine; `origins` are the web origins CORS is open to; `formats` are those of
+    failures where another API than OpenAI's is spoken."""
+    listed = frozenset(origins)
+    local = [Middleware(LocalOnly, origins=listed)] if keyless else []
+    return [
+        Middleware(RequestIds, new_id=new_id, answered=answered, formats=formats),
+        Middleware(Cors, origins=listed),
+        Middleware(ErrorResponses),
+        *local,
+        Middleware(Authentication, authenticate=authenticate, open_paths=open_paths),
+        Middleware(BodyLimits, max_bytes=max_body_bytes, deadline_s=body_deadline_s),
+    ]

@@ -1,0 +1,79 @@
+"""Parts of a message's content: text of several kinds, refusals, reasoning; anything else is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator
+
+from unisono.api.body import MAX_RUN, RUN_TOO_LONG, longest_run_reaches
+from unisono.api.field_types import OpenModel, Text, refused, wrong
+from unisono.errors import InvalidRequest
+
+TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
+REASONING_PARTS = frozenset({"thinking", "reasoning", "reasoning_text"})
+KINDS = TEXT_PARTS | REASONING_PARTS | {"refusal"}
+MEDIA_PARTS = {
+    "image_url": "image",
+    "image": "image",
+    "input_image": "image",
+    "input_audio": "audio",
+    "audio": "audio",
+    "audio_url": "audio",
+    "file": "file",
+    "input_file": "file",
+    "container_upload": "file",
+    "document": "file",
+    "video_url": "video",
+    "video": "video",
+}
+"""Kinds of parts that are no text, and what they carry."""
+
+
+_FORMS: list[Any] = [
+    {"properties": {"type": {"enum": sorted(TEXT_PARTS)}, "text": {"type": "string"}}, "required": ["text"]},
+    {"properties": {"type": {"enum": sorted(KINDS - TEXT_PARTS)}}},
+]
+"""What the parts of each kind need, for the document."""
+
+
+class ContentPart(OpenModel):
+    model_config = ConfigDict(json_schema_extra={"anyOf": _FORMS})
+
+    type: Annotated[str, Field(json_schema_extra={"enum": sorted(KINDS)})]
+    text: Text | None = Field(None, validate_default=True)
+    thinking: Text | None = None
+    refusal: Text | None = None
+
+    @field_validator("type")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value in MEDIA_PARTS:
+            raise refused(f"'{value}' is not possible: the model does not support {MEDIA_PARTS[value]} input")
+        if value not in KINDS:
+            raise wrong("must be 'text' or 'refusal'")
+        return value
+
+    @field_validator("text")
+    @classmethod
+    def _present(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is None and info.data.get("type") in TEXT_PARTS:
+            raise wrong("must be a string")
+        return value
+
+
+def text_of(parts: Sequence[ContentPart], *, param: str) -> str:
+    """What of a message's content can be seen, refusals included. Raises InvalidRequest as `join` does."""
+    visible = (part for part in parts if part.type not in REASONING_PARTS)
+    return join(((part.refusal if part.type == "refusal" else part.text) or "" for part in visible), param=param)
+
+
+def join(texts: Iterable[str], between: str = "", *, param: str) -> str:
+    """Texts in order, the empty ones left out. Raises InvalidRequest for what the tokenizer cannot take: the parts
+    were judged one by one, and only together they may be a run too long."""
+    some = [text for text in texts if text]
+    joined = between.join(some)
+    if len(some) > 1 and longest_run_reaches(joined, MAX_RUN):
+        raise InvalidRequest(RUN_TOO_LONG, param=param)
+    return joined

@@ -1,0 +1,275 @@
+"""Failures on the wire: every exception becomes a status and an error body, here and nowhere else.
+
+The body is OpenAI's, unless another API is spoken at the request's path: then it is what that API's clients read. Which
+one that is stands in the scope before anything can fail (`FailureFormat`), so that all who answer agree.
+
+`failure_of` is the only broad catch's translation: what is not on the tree of `unisono.errors` is a fault of the
+gateway, logged with its traceback and shown to the client without any detail. `ErrorResponses` is the outermost layer that
+answers for whatever a request raises; the handlers for FastAPI answer for what it raises itself (unknown paths, wrong
+methods, invalid bodies).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocketDisconnect
+
+from unisono.api.whole import to_whole
+from unisono.engine.turn import Report
+from unisono.errors import (
+    BodyTimeout,
+    BodyTooLarge,
+    InternalError,
+    InvalidRequest,
+    LimitReached,
+    MethodNotAllowed,
+    NotAllowed,
+    NotAuthenticated,
+    NotFound,
+    UnisonoError,
+    UnsupportedMediaType,
+    UnsupportedValue,
+)
+
+log = logging.getLogger("unisono.api")
+
+BY_STATUS: dict[int, type[UnisonoError]] = {
+    400: InvalidRequest,
+    401: NotAuthenticated,
+    403: NotAllowed,
+    404: NotFound,
+    405: MethodNotAllowed,
+    408: BodyTimeout,
+    413: BodyTooLarge,
+    415: UnsupportedMediaType,
+}
+"""What a framework's HTTP exception is on our tree; any other status is a fault of the gateway."""
+
+BUSY = frozenset({429, 503})
+"""Statuses that always say when to come back."""
+DEFAULT_RETRY_AFTER_S = 1.0
+
+# The same request fails again with these statuses. The vendors' SDKs repeat some of them unless a header forbids it.
+FINAL_STATUSES: Final = frozenset({400, 401, 403, 404, 405, 409, 413, 415, 422})
+NO_RETRY_HEADER: Final = ("x-should-retry", "false")
+
+REPORTS: Final = "reports"
+"""Where the reports of a request's generations stand in its state."""
+
+REFUSED_OVER_HTTP = "websocket.http.response"
+"""The ASGI extension of servers that can answer a handshake with any HTTP response."""
+POLICY_VIOLATION, INTERNAL_ERROR = 1008, 1011
+"""How a WebSocket is closed for the client's fault and for ours."""
+
+LONGEST_STEP = 64
+"""Characters of one step of a field's path: a key is the client's and may be of any length."""
+
+
+def to_body(error: UnisonoError) -> dict[str, Any]:
+    """OpenAI's error object, as it stands in a body and in a stream."""
+    return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
+
+
+@dataclass(frozen=True, slots=True)
+class FailureFormat:
+    """How an API tells failures: the body, of the failure and the request's id, and the bytes of an event that ends a
+    stream with it. `id_header` is where its clients look for that id besides `x-request-id`."""
+
+    body: Callable[[UnisonoError, str], Mapping[str, Any]]
+    event: bytes = b"data: %b\n\n"
+    id_header: str = ""
+
+
+OPENAI: Final = FailureFormat(lambda error, _: to_body(error))
+
+Formats = Mapping[str, FailureFormat]
+"""Formats by the paths they are spoken at, and below."""
+
+FORMAT: Final = "failure_format"
+"""Where a request's format stands in its state."""
+
+
+def format_at(path: str, formats: Formats) -> FailureFormat:
+    return next((spoken for at, spoken in formats.items() if path == at or path.startswith(f"{at}/")), OPENAI)
+
+
+def body_for(error: UnisonoError, scope: Scope | None) -> Mapping[str, Any]:
+    """The body of `error` for the client of a request."""
+    state = {} if scope is None else scope.get("state", {})
+    spoken: FailureFormat = state.get(FORMAT, OPENAI)
+    return spoken.body(error, state.get("request_id", ""))
+
+
+def to_event(error: UnisonoError, scope: Scope) -> bytes:
+    """The event that ends a stream of which nothing is known but that it failed."""
+    spoken: FailureFormat = scope.get("state", {}).get(FORMAT, OPENAI)
+    return spoken.event % orjson.dumps(body_for(error, scope))
+
+
+def to_response(error: UnisonoError, scope: Scope | None = None) -> Response:
+    """The whole HTTP answer for `error`, as the API that is spoken in `scope` has it."""
+    headers: dict[str, str] = dict(error.headers) if isinstance(error, LimitReached) else {}
+    # The same request would run its tools a second time.
+    is_final = error.status in FINAL_STATUSES or _has_run_tools(scope)
+    retry_after_s = error.retry_after_s
+    if retry_after_s is None and error.status in BUSY:
+        retry_after_s = DEFAULT_RETRY_AFTER_S
+    if retry_after_s is not None and not _has_run_tools(scope):
+        headers["retry-after"] = str(max(0, math.ceil(retry_after_s)))
+    if is_final:
+        headers.update((NO_RETRY_HEADER,))
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    if isinstance(error, BodyTooLarge | BodyTimeout):
+        # The rest of the body is never read, so the connection cannot be used again.
+        headers["connection"] = "close"
+    return to_whole(body_for(error, scope), headers, error.status)
+
+
+def failure_of(error: Exception) -> UnisonoError:
+    """The failure a client sees for `error`. A fault of the gateway is logged here, with its traceback."""
+    if isinstance(error, UnisonoError):
+        return error
+    if isinstance(error, RequestValidationError):
+        return invalid(error.errors())
+    if isinstance(error, ValidationError):
+        return invalid(error.errors(include_url=False, include_input=False, include_context=False))
+    if isinstance(error, HTTPException):
+        kind = BY_STATUS.get(error.status_code, InternalError)
+        return kind(str(error.detail))
+    log.error("unexpected %s", type(error).__name__, exc_info=error)
+    return InternalError("The gateway failed on this request; the operator's log says why.")
+
+
+def invalid(errors: Sequence[Any]) -> InvalidRequest:
+    """The first of pydantic's findings as a failure that names its field in dotted form.
+
+    A finding raised with the type `unsupported_value` becomes `UnsupportedValue`. The input itself is not repeated.
+    """
+    if not errors:
+        return InvalidRequest("The request is not valid.")
+    first = errors[0]
+    # Pydantic marks a finding on a key itself with a last step "[key]".
+    param = ".".join(str(step)[:LONGEST_STEP] for step in first["loc"] if step != "[key]") or None
+    kind = UnsupportedValue if first["type"] == UnsupportedValue.code else InvalidRequest
+    if first["type"] == "missing":
+        return kind(f"Missing required field '{param}'.", param=param)
+    where = f"Invalid value for '{param}': " if param else ""
+    return kind(f"{where}{first['msg']}", param=param)
+
+
+async def outcome(work: Awaitable[None]) -> UnisonoError | None:
+    """Await `work`; None when it ended well, else the failure a client sees."""
+    try:
+        await work
+    except Exception as error:
+        return failure_of(error)
+    return None
+
+
+def register(app: FastAPI) -> None:
+    """Let FastAPI answer in the same way for what it raises itself."""
+
+    async def answer(request: Request, error: Exception) -> Response:
+        if request.scope["type"] == "websocket":
+            # Only the layer outside knows whether it was accepted already.
+            raise error
+        failure = failure_of(error)
+        if isinstance(failure, NotFound) and isinstance(error, HTTPException):
+            failure = NotFound(f"There is nothing at {request.method} {request.scope['path'][:200]}.")
+        elif isinstance(failure, MethodNotAllowed):
+            failure = MethodNotAllowed(f"{request.method} is not allowed at {request.scope['path'][:200]}.")
+        response = to_response(failure, request.scope)
+        if isinstance(error, HTTPException) and error.headers:
+            response.headers.update(error.headers)
+        return response
+
+    for kind in (UnisonoError, HTTPException, RequestValidationError, ValidationError):
+        app.add_exception_handler(kind, answer)
+
+    nowhere = app.router.default
+
+    async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            raise NotFound(f"There is no WebSocket at {scope['path'][:200]}.")
+        await nowhere(scope, receive, send)
+
+    app.router.default = not_found
+
+
+def _has_run_tools(scope: Scope | None) -> bool:
+    reports: Sequence[Report] = () if scope is None else scope.get("state", {}).get(REPORTS, ())
+    return any(report.facts.tools for report in reports)
+
+
+class ErrorResponses:
+    """ASGI layer that turns whatever the layers inside raise into an answer.
+
+    Once an answer has begun there is nothing left to say: the fault is logged and the connection is cut, so that the
+    client cannot take half an answer for a whole one. A WebSocket that is not accepted yet is refused with the same
+    HTTP answer as a request, an open one is closed with the failure's code as the reason.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        match scope["type"]:
+            case "http":
+                await self._http(scope, receive, send)
+            case "websocket":
+                await self._websocket(scope, receive, send)
+            case _:
+                await self._app(scope, receive, send)
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:
+            failure = failure_of(error)
+            if begun:
+                raise
+            await to_response(failure, scope)(scope, receive, send)
+
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        last = ""
+
+        async def watched(message: Message) -> None:
+            nonlocal last
+            last = message["type"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except WebSocketDisconnect:
+            # The client left, which is how most of them end.
+            return
+        except Exception as error:
+            failure = failure_of(error)
+            if not last and REFUSED_OVER_HTTP in scope.get("extensions", {}):
+                await to_response(failure, scope)(scope, receive, send)
+            elif last in {"", "websocket.accept", "websocket.send"}:
+                code = POLICY_VIOLATION if not last or failure.status < 500 else INTERNAL_ERROR
+                with suppress(OSError):
+                    await send({"type": "websocket.close", "code": code, "reason": failure.code})

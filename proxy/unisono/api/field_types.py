@@ -1,0 +1,188 @@
+"""Kinds of values that fields of a request have on every surface, and how a wrong one is told.
+
+Types are strict: a number written as a string is a mistake, not a number. A field with its neutral value (`n: 1`,
+`logprobs: false`) is always accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import orjson
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    TypeAdapter,
+    ValidationInfo,
+    WithJsonSchema,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError
+
+from unisono.core.conversation import Effort
+from unisono.core.generation import (
+    CALL,
+    CHANNEL,
+    CONSTRAIN,
+    END,
+    ENDOFTEXT,
+    MESSAGE,
+    RETURN,
+    START,
+    VOCABULARY,
+)
+
+EFFORTS = {
+    "none": Effort.LOW,
+    "minimal": Effort.LOW,
+    "low": Effort.LOW,
+    "medium": Effort.MEDIUM,
+    "high": Effort.HIGH,
+    "xhigh": Effort.HIGH,
+    "max": Effort.HIGH,
+}
+"""Every spelling of an effort in use anywhere, and what gpt-oss knows of it."""
+
+STRUCTURAL_IDS = frozenset({RETURN, CONSTRAIN, CHANNEL, START, END, MESSAGE, CALL, ENDOFTEXT})
+
+MAX_MESSAGES = 20_000
+"""A message takes at least four tokens, so no window holds more of them than this; looking at each takes time."""
+MAX_TOOLS = 512
+MAX_PARAMETERS_BYTES = 256 * 1024
+LONGEST_NAME_SHOWN = 128
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "logprobs": (None, False),
+    "top_logprobs": (None, 0),
+    "modalities": (None, [], ["text"]),
+    "audio": (None,),
+}
+"""Refused fields, with the values that ask for nothing."""
+
+REFUSALS = {
+    "logprobs": "log probabilities are not available; leave it out or send false",
+    "top_logprobs": "log probabilities are not available; leave it out or send 0",
+    "modalities": 'only ["text"] is supported',
+    "audio": "audio output is not supported",
+}
+
+
+def refused(reason: str) -> PydanticCustomError:
+    """A value this gateway understands and does not support."""
+    return PydanticCustomError("unsupported_value", "{reason}", {"reason": reason})
+
+
+def wrong(reason: str) -> PydanticCustomError:
+    return PydanticCustomError("invalid_value", "{reason}", {"reason": reason})
+
+
+@dataclass(frozen=True, slots=True)
+class FieldInput:
+    """What a field may come as, where it is another type than it becomes. Only the document looks at it, so that it
+    costs a start nothing."""
+
+    form: Any
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return handler(TypeAdapter(self.form).core_schema)
+
+
+def _encodable(text: str) -> str:
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise wrong("holds a lone surrogate, which is not valid Unicode") from None
+    return text
+
+
+def to_effort(value: Any) -> Effort | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or value not in EFFORTS:
+        raise wrong(f"must be one of {', '.join(EFFORTS)}")
+    return EFFORTS[value]
+
+
+def _to_token_id(value: Any) -> int:
+    if not isinstance(value, str) or not (value.isascii() and value.isdigit() and len(value) <= 6):
+        raise wrong("must be a token id in decimal")
+    token = int(value)
+    if token >= VOCABULARY:
+        raise wrong(f"must be a token id from 0 to {VOCABULARY - 1}")
+    if token in STRUCTURAL_IDS:
+        raise refused("is a structural token of the Harmony format, which cannot be biased")
+    return token
+
+
+def _to_arguments(value: Any) -> Any:
+    if value is None:
+        return ""
+    return orjson.dumps(value).decode() if isinstance(value, dict) else value
+
+
+def _bounded(parameters: dict[str, Any]) -> dict[str, Any]:
+    try:
+        size = len(orjson.dumps(parameters))
+    except orjson.JSONEncodeError:
+        raise wrong("holds a value that is not valid JSON or a lone surrogate") from None
+    if size > MAX_PARAMETERS_BYTES:
+        raise wrong(f"is a schema of more than {MAX_PARAMETERS_BYTES:,} bytes")
+    return parameters
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
+Id = Annotated[Text, Field(min_length=1)]
+ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
+Arguments = Annotated[Text, BeforeValidator(_to_arguments), FieldInput(str | dict[str, Any] | None)]
+Parameters = Annotated[dict[str, Any], AfterValidator(_bounded)]
+SpelledEffort = Annotated[Effort | None, BeforeValidator(to_effort), WithJsonSchema({"enum": [*EFFORTS, None]})]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Count = Annotated[int, Field(ge=1)]
+Budget = Annotated[int, Field(ge=-1, le=2**31 - 1)]
+"""Tokens of thoughts; below 0 for as many as it takes."""
+
+
+Temperature = Annotated[float, Field(ge=0, le=2)]
+TopP = Annotated[float, Field(gt=0, le=1)]
+TopK = Annotated[int, Field(ge=-1, le=VOCABULARY)]
+MinP = Annotated[float, Field(ge=0, le=1)]
+RepetitionPenalty = Annotated[float, Field(gt=0, le=10)]
+Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+TokenId = Annotated[int, BeforeValidator(_to_token_id), FieldInput(Annotated[str, Field(pattern=r"^[0-9]{1,6}$")])]
+LogitBias = dict[TokenId, Annotated[float, Field(ge=-100, le=100)]]
+ModelName = Annotated[Text, Field(min_length=1, max_length=256)]
+
+
+class OpenModel(BaseModel):
+    """An object that may hold more than is known here; what is more has no effect and is noted."""
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True, hide_input_in_errors=True)
+
+
+def shortened(name: str) -> str:
+    """As much of a name or an id from outside as a failure repeats."""
+    return name[:LONGEST_NAME_SHOWN].encode(errors="replace").decode()
+
+
+def smallest(budgets: Iterable[int | None]) -> int | None:
+    """The budget that holds where several were given; None for none."""
+    return min((budget for budget in budgets if budget is not None and budget >= 0), default=None)
+
+
+def only_neutral(name: str) -> Any:
+    """A refused field, which `neutral` judges: its default, and what the document says it may hold."""
+    return Field(None, json_schema_extra={"enum": [*NEUTRAL[name]]})
+
+
+def neutral(value: Any, info: ValidationInfo) -> None:
+    """For refused fields: None where the value asks for nothing. Raises for one that asks for something."""
+    assert info.field_name is not None
+    if value not in NEUTRAL[info.field_name]:
+        raise refused(REFUSALS[info.field_name])

@@ -1,0 +1,170 @@
+"""Blocks of content that a client sends: one model per kind, found by its `type`.
+
+Agents send back all that was said, also what other servers wrote. So every kind is taken that says something in text;
+what only another model could see is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from pydantic import BeforeValidator, Field, PlainValidator, field_validator
+
+from unisono.api.content_parts import MEDIA_PARTS
+from unisono.api.field_types import FieldInput, Id, OpenModel, Text, ToolName, refused, wrong
+
+FILES: Final = frozenset({"base64", "url", "file"})
+"""Sources of documents that are no text."""
+
+
+AnyContent: Final = FieldInput(str | list[dict[str, Any] | str] | None)
+
+
+class ContentBlock(OpenModel):
+    """What every block may have; `cache_control` is among the rest, and has no effect."""
+
+    type: str
+
+    @field_validator("type")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value in MEDIA_PARTS and value not in KINDS:
+            raise refused(f"'{value}' is not possible: the model does not support {MEDIA_PARTS[value]} input")
+        if value not in KINDS:
+            raise wrong(f"there is no block of this type; possible are {', '.join(sorted(KINDS))}")
+        return value
+
+
+class TextBlock(ContentBlock):
+    text: Text
+
+
+class ThinkingBlock(ContentBlock):
+    thinking: Text
+    signature: Text
+
+
+class RedactedBlock(ContentBlock):
+    data: Text
+
+
+class ToolUseBlock(ContentBlock):
+    id: Id
+    name: ToolName
+    input: dict[str, Any]
+
+
+class ServerUseBlock(ContentBlock):
+    """A call that a server made itself, with its tool."""
+
+    id: Id
+    name: ToolName
+    input: dict[str, Any]
+
+
+class ServerResultBlock(ContentBlock):
+    """What came of such a call: in a form of its own for every tool."""
+
+    tool_use_id: Id
+    content: Any = None
+
+
+class SearchResultBlock(ContentBlock):
+    source: Text
+    title: Text
+    content: list[TextBlock]
+
+
+class BlockSource(OpenModel):
+    type: Literal["text", "content"]
+    data: Text = ""
+    content: Annotated[list[GivenBlock], BeforeValidator(lambda value: to_blocks(value)), AnyContent] = Field(
+        default_factory=list
+    )
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def _is_text(cls, value: Any) -> Any:
+        if isinstance(value, str) and value in FILES:
+            raise refused(f"'{value}' is not possible: the model reads documents of type 'text' or 'content' only")
+        return value
+
+
+class DocumentBlock(ContentBlock):
+    source: BlockSource
+    title: Text | None = None
+    context: Text | None = None
+
+
+class ToolResultBlock(ContentBlock):
+    tool_use_id: Id
+    content: Annotated[list[GivenBlock], BeforeValidator(lambda value: to_blocks(value)), AnyContent] = Field(
+        default_factory=list
+    )
+    is_error: bool | None = None
+
+
+class CompactionBlock(ContentBlock):
+    """What was said before, as another server put it in short; none where that failed."""
+
+    content: Text | None = None
+
+
+class SilentBlock(ContentBlock):
+    """A kind that says nothing to the model here."""
+
+
+KINDS: Final[Mapping[str, type[ContentBlock]]] = {
+    "text": TextBlock,
+    "thinking": ThinkingBlock,
+    "redacted_thinking": RedactedBlock,
+    "tool_use": ToolUseBlock,
+    "tool_result": ToolResultBlock,
+    "search_result": SearchResultBlock,
+    "document": DocumentBlock,
+    "server_tool_use": ServerUseBlock,
+    "web_search_tool_result": ServerResultBlock,
+    "web_fetch_tool_result": ServerResultBlock,
+    "code_execution_tool_result": ServerResultBlock,
+    "bash_code_execution_tool_result": ServerResultBlock,
+    "text_editor_code_execution_tool_result": ServerResultBlock,
+    "tool_search_tool_result": ServerResultBlock,
+    "advisor_tool_result": ServerResultBlock,
+    "mcp_tool_use": ServerUseBlock,
+    "mcp_tool_result": ServerResultBlock,
+    "compaction": CompactionBlock,
+    "tool_reference": SilentBlock,
+    "mcp_tool_listing": SilentBlock,
+    "fallback": SilentBlock,
+}
+"""Every kind of block there is."""
+
+
+def to_block(value: Any) -> ContentBlock:
+    if isinstance(value, str):
+        value = {"type": "text", "text": value}
+    if not isinstance(value, dict):
+        raise wrong("must be an object")
+    kind = value.get("type")
+    model = KINDS.get(kind, ContentBlock) if isinstance(kind, str) else ContentBlock
+    return model.model_validate(value)
+
+
+def to_blocks(value: Any) -> Any:
+    """Content in any form, as blocks: a string, a list, null."""
+    if value is None:
+        return []
+    if isinstance(value, str):
+        return [{"type": "text", "text": value}] if value else []
+    if not isinstance(value, list):
+        raise wrong("must be a string or a list of blocks")
+    return value
+
+
+GivenBlock: TypeAlias = Annotated[ContentBlock, PlainValidator(to_block)]
+Content: TypeAlias = Annotated[list[GivenBlock], BeforeValidator(to_blocks), AnyContent]
+
+BlockSource.model_rebuild()
+DocumentBlock.model_rebuild()
+ToolResultBlock.model_rebuild()

@@ -1,0 +1,47 @@
+"""Failures as Anthropic's clients read them, by the status they come with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from unisono.api.error_responses import FailureFormat
+from unisono.core.context_window import ANTHROPIC_PROMPT_TOO_LONG
+from unisono.errors import ContextTooLong, UnisonoError
+
+TYPES: Final[Mapping[int, str]] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""Every other status is the client's fault below 500, and the server's from there on."""
+
+
+def to_type(status: int) -> str:
+    return TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+
+
+def to_body(error: UnisonoError, request_id: str) -> dict[str, Any]:
+    """The error object, as it stands in a body and in a stream. The message names the field that is at fault, the
+    details the code that every API of the gateway has for the failure."""
+    told = {"type": to_type(error.status), "message": to_message(error), "details": {"error_code": error.code}}
+    return {"type": "error", "error": told} | ({"request_id": request_id} if request_id else {})
+
+
+def to_message(error: UnisonoError) -> str:
+    """The error text. It names the field at fault, except in texts that clients match."""
+    if isinstance(error, ContextTooLong) and 0 < error.limit <= error.tokens:
+        # A prompt that fills the window exactly leaves no room for the first output token.
+        maximum = min(error.limit, error.tokens - 1)
+        return ANTHROPIC_PROMPT_TOO_LONG.template.format(tokens=error.tokens, limit=maximum)
+    if error.param is not None and f"'{error.param}'" not in error.message:
+        return f"{error.param}: {error.message}"
+    return error.message
+
+
+ANTHROPIC: Final = FailureFormat(to_body, b"event: error\ndata: %b\n\n", "request-id")

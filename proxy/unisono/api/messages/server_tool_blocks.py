@@ -1,0 +1,129 @@
+"""Calls that the gateway makes itself, as this API shows those of its own servers: searches, pages, and runs of code.
+
+A result carries, sealed, what the model read of it: sent back, the call and its result stand in the conversation as
+they did. What other servers sealed says what it shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+
+from unisono.api.builtin_tools import BROWSER, PYTHON, builtin_of
+from unisono.api.messages.ids import SERVERS, shown_id
+from unisono.api.messages.tool_input import exact
+from unisono.core.conversation import Json
+from unisono.core.events import HostedCall, Ran
+from unisono.core.tool_arguments import ToolArguments
+from unisono.engine.judging import BAD_ARGUMENTS, NO_CALLS_LEFT
+
+SEALED: Final = "encrypted_content"
+SEARCH, FETCH, CODE = "web_search", "web_fetch", "code_execution"
+NAMES: Final[Mapping[tuple[str, str], str]] = {
+    (BROWSER, "search"): SEARCH,
+    (BROWSER, "open"): FETCH,
+    (BROWSER, "find"): FETCH,
+}
+"""What functions of the browser are called here."""
+UNAVAILABLE: Final = "unavailable"
+ERROR_CODES: Final[Mapping[str, str]] = {NO_CALLS_LEFT: "max_uses_exceeded", BAD_ARGUMENTS: "invalid_tool_input"}
+"""Why a call was not made, by the rule; what is not here is `UNAVAILABLE`."""
+
+
+def name_of(item: HostedCall) -> str:
+    """What a call is shown as; "" for one that is not shown, such as one the model made up."""
+    builtin = builtin_of(item.server)
+    return CODE if builtin == PYTHON else NAMES.get((builtin, item.tool), "")
+
+
+def to_use(item: HostedCall) -> dict[str, Any]:
+    """The call."""
+    name = name_of(item)
+    return {
+        "type": "server_tool_use",
+        "id": shown_id(item.call_id, SERVERS),
+        "name": name,
+        "input": _input(item.arguments, name),
+    }
+
+
+def _input(arguments: ToolArguments, name: str) -> Any:
+    members = dict(arguments.members)
+    if name == CODE or arguments.problem:
+        return members
+    # Arguments that are nested too deeply for Python have no members here, but they are not empty.
+    is_whole = bool(members) or ":" not in arguments.text
+    return exact(members, arguments.text) if is_whole else orjson.Fragment(arguments.text)
+
+
+def to_result(ran: Ran, sealed: str) -> dict[str, Any]:
+    """What came of a call."""
+    name = name_of(ran.item)
+    facts = ran.outcome.structured if isinstance(ran.outcome.structured, dict) else {}
+    if name == CODE:
+        content: Any = {
+            "type": "code_execution_result",
+            "stdout": "" if ran.outcome.is_error else ran.said,
+            "stderr": ran.said if ran.outcome.is_error else "",
+            "return_code": int(ran.outcome.is_error),
+            "content": [],
+            SEALED: sealed,
+        }
+    elif ran.outcome.is_error:
+        code = ERROR_CODES.get(ran.rule, UNAVAILABLE)
+        content = {"type": f"{name}_tool_result_error", "error_code": code, SEALED: sealed}
+    elif name == SEARCH:
+        content = [
+            {"type": "web_search_result", "url": url, "title": title, "page_age": None, SEALED: sealed * (not place)}
+            for place, (url, title) in enumerate(_results(facts))
+        ]
+    else:
+        content = {
+            "type": "web_fetch_result",
+            "url": _text(facts.get("url")),
+            "retrieved_at": None,
+            "content": {
+                "type": "document",
+                "source": {"type": "text", "media_type": "text/plain", "data": ran.said},
+                "title": _text(facts.get("title")) or None,
+            },
+            SEALED: sealed,
+        }
+    return {
+        "type": f"{name}_tool_result",
+        "tool_use_id": shown_id(ran.item.call_id, SERVERS),
+        "content": content,
+    }
+
+
+def _results(facts: Mapping[str, Json]) -> list[tuple[str, str]]:
+    results = facts.get("results")
+    found = [result for result in (results if isinstance(results, list) else ()) if isinstance(result, dict)]
+    return [(_text(result.get("url")), _text(result.get("title"))) for result in found]
+
+
+def _text(value: Json) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def sealed_in(content: Any) -> str:
+    """What is sealed in a result that came back; "" for nothing."""
+    first = content[0] if isinstance(content, list) and content else content
+    sealed = first.get(SEALED) if isinstance(first, dict) else None
+    return sealed if isinstance(sealed, str) else ""
+
+
+def result_text(content: Any) -> str:
+    """What a result says in plain sight."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "\n\n".join(filter(None, map(result_text, content)))
+    if not isinstance(content, dict):
+        return ""
+    said = [content.get(name) for name in ("title", "url", "text", "stdout", "stderr", "error_code")]
+    source = content.get("source")
+    inner = [content.get("content"), source.get("data") if isinstance(source, dict) else None]
+    return "\n".join(filter(None, [*filter(lambda text: isinstance(text, str), said), *map(result_text, inner)]))

@@ -1,0 +1,121 @@
+"""Tools of the request that the gateway runs itself, and those that it does not have.
+
+Anthropic's own server tools are there where the operator named a server for what gpt-oss was trained on instead of
+them; tools of theirs that a client runs are known to their models only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from unisono.api.builtin_tools import BROWSER, PYTHON, SETTING, builtin_notes, to_builtin_servers
+from unisono.api.messages.schema import CUSTOM, ChoiceSpec, MessagesInput, MessagesTool
+from unisono.api.tool_choice import FUNCTIONS, ChoiceMode, HostedTool, NamedTool, OfferedTools, ToolChoice, to_choice
+from unisono.api.tools import DeclaredTool, FunctionSpec, Toolbox
+from unisono.core.tools import ToolFilter, ToolServer
+from unisono.engine.turn import Choice, Hosting
+from unisono.errors import UnsupportedValue
+
+KINDS: Final = (
+    (re.compile(r"web_(search|fetch)(_\d{8})?"), BROWSER),
+    (re.compile(r"code_execution(_\d{8})?"), PYTHON),
+)
+"""Types of server tools, and what they are to the model."""
+
+MODES: Final[Mapping[str, ChoiceMode]] = {
+    "auto": ChoiceMode.AUTO,
+    "any": ChoiceMode.REQUIRED,
+    "tool": ChoiceMode.REQUIRED,
+    "none": ChoiceMode.NONE,
+}
+MEANT: Final = frozenset({"cache_control", "max_uses"})
+"""Fields of server tools that need no note."""
+
+
+def builtin_for(kind: str) -> str:
+    """What a tool of that type is to the model; "" for other kinds."""
+    return next((builtin for pattern, builtin in KINDS if pattern.fullmatch(kind)), "")
+
+
+def to_servers(
+    request: MessagesInput, trained: Mapping[str, ToolServer], *, owner: str, talk: str
+) -> tuple[ToolServer, ...]:
+    """Servers for the request's server tools, as far as the operator has `trained` ones. Nobody can be asked for an
+    approval here, so what needs one is not there."""
+    builtins = [builtin_for(tool.type) for tool in request.tools or ()]
+    return tuple(
+        replace(server, allowed=(server.allowed or ToolFilter()) & ToolFilter(unasked=server.approval))
+        for server in to_builtin_servers(builtins, trained, owner=owner, talk=talk)
+    )
+
+
+def declared(tools: Sequence[MessagesTool], hosted: frozenset[str]) -> Iterator[DeclaredTool]:
+    """The tools that are functions to the model, or that are not there; `hosted` builtin ones are there and no
+    functions."""
+    for position, tool in enumerate(tools):
+        at = f"tools.{position}"
+        builtin = builtin_for(tool.type)
+        if tool.type == CUSTOM:
+            spec = FunctionSpec.model_construct(
+                name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
+            )
+            yield DeclaredTool("function", at, at, spec, schema_field="input_schema")
+        elif builtin not in hosted:
+            yield DeclaredTool(tool.type, at, setting=SETTING + builtin if builtin else "")
+
+
+def notes_on(tools: Sequence[MessagesTool], hosted: frozenset[str]) -> Iterator[str]:
+    for position, tool in enumerate(tools):
+        if builtin_for(tool.type) in hosted:
+            fields = {name: value for name, value in (tool.model_extra or {}).items() if name not in MEANT}
+            yield from builtin_notes(f"tools.{position}", fields)
+
+
+def bounded(hosting: Hosting, tools: Sequence[MessagesTool]) -> Hosting:
+    """`max_uses` bounds the calls of the turn where every tool that is run has one."""
+    served = [tool for tool in tools if builtin_for(tool.type)]
+    uses = [most for tool in served if isinstance(most := (tool.model_extra or {}).get("max_uses"), int) and most > 0]
+    if len(uses) < len(served) or len(served) < len(hosting.servers):
+        return hosting
+    return replace(hosting, max_calls=sum(uses))
+
+
+def told(
+    hosting: Hosting | None, tools: Sequence[MessagesTool], served: Sequence[ToolServer], pause_after: int | None
+) -> Hosting | None:
+    """What the client is to see of it, and the bounds. A client can have an answer go on only where it sees all calls
+    that were made."""
+    if hosting is None:
+        return None
+    hosting = bounded(hosting, tools)
+    shown = frozenset(server.label for server in served)
+    seen = all(server.label in shown for server in hosting.servers)
+    return replace(hosting, shown=shown, pause_after=pause_after if seen else None)
+
+
+def asked_choice(spec: ChoiceSpec | None, tools: Sequence[MessagesTool]) -> ToolChoice | None:
+    if spec is None:
+        return None
+    if spec.type != "tool":
+        return ToolChoice(MODES[spec.type])
+    kind = next((tool.type for tool in tools if tool.name == spec.name and tool.type != CUSTOM), FUNCTIONS[0])
+    return ToolChoice(ChoiceMode.REQUIRED, (NamedTool(kind, spec.name or ""),), one=True)
+
+
+def choice_of(asked: ToolChoice | None, toolbox: Toolbox, servers: Sequence[ToolServer]) -> Choice | None:
+    """Raises InvalidRequest and UnsupportedValue that name the field."""
+    labels = {server.builtin: server.label for server in servers if server.builtin}
+
+    def hosted(tool: NamedTool) -> HostedTool:
+        builtin = builtin_for(tool.kind)
+        if (label := labels.get(builtin)) is None:
+            needs = f"; the operator has to set {SETTING}{builtin}" if builtin else ""
+            raise UnsupportedValue(
+                f"'tool_choice': tools of type '{tool.kind}' are not available here{needs}.", param="tool_choice"
+            )
+        return label, None
+
+    return to_choice(asked, OfferedTools(toolbox, hosts=bool(servers), hosted=hosted))

@@ -1,0 +1,71 @@
+"""How a message ended and what it took, in this API's words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from unisono.api.messages.server_tool_blocks import FETCH, SEARCH
+from unisono.core.events import Finished
+from unisono.core.generation import FinishReason, Usage
+from unisono.engine.plan import REPETITION, UNMET_FORM
+from unisono.engine.turn import Report
+
+
+@dataclass(slots=True)
+class ShownBlocks:
+    """What the client saw: complete calls, whether one was cut before its eyes, names of the calls made for it, and
+    whether a text had to be of a form and is not."""
+
+    calls: int = 0
+    cut: bool = False
+    served: list[str] = field(default_factory=list)
+    refused: bool = False
+
+
+def to_usage(usage: Usage, shown: ShownBlocks) -> dict[str, Any]:
+    """Cached tokens are not among `input_tokens` here."""
+    told: dict[str, Any] = {
+        "input_tokens": max(0, usage.prompt_tokens - usage.cached_tokens),
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
+    }
+    if shown.served:
+        told["server_tool_use"] = {
+            "web_search_requests": shown.served.count(SEARCH),
+            "web_fetch_requests": shown.served.count(FETCH),
+        }
+    return told
+
+
+def to_ending(finished: Finished, shown: ShownBlocks, report: Report, max_tokens: int | None) -> dict[str, Any]:
+    """The fields of a message that say why it ended."""
+    reason = _reason(finished, shown, report, max_tokens)
+    details = {"type": "refusal", "category": None, "explanation": report.unmet or None}
+    return {
+        "stop_reason": reason,
+        "stop_sequence": finished.stop_sequence if reason == "stop_sequence" else None,
+        "stop_details": details if reason == "refusal" else None,
+    }
+
+
+def _reason(finished: Finished, shown: ShownBlocks, report: Report, max_tokens: int | None) -> str:
+    if shown.calls and not shown.cut:
+        return "tool_use"
+    if finished.stop_sequence is not None:
+        return "stop_sequence"
+    if finished.paused:
+        return "pause_turn"
+    if finished.reason is FinishReason.LENGTH or finished.cut_call or shown.cut:
+        return "model_context_window_exceeded" if _no_window_left(finished, report, max_tokens) else "max_tokens"
+    # In a stream an answer may turn out not to be of its form when it was shown already.
+    return "refusal" if shown.refused or report.unmet == UNMET_FORM else "end_turn"
+
+
+def _no_window_left(finished: Finished, report: Report, max_tokens: int | None) -> bool:
+    """Whether it was neither the request's bound that ended the answer, nor a budget or an end the gateway made."""
+    if finished.reason is not FinishReason.LENGTH or report.unmet or REPETITION in report.recoveries:
+        return False
+    return max_tokens is None or finished.usage.completion_tokens < max_tokens

@@ -1,0 +1,328 @@
+"""Requests that pass through, on every surface that has them: the body as it came, and the answer as it comes.
+
+Of a body that only passes through nothing is judged but what it takes to find who answers it: the model, and whether
+the answer is a stream. What an answer took is read on its way; what it says is the backend's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from typing import Any, Final
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from unisono.api.body import off_loop
+from unisono.api.error_responses import to_body
+from unisono.api.sse import (
+    CLIENT_CLOSED_REQUEST,
+    DONE,
+    ByteSource,
+    ClientGone,
+    EventStream,
+    error_event,
+    event,
+    until_disconnect,
+)
+from unisono.api.unisono_object import backend_header
+from unisono.api.whole import to_whole
+from unisono.around import Around
+from unisono.core.access import Caller
+from unisono.core.conversation import (
+    AssistantMessage,
+    Conversation,
+    DeveloperMessage,
+    Item,
+    Json,
+    Preamble,
+    ToolResult,
+    UserMessage,
+)
+from unisono.core.events import Event, Passed
+from unisono.core.passthrough_request import AnswerMode, Api, PassthroughRequest, ServedName
+from unisono.engine.turn import Run, Turn, Turns
+from unisono.errors import InvalidRequest, UnisonoError, UnsupportedValue
+
+FindWay = Callable[[str, Caller], ServedName]
+"""How a name is served. Raises UnknownModel, and ModelNotAllowed."""
+
+BYTES_PER_TOKEN: Final = 3
+"""Fewer than most text has: an estimate is rather too high."""
+NO_TEXT: Final = frozenset(
+    {"image_url", "input_image", "input_audio", "input_file", "file", "image", "audio", "source"}
+)
+"""Kinds of parts that hold data and no text; how many tokens they are only the backend knows."""
+STATEFUL: Final = ("background", "previous_response_id", "conversation")
+IN_BODY: Final[Mapping[Api, tuple[str, str, tuple[str, ...]]]] = {
+    Api.CHAT: ("messages", "chat", ("max_completion_tokens", "max_tokens")),
+    Api.RESPONSES: ("input", "responses", ("max_output_tokens",)),
+}
+"""Where a body has its conversation, what the surface is called, and where the answer is bounded."""
+
+
+def way_for(find: FindWay | None, body: Mapping[str, Json], caller: Caller) -> ServedName:
+    """How the model that a body asks for is served. What is to be refused is the engine's to refuse."""
+    name = body.get("model")
+    if find is not None and (name is None or isinstance(name, str)):
+        with suppress(UnisonoError):
+            return find(name or "", caller)
+    return ServedName()
+
+
+def check_stateless(body: Mapping[str, Json]) -> None:
+    """Raise UnsupportedValue for a request that leans on what is kept here or done here, naming the field: what passes
+    through is neither."""
+    for field in STATEFUL:
+        if body.get(field) not in (None, False):
+            raise UnsupportedValue(f"'{field}': this model passes through, and nothing of it is kept.", param=field)
+    tools = body.get("tools")
+    for index, tool in enumerate(tools if isinstance(tools, list) else ()):
+        if isinstance(tool, dict) and tool.get("type") == "mcp":
+            where = f"tools.{index}"
+            raise UnsupportedValue(f"'{where}': this model passes through, and no tools are run for it.", param=where)
+
+
+def to_passage(api: Api, body: Mapping[str, Json], way: AnswerMode) -> PassthroughRequest:
+    """Raises InvalidRequest for what keeps it from being sent anywhere."""
+    stream = body.get("stream")
+    if stream is not None and not isinstance(stream, bool):
+        raise InvalidRequest("Invalid value for 'stream': must be true or false.", param="stream")
+    options = body.get("stream_options")
+    wants_usage = api is not Api.CHAT or (isinstance(options, dict) and options.get("include_usage") is True)
+    choices = body.get("n")
+    # Which of several a backend goes by is its own affair.
+    bounds = [most for name in IN_BODY[api][2] if type(most := body.get(name)) is int and most > 0]
+    return PassthroughRequest(
+        api=api,
+        way=way,
+        body=body,
+        model=str(body.get("model") or ""),
+        stream=bool(stream),
+        tokens=_letters(body) // BYTES_PER_TOKEN,
+        choices=choices if type(choices) is int and choices > 1 else 1,
+        most=max(bounds, default=None),
+        wants_usage=wants_usage,
+    )
+
+
+def to_passing_turn(passage: PassthroughRequest, model: str, caller: Caller, request_id: str) -> Turn:
+    """The turn of a request that only passes through. Its conversation is what can be read of the body, for hooks."""
+    field, surface, _ = IN_BODY[passage.api]
+    return Turn(
+        model=model,
+        conversation=Conversation(Preamble(), tuple(_items(passage.body, field))),
+        max_tokens=None if passage.most is None else passage.most * passage.choices,
+        whole=not passage.stream,
+        tenant=caller.tenant,
+        caller=caller,
+        request_id=request_id,
+        surface=surface,
+        passage=passage,
+        history_at=field,
+    )
+
+
+async def passed_through(
+    request: Request, turns: Turns, api: Api, body: Mapping[str, Json], group: str, *, keep_alive_s: float
+) -> Response:
+    """The answer to a body that only passes through. Raises InvalidRequest, and what the request is refused with."""
+
+    def understood() -> tuple[PassthroughRequest, Turn]:
+        passage = to_passage(api, body, AnswerMode.PASSING)
+        return passage, to_passing_turn(passage, group, request.state.caller, request.state.request_id)
+
+    passage, turn = await off_loop(understood, len(await request.body()))
+    return await _answered(request, turns, turn, passage, keep_alive_s)
+
+
+async def _answered(
+    request: Request, turns: Turns, turn: Turn, passage: PassthroughRequest, keep_alive_s: float
+) -> Response:
+    run = turns.start(turn)
+    if passage.stream:
+        return passing_stream(run, passage.api, keep_alive_s=keep_alive_s)
+    try:
+        body = await until_disconnect(request.receive, whole(run))
+    except ClientGone:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    return to_whole(body, backend_header([run.report]))
+
+
+async def whole(run: Run) -> Mapping[str, Json]:
+    """The one body of an answer that is no stream."""
+    body: Mapping[str, Json] = {}
+    async with aclosing(run):
+        async for batch in run:
+            body = next((one.body for one in batch if isinstance(one, Passed)), body)
+    return body
+
+
+def passing_stream(run: Run, api: Api, *, keep_alive_s: float) -> EventStream:
+    return EventStream(
+        PassingSource(run, api),
+        headers=lambda: backend_header([run.report]),
+        broken=BROKEN[api],
+        keep_alive_s=keep_alive_s,
+    )
+
+
+class PassingSource(ByteSource):
+    """The bytes of a stream that passes through, one step per batch."""
+
+    def __init__(self, run: Run, api: Api) -> None:
+        self._run = run
+        self._api = api
+        self._steps = self._each()
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._steps
+
+    async def aclose(self) -> None:
+        await self._steps.aclose()
+        await self._run.aclose()
+
+    async def _each(self) -> AsyncGenerator[bytes]:
+        async for batch in self._run:
+            yield to_bytes(batch, self._api)
+        if self._api is Api.CHAT:
+            yield DONE
+
+
+def to_bytes(batch: Sequence[Event], api: Api) -> bytes:
+    """The events of a batch on the wire; those of the Responses API are named."""
+    named = api is Api.RESPONSES
+    return b"".join(_event(one.body, named=named) for one in batch if isinstance(one, Passed))
+
+
+def _event(body: Mapping[str, Json], *, named: bool) -> bytes:
+    kind = body.get("type") if named else None
+    head = f"event: {kind}\n".encode() if isinstance(kind, str) and kind.isprintable() else b""
+    return head + event(orjson.dumps(body))
+
+
+def _broken_response(error: UnisonoError) -> bytes:
+    told: dict[str, Any] = to_body(error)["error"]
+    return _event({**told, "type": "error"}, named=True)
+
+
+BROKEN: Final[Mapping[Api, Callable[[UnisonoError], bytes]]] = {
+    Api.CHAT: error_event,
+    Api.RESPONSES: _broken_response,
+}
+"""The events in which a stream ends that failed behind its head."""
+
+
+class StartedStream(Around):
+    """A run of which the first batch was looked at, and is told again."""
+
+    def __init__(self, run: Run, first: list[Event] | None, rest: AsyncIterator[list[Event]]) -> None:
+        super().__init__(run)
+        self._first = first
+        self._rest = rest
+
+    async def _each(self) -> AsyncGenerator[list[Event]]:
+        if self._first is not None:
+            yield self._first
+            async for batch in self._rest:
+                yield batch
+
+
+async def begun_whole(run: Run) -> tuple[Run, Mapping[str, Json] | None]:
+    """A run with its first batch there, and the whole body where it passes through; then, and where it fails, it is
+    closed."""
+    try:
+        first, passes = await begun(run)
+    except BaseException:
+        await run.aclose()
+        raise
+    return first, await whole(first) if passes else None
+
+
+async def begun(run: Run) -> tuple[StartedStream, bool]:
+    """A run with its first batch there, and whether that passes through."""
+    batches = aiter(run)
+    first = await anext(batches, None)
+    return StartedStream(run, first, batches), bool(first) and any(isinstance(one, Passed) for one in first or ())
+
+
+class EitherSource(ByteSource):
+    """The bytes of a stream that passes through or does not, which its first batch tells; `otherwise` makes the source
+    of one that does not."""
+
+    def __init__(self, run: Run, api: Api, otherwise: Callable[[Run], ByteSource]) -> None:
+        self._run = run
+        self._api = api
+        self._otherwise = otherwise
+        self._chosen: ByteSource | None = None
+        self._steps = self._each()
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._steps
+
+    async def aclose(self) -> None:
+        await self._steps.aclose()
+        if self._chosen is not None:
+            await self._chosen.aclose()
+        await self._run.aclose()
+
+    async def _each(self) -> AsyncGenerator[bytes]:
+        run, passes = await begun(self._run)
+        self._chosen = PassingSource(run, self._api) if passes else self._otherwise(run)
+        async for data in self._chosen:
+            yield data
+
+
+# -- what can be read of a body
+
+
+def _items(body: Mapping[str, Json], field: str) -> list[Item]:
+    said = body.get(field)
+    items: list[Item] = [DeveloperMessage(text)] if isinstance(text := body.get("instructions"), str) else []
+    if isinstance(said, str):
+        return [*items, UserMessage(said)]
+    for one in said if isinstance(said, list) else ():
+        if isinstance(one, dict):
+            text = "\n".join(_texts(one.get("content") or one.get("output")))
+            match one.get("role") or one.get("type"):
+                case "system" | "developer":
+                    items.append(DeveloperMessage(text))
+                case "assistant":
+                    items.append(AssistantMessage(text))
+                case "tool" | "function" | "function_call_output":
+                    called = one.get("tool_call_id") or one.get("call_id")
+                    items.append(ToolResult(str(called or ""), "", text))
+                case _:
+                    items.append(UserMessage(text))
+    return items
+
+
+def _texts(content: Json) -> list[str]:
+    if isinstance(content, str):
+        return [content]
+    parts = content if isinstance(content, list) else []
+    return [text for part in parts if isinstance(part, dict) and isinstance(text := part.get("text"), str)]
+
+
+def _letters(body: Mapping[str, Json]) -> int:
+    """Bytes of all the text in it."""
+    letters = 0
+    stack: list[Json] = list(body.values())
+    while stack:
+        match stack.pop():
+            case str() as text:
+                letters += len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+            case list() as many:
+                stack += many
+            case dict() as one:
+                if one.get("type") in NO_TEXT:
+                    continue
+                stack += one.values()
+    return letters
+
+
+def with_passage(turn: Turn, api: Api, body: Mapping[str, Json], way: AnswerMode) -> Turn:
+    """A turn of the engine's that another deployment may answer too."""
+    return replace(turn, passage=to_passage(api, body, way))

@@ -1,0 +1,91 @@
+"""What an answer has to be: text, any JSON object, or JSON that a schema allows, as clients ask for it.
+
+A schema that cannot be honoured is refused before anything is generated, with the path of the keyword in the request.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BeforeValidator, Field
+
+from unisono.api.field_types import OpenModel, Parameters, Text, refused
+from unisono.core.conversation import AnswerForm
+from unisono.schemas import check
+
+JSON_OBJECT: Final = "json_object"
+JSON_SCHEMA: Final = "json_schema"
+KINDS: Final = ("text", JSON_OBJECT, JSON_SCHEMA)
+UNNAMED: Final = "response"
+
+FormName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+
+
+class SchemaSpec(OpenModel):
+    """A schema with its name; without `schema` any object is meant."""
+
+    name: FormName | None = None
+    description: Text | None = None
+    schema_: Parameters | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+    def form(self, at: str) -> AnswerForm:
+        """The form; `at` is where the schema stands in the request. Raises InvalidRequest."""
+        strict = bool(self.strict)
+        if self.schema_ is not None:
+            check(self.schema_, at, strict=strict)
+        return AnswerForm(self.name or UNNAMED, self.schema_, self.description or "", strict)
+
+
+def _of_a_known_kind(value: Any) -> Any:
+    if isinstance(value, str) and value not in KINDS:
+        raise refused(f"only the types {', '.join(KINDS)} are supported")
+    return value
+
+
+Kind = Annotated[Literal["text", "json_object", "json_schema"], BeforeValidator(_of_a_known_kind)]
+
+
+class ResponseFormat(OpenModel):
+    """`response_format` of Chat Completions. A schema may also stand beside a type `json_object`, as some servers have
+    it, or flat beside `json_schema`, as the Responses API has it."""
+
+    type: Kind
+    json_schema: SchemaSpec | None = None
+    schema_: Parameters | None = Field(None, alias="schema")
+    name: FormName | None = None
+    description: Text | None = None
+    strict: bool | None = None
+
+    def form(self, at: str) -> AnswerForm | None:
+        """The form, None for text. Raises InvalidRequest, naming what stands below `at`."""
+        if self.type == "text":
+            return None
+        if self.type == JSON_SCHEMA and self.json_schema is not None:
+            return self.json_schema.form(f"{at}.json_schema.schema")
+        flat = SchemaSpec(name=self.name, description=self.description, schema=self.schema_, strict=self.strict)
+        return flat.form(f"{at}.schema")
+
+
+class TextFormat(SchemaSpec):
+    """`text.format` of the Responses API."""
+
+    type: Kind
+
+    def asked(self, at: str) -> AnswerForm | None:
+        """The form, None for text. Raises InvalidRequest, naming what stands below `at`."""
+        if self.type == "text":
+            return None
+        return self.form(f"{at}.schema")
+
+    def written(self) -> dict[str, Any]:
+        """As the response repeats it."""
+        if self.type != JSON_SCHEMA:
+            return {"type": self.type}
+        return {
+            "type": JSON_SCHEMA,
+            "name": self.name or UNNAMED,
+            "description": self.description,
+            "schema": self.schema_ if self.schema_ is not None else {"type": "object"},
+            "strict": bool(self.strict),
+        }

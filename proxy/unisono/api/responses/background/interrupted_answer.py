@@ -1,0 +1,119 @@
+"""An answer that broke off, as its log tells it: the items that are whole, and how the one that is open is closed.
+
+Whoever ends a response that nobody can go on with knows no tokens and no model, only what clients were told. The end
+must fit that: an item that was begun is ended as it stands, and the response holds what its events added up to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import orjson
+
+from unisono.api.responses.deps import ResponsesDeps
+from unisono.api.responses.items import INCOMPLETE, Wire
+from unisono.api.responses.outbound.dialects import OPENAI
+from unisono.api.responses.outbound.events import LAST
+from unisono.api.responses.outbound.item_lifecycle import ARGUMENTS, INPUT, REASONING, REFUSAL, TEXT, ItemLifecycle
+from unisono.api.responses.outbound.response import to_error, to_notes, to_response
+from unisono.api.responses.persistence import insisting
+from unisono.core.state_store import BackgroundRun, Lease, LogWrite, Status, StoredItem, StoredResponse
+from unisono.errors import UnisonoError
+
+PARTS: Mapping[str, ItemLifecycle] = {"output_text": TEXT, "refusal": REFUSAL, "reasoning_text": REASONING}
+CALLS: Mapping[str, ItemLifecycle] = {"function_call": ARGUMENTS, "custom_tool_call": INPUT}
+ADDED, DONE = "response.output_item.added", "response.output_item.done"
+PART_ADDED, PART_DONE = "response.content_part.added", "response.content_part.done"
+FIRST = ("created", "in_progress")
+PAGE = 256
+
+
+async def fallen(
+    means: ResponsesDeps, run: BackgroundRun, response: StoredResponse, lease: Lease, error: UnisonoError
+) -> None:
+    """End a kept response that nobody can go on with. Raises the StoreError family."""
+    broken = InterruptedAnswer()
+    while True:
+        page = await insisting(lambda: means.store.events(run.tenant, run.response, broken.count, limit=PAGE))
+        if page is None or not page.events:
+            break
+        broken.take(page.events)
+    made = [*_begun(response, broken.count), *broken.closed(), OPENAI.error(error)]
+    last = replace(
+        response,
+        status=Status.FAILED,
+        output=tuple(StoredItem(item["id"], (), item) for item in broken.output),
+        error=to_error(error),
+        notes=to_notes(Status.FAILED, {}, means.clock()),
+    )
+    made.append({"type": LAST[last.status], "response": to_response(last)})
+    events = (
+        orjson.dumps({"type": event["type"], "sequence_number": number, **event})
+        for number, event in enumerate(made, broken.count)
+    )
+    write = LogWrite(broken.count, tuple(events))
+    await insisting(lambda: means.store.update(run.tenant, last, lease=lease, log=write))
+
+
+def _begun(response: StoredResponse, told: int) -> list[Wire]:
+    """What every stream begins with, where nothing is told (any more)."""
+    begun = replace(response, status=Status.IN_PROGRESS, notes={})
+    return [] if told else [{"type": f"response.{name}", "response": to_response(begun)} for name in FIRST]
+
+
+class InterruptedAnswer:
+    """What the events so far have told; they are taken in their order."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.output: list[Wire] = []
+        """The items that are done."""
+        self._open: Wire | None = None
+        self._part: Wire | None = None
+        self._texts: list[str] = []
+
+    def take(self, events: Iterable[bytes]) -> None:
+        for data in events:
+            self.count += 1
+            self._take(orjson.loads(data))
+
+    def _take(self, event: Wire) -> None:
+        kind = event["type"]
+        if kind == ADDED:
+            self._open, self._part, self._texts = event["item"], None, []
+        elif kind == DONE:
+            self.output.append(event["item"])
+            self._open = None
+        elif kind == PART_ADDED:
+            self._part = event["part"]
+        elif kind.endswith(".delta"):
+            self._texts.append(event["delta"])
+
+    def closed(self) -> list[Wire]:
+        """The events, without their numbers, that end the open item; it then is among `output`."""
+        item = self._open
+        if item is None:
+            return []
+        self._open = None
+        where = {"item_id": item["id"], "output_index": len(self.output)}
+        text = "".join(self._texts)
+        made: list[Wire] = []
+        if self._part is not None:
+            life = PARTS[self._part["type"]]
+            assert life.part is not None
+            within = {**where, "content_index": 0}
+            part = life.part(text)
+            made.append({"type": f"{life.event}.done", **within, life.full: text, **(life.more or {})})
+            made.append({"type": PART_DONE, **within, "part": part})
+            item = {**item, "content": [part]}
+        elif (call := CALLS.get(item["type"])) is not None:
+            copied: dict[str, Any] = {name: item[name] for name in call.copied}
+            made.append({"type": f"{call.event}.done", **where, call.full: text, **copied})
+            item = {**item, call.full: text}
+        if "status" in item:
+            item = {**item, "status": INCOMPLETE}
+        self.output.append(item)
+        made.append({"type": DONE, "output_index": where["output_index"], "item": item})
+        return made

@@ -1,0 +1,349 @@
+"""One background response from its first event to its last, or until it is somebody else's.
+
+Four things go on at once: the run is read, its events are logged, signs of life are given, and an order to end is
+waited for. Whatever comes first decides how it goes on. However it ends, the response is then over, or somebody finds
+it: a life that breaks off leaves a watch behind that nobody renews.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from enum import Enum, auto
+from typing import Any
+
+from unisono.api.error_responses import failure_of
+from unisono.api.responses.background.event_log import PATIENCE_S, GrowingLog
+from unisono.api.responses.background.interrupted_answer import fallen
+from unisono.api.responses.background.job_record import handed_over
+from unisono.api.responses.deps import ResponsesDeps
+from unisono.api.responses.lease_keeper import RENEWALS
+from unisono.api.responses.outbound.events import ResponseEvents, WireEvent
+from unisono.api.responses.persistence import as_kept, insisting, revision_for
+from unisono.api.responses.prepared_request import PreparedRequest
+from unisono.core.conversation import Tokens
+from unisono.core.events import Event
+from unisono.core.state_store import BackgroundRun, Lease, Status, StoredResponse
+from unisono.engine.turn import must_be_kept
+from unisono.errors import NotFound, StoreConflict, StoreError, StoreTooLarge, StoreUnavailable, UnisonoError
+
+PAUSE_S = 0.03
+"""How long events wait for company before they are logged."""
+PAUSE_EACH_S = 0.001
+"""How much longer with every other response that runs. A write costs a gateway about as much as five tokens, and so
+does every reader's look behind it: a thousand writes a second are a fifth of a CPU, whoever makes them."""
+
+log = logging.getLogger("unisono.responses")
+
+
+class JobEnding(Enum):
+    """Why a life ends that did not come to its own end."""
+
+    CANCELLED = auto()
+    LEFT = auto()
+    """This process goes; another one takes over."""
+    DELETED = auto()
+
+
+async def _called_off(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class BackgroundJob:
+    """One response being made. `record`, `journal` and `logged` are the response, its tokens and the number of its
+    events in the store; `running` tells how many lives this process has."""
+
+    def __init__(
+        self,
+        means: ResponsesDeps,
+        run: BackgroundRun,
+        asked: PreparedRequest,
+        lease: Lease,
+        *,
+        running: Callable[[], int],
+        record: StoredResponse | None = None,
+        journal: Tokens = (),
+        logged: int = 0,
+    ) -> None:
+        self.run = run
+        self._means = means
+        self._asked = asked
+        self._lease = lease
+        self._journal = journal
+        self._logged = logged
+        self._engine_run = means.turns.start(replace(asked.turn.turn, journal=journal, lasting=True, whole=False))
+        self._events = ResponseEvents(asked.frame, self._engine_run.report, new_id=asked.item_ids, clock=means.clock)
+        self._log = GrowingLog(
+            means,
+            lease,
+            run.response,
+            events=logged,
+            tokens=len(journal),
+            pause_s=lambda: PAUSE_S + PAUSE_EACH_S * running(),
+        )
+        self._last_batch: tuple[list[WireEvent], list[int]] = ([], [])
+        self._record = record
+        self._finishing = False
+        self._ending: JobEnding | None = None
+        self._ended = asyncio.Event()
+        self._is_calling = False
+        """Whether a server tool may be running."""
+        self._grace_over = asyncio.Event()
+        self._over = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def let_in(self) -> None:
+        """Raises what a new response is refused with, by the limits of its key or by what looks at its turn."""
+        await self._engine_run.let_in()
+
+    async def never_begins(self) -> None:
+        """Give back what it was let in with."""
+        await self._engine_run.aclose()
+
+    def begin(self, record: StoredResponse) -> list[WireEvent]:
+        """The first events of a response that is new: they are created with its record, before the life starts."""
+        begun = self._events.begin(queued=True)
+        self._record = record
+        self._log.skip(len(begun))
+        return begun
+
+    def start(self, over: Callable[[], None]) -> None:
+        """Live. `over` is called at the end, whatever it is."""
+        self._task = asyncio.create_task(self._live(), name=f"background response {self.run.response}")
+        self._task.add_done_callback(lambda _: over())
+
+    def end(self, ending: JobEnding) -> None:
+        if self._ending is None:
+            self._ending = ending
+            self._ended.set()
+
+    async def leave(self, grace_s: float, within_s: float) -> None:
+        """Hand the response over; a tool call that runs has `grace_s` seconds, and everything else `within_s`."""
+        self.end(JobEnding.LEFT)
+        if self._is_calling and self._task is not None:
+            await asyncio.wait({self._task}, timeout=grace_s)
+        self._grace_over.set()
+        await self.over(within_s)
+
+    async def over(self, within_s: float | None = None) -> None:
+        """Return when nothing of it goes on any more, which after `within_s` seconds is seen to."""
+        if self._task is None:
+            return
+        done, _ = await asyncio.wait({self._task}, timeout=within_s)
+        if not done:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    # -- the life
+
+    async def _live(self) -> None:
+        about = {"response": self.run.response}
+        try:
+            async with asyncio.TaskGroup() as both:
+                both.create_task(self._show_life())
+                gone_on = await self._work()
+                self._over.set()
+            await self._let_go(watched=gone_on)
+        except* NotFound:
+            log.info("response was deleted", extra=about)
+            # A failover of the store may have lost it for a while only: the next process that looks decides.
+            await self._let_go(watched=True)
+        except* StoreConflict:
+            log.info("response is somebody else's", extra=about)
+            await self._keep_watched()
+        except* StoreUnavailable:
+            # Left as it is: when the store is back, somebody finds it.
+            log.warning("response cannot be kept for now", extra=about)
+        except* Exception as errors:
+            for error in errors.exceptions:
+                if isinstance(error, Exception):
+                    log.warning("response given up for now", extra=about | {"code": failure_of(error).code})
+        finally:
+            await self._engine_run.aclose()
+
+    async def _work(self) -> bool:
+        """From here to the end, whatever it is; whether the response goes on elsewhere. Raises the StoreError
+        family."""
+        batches = aiter(self._engine_run)
+        failure = await self._catch_up(batches)
+        if failure is not None:
+            self._finishing = True
+            kept = as_kept(self._asked, self._asked.frame.stored(Status.IN_PROGRESS))
+            await fallen(self._means, self.run, kept, self._lease, failure)
+            return False
+        if self._ending is None:
+            failure = await self._generate(batches)
+        await self._engine_run.aclose()
+        if self._events.ended or failure is not None or self._ending is JobEnding.CANCELLED:
+            await self._finish(failure)
+        elif self._ending is JobEnding.LEFT:
+            await self._log.flush()
+            await self._hand_over()
+            return True
+        elif self._ending is None:
+            await self._finish(failure_of(RuntimeError("a run ended without its end")))
+        return False
+
+    async def _catch_up(self, batches: AsyncIterator[list[Event]]) -> UnisonoError | None:
+        """Bring the events to where the log ends."""
+        if not self._logged:
+            return None
+        batch: Sequence[Event] = ()
+        if self._journal:
+            try:
+                batch = await anext(batches)
+            except Exception as error:
+                return failure_of(error)
+        self._events.resume(batch, self._logged)
+        return None
+
+    async def _generate(self, batches: AsyncIterator[list[Event]]) -> UnisonoError | None:
+        """Read the run to its end, or until told to end; what it failed with. Raises the StoreError family."""
+        reading = asyncio.create_task(self._read(batches))
+        ended = asyncio.create_task(self._ended.wait())
+        writing = asyncio.create_task(self._log.keep_writing())
+        grace = asyncio.create_task(self._grace_over.wait())
+        tasks = (reading, ended, writing, grace)
+        try:
+            done, _ = await asyncio.wait((reading, ended, writing), return_when=asyncio.FIRST_COMPLETED)
+            if self._ending is JobEnding.LEFT and self._is_calling:
+                # The next owner could not make the call again: its outcome would be unknown.
+                done, _ = await asyncio.wait((reading, writing, grace), return_when=asyncio.FIRST_COMPLETED)
+            # The backend is freed before a write that is on its way is waited for.
+            await _called_off(reading, ended)
+            self._log.close()
+            await asyncio.wait({writing})
+        finally:
+            await _called_off(*tasks)
+        await writing
+        return await reading if reading in done else None
+
+    async def _read(self, batches: AsyncIterator[list[Event]]) -> UnisonoError | None:
+        """Events into the log. The last batch stays out of it: it is written with the end."""
+        journal = self._engine_run.report.journal
+        seen = len(self._journal)
+        await self._started()
+        try:
+            async for batch in batches:
+                made = self._events.write(batch)
+                tokens, seen = journal[seen:], len(journal)
+                if self._events.ended:
+                    self._last_batch = (made, tokens)
+                    return None
+                # The call runs from here to the next batch, which has its result.
+                self._is_calling = must_be_kept(batch)
+                self._log.add(made, tokens)
+                if self._is_calling:
+                    # A tool is called behind this batch: whoever takes over has to know.
+                    await self._log.flush()
+                elif self._ending is JobEnding.LEFT:
+                    return None
+                while self._log.behind:
+                    await self._log.flush()
+        except StoreError:
+            raise
+        except Exception as error:
+            return failure_of(error)
+        return None
+
+    async def _started(self) -> None:
+        """A new response says that it waits no longer."""
+        if self._record is not None and self._record.status is Status.QUEUED:
+            await self._update(replace(self._record, status=Status.IN_PROGRESS))
+
+    async def _hand_over(self) -> None:
+        """Note that the next owner takes over from no crash."""
+        if self._record is not None:
+            await self._update(handed_over(self._record))
+
+    async def _update(self, record: StoredResponse) -> None:
+        await insisting(lambda: self._means.store.update(self.run.tenant, record, lease=self._lease), PATIENCE_S)
+        self._record = record
+
+    async def _show_life(self) -> None:
+        """Raises StoreConflict when the lease is lost, NotFound when the response was deleted."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._means.lease_s / RENEWALS):
+                    await self._over.wait()
+                    return
+            try:
+                await self._sign_of_life()
+            except StoreUnavailable as error:
+                # Told to the operator by whoever watches the store, once and not for every response.
+                log.debug("no sign of life given", extra={"response": self.run.response, "code": error.code})
+            except StoreConflict:
+                # The end that is being written may be there already; whether it may be, its own write finds out.
+                if not self._finishing:
+                    raise
+
+    async def _sign_of_life(self) -> None:
+        store, lease_s = self._means.store, self._means.lease_s
+        if not await store.renew(self._lease, lease_s):
+            raise StoreConflict("the lease is lost")
+        await store.watch(self.run, lease_s)
+        await self._log.ask()
+
+    # -- ends
+
+    async def _finish(self, failure: UnisonoError | None) -> None:
+        """Write the end: the last events, the record and the conversation in one act."""
+        await self._log.settle()
+        self._finishing = True
+        if self._events.ended:
+            self._log.add(*self._last_batch)
+        elif failure is not None:
+            self._log.add(self._events.fail(failure), ())
+        else:
+            self._log.add(self._events.cancel(), ())
+        try:
+            await self._write_end()
+        except StoreTooLarge as error:
+            self._log.add(self._events.fail(error, keep_output=False), ())
+            await self._write_end()
+        except (StoreConflict, NotFound):
+            if self._revision is None:
+                raise
+            # Either the conversation is not what it was, or the response is not ours: then this write is refused too.
+            changed = StoreConflict("The conversation was changed meanwhile: the answer could not be added to it.")
+            self._log.add(self._events.fail(changed), ())
+            await self._write_end()
+
+    @property
+    def _revision(self) -> int | None:
+        response = self._events.stored
+        return None if response is None else revision_for(self._asked, response)
+
+    async def _write_end(self) -> None:
+        response = self._events.stored
+        assert response is not None
+        kept = as_kept(self._asked, response)
+        rest = self._log.rest()
+        write = replace(rest, events=(*rest.events, self._events.last().data))
+        store, revision = self._means.store, self._revision
+        await insisting(
+            lambda: store.update(self.run.tenant, kept, lease=self._lease, log=write, revision=revision), PATIENCE_S
+        )
+
+    async def _keep_watched(self) -> None:
+        """Watch a response that this process may not write to any more. A failover of the store may have lost its watch
+        with the end of its log, and nothing else would find it."""
+        try:
+            await self._means.store.watch(self.run, self._means.lease_s)
+        except StoreUnavailable as error:
+            log.debug("response not watched", extra={"response": self.run.response, "code": error.code})
+
+    async def _let_go(self, *, watched: bool) -> None:
+        """Give back what was held; `watched` lets whoever looks first take over. What is not given back ends by
+        itself."""
+        store = self._means.store
+        try:
+            await store.release(self._lease)
+            await (store.watch(self.run, 0.0) if watched else store.unwatch(self.run))
+        except StoreUnavailable as error:
+            log.debug("response not let go of", extra={"response": self.run.response, "code": error.code})

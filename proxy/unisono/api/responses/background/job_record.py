@@ -1,0 +1,125 @@
+"""What a running response is kept as, so that another process can go on with it knowing nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from unisono.api.body import off_loop
+from unisono.api.responses.deps import ResponsesDeps
+from unisono.api.responses.items import said_by
+from unisono.api.responses.persistence import as_kept, insisting
+from unisono.api.responses.prepared_request import PreparedRequest, Sender, assembled
+from unisono.api.responses.prior_state import chain_of
+from unisono.api.responses.schema import ResponsesRequest
+from unisono.api.responses.server_tools.approval_history import parted
+from unisono.api.responses.server_tools.secrets import concealed, has_secrets, is_concealed, revealed
+from unisono.core.conversation import Json
+from unisono.core.state_store import Lease, Status, StoredResponse
+from unisono.engine.turn import Turn
+from unisono.errors import StoreConflict
+
+ASKED = "asked"
+"""The note that holds the request without its input; it is gone when the response is over."""
+TRIES = "tries"
+"""Note with the number of takeovers after a crash since a token was last logged, and the number of tokens then."""
+HANDED_OVER = "handed_over"
+"""Note of an owner that hands the response over: the value of `TRIES` at that moment. An owner of an earlier version
+ignores this note and changes `TRIES`, so that a crash of that owner counts."""
+
+
+async def recorded(
+    means: ResponsesDeps, asked: PreparedRequest, body: Mapping[str, Json], size: int = 0
+) -> StoredResponse:
+    """The response before anything of it is generated. `body` is the request as it came, of `size` bytes. Raises
+    StoreUnavailable where something in it has to be sealed and cannot be."""
+    without_input = {key: value for key, value in body.items() if key != "input"}
+    if has_secrets(without_input):
+        without_input = concealed(without_input, await means.seals(), asked.sender.tenant)
+    note: dict[str, Json] = {
+        "body": without_input,
+        "request_id": asked.sender.request_id,
+        "revision": asked.revision,
+        "size": size,
+        "key": asked.sender.caller.key,
+    }
+    return as_kept(asked, asked.frame.stored(Status.QUEUED, notes={ASKED: note, TRIES: [0, 0]}))
+
+
+def tried(response: StoredResponse, tokens: int) -> tuple[StoredResponse, int]:
+    """The response as the next owner stores it, with so many tokens logged, and how many crashes in a row added none.
+    A graceful handover is no crash."""
+    before: Any = response.notes.get(TRIES) or [0, 0]
+    crashes = before[0] if tokens <= before[1] else 0
+    if response.notes.get(HANDED_OVER) != before:
+        crashes += 1
+    notes = {key: value for key, value in response.notes.items() if key != HANDED_OVER}
+    noted = replace(response, status=Status.IN_PROGRESS, notes={**notes, TRIES: [crashes, tokens]})
+    return noted, crashes
+
+
+def handed_over(response: StoredResponse) -> StoredResponse:
+    """The response as an owner stores it that hands it over."""
+    return replace(response, notes={**response.notes, HANDED_OVER: response.notes.get(TRIES) or [0, 0]})
+
+
+def key_of(response: StoredResponse) -> str:
+    """Public id of the key that a running response is charged to."""
+    note: Any = response.notes.get(ASKED) or {}
+    return str(note.get("key") or "")
+
+
+async def rebuilt(means: ResponsesDeps, tenant: str, response: StoredResponse, lease: Lease) -> PreparedRequest:
+    """The request a kept response came from, with the past it had. Raises what it would be refused with now."""
+    note: Any = response.notes.get(ASKED) or {}
+    size = int(note.get("size") or 0)
+    body = note.get("body") or {}
+    if is_concealed(body):
+        body = revealed(body, await insisting(means.seals), tenant)
+    request = await off_loop(lambda: ResponsesRequest.model_validate(body), size)
+    caller = await insisting(lambda: means.caller_of(tenant, key_of(response)))
+    past = await insisting(lambda: chain_of(means.store, tenant, response))
+    revision = note.get("revision")
+    if past.revision != revision:
+        raise StoreConflict("The conversation was changed while the response was not being made.")
+    hosted, now = parted(response.input, past.hosted)
+    past = replace(
+        past,
+        earlier=(*past.earlier, *said_by(response.input)),
+        hosted=hosted,
+        now=now,
+    )
+    asked = await assembled(
+        means,
+        Sender(caller, str(note.get("request_id") or "")),
+        request,
+        replace(past, first_day=response.first_day),
+        means.resolve(request.model, caller),
+        response_id=response.id,
+        created_at=int(response.created_at),
+        lease=lease,
+        size=size,
+    )
+    frame = replace(asked.frame, request=response.request, ancestors=response.ancestors)
+    # The time for tools began with the response, whoever made it then.
+    spent_s = max(means.clock() - response.created_at, 0.0)
+    turned = replace(asked.turn, input=response.input, turn=later(asked.turn.turn, spent_s))
+    return replace(asked, turn=turned, frame=frame, revision=revision)
+
+
+def later(turn: Turn, spent_s: float) -> Turn:
+    """The turn when so many seconds of its time have passed."""
+    hosting = turn.hosting
+    if hosting is None:
+        return turn
+    return replace(turn, hosting=replace(hosting, total_s=max(hosting.total_s - spent_s, 0.0)))
+
+
+def with_incomplete_journal(asked: PreparedRequest) -> PreparedRequest:
+    """The request for a run whose journal may lack calls that were made."""
+    turn = asked.turn.turn
+    if turn.hosting is None:
+        return asked
+    turn = replace(turn, hosting=replace(turn.hosting, is_journal_complete=False))
+    return replace(asked, turn=replace(asked.turn, turn=turn))

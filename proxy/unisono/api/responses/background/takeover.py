@@ -1,0 +1,185 @@
+"""Taking over: responses whose owners are gone are looked for, and carried on where their log ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from unisono.api.error_responses import failure_of
+from unisono.api.responses.background.interrupted_answer import fallen
+from unisono.api.responses.background.job import BackgroundJob
+from unisono.api.responses.background.job_record import key_of, rebuilt, tried, with_incomplete_journal
+from unisono.api.responses.deps import ResponsesDeps
+from unisono.api.responses.persistence import insisting
+from unisono.api.responses.prepared_request import PreparedRequest
+from unisono.core.state_store import BackgroundRun, Lease, StoredResponse
+from unisono.errors import InternalError, StoreError, StoreUnavailable, StoreUnreadable
+
+MOST_TAKEOVERS = 3
+"""A response whose owners keep dying before they add a token to it may be what kills them."""
+LOOK_S = 1.0
+"""Between two looks for responses that nobody watches any more, in seconds, at most."""
+AT_A_LOOK = 16
+FORGET_S = 60.0
+"""How long something that is watched may take to be created, in seconds."""
+UNREADABLE_S = 60.0
+"""How long a response that this process cannot carry on is left to others, in seconds."""
+MOST_MISSING = 4096
+
+log = logging.getLogger("unisono.responses")
+
+
+class Acquire(Protocol):
+    async def __call__(self, tenant: str, anchor: str, response_id: str, *, force: bool = False) -> Lease | None: ...
+
+
+class Takeover:
+    """`acquire` takes the lease of an anchor for a response, `drive` lets a life begin, `has` says whether this process
+    makes a response already, and `running` how many it does."""
+
+    def __init__(
+        self,
+        means: ResponsesDeps,
+        acquire: Acquire,
+        drive: Callable[[BackgroundJob], None],
+        has: Callable[[BackgroundRun], bool],
+        running: Callable[[], int],
+    ) -> None:
+        self._means = means
+        self._acquire = acquire
+        self._drive = drive
+        self._has = has
+        self._running = running
+        self._missing: set[BackgroundRun] = set()
+
+    # -- looking
+
+    async def keep_looking(self, most: int) -> None:
+        """Look until cancelled, taking over as long as fewer than `most` responses run here."""
+        while True:
+            more = False
+            try:
+                runs = await self._means.store.lapsed(AT_A_LOOK)
+                for run in runs:
+                    if self._running() >= most:
+                        break
+                    await self._see_to(run)
+                else:
+                    more = len(runs) == AT_A_LOOK
+            except StoreUnavailable as error:
+                log.debug("cannot look for abandoned responses", extra={"code": error.code})
+            except Exception as error:
+                log.warning("cannot look for abandoned responses", extra={"code": failure_of(error).code})
+            if not more:
+                await asyncio.sleep(min(self._means.lease_s / 2, LOOK_S))
+
+    async def _see_to(self, run: BackgroundRun) -> None:
+        """Whatever comes of it, the run is not named again at once: it must not keep others from being found."""
+        try:
+            await self._found(run)
+        except StoreUnavailable:
+            raise
+        except Exception as error:
+            about = {"response": run.response, "code": failure_of(error).code}
+            log.warning("an abandoned response cannot be taken over", extra=about)
+            await self._means.store.watch(run, UNREADABLE_S)
+
+    async def _found(self, run: BackgroundRun) -> None:
+        store = self._means.store
+        if self._has(run):
+            await store.watch(run, self._means.lease_s)
+            return
+        [response] = await store.responses(run.tenant, [run.response])
+        if response is None and run not in self._missing:
+            # It may be on its way: a watch comes before what it is for.
+            if len(self._missing) >= MOST_MISSING:
+                self._missing.clear()
+            self._missing.add(run)
+            await store.watch(run, FORGET_S)
+        elif response is None or response.status.terminal:
+            self._missing.discard(run)
+            await store.unwatch(run)
+        elif await self.take_over(run, response) is not None:
+            log.info("response taken over", extra={"response": run.response})
+
+    # -- taking over
+
+    async def take_over(
+        self, run: BackgroundRun, response: StoredResponse, *, force: bool = False
+    ) -> BackgroundJob | None:
+        """The response as a life of this process; None when somebody else has it or it is over by now. Raises the
+        StoreError family, and then it is left as it was."""
+        store, lease_s = self._means.store, self._means.lease_s
+        lease = await self._acquire(run.tenant, response.anchor, run.response, force=force)
+        if lease is None:
+            await store.watch(run, lease_s / 2)
+            return None
+        life = None
+        try:
+            await store.watch(run, lease_s)
+            life = await self._carried_on(run, lease, counted=not force)
+        finally:
+            if life is None:
+                await asyncio.shield(self._give_back(lease))
+        if life is not None:
+            self._drive(life)
+        return life
+
+    async def _carried_on(self, run: BackgroundRun, lease: Lease, *, counted: bool) -> BackgroundJob | None:
+        store = self._means.store
+        # Read now: until the lease was taken somebody else could write.
+        [response] = await store.responses(run.tenant, [run.response])
+        if response is None or response.status.terminal:
+            await store.unwatch(run)
+            return None
+        tokens = await store.tokens(run.tenant, run.response)
+        events = await self._logged(run)
+        is_complete = await insisting(lambda: store.is_log_complete(lease, run.response))
+        noted, tries = tried(response, len(tokens))
+        if counted:
+            await insisting(lambda: store.update(run.tenant, noted, lease=lease))
+        try:
+            asked = await self._asked(run, response, lease, tries if counted else 0)
+            asked = asked if is_complete else with_incomplete_journal(asked)
+        except (StoreUnavailable, StoreUnreadable):
+            raise
+        except Exception as error:
+            key = key_of(response)
+            await fallen(self._means, run, response, lease, failure_of(error))
+            if tokens:
+                self._means.charge_journal(run.tenant, key, response.model, run.response, tokens)
+            await store.unwatch(run)
+            return None
+        record = noted if counted else response
+        return BackgroundJob(
+            self._means, run, asked, lease, running=self._running, record=record, journal=tokens, logged=events
+        )
+
+    async def _asked(self, run: BackgroundRun, response: StoredResponse, lease: Lease, tries: int) -> PreparedRequest:
+        if tries > MOST_TAKEOVERS:
+            raise InternalError("The response was given up: every process that made it came to an end.")
+        return await rebuilt(self._means, run.tenant, response, lease)
+
+    async def _logged(self, run: BackgroundRun) -> int:
+        """How many events are logged. They are searched, not read: they may be megabytes."""
+
+        async def is_there(number: int) -> bool:
+            page = await self._means.store.events(run.tenant, run.response, number, limit=1)
+            return page is not None and bool(page.events)
+
+        low, high = 0, 15
+        while await is_there(high):
+            low, high = high + 1, 4 * high
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if await is_there(middle) else (low, middle)
+        return low
+
+    async def _give_back(self, lease: Lease) -> None:
+        """What cannot be given back ends by itself."""
+        try:
+            await self._means.store.release(lease)
+        except StoreError as error:
+            log.debug("lease not given back", extra={"code": error.code})

@@ -1,0 +1,330 @@
+"""What the items of `input` say to the model, one table row per kind.
+
+A reader adds to the history what an item says. State comes in as functions: what was kept under an id, and what is in
+a sealed text; both answer None for what is not ours, and reasoning that cannot be read is left out, never refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import orjson
+
+from unisono.api.content_parts import join, text_of
+from unisono.api.field_types import shortened
+from unisono.api.history_builder import History, split_markers
+from unisono.api.responses.input_items import (
+    InputApprovalRequest,
+    InputApprovalResponse,
+    InputCall,
+    InputCallOutput,
+    InputCodeCall,
+    InputCustomCall,
+    InputItem,
+    InputMcpCall,
+    InputMcpList,
+    InputMessage,
+    InputReasoning,
+    InputReference,
+    InputSealed,
+    InputSearch,
+    InputSilent,
+)
+from unisono.api.responses.items import SPOKEN
+from unisono.api.responses.server_tools.approval_history import NOTHING_HOSTED, ServerToolHistory
+from unisono.api.tools import MAX_NAME, in_namespace, wrap_input
+from unisono.core.conversation import (
+    AssistantCall,
+    AssistantMessage,
+    AssistantReasoning,
+    DeveloperMessage,
+    Item,
+    Phase,
+    ToolResult,
+    UserMessage,
+)
+from unisono.core.state_store import StoredItem
+from unisono.core.tool_names import ToolNames
+from unisono.errors import InvalidRequest, NotFound
+
+_ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
+
+
+def nothing(_: str) -> None:
+    """Neither kept nor sealed by us."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownState:
+    """State a request leans on, read before. `earlier` is what was said before its input; `kept` finds an item by its
+    id, `opened` what a sealed text holds. `hosted` is what was said before about hosted tools, `now` what was said
+    about them in an input that is among `earlier`."""
+
+    earlier: Sequence[Item] = ()
+    kept: Callable[[str], StoredItem | None] = nothing
+    opened: Callable[[str], Sequence[Item] | None] = nothing
+    hosted: ServerToolHistory = NOTHING_HOSTED
+    now: ServerToolHistory = NOTHING_HOSTED
+
+
+@dataclass(slots=True)
+class InputConversion:
+    """Input while it is read."""
+
+    known: KnownState
+    history: History = field(default_factory=History)
+    notes: list[str] = field(default_factory=list)
+    names: ToolNames = field(default_factory=ToolNames)
+    """What the model knows hosted tools by."""
+    requests: dict[str, AssistantCall] = field(default_factory=dict)
+    """Calls that approval was asked for, by the ids of the requests."""
+    answered: set[str] = field(default_factory=set)
+    """The ids of those of them that were answered."""
+
+    def __post_init__(self) -> None:
+        self.requests |= self.known.hosted.requests
+        self.answered |= {decision.call_id for decision in self.known.hosted.decisions}
+
+    def add(self, items: Sequence[Item]) -> None:
+        """Items that are known by what they say; results find their calls."""
+        for item in items:
+            match item:
+                case AssistantCall():
+                    self.history.call(item)
+                case ToolResult():
+                    self.history.result(item)
+                case _:
+                    self.history.say(item)
+
+    def read(self, given: InputItem, param: str) -> tuple[Item, ...]:
+        """Add an item, and return what it says. Raises InvalidRequest and NotFound, naming the field."""
+        said = READERS[type(given)](self, given, param)
+        self.add(said)
+        return tuple(said)
+
+    def unnamed(self, param: str) -> str:
+        """An id for a call that came without one, which no call before it has."""
+        return f"{param}.{len(self.history)}"
+
+    def hosted_name(self, label: str | None, tool: str) -> str:
+        """What the model knows a hosted tool by."""
+        return self.names.add(label, tool) if label else _ILLEGAL.sub("_", tool)[:MAX_NAME]
+
+    def stands(self, said: Sequence[Item]) -> bool:
+        """Whether every result in it has its call, in it or before."""
+        calls = {item.call_id for item in (*said, *self.requests.values()) if isinstance(item, AssistantCall)}
+        return all(item.call_id in calls for item in said if isinstance(item, ToolResult))
+
+    def exact(self, item: Item, item_id: str | None) -> Sequence[Item]:
+        """The item with the tokens the model generated, where it was kept under that id and says the same."""
+        kept = self.known.kept(item_id) if item_id else None
+        if kept is not None and kept.said and _bare(kept.said[-1]) == _bare(item):
+            return kept.said
+        return (item,)
+
+
+def _bare(item: Item) -> Item:
+    match item:
+        case AssistantReasoning() | AssistantMessage() | AssistantCall():
+            return replace(item, tokens=())
+        case _:
+            return item
+
+
+def _message(reading: InputConversion, given: InputItem, param: str) -> Sequence[Item]:
+    assert isinstance(given, InputMessage)
+    text = text_of(given.content, param=f"{param}.content")
+    match given.role:
+        case "user":
+            return (UserMessage(text),)
+        case "assistant":
+            said = split_markers(text, SPOKEN.get(given.phase or "", Phase.FINAL))
+            return reading.exact(said[0], given.id) if len(said) == 1 else said
+        case "system" | "developer":
+            return (DeveloperMessage(text),)
+
+
+def _reasoning(reading: InputConversion, given: InputItem, param: str) -> Sequence[Item]:
+    assert isinstance(given, InputReasoning)
+    text = join(given.content, param=f"{param}.content")
+    kept = reading.known.kept(given.id) if given.id else None
+    sealed = reading.known.opened(given.encrypted_content) if given.encrypted_content else None
+    for ours in (kept.said if kept else (), sealed or ()):
+        thoughts = [item for item in ours if isinstance(item, AssistantReasoning)]
+        if thoughts and (not text or thoughts[-1].text == text):
+            return thoughts
+    if text:
+        return (AssistantReasoning(text),)
+    if given.summary or given.encrypted_content:
+        reading.notes.append(f"{param}: no effect, only a summary or what another server sealed")
+    return ()
+
+
+def _call(reading: InputConversion, given: InputItem, param: str) -> Sequence[Item]:
+    assert isinstance(given, InputCall)
+    name = _checked_name(in_namespace(given.namespace, given.name), param)
+    return reading.exact(AssistantCall(given.call_id, name, given.arguments), given.id)
+
+
+def _custom_call(reading: InputConversion, given: InputItem, param: str) -> Sequence[Item]:
+    assert isinstance(given, InputCustomCall)
+    name = _checked_name(in_namespace(given.namespace, given.name), param)
+    call = AssistantCall(given.call_id, name, wrap_input(given.input))
+    kept = reading.known.kept(given.id) if given.id else None
+    if kept is not None and kept.shown.get("input") == given.input and kept.shown.get("call_id") == given.call_id:
+        return kept.said
+    return (call,)
+
+
+def _checked_name(name: str, param: str) -> str:
+    if len(name) > MAX_NAME:
+        raise InvalidRequest(
+            f"'{param}.name': with its namespace the name has more than {MAX_NAME} characters.", param=f"{param}.name"
+        )
+    return name
+
+
+def _output(reading: InputConversion, given: InputItem, param: str) -> Sequence[Item]:
+    assert isinstance(given, InputCallOutput)
+    output = text_of(given.output, param=f"{param}.output")
+    return (ToolResult(given.call_id, reading.history.name_of(given.call_id, f"{param}.call_id"), output),)
+
+
+def _reference(reading: InputConversion, given: InputItem, param: str) -> Sequence[Item]:
+    assert isinstance(given, InputReference)
+    kept = reading.known.kept(given.id)
+    if kept is None:
+        raise NotFound(f"There is no item with the id '{shortened(given.id)}'.", param=f"{param}.id")
+    return kept.said
+
+
+def _mcp_call(reading: InputConversion, given: InputItem, param: str) -> Sequence[Item]:
+    """A call that a server made and answered by itself. One that was approved stands where approval was asked for."""
+    assert isinstance(given, InputMcpCall)
+    output = text_of(given.output, param=f"{param}.output") or _told_error(given.error)
+    kept = reading.known.kept(given.id) if given.id else None
+    if kept is not None and _says(kept, given.arguments, output) and reading.stands(kept.said):
+        return kept.said
+    request = reading.requests.get(given.approval_request_id or "")
+    if request is not None:
+        return (ToolResult(request.call_id, request.name, output),)
+    name = reading.hosted_name(given.server_label, given.name or "mcp")
+    call_id = given.id or reading.unnamed(param)
+    return (AssistantCall(call_id, name, given.arguments), ToolResult(call_id, name, output))
+
+
+def _says(kept: StoredItem, arguments: str, output: str) -> bool:
+    """Whether a kept call is the one that came back. Pydantic AI leaves the output to whoever has it, and writes the
+    arguments its own way."""
+    results = [item.output for item in kept.said if isinstance(item, ToolResult)]
+    return _same_json(str(kept.shown.get("arguments")), arguments) and (results == [output] or not output)
+
+
+def _same_json(one: str, other: str) -> bool:
+    if one == other:
+        return True
+    try:
+        return bool(orjson.loads(one) == orjson.loads(other))
+    except orjson.JSONDecodeError:
+        return False
+
+
+def _told_error(error: object) -> str:
+    """What went wrong, in the words it was told in."""
+    match error:
+        case None | "" | {} | []:
+            return ""
+        case str():
+            return error
+        case {"content": [{"text": str(text)}]} | {"message": str(text)}:
+            return text
+        case _:
+            return orjson.dumps(error).decode()
+
+
+def _mcp_list(reading: InputConversion, given: InputItem, param: str) -> Sequence[Item]:
+    """The tools of a server are declared anew for every answer."""
+    assert isinstance(given, InputMcpList)
+    return ()
+
+
+def _approval_request(reading: InputConversion, given: InputItem, param: str) -> Sequence[Item]:
+    assert isinstance(given, InputApprovalRequest)
+    request_id = given.id or reading.unnamed(param)
+    name = reading.hosted_name(given.server_label, given.name or "mcp")
+    said: Sequence[Item] = (AssistantCall(request_id, name, given.arguments),)
+    kept = reading.known.kept(request_id)
+    if kept is not None and kept.shown.get("arguments") == given.arguments and kept.shown.get("name") == given.name:
+        said = kept.said
+    reading.requests[request_id] = next(item for item in reversed(said) if isinstance(item, AssistantCall))
+    return said
+
+
+def _approval_response(reading: InputConversion, given: InputItem, param: str) -> Sequence[Item]:
+    assert isinstance(given, InputApprovalResponse)
+    call = reading.requests.get(given.approval_request_id)
+    at = f"{param}.approval_request_id"
+    if call is None:
+        raise NotFound(f"'{at}': there is no request for approval '{shortened(given.approval_request_id)}'.", param=at)
+    if call.call_id in reading.answered:
+        raise InvalidRequest(f"'{at}': '{shortened(given.approval_request_id)}' was answered before.", param=at)
+    reading.answered.add(call.call_id)
+    return ()
+
+
+def _code_call(reading: InputConversion, given: InputItem, param: str) -> Sequence[Item]:
+    assert isinstance(given, InputCodeCall)
+    kept = reading.known.kept(given.id) if given.id else None
+    if kept is not None and kept.said and kept.shown.get("code") == (given.code or "") and reading.stands(kept.said):
+        return kept.said
+    outputs = given.outputs if isinstance(given.outputs, list) else []
+    logs = [output.get("logs") for output in outputs if isinstance(output, dict)]
+    output = join((log for log in logs if isinstance(log, str)), param=f"{param}.outputs")
+    call_id = given.id or reading.unnamed(param)
+    arguments = orjson.dumps({"code": given.code or ""}).decode()
+    return (
+        AssistantCall(call_id, "code_interpreter", arguments),
+        ToolResult(call_id, "code_interpreter", output),
+    )
+
+
+def _sealed(reading: InputConversion, given: InputItem, param: str) -> Sequence[Item]:
+    assert isinstance(given, InputSealed)
+    opened = reading.known.opened(given.encrypted_content) if given.encrypted_content else None
+    if opened is None:
+        reading.notes.append(f"{param}: no effect, what another server sealed cannot be read")
+    return opened or ()
+
+
+def _search(reading: InputConversion, given: InputItem, param: str) -> Sequence[Item]:
+    """What came of a search is known to who made it alone: the item tells only what was looked for."""
+    kept = reading.known.kept(given.id) if given.id else None
+    if kept is not None and kept.said and reading.stands(kept.said):
+        return kept.said
+    return _silent(reading, given, param)
+
+
+def _silent(reading: InputConversion, given: InputItem, param: str) -> Sequence[Item]:
+    reading.notes.append(f"{param}: no effect, an item of type '{given.type}' says nothing to the model")
+    return ()
+
+
+READERS: Mapping[type[InputItem], Callable[[InputConversion, InputItem, str], Sequence[Item]]] = {
+    InputMessage: _message,
+    InputReasoning: _reasoning,
+    InputCall: _call,
+    InputCustomCall: _custom_call,
+    InputCallOutput: _output,
+    InputReference: _reference,
+    InputMcpCall: _mcp_call,
+    InputMcpList: _mcp_list,
+    InputApprovalRequest: _approval_request,
+    InputApprovalResponse: _approval_response,
+    InputCodeCall: _code_call,
+    InputSealed: _sealed,
+    InputSearch: _search,
+    InputSilent: _silent,
+}
+"""How each kind of item is read."""

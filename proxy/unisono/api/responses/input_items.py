@@ -1,0 +1,223 @@
+"""Items a client puts into `input` or into a conversation: one model per kind, found by its `type`.
+
+Agents send everything back, also what other servers wrote. So every kind OpenAI has is taken; a kind that says nothing
+to the model is left out with a note, and only what nobody knows is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeAlias, Union
+
+import orjson
+from pydantic import BeforeValidator, ConfigDict, Field, PlainValidator, field_validator
+
+from unisono.api.content_parts import TEXT_PARTS, ContentPart
+from unisono.api.field_types import Arguments, FieldInput, Id, OpenModel, Text, ToolName, wrong
+
+PREFIX = "unisono:"
+"""Stands before the type of an item or event that Open Responses does not have."""
+
+
+def _to_parts(value: Any) -> Any:
+    """Content in any form, as parts: a string, a list that may hold strings, null."""
+    if value is None:
+        return []
+    if isinstance(value, str):
+        return [{"type": "input_text", "text": value}]
+    if not isinstance(value, list):
+        raise wrong("must be a string or a list of parts")
+    return [{"type": "input_text", "text": part} if isinstance(part, str) else part for part in value]
+
+
+def _to_output(value: Any) -> Any:
+    """A tool's output in any form, as parts: also bare JSON, which some clients send."""
+    bare = isinstance(value, (dict, int, float)) or (
+        isinstance(value, list)
+        and any(not isinstance(part, str) and not (isinstance(part, dict) and "type" in part) for part in value)
+    )
+    return _to_parts(orjson.dumps(value).decode() if bare else value)
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    """The texts among parts that need not be well-formed: reasoning from elsewhere never fails a request."""
+    parts = [value] if isinstance(value, str | dict) else value if isinstance(value, list) else []
+    found = (part.get("text") if isinstance(part, dict) else part for part in parts)
+    return tuple(text.encode(errors="replace").decode() for text in found if isinstance(text, str))
+
+
+def _word(value: Any) -> str | None:
+    """A string, or nothing where something else stands."""
+    return value.encode(errors="replace").decode() if isinstance(value, str) else None
+
+
+Parts = Annotated[list[ContentPart], BeforeValidator(_to_parts), FieldInput(str | list[str | ContentPart] | None)]
+Output = Annotated[list[ContentPart], BeforeValidator(_to_output), FieldInput(str | list[str | ContentPart] | Any)]
+Texts = Annotated[tuple[str, ...], PlainValidator(_texts)]
+Word = Annotated[str | None, PlainValidator(_word)]
+
+
+def _tell_kinds(schema: dict[str, Any], model: type[InputItem]) -> None:
+    """Let a model's document name its types, also as Open Responses has them."""
+    kinds = [kind for kind, each in KINDS.items() if each is model]
+    said = schema["properties"]["type"]
+    # What may be left out may be null.
+    optional = [None] if "default" in said else []
+    schema["properties"]["type"] = {"enum": [*kinds, *(PREFIX + kind for kind in kinds), *optional]}
+
+
+class InputItem(OpenModel):
+    """What every item may have. `id` is whatever the client knows the item by: nobody answers for it."""
+
+    model_config = ConfigDict(json_schema_extra=_tell_kinds)
+
+    type: str
+    id: Word = None
+
+    @field_validator("type")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value not in KINDS:
+            raise wrong(f"there is no item of this type; possible are {', '.join(sorted(KINDS))}")
+        return value
+
+
+class InputMessage(InputItem):
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Parts
+    phase: Word = None
+
+
+class InputReasoning(InputItem):
+    content: Texts = ()
+    summary: Any = None
+    encrypted_content: Word = None
+
+
+class InputCall(InputItem):
+    call_id: Id
+    name: ToolName
+    arguments: Arguments = ""
+    namespace: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,128}$")] | None = None
+
+
+class InputCustomCall(InputItem):
+    call_id: Id
+    name: ToolName
+    input: Text = ""
+    namespace: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,128}$")] | None = None
+
+
+class InputCallOutput(InputItem):
+    """The result of a function or custom call."""
+
+    call_id: Id
+    output: Output
+
+    @field_validator("output")
+    @classmethod
+    def _only_text(cls, value: list[ContentPart]) -> list[ContentPart]:
+        if any(part.type not in TEXT_PARTS for part in value):
+            raise wrong("must be a string or a list of text parts")
+        return value
+
+
+class InputReference(InputItem):
+    type: Literal["item_reference"] = "item_reference"
+    id: Id
+
+
+class InputMcpCall(InputItem):
+    server_label: Word = None
+    name: Word = None
+    arguments: Arguments = ""
+    output: Output = Field(default_factory=list)
+    error: Any = None
+    approval_request_id: Word = None
+
+
+class InputMcpList(InputItem):
+    """Tools of a server that were told: they need not be told again."""
+
+    server_label: Word = None
+    error: Any = None
+
+
+class InputApprovalRequest(InputItem):
+    """A call that was not run: somebody was asked first."""
+
+    server_label: Word = None
+    name: Word = None
+    arguments: Arguments = ""
+
+
+class InputApprovalResponse(InputItem):
+    approval_request_id: Id
+    approve: bool
+    reason: Text | None = None
+
+
+class InputCodeCall(InputItem):
+    code: Word = None
+    outputs: Any = None
+
+
+class InputSealed(InputItem):
+    """A compaction: earlier items in a form that only who made it can read."""
+
+    encrypted_content: Word = None
+
+
+class InputSearch(InputItem):
+    """A search of the web, without what was found."""
+
+
+class InputSilent(InputItem):
+    """A kind that says nothing to the model here."""
+
+
+SILENT_KINDS = (
+    *("file_search_call", "image_generation_call", "tool_search_call", "tool_search_output"),
+    *("computer_call", "computer_call_output", "local_shell_call", "local_shell_call_output"),
+    *("shell_call", "shell_call_output", "apply_patch_call", "apply_patch_call_output"),
+    *("additional_tools", "configuration_update", "compaction_trigger", "program", "program_output"),
+)
+"""Kinds without a meaning here: they need hosted tools, or steer a server that has them."""
+
+KINDS: Mapping[str, type[InputItem]] = {
+    "message": InputMessage,
+    "reasoning": InputReasoning,
+    "function_call": InputCall,
+    "function_call_output": InputCallOutput,
+    "custom_tool_call": InputCustomCall,
+    "custom_tool_call_output": InputCallOutput,
+    "item_reference": InputReference,
+    "mcp_call": InputMcpCall,
+    "mcp_list_tools": InputMcpList,
+    "mcp_approval_request": InputApprovalRequest,
+    "mcp_approval_response": InputApprovalResponse,
+    "code_interpreter_call": InputCodeCall,
+    "web_search_call": InputSearch,
+    "compaction": InputSealed,
+    "compaction_summary": InputSealed,
+    **dict.fromkeys(SILENT_KINDS, InputSilent),
+}
+"""Every kind of item there is."""
+
+
+def to_given(value: Any) -> InputItem:
+    """An item by its type. Without one, what has a role is a message and what has only an id refers to an item."""
+    if not isinstance(value, dict):
+        raise wrong("must be an object")
+    kind = value.get("type")
+    if kind is None:
+        kind = "message" if "role" in value or "id" not in value else "item_reference"
+        value = {**value, "type": kind}
+    kind = kind.removeprefix(PREFIX) if isinstance(kind, str) else kind
+    model = KINDS.get(kind, InputItem) if isinstance(kind, str) else InputItem
+    return model.model_validate({**value, "type": kind})
+
+
+AnyKind: Any = Union[tuple(dict.fromkeys(KINDS.values()))]  # noqa: UP007 - of a tuple that is made here
+GivenItem: TypeAlias = Annotated[InputItem, PlainValidator(to_given), FieldInput(AnyKind)]

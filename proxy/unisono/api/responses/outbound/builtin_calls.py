@@ -1,0 +1,95 @@
+"""Calls of the tools gpt-oss was trained on, as OpenAI shows its own: searches of the web and runs of code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from unisono.api.builtin_tools import BROWSER, PYTHON, builtin_of
+from unisono.api.responses.items import Wire
+from unisono.api.responses.outbound.citations import CitedPages
+from unisono.core.conversation import Json
+from unisono.core.events import HostedCall, Ran
+
+ACTIONS: Final = {"search": "search", "open": "open_page", "find": "find_in_page"}
+"""What each function of the browser is called as an action."""
+
+
+@dataclass(slots=True)
+class BuiltinCalls:
+    """How such calls of one response are shown: whether sources and outputs are wanted, where code runs, and what the
+    browser has shown so far."""
+
+    sources: bool = False
+    outputs: bool = False
+    container: str = ""
+    pages: CitedPages = field(default_factory=CitedPages)
+
+    def shown(self, item: HostedCall, item_id: str, status: str, ran: Ran | None = None) -> Wire:
+        """A call of one of them; `ran` is what came of it."""
+        arguments = item.arguments.members
+        if builtin_of(item.server) == BROWSER:
+            action = self._action(item.tool, arguments, ran)
+            return {"id": item_id, "type": "web_search_call", "status": status, "action": action}
+        outputs = [{"type": "logs", "logs": ran.said}] if ran is not None and self.outputs else None
+        return {
+            "id": item_id,
+            "type": "code_interpreter_call",
+            "status": status,
+            "code": _text(arguments.get("code")),
+            "container_id": self.container,
+            "outputs": outputs,
+        }
+
+    def _action(self, tool: str, arguments: Mapping[str, Json], ran: Ran | None) -> Wire:
+        facts = ran.outcome.structured if ran is not None and isinstance(ran.outcome.structured, dict) else {}
+        kind = ACTIONS[tool]
+        if kind == "search":
+            query = _text(arguments.get("query"))
+            action: Wire = {"type": kind, "query": query, "queries": [query]}
+            return action | {"sources": _sources(facts)} if self.sources and ran is not None else action
+        url = _text(facts.get("url")) or self._address(arguments)
+        if kind == "open_page":
+            return {"type": kind, "url": url or None}
+        return {"type": kind, "url": url, "pattern": _text(arguments.get("pattern"))}
+
+    def _address(self, arguments: Mapping[str, Json]) -> str:
+        """Where a call leads, as far as it is known before it is made."""
+        link = arguments.get("id", -1)
+        if isinstance(link, str):
+            return link
+        page = self.pages.get(arguments.get("cursor", -1))
+        if page is None:
+            return ""
+        if isinstance(link, int) and link >= 0:
+            return page.results.get(link, ("", ""))[0]
+        return page.url
+
+    def ran(self, item: HostedCall, ran: Ran) -> None:
+        """A call came to something: what the browser showed can be cited from now on."""
+        if builtin_of(item.server) == BROWSER and not ran.outcome.is_error:
+            self.pages.saw(ran.said, ran.outcome.structured)
+
+
+def is_trained(item: HostedCall) -> bool:
+    """Whether a call is shown as OpenAI's own tools are; what the model made up is not."""
+    builtin = builtin_of(item.server)
+    return builtin == PYTHON or (builtin == BROWSER and item.tool in ACTIONS)
+
+
+def code_of(item: HostedCall) -> str:
+    """What a call is shown to say, piece by piece: the code of one that runs code."""
+    if builtin_of(item.server) != PYTHON:
+        return ""
+    return _text(item.arguments.members.get("code"))
+
+
+def _sources(facts: Mapping[str, Json]) -> list[Wire]:
+    results = facts.get("results")
+    found = (result.get("url") for result in (results if isinstance(results, list) else ()) if isinstance(result, dict))
+    return [{"type": "url", "url": url} for url in dict.fromkeys(found) if isinstance(url, str) and url]
+
+
+def _text(value: Json) -> str:
+    return value if isinstance(value, str) else ""

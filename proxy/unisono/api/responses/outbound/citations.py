@@ -1,0 +1,132 @@
+"""What the browser showed, by its cursors: what a citation in an answer stands for, and where a call leads.
+
+A page is known by what the tool said of it: its facts where there are some, else the header every view begins with.
+Earlier turns have only the latter, so both give the same page.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from unisono.api.responses.items import Wire
+from unisono.core.conversation import Json
+
+_HEADER = re.compile(r"\A\[(\d{1,9})\] (.*?)(?: \((\S+)\))?\n\*\*viewing lines")
+_LINK_LINE = re.compile(r"^L(\d{1,9}):.*?【(\d{1,9})†", re.MULTILINE)
+_CITED = re.compile(r"【(\d{1,9})†(?:L(\d{1,9})(?:-L?(\d{1,9}))?)?[^【】]{0,200}】")
+_FOUND: Final = "Find results for text: `"
+_PLACE = re.compile(r"/find\?pattern=[^/]*\Z")
+"""How the places of a page are headed, which are that page for a citation."""
+_LONGEST: Final = 256
+"""Characters of a citation; a bracket that is not closed by then begins none."""
+
+
+@dataclass(frozen=True, slots=True)
+class CitedPage:
+    """A view. `results` are addresses and titles of search results by their number, `lines` the number that stands on a
+    line of the view."""
+
+    url: str
+    title: str
+    results: Mapping[int, tuple[str, str]] = field(default_factory=dict)
+    lines: Mapping[int, int] = field(default_factory=dict)
+
+    def cited(self, line: int) -> tuple[str, str] | None:
+        """The address and the title of what stands on a line; None where that is not known."""
+        if self.url:
+            return self.url, self.title
+        above = [at for at in self.lines if at <= line]
+        return self.results.get(self.lines[max(above)]) if above else None
+
+
+def _searched_title(title: str) -> str | None:
+    """The title of the page whose text was searched; None for the title of any other view."""
+    if not (title.startswith(_FOUND) and title.endswith("`") and "\n" not in title):
+        return None
+    _, separator, page = title.removeprefix(_FOUND).removesuffix("`").rpartition("` in `")
+    return page if separator else None
+
+
+class CitedPages:
+    """The views of a conversation. `said` are the browser's earlier answers, oldest first."""
+
+    def __init__(self, said: Iterable[str] = ()) -> None:
+        self._pages: dict[int, CitedPage] = {}
+        self._last: int | None = None
+        for text in said:
+            self.saw(text)
+
+    def saw(self, said: str, facts: Json = None) -> None:
+        """The browser answered. `facts` is its own JSON where it gave some."""
+        header = _HEADER.match(said)
+        told: Mapping[str, Any] = facts if isinstance(facts, dict) else {}
+        cursor = told.get("cursor", header and int(header[1]))
+        if not isinstance(cursor, int):
+            return
+        url = _text(told.get("url")) or (header[3] if header is not None else "") or ""
+        title = _text(told.get("title")) or (header[2] if header is not None else "")
+        if (searched := _searched_title(title)) is not None:
+            title, url = searched, _PLACE.sub("", url)
+        results = told.get("results")
+        found = {
+            result["id"]: (_text(result.get("url")), _text(result.get("title")))
+            for result in (results if isinstance(results, list) else ())
+            if isinstance(result, dict) and isinstance(result.get("id"), int)
+        }
+        lines = {int(line): int(number) for line, number in _LINK_LINE.findall(said)} if found else {}
+        self._pages[cursor] = CitedPage(url, title, found, lines)
+        self._last = cursor
+
+    def get(self, cursor: Json) -> CitedPage | None:
+        """The page of a cursor, or the newest where none is meant."""
+        if isinstance(cursor, int) and cursor >= 0:
+            return self._pages.get(cursor)
+        return None if self._last is None else self._pages.get(self._last)
+
+    def annotation(self, cited: re.Match[str], at: int) -> Wire | None:
+        """What a citation that was found behind `at` characters of a text stands for."""
+        page = self._pages.get(int(cited[1]))
+        source = page and page.cited(int(cited[2] or 0))
+        if not source or not source[0]:
+            return None
+        return {
+            "type": "url_citation",
+            "start_index": at + cited.start(),
+            "end_index": at + cited.end(),
+            "url": source[0],
+            "title": source[1],
+        }
+
+
+class Citations:
+    """Those of one text, found while it is written: each as soon as its last character is there."""
+
+    def __init__(self, pages: CitedPages) -> None:
+        self._pages = pages
+        self._rest = ""
+        self._at = 0
+
+    def feed(self, text: str) -> list[Wire]:
+        """Annotations for what `text` completes."""
+        if not self._rest and "【" not in text:
+            self._at += len(text)
+            return []
+        held = self._rest + text
+        end = 0
+        found: list[Wire] = []
+        for cited in _CITED.finditer(held):
+            end = cited.end()
+            if (annotation := self._pages.annotation(cited, self._at)) is not None:
+                found.append(annotation)
+        begun = held.rfind("【", end)
+        cut = begun if begun >= 0 and len(held) - begun <= _LONGEST else len(held)
+        self._rest = held[cut:]
+        self._at += cut
+        return found
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""

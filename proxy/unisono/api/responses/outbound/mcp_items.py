@@ -1,0 +1,126 @@
+"""Items of tools that the gateway runs itself: lists of a server's tools, calls, and requests for approval."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from unisono.api.builtin_tools import PYTHON, builtin_of, shown_label
+from unisono.api.responses.items import COMPLETED, FAILED, IN_PROGRESS, INCOMPLETE, Wire, to_said
+from unisono.api.responses.outbound.builtin_calls import BuiltinCalls, code_of, is_trained
+from unisono.api.responses.outbound.item_lifecycle import CODE_RUN, MCP_CALL, MCP_LIST, WEB_SEARCH, ServerItemKind
+from unisono.core.conversation import Item, ToolResult
+from unisono.core.events import Closed, HostedCall, Listed, Listing, Ran
+from unisono.core.events import Item as Made
+from unisono.core.state_store import StoredItem
+from unisono.core.tools import HostedTool
+from unisono.engine.judging import OUTCOME_UNKNOWN
+
+
+def kind_of(item: Made) -> ServerItemKind:
+    """What is hosted, by how it is shown."""
+    if not isinstance(item, HostedCall):
+        return MCP_LIST
+    if not is_trained(item):
+        return MCP_CALL
+    return CODE_RUN if builtin_of(item.server) == PYTHON else WEB_SEARCH
+
+
+def told(item: HostedCall, said: str) -> str:
+    """What the deltas of a call come to, where the model wrote `said`."""
+    return code_of(item) if is_trained(item) else said
+
+
+def begun(item: HostedCall, item_id: str, trained: BuiltinCalls) -> Wire:
+    """A call that is about to be made. What is told piece by piece is not in it yet."""
+    if not is_trained(item):
+        return call(item, item_id, "")
+    shown = trained.shown(item, item_id, IN_PROGRESS)
+    return shown | {"code": ""} if "code" in shown else shown
+
+
+def call(item: HostedCall, item_id: str, arguments: str, status: str = IN_PROGRESS, ran: Ran | None = None) -> Wire:
+    """A call that is run; `ran` is what came of it."""
+    output, error = None, None
+    if ran is not None and ran.outcome.is_error:
+        error = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": ran.said}]}
+    elif ran is not None:
+        output = ran.said
+    return {
+        "id": item_id,
+        "type": "mcp_call",
+        "status": status,
+        "approval_request_id": item.approval or None,
+        "arguments": arguments,
+        "error": error,
+        "name": item.tool,
+        "output": output,
+        "server_label": shown_label(item.server),
+    }
+
+
+def request(item: HostedCall, item_id: str, arguments: str) -> Wire:
+    """A call that somebody is to approve first."""
+    return {
+        "id": item_id,
+        "type": "mcp_approval_request",
+        "arguments": arguments,
+        "name": item.tool,
+        "server_label": shown_label(item.server),
+    }
+
+
+def listing(item: Listing, item_id: str, tools: Sequence[HostedTool] = (), error: str | None = None) -> Wire:
+    return {
+        "id": item_id,
+        "type": "mcp_list_tools",
+        "server_label": item.server,
+        "tools": [_tool(tool) for tool in tools],
+        "error": error,
+    }
+
+
+def _tool(tool: HostedTool) -> Wire:
+    return {
+        "name": tool.name,
+        "description": tool.description,
+        "input_schema": dict(tool.schema),
+        "annotations": dict(tool.annotations) or None,
+    }
+
+
+def status_of(ran: Ran | None) -> str:
+    """One that nothing is known of was broken off."""
+    if ran is None:
+        return INCOMPLETE
+    return FAILED if ran.outcome.is_error else COMPLETED
+
+
+def to_stored_call(
+    closed: Closed, item_id: str, ran: Ran | None, before: Sequence[Item], trained: BuiltinCalls
+) -> StoredItem:
+    """A call that is over, as it is shown and kept. One that was approved stands in the conversation already, and only
+    its result is said. `before` is what the model said without showing anything."""
+    item = closed.item
+    assert isinstance(item, HostedCall)
+    made = to_said(closed)
+    result = ToolResult(item.call_id, item.name, OUTCOME_UNKNOWN if ran is None else ran.said)
+    if is_trained(item):
+        shown = trained.shown(item, item_id, status_of(ran), ran)
+    else:
+        shown = call(item, item_id, closed.text, status_of(ran), ran)
+    return StoredItem(item_id, (*before, *(() if made is None else (made,)), result), shown)
+
+
+def to_stored_request(closed: Closed, item_id: str, before: Sequence[Item]) -> StoredItem:
+    item = closed.item
+    assert isinstance(item, HostedCall)
+    made = to_said(closed)
+    said = (*before, *(() if made is None else (made,)))
+    return StoredItem(item_id, said, request(item, item_id, closed.text))
+
+
+def to_stored_listing(item: Listing, item_id: str, listed: Listed | None) -> StoredItem:
+    """`listed` None is a list that was broken off."""
+    if listed is None:
+        return StoredItem(item_id, (), listing(item, item_id, error="The tools were not listed."))
+    return StoredItem(item_id, (), listing(item, item_id, listed.tools, listed.error))

@@ -1,0 +1,68 @@
+"""Events as they go out: numbered from 0, in the words of a dialect, each one a JSON text of its own.
+
+A delta's bytes are a template made once per item around its number and the JSON of its text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import orjson
+
+from unisono.api.responses.outbound.dialects import Dialect
+
+
+class WireEvent(NamedTuple):
+    """One event. `data` is its JSON; a WebSocket takes it as it is."""
+
+    number: int
+    type: str
+    data: bytes
+
+    def sse(self) -> bytes:
+        """The event as server-sent, to be written at once."""
+        return b"event: " + self.type.encode() + b"\ndata: " + self.data + b"\n\n"
+
+
+class DeltaForm(NamedTuple):
+    """The events of one name about one item: the bytes around the number and the text."""
+
+    name: str
+    before: bytes
+    middle: bytes
+    after: bytes
+
+
+class EventSerializer:
+    """Events in the order they are told. With `aloud` False they are counted and not made."""
+
+    def __init__(self, dialect: Dialect, *, aloud: bool = True) -> None:
+        self.aloud = aloud
+        self.number = 0
+        self._dialect = dialect
+        self._out: list[WireEvent] = []
+
+    def put(self, name: str, body: Mapping[str, Any]) -> None:
+        if self.aloud:
+            name = self._dialect.event(name)
+            data = orjson.dumps({"type": name, "sequence_number": self.number, **body})
+            self._out.append(WireEvent(self.number, name, data))
+        self.number += 1
+
+    def form(self, name: str, where: Mapping[str, Any], more: Mapping[str, Any] | None) -> DeltaForm:
+        """`where` stands before the text, `more` behind it."""
+        name = self._dialect.event(name)
+        before = orjson.dumps({"type": name})[:-1] + b',"sequence_number":'
+        middle = b"," + orjson.dumps(where)[1:-1] + b',"delta":'
+        return DeltaForm(name, before, middle, (b"," + orjson.dumps(more)[1:-1] if more else b"") + b"}")
+
+    def delta(self, form: DeltaForm, text: str) -> None:
+        if self.aloud:
+            data = b"%b%d%b%b%b" % (form.before, self.number, form.middle, orjson.dumps(text), form.after)
+            self._out.append(WireEvent(self.number, form.name, data))
+        self.number += 1
+
+    def take(self) -> list[WireEvent]:
+        taken, self._out = self._out, []
+        return taken

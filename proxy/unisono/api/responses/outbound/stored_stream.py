@@ -1,0 +1,108 @@
+"""A finished response as a stream again, where the events it once was are no longer there: fewer deltas, the same life
+of every item, the same end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import orjson
+
+from unisono.api.responses.items import FAILED, IN_PROGRESS, INCOMPLETE, Wire
+from unisono.api.responses.outbound.dialects import OPENAI, Dialect
+from unisono.api.responses.outbound.events import LAST, WireEvent
+from unisono.api.responses.outbound.item_lifecycle import (
+    ARGUMENTS,
+    CODE,
+    HOSTED,
+    HOSTED_ARGUMENTS,
+    INPUT,
+    MCP_LIST,
+    REASONING,
+    REFUSAL,
+    TEXT,
+    ItemLifecycle,
+)
+from unisono.api.responses.outbound.response import to_response
+from unisono.core.state_store import Status, StoredResponse
+
+PARTS: Mapping[str, ItemLifecycle] = {"output_text": TEXT, "refusal": REFUSAL, "reasoning_text": REASONING}
+CALLS: Mapping[str, ItemLifecycle] = {
+    "function_call": ARGUMENTS,
+    "custom_tool_call": INPUT,
+    "mcp_call": HOSTED_ARGUMENTS,
+    "code_interpreter_call": CODE,
+}
+EMPTY: Mapping[str, Wire] = {
+    "mcp_call": {"output": None, "error": None},
+    "mcp_list_tools": {"tools": [], "error": None},
+    "code_interpreter_call": {"outputs": None},
+}
+"""What items of hosted tools do not have from the start."""
+STATELESS = frozenset({"mcp_list_tools", "mcp_approval_request"})
+"""Items without a status."""
+
+
+def events_again(response: StoredResponse, dialect: Dialect = OPENAI) -> list[WireEvent]:
+    """The whole stream of a response that is over."""
+    begun = replace(response, status=Status.IN_PROGRESS, output=(), usage=None, error=None, notes={})
+    told: list[Wire] = [
+        {"type": name, "response": to_response(begun)} for name in ("response.created", "response.in_progress")
+    ]
+    for place, item in enumerate(response.output):
+        told += _life(dict(item.shown), place)
+    if response.error is not None:
+        told.append({"type": "error", "param": None, **response.error})
+    told.append({"type": LAST[response.status], "response": to_response(response)})
+    return [_numbered(event, number, dialect) for number, event in enumerate(told)]
+
+
+def _life(item: Wire, place: int) -> Iterator[Wire]:
+    where = {"output_index": place}
+    bare = {key: value for key, value in item.items() if key != "encrypted_content"}
+    if item["type"] not in STATELESS:
+        bare["status"] = IN_PROGRESS
+    bare |= EMPTY.get(item["type"], {})
+    call = CALLS.get(item["type"])
+    if call is not None:
+        bare[call.full] = ""
+    elif "content" in item:
+        bare["content"] = []
+    yield {"type": "response.output_item.added", **where, "item": bare}
+    at = {"item_id": item["id"], **where}
+    hosted = {**HOSTED, MCP_LIST.type: MCP_LIST}.get(item["type"])
+    if hosted is not None:
+        yield {"type": f"response.{hosted.type}.in_progress", **at}
+    if call is not None:
+        yield from _said(call, at, item[call.full], {name: item[name] for name in call.copied})
+    for step in hosted.made if hosted is not None else ():
+        yield {"type": f"response.{item['type']}.{step}", **at}
+    for index, part in enumerate(item.get("content") or ()):
+        life = PARTS[part["type"]]
+        assert life.part is not None
+        within = {**at, "content_index": index}
+        yield {"type": "response.content_part.added", **within, "part": life.part("")}
+        yield from _said(life, within, part[life.full], {}, part.get("annotations") or ())
+        yield {"type": "response.content_part.done", **within, "part": part}
+    if hosted is not None:
+        well = item.get("error") is None and item.get("status") not in (INCOMPLETE, FAILED)
+        yield {"type": f"response.{hosted.type}.{'completed' if well else hosted.failed}", **at}
+    yield {"type": "response.output_item.done", **where, "item": item}
+
+
+def _said(
+    life: ItemLifecycle, at: Wire, text: str, copied: Wire, annotations: Sequence[Mapping[str, Any]] = ()
+) -> Iterator[Wire]:
+    more: Mapping[str, Any] = life.more or {}
+    if text:
+        yield {"type": f"{life.event}.delta", **at, "delta": text, **more}
+    for number, annotation in enumerate(annotations):
+        index = {"annotation_index": number, "annotation": annotation}
+        yield {"type": "response.output_text.annotation.added", **at, **index}
+    yield {"type": f"{life.event}.done", **at, life.full: text, **more, **copied}
+
+
+def _numbered(event: Wire, number: int, dialect: Dialect) -> WireEvent:
+    translated = dialect.translated({"type": event["type"], "sequence_number": number, **event})
+    return WireEvent(number, translated["type"], orjson.dumps(translated))

@@ -1,0 +1,238 @@
+"""One request, understood: its body judged, the state it leans on read, its turn and its frame made.
+
+Everything that can be refused is refused here, before a backend is asked. What is to be kept is only begun when the
+store answers, takes writes and has room for what is asked: an answer nobody can fetch later must not be promised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from unisono.api.body import off_loop
+from unisono.api.builtin_tools import browsed_in, builtin_for, to_builtin_servers
+from unisono.api.field_types import shortened
+from unisono.api.responses.deps import ItemSealing, ResponsesDeps, ResponsesModel
+from unisono.api.responses.inbound import ResponsesTurn, check, mcp_specs, to_turn
+from unisono.api.responses.input_conversion import KnownState, nothing
+from unisono.api.responses.lease_keeper import held
+from unisono.api.responses.outbound.dialects import OPENAI, Dialect
+from unisono.api.responses.outbound.response import ResponseFrame, to_echo
+from unisono.api.responses.prior_state import OUR_ID, PriorState, Recall, no_conversation, recall
+from unisono.api.responses.schema import ResponsesRequest
+from unisono.api.responses.server_tools.approvals import Approvals, approvals_in
+from unisono.api.responses.server_tools.servers import to_servers
+from unisono.core.access import Caller
+from unisono.core.conversation import Item
+from unisono.core.ids import DerivedIds
+from unisono.core.state_store import Lease, Status
+from unisono.errors import StoreConflict
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Who sent a request and how the answer is to look. `notes` are on what came
+    beside the body and has no effect."""
+
+    caller: Caller
+    request_id: str
+    dialect: Dialect = OPENAI
+    notes: tuple[str, ...] = ()
+
+    @property
+    def tenant(self) -> str:
+        """The owner of what is kept."""
+        return self.caller.tenant
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A request that can be run. `lease` is that of its conversation; `revision` what the conversation was at then;
+    `approvals` are those that it decides on."""
+
+    sender: Sender
+    request: ResponsesRequest
+    turn: ResponsesTurn
+    frame: ResponseFrame
+    approvals: Approvals
+    lease: Lease | None = None
+    revision: int | None = None
+
+    @property
+    def item_ids(self) -> DerivedIds:
+        """Ids of the answer's items, the same whoever makes them."""
+        return DerivedIds(self.frame.id, "item")
+
+
+async def judged(body: Mapping[str, Any], size: int, *, answered: bool = True) -> ResponsesRequest:
+    """The request in a body of `size` bytes, to be `answered` or only prepared. Raises InvalidRequest."""
+
+    def judge() -> ResponsesRequest:
+        request = ResponsesRequest.model_validate(body)
+        check(request, answered=answered)
+        return request
+
+    return await off_loop(judge, size)
+
+
+@asynccontextmanager
+async def understood(
+    means: ResponsesDeps,
+    sender: Sender,
+    request: ResponsesRequest,
+    *,
+    response_id: str,
+    size: int = 0,
+    recalled: Recall = recall,
+) -> AsyncIterator[PreparedRequest]:
+    """What `request` asks, for as long as the conversation it belongs to is held; `recalled` finds its past. Raises
+    what it is refused with."""
+    model = means.resolve(request.model, sender.caller)
+    if request.conversation is None:
+        asked = await _understood(means, sender, request, model, response_id, size, recalled)
+        async with asked.approvals.held():
+            yield asked
+        return
+    if not OUR_ID.fullmatch(request.conversation.id):
+        raise no_conversation(request.conversation.id)
+    async with held(means, sender.tenant, request.conversation.id, response_id) as lease:
+        if lease is None:
+            raise busy(request.conversation.id)
+        asked = await _understood(means, sender, request, model, response_id, size, recalled, lease)
+        async with asked.approvals.held():
+            yield asked
+
+
+def busy(conversation_id: str) -> StoreConflict:
+    return StoreConflict(
+        f"Another response is being made in the conversation '{shortened(conversation_id)}'; try again when it "
+        "is over.",
+        param="conversation",
+    )
+
+
+async def _understood(
+    means: ResponsesDeps,
+    sender: Sender,
+    request: ResponsesRequest,
+    model: ResponsesModel,
+    response_id: str,
+    size: int,
+    recalled: Recall,
+    lease: Lease | None = None,
+) -> PreparedRequest:
+    past = await recalled(means.store, sender.tenant, request)
+    asked = await assembled(
+        means,
+        sender,
+        request,
+        past,
+        model,
+        response_id=response_id,
+        created_at=int(means.clock()),
+        lease=lease,
+        size=size,
+    )
+    if request.stored:
+        await means.store.check(replace(asked.frame.stored(Status.IN_PROGRESS), input=asked.turn.input))
+    return asked
+
+
+async def assembled(
+    means: ResponsesDeps,
+    sender: Sender,
+    request: ResponsesRequest,
+    past: PriorState,
+    model: ResponsesModel,
+    *,
+    response_id: str,
+    created_at: int,
+    lease: Lease | None = None,
+    size: int = 0,
+) -> PreparedRequest:
+    """The request with its past, as turn and frame."""
+    seals = await means.seals() if _needs_seals(request) else None
+    known = KnownState(past.earlier, (past.kept or {}).get, _opener(seals, sender.tenant), past.hosted, past.now)
+    rules = means.servers.for_model(model.tool_servers).for_caller(sender.caller)
+    sticky = _sticky(sender, request, past, response_id)
+    servers = to_servers(mcp_specs(request), rules, sender.tenant) + to_builtin_servers(
+        [builtin_for(tool.type) for tool in request.tools or ()],
+        rules.trained,
+        owner=sender.tenant,
+        talk=sticky or f"{sender.tenant}\0{response_id}",
+    )
+    today = past.first_day or means.today()
+
+    def turned() -> ResponsesTurn:
+        return to_turn(
+            request,
+            known,
+            model=model.group,
+            today=today,
+            caller=sender.caller,
+            request_id=sender.request_id,
+            new_id=means.new_id,
+            hold_calls=not model.stream_tool_arguments,
+            seed=response_id,
+            # Whoever takes a response over knows nothing of what this process remembers.
+            dated=bool(past.first_day or request.background),
+            sticky=sticky,
+            servers=servers,
+            rules=model.rules,
+        )
+
+    turn = await off_loop(turned, size)
+    approvals = Approvals(means, sender.tenant, response_id, approvals_in(request, turn.turn.hosting))
+    turn = replace(turn, turn=approvals.taken_by(turn.turn))
+    frame = ResponseFrame(
+        id=response_id,
+        created_at=created_at,
+        model=request.model,
+        request=to_echo(request, turn.turn.sampling),
+        toolbox=turn.toolbox,
+        notes=(*sender.notes, *turn.notes),
+        dialect=sender.dialect,
+        hold_calls=turn.turn.hold_calls,
+        show_reasoning=model.show_reasoning,
+        seal=_sealer(seals, sender.tenant) if request.seals_reasoning else None,
+        first_day=today,
+        ancestors=past.ancestors,
+        conversation=request.conversation.id if request.conversation else None,
+        include=frozenset(request.include or ()),
+        browsed=browsed_in(turn.turn.conversation.items),
+    )
+    return PreparedRequest(sender, request, turn, frame, approvals, lease, past.revision)
+
+
+def _needs_seals(request: ResponsesRequest) -> bool:
+    return request.seals_reasoning or any(getattr(item, "encrypted_content", None) for item in request.input)
+
+
+def _opener(seals: ItemSealing | None, tenant: str) -> Any:
+    if seals is None:
+        return nothing
+
+    def opened(text: str) -> Sequence[Item] | None:
+        return seals.open(tenant, text)
+
+    return opened
+
+
+def _sealer(seals: ItemSealing | None, tenant: str) -> Any:
+    assert seals is not None
+    return lambda item: seals.seal(tenant, [item])
+
+
+def _sticky(sender: Sender, request: ResponsesRequest, past: PriorState, response_id: str) -> str:
+    """What brings the turns of one conversation to one backend: the client's own key, or where it all began."""
+    if request.prompt_cache_key:
+        origin = f"key {request.prompt_cache_key}"
+    elif request.conversation is not None:
+        origin = request.conversation.id
+    elif past.ancestors or request.stored:
+        origin = past.ancestors[0] if past.ancestors else response_id
+    else:
+        return ""
+    return f"{sender.tenant}\0{origin}"

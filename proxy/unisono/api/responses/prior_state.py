@@ -1,0 +1,127 @@
+"""The state a request leans on, read before anything is generated: what it continues, and the items it refers to."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from unisono.api.field_types import shortened
+from unisono.api.responses.inbound import references, wanted_ids
+from unisono.api.responses.items import said_by
+from unisono.api.responses.schema import ResponsesRequest
+from unisono.api.responses.server_tools.approval_history import NOTHING_HOSTED, ServerToolHistory, hosted_in
+from unisono.core.conversation import Item
+from unisono.core.state_store import Store, StoredItem, StoredResponse
+from unisono.errors import NotFound, PreviousResponseNotFound, StoreConflict
+
+OUR_ID = re.compile(r"[a-z]+_[0-9a-f]{32}")
+LOOKUPS_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PriorState:
+    """What was before a request. `first_day` is the conversation's date, empty where nothing is continued; `revision`
+    that of the conversation, None without one. `hosted` is what was said before about hosted tools, `now` what is said
+    about them in an input that is among `earlier` already."""
+
+    earlier: tuple[Item, ...] = ()
+    kept: Mapping[str, StoredItem] | None = None
+    ancestors: tuple[str, ...] = ()
+    first_day: str = ""
+    revision: int | None = None
+    hosted: ServerToolHistory = NOTHING_HOSTED
+    now: ServerToolHistory = NOTHING_HOSTED
+
+
+Recall = Callable[[Store, str, ResponsesRequest], Awaitable[PriorState]]
+"""Everything a request of a tenant leans on."""
+
+
+async def recall(store: Store, tenant: str, request: ResponsesRequest) -> PriorState:
+    """Everything `request` leans on. A request that leans on nothing asks nothing of the store. Raises NotFound for
+    what is not there (any more), StoreConflict for a response that still goes on."""
+    kept = await _kept(store, tenant, request)
+    if request.previous_response_id is not None:
+        return await _chain(store, tenant, request.previous_response_id, kept)
+    if request.conversation is not None:
+        return await _conversation(store, tenant, request.conversation.id, kept)
+    return PriorState(kept=kept)
+
+
+async def chain_of(store: Store, tenant: str, stored: StoredResponse) -> PriorState:
+    """The past of a response that is kept, as `recall` found it when it was asked for."""
+    if stored.conversation is not None:
+        return await _conversation(store, tenant, stored.conversation, {})
+    if stored.parent is None:
+        return PriorState()
+    return await _chain(store, tenant, stored.parent, {})
+
+
+async def _chain(store: Store, tenant: str, parent_id: str, kept: Mapping[str, StoredItem]) -> PriorState:
+    [parent] = await store.responses(tenant, [parent_id]) if OUR_ID.fullmatch(parent_id) else (None,)
+    if parent is None:
+        raise PreviousResponseNotFound(
+            f"Previous response with id '{shortened(parent_id)}' not found.", param="previous_response_id"
+        )
+    if not parent.status.terminal:
+        raise StoreConflict(
+            f"The response '{parent.id}' still goes on; wait for its end before continuing it.",
+            param="previous_response_id",
+        )
+    chain: list[StoredResponse] = []
+    for ancestor in await store.responses(tenant, parent.ancestors):
+        if ancestor is None:
+            raise PreviousResponseNotFound(
+                f"A response that '{parent.id}' continues was deleted or has expired.", param="previous_response_id"
+            )
+        chain.append(ancestor)
+    chain.append(parent)
+    # A chain may leave a conversation: then it begins with what that held by then.
+    before = await _conversation_before(store, tenant, chain[0]) if chain[0].conversation is not None else ()
+    items = (*before, *(item for response in chain for item in (*response.input, *response.output)))
+    return PriorState(said_by(items), kept, (*parent.ancestors, parent.id), parent.first_day, hosted=hosted_in(items))
+
+
+async def _conversation_before(store: Store, tenant: str, response: StoredResponse) -> Sequence[StoredItem]:
+    """What a conversation held before a response of it. Nothing when the conversation is gone."""
+    assert response.conversation is not None
+    items = await store.conversation_items(tenant, response.conversation)
+    own = {item.id for item in (*response.input, *response.output)}
+    before: list[StoredItem] = []
+    for item in items or ():
+        if item.id in own:
+            break
+        before.append(item)
+    return before
+
+
+async def _conversation(store: Store, tenant: str, conversation_id: str, kept: Mapping[str, StoredItem]) -> PriorState:
+    head = await store.conversation(tenant, conversation_id)
+    items = await store.conversation_items(tenant, conversation_id) if head is not None else None
+    if head is None or items is None:
+        raise no_conversation(conversation_id)
+    return PriorState(said_by(items), kept, (), head.first_day, head.revision, hosted_in(items))
+
+
+def no_conversation(conversation_id: str) -> NotFound:
+    return NotFound(f"Conversation with id '{shortened(conversation_id)}' not found.", param="conversation")
+
+
+def said_in(stored: StoredResponse) -> tuple[Item, ...]:
+    """What a response's turn says: what it was asked and what it answered."""
+    return said_by(stored.input) + said_by(stored.output)
+
+
+async def _kept(store: Store, tenant: str, request: ResponsesRequest) -> Mapping[str, StoredItem]:
+    """The items the request names that are kept here. One that is not to be kept itself does without the exact tokens
+    of items it holds the text of, so that it needs no store."""
+    wanted = wanted_ids(request) if request.stored else references(request)
+    ours = [item_id for item_id in wanted if OUR_ID.fullmatch(item_id)]
+    kept: dict[str, StoredItem] = {}
+    for start in range(0, len(ours), LOOKUPS_AT_ONCE):
+        ids = ours[start : start + LOOKUPS_AT_ONCE]
+        found = await asyncio.gather(*(store.item(tenant, item_id) for item_id in ids))
+        kept |= {item_id: item for item_id, item in zip(ids, found, strict=True) if item is not None}
+    return kept

@@ -1,0 +1,91 @@
+"""Responses that are kept: fetched, listened to, called off, listed and deleted."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from unisono.api.field_types import shortened
+from unisono.api.methods import add_path
+from unisono.api.responses.background.reader import logged_events
+from unisono.api.responses.background.runner import BackgroundRunner, missing
+from unisono.api.responses.deps import ResponsesDeps
+from unisono.api.responses.items import to_listing
+from unisono.api.responses.outbound.dialects import Dialect
+from unisono.api.responses.prior_state import OUR_ID
+from unisono.api.responses.queries import PageQuery, ResponseQuery, to_query
+from unisono.api.responses.routes.create import shown, told
+from unisono.api.sse import EventStream
+from unisono.api.whole import to_whole
+from unisono.core.state_store import StoredItem, StoredResponse
+from unisono.errors import InvalidRequest, NotFound
+
+
+def kept_routes(
+    router: APIRouter, path: str, means: ResponsesDeps, runner: BackgroundRunner, dialect: Dialect, keep_alive_s: float
+) -> None:
+    """`path` is that of the responses."""
+    store = means.store
+
+    async def found(request: Request) -> StoredResponse:
+        """The response a path names, if it is the caller's."""
+        response_id = request.path_params["response_id"]
+        if not OUR_ID.fullmatch(response_id):
+            raise missing(response_id)
+        [response] = await store.responses(request.state.caller.tenant, [response_id])
+        if response is None:
+            raise missing(response_id)
+        return response
+
+    async def fetch(request: Request) -> Response:
+        query = to_query(request.query_params, ResponseQuery)
+        response = await found(request)
+        if not query.stream:
+            return shown(response, dialect)
+        tenant = request.state.caller.tenant
+        if await store.events(tenant, response.id, 0, limit=1) is None:
+            raise InvalidRequest(
+                "The events of this response are not kept: it did not run in the background, or its end is too long "
+                "ago. Fetch it without 'stream'.",
+                param="stream",
+            )
+        first = 0 if query.starting_after is None else query.starting_after + 1
+        events = logged_events(store, tenant, response.id, first, dialect)
+        return EventStream(told(events), keep_alive_s=keep_alive_s)
+
+    async def delete(request: Request) -> Response:
+        response = await found(request)
+        tenant = request.state.caller.tenant
+        if not await store.delete_response(tenant, response.id):
+            raise missing(response.id)
+        runner.forget(tenant, response.id)
+        return to_whole({"id": response.id, "object": "response", "deleted": True})
+
+    async def cancel(request: Request) -> Response:
+        response = await found(request)
+        return shown(await runner.cancel(request.state.caller.tenant, response.id), dialect)
+
+    async def input_items(request: Request) -> Response:
+        query = to_query(request.query_params, PageQuery)
+        response = await found(request)
+        page, more = paged(response.input, query)
+        return to_whole(to_listing(page, has_more=more, show=dialect.item))
+
+    one = f"{path}/{{response_id}}"
+    add_path(router, one, {"GET": fetch, "DELETE": delete}, name="response")
+    router.add_route(f"{one}/cancel", cancel, methods=["POST"], name="cancel_response")
+    router.add_route(f"{one}/input_items", input_items, methods=["GET"], name="input_items")
+
+
+def paged(items: tuple[StoredItem, ...], query: PageQuery) -> tuple[tuple[StoredItem, ...], bool]:
+    """A page of `items`, which are oldest first, and whether there are more behind it. Raises NotFound for an `after`
+    that is not among them."""
+    ordered = items if query.order == "asc" else items[::-1]
+    start = 0
+    if query.after is not None:
+        start = next((place + 1 for place, item in enumerate(ordered) if item.id == query.after), 0)
+        if not start:
+            raise NotFound(f"Item with id '{shortened(query.after)}' not found.", param="after")
+    page = ordered[start : start + query.limit]
+    return page, start + len(page) < len(ordered)

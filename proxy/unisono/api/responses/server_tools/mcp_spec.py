@@ -1,0 +1,117 @@
+"""A tool of type `mcp` as a request writes it, and as the response repeats it: without anything secret."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
+from pydantic.json_schema import SkipJsonSchema
+
+from unisono.api.field_types import FieldInput, OpenModel, Text, refused, wrong
+from unisono.core.tools import Approval, ToolFilter
+
+MCP = "mcp"
+"""The type of such a tool."""
+MAX_NAMES = 1024
+
+ServerLabel = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")]
+ToolNames = Annotated[list[Text], Field(max_length=MAX_NAMES)]
+
+
+class FilterSpec(OpenModel):
+    tool_names: ToolNames | None = None
+    read_only: bool | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> FilterSpec:
+        # An empty filter matches everything, and where it is to spare approval that is what nobody meant.
+        if self.tool_names is None and self.read_only is None:
+            raise wrong("names no tools; give tool_names or read_only")
+        return self
+
+    def filter(self) -> ToolFilter:
+        return ToolFilter(None if self.tool_names is None else frozenset(self.tool_names), self.read_only)
+
+
+class ApprovalSpec(OpenModel):
+    """Which tools need approval; `word` where one was said for all of them."""
+
+    always: FilterSpec | None = None
+    never: FilterSpec | None = None
+    word: SkipJsonSchema[str | None] = None
+
+    def approval(self) -> Approval:
+        if self.word is not None:
+            return Approval(always=ToolFilter()) if self.word == "always" else Approval(otherwise=False)
+        always = None if self.always is None else self.always.filter()
+        never = None if self.never is None else self.never.filter()
+        said = Approval(always, never)
+        return Approval(always=ToolFilter()) if said == Approval() else said
+
+
+def _to_approval(value: Any) -> Any:
+    if isinstance(value, str):
+        if value not in ("always", "never"):
+            raise wrong("must be 'always', 'never' or an object with tool filters")
+        return {"word": value}
+    if isinstance(value, dict):
+        return {name: inner for name, inner in value.items() if name != "word"}
+    return value
+
+
+def _to_filter(value: Any) -> Any:
+    return {"tool_names": value} if isinstance(value, list) else value
+
+
+class McpSpec(OpenModel):
+    """A server the request wants tools of. `headers` and `authorization` are for it alone."""
+
+    server_label: ServerLabel
+    server_url: Annotated[Text, Field(min_length=1, max_length=2048)] | None = None
+    server_description: Text | None = None
+    authorization: SecretStr | None = None
+    headers: dict[Text, SecretStr] | None = None
+    allowed_tools: Annotated[
+        FilterSpec | None, BeforeValidator(_to_filter), FieldInput(FilterSpec | ToolNames | None)
+    ] = None
+    require_approval: Annotated[
+        ApprovalSpec | None,
+        BeforeValidator(_to_approval),
+        FieldInput(ApprovalSpec | Literal["always", "never"] | None),
+    ] = None
+    connector_id: Any = Field(None, json_schema_extra={"type": "null"})
+    tunnel_id: Any = Field(None, json_schema_extra={"type": "null"})
+
+    @field_validator("connector_id", "tunnel_id")
+    @classmethod
+    def _not_here(cls, value: Any) -> Any:
+        if value is not None:
+            raise refused("connectors and tunnels are OpenAI's own; name a server by server_label or server_url")
+        return value
+
+
+def to_echo(spec: McpSpec, written: Mapping[str, Any]) -> dict[str, Any]:
+    """The tool as the response repeats it; `written` is it as the request wrote it. Of the address only the host is
+    told: some have a key behind it."""
+    return {
+        "type": MCP,
+        "server_label": spec.server_label,
+        "server_url": None if spec.server_url is None else _without_path(spec.server_url),
+        "server_description": spec.server_description,
+        "allowed_tools": written.get("allowed_tools"),
+        "require_approval": written.get("require_approval"),
+        "headers": None,
+        "authorization": None,
+    }
+
+
+def _without_path(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+        port = f":{parts.port}" if parts.port is not None else ""
+    except ValueError:
+        return "<redacted>"
+    return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}{port}/<redacted>"

@@ -1,0 +1,65 @@
+"""What a request says to tool servers, put out of sight where the request itself is kept for whoever takes it over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from unisono.api.responses.deps import ItemSealing
+from unisono.api.responses.server_tools.mcp_spec import MCP
+from unisono.core.conversation import UserMessage
+from unisono.errors import StoreUnreadable
+
+SECRET = frozenset({"authorization", "headers", "server_url"})
+SEALED = "sealed"
+
+
+def has_secrets(body: Mapping[str, Any]) -> bool:
+    """Whether there is something to conceal; a field that only this gateway writes is, whoever wrote it."""
+    return any(_secrets(tool) or _is_sealed(tool) for tool in body.get("tools") or ())
+
+
+def concealed(body: Mapping[str, Any], seals: ItemSealing, tenant: str) -> dict[str, Any]:
+    """The body with everything secret in a form that only this gateway can read."""
+    return {**body, "tools": [_concealed(tool, seals, tenant) for tool in body.get("tools") or ()]}
+
+
+def revealed(body: Mapping[str, Any], seals: ItemSealing, tenant: str) -> dict[str, Any]:
+    """The body as it was. Raises StoreUnreadable where the gateway has another key by now."""
+    return {**body, "tools": [_revealed(tool, seals, tenant) for tool in body.get("tools") or ()]}
+
+
+def is_concealed(body: Mapping[str, Any]) -> bool:
+    return any(_is_sealed(tool) for tool in body.get("tools") or ())
+
+
+def _is_sealed(tool: Any) -> bool:
+    return isinstance(tool, dict) and tool.get("type") == MCP and SEALED in tool
+
+
+def _secrets(tool: Any) -> dict[str, Any]:
+    if not isinstance(tool, dict) or tool.get("type") != MCP:
+        return {}
+    return {name: value for name, value in tool.items() if name in SECRET and value is not None}
+
+
+def _concealed(tool: Any, seals: ItemSealing, tenant: str) -> Any:
+    secrets = _secrets(tool)
+    if not secrets and not _is_sealed(tool):
+        return tool
+    rest = {name: value for name, value in tool.items() if name not in secrets and name != SEALED}
+    if not secrets:
+        return rest
+    return rest | {SEALED: seals.seal(tenant, [UserMessage(orjson.dumps(secrets).decode())])}
+
+
+def _revealed(tool: Any, seals: ItemSealing, tenant: str) -> Any:
+    if not _is_sealed(tool):
+        return tool
+    opened = seals.open(tenant, str(tool[SEALED]))
+    if not opened or not isinstance(opened[0], UserMessage):
+        raise StoreUnreadable("What the request says to a tool server cannot be read any more.")
+    rest = {name: value for name, value in tool.items() if name != SEALED}
+    return rest | orjson.loads(opened[0].text)

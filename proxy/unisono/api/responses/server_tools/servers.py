@@ -1,0 +1,157 @@
+"""From the tools of a request to tool servers: the operator's word comes first, and a request can only take from it.
+
+A server is the operator's, by its label or its exact address, or one on a host that the operator allowed. What a
+request says narrows which tools there are and adds to what needs approval. Its headers go to the server they stand
+with; the key it was sent with goes nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from urllib.parse import urlsplit
+
+from unisono.api.notes import without_effect
+from unisono.api.responses.server_tools.mcp_spec import McpSpec
+from unisono.core.access import Caller
+from unisono.core.tools import Approval, ToolServer, ToolTransport
+from unisono.errors import InvalidRequest, ToolServerNotAllowed
+
+MOST_SERVERS = 16
+"""Of one request: all of them are asked for their tools before a word is generated."""
+
+OWN_CREDENTIALS = frozenset({"authorization", "x-api-key"})
+
+
+def _no_check(headers: Mapping[str, str], authorization: str | None) -> None:
+    """Whoever reaches servers checks what is sent there."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRules:
+    """What the operator says about tool servers. `configured` are theirs by label, `builtins` the labels of those that
+    stand for a tool gpt-oss was trained on, by its name; `may_name` tells whether a request may name one at an address,
+    `check_headers` raises InvalidRequest for what cannot be sent to one."""
+
+    configured: Mapping[str, ToolServer] = field(default_factory=dict)
+    builtins: Mapping[str, str] = field(default_factory=dict)
+    may_name: Callable[[str], bool] = lambda _: False
+    check_headers: Callable[[Mapping[str, str], str | None], None] = _no_check
+
+    def for_model(self, labels: Collection[str] | None) -> ServerRules:
+        """Those of a model that may use only some of the configured servers; None for all."""
+        if labels is None:
+            return self
+        return replace(self, configured={label: self.configured[label] for label in labels})
+
+    def for_caller(self, caller: Caller) -> ServerRules:
+        """Those that a caller may use. Who may use only some may name none that the operator does not know."""
+        if caller.mcp_servers is None:
+            return self
+        theirs = {label: server for label, server in self.configured.items() if label in caller.mcp_servers}
+        return replace(self, configured=theirs, may_name=lambda _: False)
+
+    @property
+    def trained(self) -> dict[str, ToolServer]:
+        """The servers that stand for tools gpt-oss was trained on, by those."""
+        named = {builtin: self.configured.get(label) for builtin, label in self.builtins.items()}
+        return {builtin: server for builtin, server in named.items() if server is not None}
+
+    def find(self, spec: McpSpec) -> ToolServer | None:
+        """The configured server that is meant."""
+        named = self.configured.get(spec.server_label)
+        if spec.server_url is None or (named is not None and named.url == spec.server_url):
+            return named
+        return next((server for server in self.configured.values() if server.url == spec.server_url), None)
+
+
+def to_servers(specs: Sequence[tuple[str, McpSpec]], rules: ServerRules, owner: str) -> tuple[ToolServer, ...]:
+    """The servers in the request's order; each comes with the field it stands in. `owner` is whose connections they
+    are. Raises InvalidRequest and ToolServerNotAllowed, naming the field."""
+    servers: dict[str, ToolServer] = {}
+    for at, spec in specs:
+        if spec.server_label in servers:
+            raise InvalidRequest(
+                f"'{at}.server_label': there is another server with the label '{spec.server_label}'.",
+                param=f"{at}.server_label",
+            )
+        if len(servers) >= MOST_SERVERS:
+            raise InvalidRequest(f"'{at}': there are more than {MOST_SERVERS} tool servers.", param=at)
+        servers[spec.server_label] = _to_server(at, spec, rules, owner)
+    return tuple(servers.values())
+
+
+def _to_server(at: str, spec: McpSpec, rules: ServerRules, owner: str) -> ToolServer:
+    configured = rules.find(spec)
+    server = _named(at, spec, rules) if configured is None else configured
+    server = _with_credentials(at, spec, server, rules)
+    narrowed = None if spec.allowed_tools is None else spec.allowed_tools.filter()
+    if narrowed is not None and server.allowed is not None:
+        narrowed = server.allowed & narrowed
+    return replace(
+        server,
+        label=spec.server_label,
+        owner=owner,
+        allowed=server.allowed if narrowed is None else narrowed,
+        approval=_joined(server.approval, spec),
+        description=spec.server_description or server.description,
+    )
+
+
+def _named(at: str, spec: McpSpec, rules: ServerRules) -> ToolServer:
+    """A server that only the request knows."""
+    if spec.server_url is None:
+        known = ", ".join(sorted(rules.configured)) or "none"
+        raise InvalidRequest(
+            f"'{at}.server_label': there is no tool server '{spec.server_label}' here, and no server_url. "
+            f"Servers: {known}.",
+            param=f"{at}.server_label",
+        )
+    if not rules.may_name(spec.server_url):
+        raise ToolServerNotAllowed(
+            f"'{at}.server_url': this tool server may not be reached from here; its host has to be allowed by the "
+            "operator.",
+            param=f"{at}.server_url",
+        )
+    older = urlsplit(spec.server_url).path.rstrip("/").endswith("/sse")
+    transport = ToolTransport.SSE if older else ToolTransport.STREAMABLE_HTTP
+    return ToolServer(spec.server_label, spec.server_url, transport=transport, at=at)
+
+
+def _with_credentials(at: str, spec: McpSpec, server: ToolServer, rules: ServerRules) -> ToolServer:
+    """The server with what the request wants it to be shown. The operator's own credentials are never replaced."""
+    given = {name: value.get_secret_value() for name, value in (spec.headers or {}).items()}
+    authorization = None if spec.authorization is None else spec.authorization.get_secret_value()
+    if not given and authorization is None:
+        return server
+    if server.transport is ToolTransport.STDIO:
+        raise InvalidRequest(f"'{at}': this tool server takes neither headers nor authorization.", param=at)
+    taken = {name.lower() for name in server.headers}
+    has_own = server.authorization is not None or server.oauth is not None or bool(taken & OWN_CREDENTIALS)
+    for name in given:
+        if name.lower() in taken or (has_own and name.lower() in OWN_CREDENTIALS):
+            raise InvalidRequest(f"'{at}.headers': the operator sets '{name[:64]}' here.", param=f"{at}.headers")
+    if authorization is not None and has_own:
+        raise InvalidRequest(
+            f"'{at}.authorization': this tool server is shown the operator's credentials.", param=f"{at}.authorization"
+        )
+    headers = {**server.headers, **given}
+    try:
+        rules.check_headers(headers, authorization or server.authorization)
+    except InvalidRequest as error:
+        where = f"{at}.headers" if given else f"{at}.authorization"
+        raise InvalidRequest(f"'{where}': {error.message}", param=where) from None
+    return replace(server, headers=headers, authorization=authorization or server.authorization)
+
+
+def _joined(operator: Approval, spec: McpSpec) -> Approval:
+    """What either wants approved needs approval; where nobody said anything, everything does."""
+    if spec.require_approval is None:
+        return operator
+    asked = spec.require_approval.approval()
+    return asked if operator == Approval() else replace(asked, besides=operator)
+
+
+def notes_on(specs: Sequence[tuple[str, McpSpec]]) -> Iterator[str]:
+    for at, spec in specs:
+        yield from without_effect(f"{at}.", spec.model_extra or {})

@@ -1,0 +1,104 @@
+"""What one socket remembers: the last response of each lane that no store has, so that the next one can continue it.
+
+It is gone with the socket. A response that is to be kept and continues one that was not takes what was said there into
+its own input, so that it can be continued anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from unisono.api.responses.inbound import wanted_ids
+from unisono.api.responses.items import said_by
+from unisono.api.responses.persistence import JOINS
+from unisono.api.responses.prepared_request import PreparedRequest
+from unisono.api.responses.prior_state import PriorState, recall
+from unisono.api.responses.schema import ResponsesRequest
+from unisono.api.responses.server_tools.approval_history import hosted_in
+from unisono.api.responses.websocket.frames import Lane
+from unisono.core.conversation import Item
+from unisono.core.state_store import Store, StoredItem, StoredResponse
+
+MOST = 8_000_000
+"""Characters and tokens one socket remembers. What fits a model's window is far less, for each of a few lanes."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachedResponse:
+    """A response that can be continued. `past` is what its continuation leans on, with stored ancestors only; `loose`
+    are the items of it that no store has."""
+
+    past: PriorState
+    loose: tuple[StoredItem, ...] = ()
+
+
+class ResponseCache:
+    """The newest response of each lane, the oldest of them forgotten first where it is too much."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        self._lanes: dict[Lane, tuple[str, CachedResponse, int]] = {}
+
+    def keep(self, lane: Lane, response_id: str, turned: CachedResponse) -> None:
+        self._lanes.pop(lane, None)
+        self._lanes[lane] = (response_id, turned, weight(turned.past.earlier))
+        while sum(held for _, _, held in self._lanes.values()) > self._most:
+            del self._lanes[next(iter(self._lanes))]
+
+    def forget(self, response_id: object) -> None:
+        """Evict the response with this id; any other value, as it may stand in a client's frame, evicts nothing."""
+        for lane, (known, _, _) in list(self._lanes.items()):
+            if known == response_id:
+                del self._lanes[lane]
+
+    def find(self, response_id: str | None) -> CachedResponse | None:
+        return next((turned for known, turned, _ in self._lanes.values() if known == response_id), None)
+
+
+def weight(items: Iterable[Item]) -> int:
+    """Characters and tokens of items."""
+    values = (getattr(item, name) for item in items for name in type(item).__slots__)
+    return sum(len(value) for value in values if isinstance(value, str | tuple))
+
+
+class Continuation:
+    """One request and what it continues: a response this socket remembers, or whatever else."""
+
+    def __init__(self, found: CachedResponse | None) -> None:
+        self._found = found
+        self._past = PriorState()
+
+    async def recall(self, store: Store, tenant: str, request: ResponsesRequest) -> PriorState:
+        """As `past.recall`, with what is remembered in place of what is stored."""
+        if self._found is None:
+            self._past = await recall(store, tenant, request)
+            return self._past
+        rest = await recall(store, tenant, request.model_copy(update={"previous_response_id": None}))
+        wanted = set(wanted_ids(request))
+        loose = {item.id: item for item in self._found.loose if item.id in wanted}
+        self._past = replace(self._found.past, kept={**(rest.kept or {}), **loose})
+        return self._past
+
+    def settled(self, asked: PreparedRequest, sticky: str) -> PreparedRequest:
+        """The request as it is run and kept; turns with nothing else in common go together by `sticky`."""
+        turn = asked.turn
+        if asked.request.stored and self._found is not None:
+            turn = replace(turn, input=(*self._found.loose, *turn.input))
+        if not turn.turn.sticky:
+            turn = replace(turn, turn=replace(turn.turn, sticky=sticky))
+        return replace(asked, turn=turn)
+
+    def turned(self, asked: PreparedRequest, response: StoredResponse) -> CachedResponse | None:
+        """How the finished response can be continued on this socket; None where it cannot, or the store has it."""
+        request = asked.request
+        if request.stored or request.conversation is not None or response.status not in JOINS:
+            return None
+        new = (*asked.turn.input, *response.output)
+        past = PriorState(
+            earlier=(*self._past.earlier, *said_by(new)),
+            ancestors=self._past.ancestors,
+            first_day=asked.frame.first_day,
+            hosted=self._past.hosted + hosted_in(new, self._past.hosted),
+        )
+        return CachedResponse(past, (*(self._found.loose if self._found else ()), *new))

@@ -1,0 +1,196 @@
+"""Which tools have to be called, or may be: `tool_choice` in every form it comes in, and what it means among the tools
+that there are.
+
+What cannot be kept is refused here, naming the field: a tool that nobody declared, and a call where there is nothing to
+call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated, Any, Final, TypeAlias
+
+from pydantic import PlainValidator, WithJsonSchema
+
+from unisono.api.field_types import MAX_TOOLS, wrong
+from unisono.api.tools import Toolbox
+from unisono.engine.turn import Allowed, Choice, Forced
+from unisono.errors import InvalidRequest
+
+ALLOWED_TOOLS: Final = "allowed_tools"
+SERVER: Final = "mcp"
+FUNCTIONS: Final = ("function", "custom")
+"""Kinds of tools that are the client's own."""
+LONGEST: Final = 256
+"""Characters of a name; what is longer names nothing."""
+
+
+class ChoiceMode(StrEnum):
+    NONE = "none"
+    AUTO = "auto"
+    REQUIRED = "required"
+
+
+WORDS: Final = {**{mode.value: mode for mode in ChoiceMode}, "any": ChoiceMode.REQUIRED}
+"""Every word in use for how tools are chosen."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTool:
+    """A tool as a choice names it: `name` of the client's own or of one on the server with the label `server`, or only
+    the `kind` of one there is once."""
+
+    kind: str
+    name: str = ""
+    server: str = ""
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (self.kind, self.server, self.name)))
+
+    def written(self) -> dict[str, str]:
+        """As the Responses API writes it."""
+        if self.kind == SERVER:
+            return {"type": SERVER, "server_label": self.server, **({"name": self.name} if self.name else {})}
+        return {"type": self.kind, **({"name": self.name} if self.name else {})}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """What a request wants. Without `tools` it is about all of them; `one` was named alone, and not in a list."""
+
+    mode: ChoiceMode = ChoiceMode.AUTO
+    tools: tuple[NamedTool, ...] | None = None
+    one: bool = False
+
+    def written(self) -> Any:
+        """As the Responses API writes it."""
+        if self.tools is None:
+            return self.mode.value
+        if self.one:
+            return self.tools[0].written()
+        return {"type": ALLOWED_TOOLS, "mode": self.mode.value, "tools": [tool.written() for tool in self.tools]}
+
+
+def to_tool_choice(value: Any) -> ToolChoice | None:
+    """Every form of `tool_choice`; a tool may be named flat or within an object of its kind. Raises what pydantic makes
+    a finding of."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return ToolChoice(_mode(value))
+    if not isinstance(value, dict) or not isinstance(value.get("type"), str):
+        raise wrong(f"must be one of {', '.join(WORDS)}, or an object with a type")
+    kind = value["type"]
+    if kind in WORDS:
+        return ToolChoice(WORDS[kind])
+    if kind != ALLOWED_TOOLS:
+        return ToolChoice(ChoiceMode.REQUIRED, (_named(value),), one=True)
+    listed = value.get(ALLOWED_TOOLS)
+    listed = listed if isinstance(listed, dict) else value
+    tools = listed.get("tools")
+    if not isinstance(tools, list) or not 0 < len(tools) <= MAX_TOOLS:
+        raise wrong(f"must list 1 to {MAX_TOOLS} allowed tools")
+    return ToolChoice(_mode(listed.get("mode", ChoiceMode.AUTO)), tuple(map(_named, tools)))
+
+
+def to_function_choice(value: Any) -> ToolChoice | None:
+    """The old `function_call`: a word, or an object with the function's name."""
+    if not isinstance(value, dict):
+        return to_tool_choice(value)
+    return ToolChoice(ChoiceMode.REQUIRED, (NamedTool("function", _word(value, "name")),), one=True)
+
+
+def _mode(value: Any) -> ChoiceMode:
+    if not isinstance(value, str) or value not in WORDS:
+        raise wrong(f"must be one of {', '.join(WORDS)}, or name a tool")
+    return WORDS[value]
+
+
+def _named(value: Any) -> NamedTool:
+    if not isinstance(value, dict) or not isinstance(value.get("type"), str):
+        raise wrong("must name a tool by an object with a type")
+    kind = value["type"]
+    if kind in FUNCTIONS:
+        inner = value.get(kind)
+        return NamedTool(kind, _word(inner if isinstance(inner, dict) else value, "name"))
+    if kind == SERVER:
+        name = _word(value, "name") if value.get("name") is not None else ""
+        return NamedTool(kind, name, _word(value, "server_label"))
+    return NamedTool(_word(value, "type"))
+
+
+def _word(value: dict[str, Any], field_name: str) -> str:
+    word = value.get(field_name)
+    if not isinstance(word, str) or not 0 < len(word) <= LONGEST or not word.isprintable():
+        raise wrong(f"needs the field '{field_name}': 1 to {LONGEST} characters")
+    return word
+
+
+_WORD: Final[dict[str, Any]] = {"enum": [*WORDS, None]}
+_NAME: Final[dict[str, Any]] = {"type": "string", "minLength": 1, "maxLength": LONGEST}
+_TOOL: Final[dict[str, Any]] = {"type": "object", "properties": {"type": _NAME}, "required": ["type"]}
+_FUNCTION: Final[dict[str, Any]] = {"type": "object", "properties": {"name": _NAME}, "required": ["name"]}
+
+ChosenTools: TypeAlias = Annotated[
+    ToolChoice | None, PlainValidator(to_tool_choice), WithJsonSchema({"anyOf": [_WORD, _TOOL]})
+]
+ChosenFunction: TypeAlias = Annotated[
+    ToolChoice | None, PlainValidator(to_function_choice), WithJsonSchema({"anyOf": [_WORD, _FUNCTION]})
+]
+
+HostedTool: TypeAlias = tuple[str, str | None]
+"""A server's label and the name of a tool there, None for any of the server's."""
+
+
+def _hosts_nothing(tool: NamedTool) -> HostedTool | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTools:
+    """The tools a choice can be among: the client's own and, where `hosts` says so, those the gateway runs. `hosted`
+    finds one of these, and gives None for one that was declared and is not there; it raises InvalidRequest for one that
+    was not declared."""
+
+    toolbox: Toolbox = field(default_factory=Toolbox)
+    hosts: bool = False
+    hosted: Callable[[NamedTool], HostedTool | None] = _hosts_nothing
+
+
+def to_choice(asked: ToolChoice | None, offer: OfferedTools, param: str = "tool_choice") -> Choice | None:
+    """What the engine is to do about calls; None where it is the model's to choose, or nothing may be called. Raises
+    InvalidRequest that names `param`."""
+    if asked is None or asked.mode is ChoiceMode.NONE or (asked.mode is ChoiceMode.AUTO and asked.tools is None):
+        return None
+    if asked.mode is ChoiceMode.REQUIRED and not (offer.toolbox.tools or offer.hosts):
+        raise InvalidRequest(f"'{param}': there are no tools that could be called.", param=param)
+    if asked.tools is None:
+        return Forced()
+    own: set[str] = set()
+    hosted: set[HostedTool] = set()
+    for tool in asked.tools:
+        if tool.kind in FUNCTIONS:
+            own.add(_own(tool, offer.toolbox, param))
+        elif (found := offer.hosted(tool)) is not None:
+            hosted.add(found)
+    if asked.mode is ChoiceMode.AUTO:
+        return Allowed(frozenset(own), frozenset(hosted))
+    if not (own or hosted):
+        raise InvalidRequest(f"'{param}': none of the tools it names is available here.", param=param)
+    return Forced(frozenset(own), frozenset(hosted))
+
+
+def _own(tool: NamedTool, toolbox: Toolbox, param: str) -> str:
+    """The name the model knows a tool of the client's by; one in a namespace may go by its own name."""
+    if any(each.name == tool.name for each in toolbox.tools):
+        return tool.name
+    inside = [name for name, (_, own) in toolbox.origins.items() if own == tool.name]
+    if len(inside) == 1:
+        return inside[0]
+    raise not_declared(tool, param)
+
+
+def not_declared(tool: NamedTool, param: str) -> InvalidRequest:
+    return InvalidRequest(f"'{param}': there is no tool '{tool}' among the tools of this request.", param=param)

@@ -1,0 +1,362 @@
+"""What does not get past the door: bodies too large or too slow, strangers, and web pages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.types import Message
+
+from tests.api.asgi import Exchange
+from unisono.access.keys import MasterKey, NoKeys
+from unisono.api.asgi_layers import HEALTH_PATHS, Authenticate, doors, is_loopback
+from unisono.api.body import read_json
+from unisono.api.error_responses import register
+from unisono.api.sse import until_disconnect
+from unisono.core.access import Caller
+from unisono.errors import NotAuthenticated
+
+KEY = "sk-right"
+BEARER = ("authorization", f"Bearer {KEY}")
+
+
+def gateway(*, authenticate: Authenticate | None = None, origins: Iterable[str] = (), **limits: Any) -> FastAPI:
+    """An app behind every door. Without `authenticate` it has no keys."""
+    ids = iter(range(1000))
+    app = FastAPI(
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        redirect_slashes=False,
+        middleware=doors(
+            authenticate=authenticate or NoKeys().identify,
+            keyless=authenticate is None,
+            new_id=lambda: f"{next(ids)}",
+            origins=origins,
+            **limits,
+        ),
+    )
+    register(app)
+
+    @app.post("/v1/echo")
+    async def echo(request: Request) -> dict[str, Any]:
+        return {"tenant": request.state.caller.tenant, "body": await read_json(request)}
+
+    @app.post("/v1/cancel")
+    async def cancel(request: Request) -> dict[str, Any]:
+        return {"done": True}
+
+    @app.post("/v1/slow")
+    async def slow(request: Request) -> dict[str, Any]:
+        await read_json(request)
+        await until_disconnect(request.receive, asyncio.sleep(0.15))
+        return {"done": True}
+
+    @app.get("/health/liveliness")
+    async def alive() -> dict[str, Any]:
+        return {"status": "alive"}
+
+    return app
+
+
+def locked(**more: Any) -> FastAPI:
+    return gateway(authenticate=MasterKey(KEY).identify, **more)
+
+
+async def post(app: FastAPI, *headers: tuple[str, str], path: str = "/v1/echo") -> Exchange:
+    return await Exchange(app, "POST", path, json={"a": 1}, headers=headers).run()
+
+
+# Keys
+
+KEYS: dict[str, tuple[list[tuple[str, str]], int]] = {
+    "bearer": ([BEARER], 200),
+    "bearer in any case": ([("Authorization", f"bEARER {KEY}")], 200),
+    "x-api-key": ([("x-api-key", KEY)], 200),
+    "x-api-key beside another scheme": ([("authorization", "Basic eDp5"), ("x-api-key", KEY)], 200),
+    "none": ([], 401),
+    "empty": ([("authorization", "Bearer ")], 401),
+    "wrong": ([("authorization", "Bearer sk-wrong")], 401),
+    "no scheme": ([("authorization", KEY)], 401),
+    "another scheme": ([("authorization", f"Basic {KEY}")], 401),
+    "the same key twice": ([BEARER, ("x-api-key", KEY)], 200),
+    "a wrong bearer beside the key": ([("authorization", "Bearer sk-wrong"), ("x-api-key", KEY)], 401),
+    "a wrong x-api-key beside the key": ([BEARER, ("x-api-key", "sk-wrong")], 401),
+    "twice": ([BEARER, BEARER], 401),
+    "x-api-key twice": ([("x-api-key", KEY), ("x-api-key", "other")], 401),
+    "long": ([("authorization", "Bearer " + "x" * 10_000)], 401),
+    "bytes": ([("authorization", "Bearer \xff\x00\xfe")], 401),
+}
+
+
+@pytest.mark.parametrize(("headers", "status"), KEYS.values(), ids=KEYS)
+async def test_only_the_key_opens(headers: list[tuple[str, str]], status: int) -> None:
+    answer = await post(locked(), *headers)
+    assert answer.status == status
+    if status == 401:
+        assert answer.headers["www-authenticate"] == "Bearer"
+        error = answer.json()["error"]
+        assert (error["type"], error["code"], error["param"]) == ("invalid_request_error", "invalid_api_key", None)
+        assert KEY not in error["message"]
+    else:
+        assert answer.json() == {"tenant": "default", "body": {"a": 1}}
+
+
+async def test_who_is_let_in_is_for_the_authenticator_to_say() -> None:
+    async def authenticate(key: str | None) -> Caller:
+        if key != "k":
+            raise NotAuthenticated("no")
+        return Caller("team")
+
+    app = gateway(authenticate=authenticate)
+    assert (await post(app)).status == 401
+    assert (await post(app, ("x-api-key", "k"))).json()["tenant"] == "team"
+
+
+PATHS = [
+    "/v1/echo",
+    "/v1/cancel",
+    "/nowhere",
+    "/",
+    "//v1/echo",
+    "/v1/../health/liveliness",
+    "/health",
+    "/health/",
+    "/health/liveliness/",
+    "//health/liveliness",
+    "/health/liveliness/../../v1/echo",
+    "/HEALTH/liveliness",
+    "/metrics",
+    "/docs",
+    "/openapi.json",
+]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("host", ["localhost", "x/health/liveliness?y=", "/health/liveliness"])
+async def test_without_a_key_no_spelling_of_a_path_gets_in(path: str, host: str) -> None:
+    headers = [("host", host), ("x-forwarded-prefix", "/health/liveliness")]
+    for method in ("GET", "POST", "OPTIONS", "HEAD"):
+        assert (await Exchange(locked(), method, path, headers=headers).run()).status == 401
+
+
+@pytest.mark.parametrize("path", sorted(HEALTH_PATHS))
+async def test_health_needs_no_key(path: str) -> None:
+    assert (await Exchange(locked(), "GET", path).run()).status in {200, 404}
+
+
+async def test_a_websocket_needs_a_key_too() -> None:
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "websocket", "path": "/v1/responses", "headers": [(b"host", b"localhost")], "state": {}}
+    await locked()(scope, receive, send)
+    assert [message["type"] for message in sent] == ["websocket.close"]
+
+
+# Web pages
+
+HOSTS = {
+    "localhost": True,
+    "localhost:4000": True,
+    "LOCALHOST:4000": True,
+    "127.0.0.1:4000": True,
+    "127.8.8.8": True,
+    "[::1]:4000": True,
+    "example.com": False,
+    "localhost.example.com": False,
+    "127.0.0.1.example.com": False,
+    "10.0.0.1:4000": False,
+    "0.0.0.0:4000": False,
+    "user@localhost": False,
+    "localhost/health/liveliness?x=": False,
+    "localhost:port": False,
+    "": False,
+    "[::1": False,
+    "2130706433": False,
+    "127.1": False,
+}
+
+
+@pytest.mark.parametrize(("host", "local"), HOSTS.items())
+async def test_without_keys_only_this_machine_is_answered(host: str, local: bool) -> None:
+    answer = await post(gateway(), ("host", host))
+    assert answer.status == (200 if local else 403)
+    if not local:
+        assert answer.json()["error"]["code"] == "permission_denied"
+    assert is_loopback(f"//{host}") == local
+
+
+ORIGINS: list[tuple[str, str, int]] = [
+    ("localhost:4000", "http://localhost:4000", 200),
+    ("LOCALHOST:4000", "http://localhost:4000", 200),
+    ("127.0.0.1:4000", "http://127.0.0.1:4000", 200),
+    ("[::1]:4000", "http://[::1]:4000", 200),
+    ("localhost", "http://localhost", 200),
+    ("localhost:4000", "https://app.example.com", 200),
+    ("localhost:4000", "http://localhost:3000", 403),
+    ("localhost:4000", "http://localhost", 403),
+    ("localhost:4000", "http://127.0.0.1:4000", 403),
+    ("localhost", "http://[::1]:8080", 403),
+    ("localhost:4000", "https://evil.example.com", 403),
+    ("localhost:4000", "http://localhost:4000.evil.com", 403),
+    ("localhost:4000", "null", 403),
+    ("localhost:4000", "", 403),
+    ("localhost:4000", "file://", 403),
+]
+
+
+@pytest.mark.parametrize(("host", "origin", "status"), ORIGINS)
+async def test_without_keys_only_its_own_and_listed_origins_are_answered(host: str, origin: str, status: int) -> None:
+    app = gateway(origins=["https://app.example.com"])
+    assert (await post(app, ("host", host), ("origin", origin))).status == status
+
+
+async def test_two_hosts_are_none() -> None:
+    assert (await post(gateway(), ("host", "localhost"), ("host", "evil.com"))).status == 403
+
+
+async def test_with_keys_any_host_is_fine() -> None:
+    assert (await post(locked(), ("host", "llm.example.com"), ("origin", "https://x.com"), BEARER)).status == 200
+
+
+# CORS
+
+ALLOWED = "access-control-allow-origin"
+
+
+async def test_cors_is_off_unless_listed() -> None:
+    answer = await post(locked(), BEARER, ("origin", "https://app.example.com"))
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+    preflight = [("origin", "https://app.example.com"), ("access-control-request-method", "POST")]
+    assert (await Exchange(locked(), "OPTIONS", "/v1/echo", headers=preflight).run()).status == 401
+
+
+async def test_a_listed_origin_may_read_and_ask() -> None:
+    app = locked(origins=["https://app.example.com"])
+    origin = ("origin", "https://app.example.com")
+    answer = await post(app, BEARER, origin)
+    assert answer.headers[ALLOWED] == "https://app.example.com"
+    assert answer.headers["vary"] == "Origin"
+    refused = await post(app, origin)
+    assert refused.status == 401
+    assert refused.headers[ALLOWED] == "https://app.example.com"
+    asked = [origin, ("access-control-request-method", "POST"), ("access-control-request-headers", "x-stainless-os")]
+    preflight = await Exchange(app, "OPTIONS", "/v1/echo", headers=asked).run()
+    assert preflight.status == 204
+    assert preflight.headers["access-control-allow-headers"] == "x-stainless-os"
+    other = await post(app, BEARER, ("origin", "https://other.example.com"))
+    assert ALLOWED not in other.headers
+
+
+# Bodies
+
+MEDIA: dict[str, tuple[list[tuple[str, str]], int]] = {
+    "json": ([("content-type", "application/json")], 200),
+    "json in utf-8": ([("content-type", "Application/JSON; charset=utf-8")], 200),
+    "json in quoted utf-8": ([("content-type", 'application/json;charset="UTF-8"')], 200),
+    "json of another kind": ([("content-type", "application/json; profile=x")], 200),
+    "json in utf-16": ([("content-type", "application/json; charset=utf-16")], 415),
+    "json in latin-1": ([("content-type", "application/json; charset=ISO-8859-1")], 415),
+    "none": ([], 415),
+    "text": ([("content-type", "text/plain")], 415),
+    "a form": ([("content-type", "application/x-www-form-urlencoded")], 415),
+    "a list": ([("content-type", "text/plain, application/json")], 415),
+    "json and text": ([("content-type", "application/json"), ("content-type", "text/plain")], 415),
+    "gzip": ([("content-type", "application/json"), ("content-encoding", "gzip")], 415),
+    "two encodings": ([("content-type", "application/json"), ("content-encoding", "identity, br")], 415),
+    "identity": ([("content-type", "application/json"), ("content-encoding", "identity")], 200),
+}
+
+
+@pytest.mark.parametrize(("headers", "status"), MEDIA.values(), ids=MEDIA)
+async def test_a_body_is_plain_json_or_refused(headers: list[tuple[str, str]], status: int) -> None:
+    sent = [("content-length", "7"), BEARER, *headers]
+    answer = await Exchange(locked(), "POST", "/v1/echo", body=b'{"a":1}', headers=sent).run()
+    assert answer.status == status
+    if status == 415:
+        assert answer.json()["error"]["code"] == "unsupported_media_type"
+
+
+async def test_no_body_needs_no_type() -> None:
+    assert (await Exchange(locked(), "POST", "/v1/cancel", headers=[BEARER]).run()).status == 200
+
+
+SENT = [("content-type", "application/json"), BEARER]
+
+
+async def test_a_body_that_says_it_is_too_large_is_not_read() -> None:
+    app = locked(max_body_bytes=1000)
+    answer = Exchange(app, "POST", "/v1/echo", body=[], headers=[*SENT, ("content-length", "1001")], endless=True)
+    await asyncio.wait_for(answer.run(), 1)
+    assert answer.status == 413
+    assert answer.headers["connection"] == "close"
+    assert answer.json()["error"]["code"] == "body_too_large"
+
+
+@pytest.mark.parametrize("length", [[], [("content-length", "10")]], ids=["chunked", "lying"])
+async def test_bytes_are_counted_whatever_the_length_says(length: list[tuple[str, str]]) -> None:
+    app = locked(max_body_bytes=1000)
+    pieces = [b'{"a":"', *([b"x" * 100] * 20), b'"}']
+    headers = [*SENT, *length, *([("transfer-encoding", "chunked")] if not length else [])]
+    answer = await Exchange(app, "POST", "/v1/echo", body=pieces, headers=headers).run()
+    assert answer.status == 413
+    whole = await Exchange(app, "POST", "/v1/echo", body=[b'{"a":', b"1}"], headers=headers).run()
+    assert whole.status == 200
+
+
+@pytest.mark.parametrize("length", ["-1", "1e3", "+5", "0x10", "5, 5", "9" * 30, "\xb2"])
+async def test_a_length_that_is_no_number_is_refused(length: str) -> None:
+    headers = [*SENT, ("content-length", length)]
+    answer = await Exchange(locked(), "POST", "/v1/echo", body=b"{}", headers=headers).run()
+    assert answer.status in {400, 413}
+
+
+async def test_a_body_that_never_ends_is_given_up_on() -> None:
+    app = locked(body_deadline_s=0.05)
+    headers = [*SENT, ("transfer-encoding", "chunked")]
+    answer = Exchange(app, "POST", "/v1/echo", body=[b'{"a":'], headers=headers, endless=True)
+    await asyncio.wait_for(answer.run(), 1)
+    assert answer.status == 408
+    assert answer.headers["connection"] == "close"
+    assert answer.json()["error"]["code"] == "body_timeout"
+
+
+async def test_a_client_that_leaves_while_it_writes_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
+    headers = [*SENT, ("transfer-encoding", "chunked")]
+    answer = Exchange(locked(), "POST", "/v1/echo", body=[b'{"a":'], headers=headers, endless=True).start()
+    answer.leave()
+    await answer.ended(within_s=1)
+    assert answer.status == 400
+    assert caplog.text == ""
+
+
+async def test_the_deadline_is_the_bodys_and_not_the_answers() -> None:
+    assert (await post(locked(body_deadline_s=0.05), BEARER, path="/v1/slow")).status == 200
+
+
+async def test_a_request_without_key_is_refused_before_its_body() -> None:
+    headers = [("content-type", "application/json"), ("content-length", "99")]
+    answer = Exchange(locked(), "POST", "/v1/echo", body=[], headers=headers, endless=True)
+    await asyncio.wait_for(answer.run(), 1)
+    assert answer.status == 401
+
+
+# Ids
+
+
+async def test_every_answer_has_an_id_of_its_own() -> None:
+    app = locked()
+    answers = [await post(app, BEARER), await post(app), await Exchange(app, "GET", "/health/liveliness").run()]
+    ids = [answer.headers["x-request-id"] for answer in answers]
+    assert len(set(ids)) == 3
+    assert all(name.startswith("req_") for name in ids)
