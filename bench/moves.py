@@ -23,8 +23,8 @@ from unisono.core.generation import CONSTRAINT_KINDS, Capabilities, Chunk, Compl
 from unisono.core.probe import Probe
 from unisono.engine.course import course_of
 from unisono.engine.engine import Engine
-from unisono.engine.memory import TurnMemory
-from unisono.engine.turn import Choice, Forced, Turn
+from unisono.engine.memory import ConversationCache
+from unisono.engine.turn import Choice, ForcedCalls, GenerationRequest
 from unisono.engine.wishes import wishes_of
 from unisono.harmony.encoding import load_encoding
 from unisono.harmony.render import Renderer
@@ -64,14 +64,14 @@ class Case:
 
 
 FORM = AnswerForm("city", CITY, strict=True)
-NAMED = Forced(frozenset({"get_weather"}))
+NAMED = ForcedCalls(frozenset({"get_weather"}))
 CASES: dict[str, Case] = {
     "plain": Case((PROSE,), SEVERAL),
     "named": Case((PROSE, CALL), SEVERAL, NAMED),
     "named, guided": Case((PROSE, CALL), SEVERAL, NAMED, guided=True),
-    "required, one tool": Case((PROSE, CALL), ONE, Forced()),
-    "required, several": Case((PROSE, ".get_time", CALL), SEVERAL, Forced()),
-    "required, several, guided": Case((PROSE, ".get_time", CALL), SEVERAL, Forced(), guided=True),
+    "required, one tool": Case((PROSE, CALL), ONE, ForcedCalls()),
+    "required, several": Case((PROSE, ".get_time", CALL), SEVERAL, ForcedCalls()),
+    "required, several, guided": Case((PROSE, ".get_time", CALL), SEVERAL, ForcedCalls(), guided=True),
     "schema": Case((JSON,), form=FORM),
     "schema, guided": Case((JSON, PLACE + "<|return|>"), form=FORM, guided=True),
     "schema, wrong once": Case((PROSE, PLACE + "<|return|>"), form=FORM),
@@ -133,12 +133,14 @@ async def run(ask: Ask) -> Told:
         encoding=encoding,
         renderer=Renderer(encoding),
         pool=RoutingPool({"m": [LiveDeployment("model", model)]}),
-        memory=TurnMemory(),
+        memory=ConversationCache(),
         new_call_id=lambda: "call_1",
         violation=violation,
     )
     preamble = Preamble(tools=case.tools, date="2026-01-01", form=case.form)
-    turn = Turn("m", Conversation(preamble, (UserMessage("Is it wet?"),)), choice=case.choice, form=case.form)
+    turn = GenerationRequest(
+        "m", Conversation(preamble, (UserMessage("Is it wet?"),)), choice=case.choice, form=case.form
+    )
     taken, generations = [], 0
     for number in range(ask.times):
         model.prompts.clear()
@@ -184,7 +186,7 @@ def _long_answer() -> list[int]:
 def _routed(how: str) -> float:
     """Microseconds of CPU per token that comes by itself, and is kept in a journal either way."""
     encoding, tools = load_encoding(), plan_tools(())
-    turn = Turn("m", Conversation(Preamble(), (UserMessage("Hi"),)))
+    turn = GenerationRequest("m", Conversation(Preamble(), (UserMessage("Hi"),)))
     tokens = _long_answer()
     router = HarmonyRouter(encoding, tools, lambda: "call_1")
     course = course_of(encoding, tools, turn, wishes_of(turn, tools, None), lambda: "call_1", violation)

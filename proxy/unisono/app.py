@@ -54,8 +54,8 @@ from unisono.core.state_store import Retention, Store
 from unisono.core.tools import ToolHost
 from unisono.deployments import build_pool, deployment_names
 from unisono.engine.engine import Engine
-from unisono.engine.memory import TurnMemory
-from unisono.engine.turn import Turns
+from unisono.engine.memory import ConversationCache
+from unisono.engine.turn import GenerationService
 from unisono.errors import ConfigError, InvalidRequest
 from unisono.harmony.encoding import load_encoding
 from unisono.harmony.render import Renderer
@@ -120,7 +120,7 @@ class Parts:
 
     store: Part[tuple[Store, Upkeep]]
     hosting: Part[Hosting]
-    memory: TurnMemory
+    memory: ConversationCache
     renderer: Renderer
     observing: Observing
 
@@ -247,7 +247,7 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     return app
 
 
-def responses_means(gateway: Gateway, turns: Turns, servers: ServerRules | None = None) -> ResponsesDeps:
+def responses_means(gateway: Gateway, turns: GenerationService, servers: ServerRules | None = None) -> ResponsesDeps:
     """What the Responses API works with."""
     return ResponsesDeps(
         turns=turns,
@@ -265,7 +265,7 @@ def responses_means(gateway: Gateway, turns: Turns, servers: ServerRules | None 
     )
 
 
-def messages_means(gateway: Gateway, turns: Turns, hosting: Hosting) -> MessagesMeans:
+def messages_means(gateway: Gateway, turns: GenerationService, hosting: Hosting) -> MessagesMeans:
     """What the Messages API works with."""
     pause_after = gateway.config.unisono.pause_after_rounds
     return MessagesMeans(
@@ -296,7 +296,7 @@ def build_parts(config: Config, old: Parts | None, share: int) -> Parts:
     return Parts(
         store=kept(None if old is None else old.store, config.store, store),
         hosting=kept(None if old is None else old.hosting, settings, hosting),
-        memory=TurnMemory() if old is None else old.memory,
+        memory=ConversationCache() if old is None else old.memory,
         renderer=Renderer(load_encoding()) if old is None else old.renderer,
         observing=observing,
     )
@@ -371,7 +371,7 @@ def build_engine(
         encoding=encoding,
         renderer=Renderer(encoding) if parts is None else parts.renderer,
         pool=pool,
-        memory=TurnMemory() if parts is None else parts.memory,
+        memory=ConversationCache() if parts is None else parts.memory,
         new_call_id=lambda: f"call_{token_hex(12)}",
         tools=tools,
         violation=violation,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from unisono.engine.turn import GeneratorRun, Run
+from unisono.engine.turn import BatchStream, GenerationStream
 
 
-class Around(GeneratorRun):
+class Around(BatchStream):
     """Closes its own batches first and the run `run` behind them; the report is that run's."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: GenerationStream) -> None:
         self.report = run.report
         self._run = run
 

@@ -23,7 +23,7 @@ from unisono.core.conversation import (
 from unisono.core.generation import Sampling
 from unisono.core.hooks import Changes
 from unisono.core.item_records import Record, to_item, to_record
-from unisono.engine.turn import RawPrompt, Turn
+from unisono.engine.turn import GenerationRequest, RawPrompt
 from unisono.errors import StoreUnreadable
 
 ITEMS, FIRST, LAST, INSTRUCTIONS, EFFORT, SAMPLING, SAID = (
@@ -37,7 +37,7 @@ ITEMS, FIRST, LAST, INSTRUCTIONS, EFFORT, SAMPLING, SAID = (
 )
 
 
-def changed(turn: Turn, changes: Changes) -> Turn:
+def changed(turn: GenerationRequest, changes: Changes) -> GenerationRequest:
     """Raises TypeError, ValueError or AttributeError for what can be no part of a turn."""
     conversation, sampling = turn.conversation, turn.sampling
     if changes.items is not None:
@@ -93,7 +93,9 @@ def _without_tokens(item: Item) -> Item:
     return item
 
 
-def to_note(asked: Turn, turn: Turn, said: Mapping[str, Mapping[str, Json]]) -> dict[str, Json]:
+def to_note(
+    asked: GenerationRequest, turn: GenerationRequest, said: Mapping[str, Mapping[str, Json]]
+) -> dict[str, Json]:
     """What is different in `turn` from what was asked, and what was `said` by hooks."""
     old, new = asked.conversation, turn.conversation
     note: dict[str, Json] = {}
@@ -121,7 +123,9 @@ def _unlike(old: Sequence[Item], new: Sequence[Item]) -> tuple[int, int]:
     return first, last
 
 
-def from_note(turn: Turn, note: Mapping[str, Json]) -> tuple[Turn, dict[str, dict[str, Json]]]:
+def from_note(
+    turn: GenerationRequest, note: Mapping[str, Json]
+) -> tuple[GenerationRequest, dict[str, dict[str, Json]]]:
     """The turn as `to_note` noted it, and what was said. Raises StoreUnreadable."""
     read = cast("Mapping[str, Any]", note)
     try:

@@ -24,7 +24,7 @@ from unisono.core.events import Closed, Event, Finished
 from unisono.core.hooks import Annotation, Answer, Changes, Hook, Request
 from unisono.core.passthrough_request import AnswerMode, PassthroughRequest
 from unisono.engine.journal import noted_in
-from unisono.engine.turn import GeneratorRun, Report, Run, Turn, Turns
+from unisono.engine.turn import BatchStream, GenerationReport, GenerationRequest, GenerationService, GenerationStream
 from unisono.errors import HookFailed, Refused
 
 LONGEST: Final = 10_000
@@ -84,29 +84,29 @@ class NamedHook:
         return type(self.hook).after is not Hook.after
 
 
-class HookedTurns(Turns):
+class HookedTurns(GenerationService):
     """`turns`, with hooks that are asked in order."""
 
-    def __init__(self, turns: Turns, hooks: Sequence[NamedHook]) -> None:
+    def __init__(self, turns: GenerationService, hooks: Sequence[NamedHook]) -> None:
         self.turns = turns
         self.hooks = tuple(hooks)
         self.looking_behind = tuple(hook for hook in self.hooks if hook.looks_behind)
 
-    def start(self, turn: Turn) -> Run:
+    def start(self, turn: GenerationRequest) -> GenerationStream:
         return HookedRun(self, turn)
 
-    async def count(self, turn: Turn) -> int:
+    async def count(self, turn: GenerationRequest) -> int:
         return await self.turns.count(turn)
 
 
-class HookedRun(GeneratorRun):
+class HookedRun(BatchStream):
     """A run of the turn that hooks made of another one. They are asked when it is let in or iterated."""
 
-    def __init__(self, hooked: HookedTurns, turn: Turn) -> None:
-        self.report = Report()
+    def __init__(self, hooked: HookedTurns, turn: GenerationRequest) -> None:
+        self.report = GenerationReport()
         self._hooked = hooked
         self._turn = turn
-        self._run: Run | None = None
+        self._run: GenerationStream | None = None
 
     async def let_in(self) -> None:
         if self._run is None:
@@ -134,14 +134,14 @@ class HookedRun(GeneratorRun):
 
     # -- before
 
-    async def _asked_for(self) -> Run:
+    async def _asked_for(self) -> GenerationStream:
         self._turn = self._again(self._turn) if self._turn.journal else await self._before(self._turn)
         run = self._hooked.turns.start(self._turn)
         # Whoever waits for this run has its report already.
         run.report = self.report
         return run
 
-    async def _before(self, turn: Turn) -> Turn:
+    async def _before(self, turn: GenerationRequest) -> GenerationRequest:
         """Raises `Refused`, `HookFailed`."""
         asked = turn
         for hook in self._hooked.hooks:
@@ -153,7 +153,7 @@ class HookedRun(GeneratorRun):
             return turn
         return replace(turn, noted=to_note(asked, turn, self.report.hooks))
 
-    async def _asked(self, hook: NamedHook, turn: Turn) -> Turn:
+    async def _asked(self, hook: NamedHook, turn: GenerationRequest) -> GenerationRequest:
         asked = await hook.ask("before", turn.request_id, _before(hook.hook, turn))
         if asked is None:
             return turn
@@ -161,7 +161,7 @@ class HookedRun(GeneratorRun):
         self._annotate(hook, annotation)
         return turn
 
-    def _again(self, turn: Turn) -> Turn:
+    def _again(self, turn: GenerationRequest) -> GenerationRequest:
         """The turn as hooks left it when its journal was begun. Raises `StoreUnreadable`."""
         note = noted_in(turn.journal)
         if note is None:
@@ -190,7 +190,7 @@ class HookedRun(GeneratorRun):
             self.report.hooks[hook.name] = self.report.hooks.get(hook.name, {}) | annotation
 
 
-def _kept_here(turn: Turn, passage: PassthroughRequest) -> Turn:
+def _kept_here(turn: GenerationRequest, passage: PassthroughRequest) -> GenerationRequest:
     """A turn that hooks changed. The body it came in does not say so, and goes nowhere. Raises HookFailed where nobody
     else could answer it."""
     if passage.way is not AnswerMode.ENGINE_THEN_PASSING:
@@ -201,7 +201,7 @@ def _kept_here(turn: Turn, passage: PassthroughRequest) -> Turn:
 # What a hook says wrong, it fails with: it is looked at while the hook is asked.
 
 
-async def _before(hook: Hook, turn: Turn) -> tuple[Turn, dict[str, Json]]:
+async def _before(hook: Hook, turn: GenerationRequest) -> tuple[GenerationRequest, dict[str, Json]]:
     changes = await hook.before(request_of(turn)) or Changes()
     return changed(turn, changes), plain(changes.annotation)
 
@@ -210,7 +210,7 @@ async def _after(hook: Hook, request: Request, answer: Answer) -> dict[str, Json
     return plain(await hook.after(request, answer))
 
 
-def request_of(turn: Turn) -> Request:
+def request_of(turn: GenerationRequest) -> Request:
     caller = turn.caller
     return Request(
         request_id=turn.request_id,

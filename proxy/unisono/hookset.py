@@ -14,7 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from unisono.config import HookSettings
 from unisono.core.hooks import Hook, HookFactory
 from unisono.deployments import AdapterSettings
-from unisono.engine.turn import Turns
+from unisono.engine.turn import GenerationService
 from unisono.errors import ConfigError
 from unisono.hooking import FAULTS, Failed, HookedTurns, NamedHook
 
@@ -31,7 +31,7 @@ class Hookset:
 
     hooks: tuple[NamedHook, ...] = ()
 
-    def turns(self, turns: Turns) -> Turns:
+    def turns(self, turns: GenerationService) -> GenerationService:
         """`turns`, with these asked about each; without any, `turns` themselves."""
         return HookedTurns(turns, self.hooks) if self.hooks else turns
 

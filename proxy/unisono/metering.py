@@ -25,7 +25,7 @@ from unisono.core.events import Event, Finished
 from unisono.core.generation import FinishReason, Usage
 from unisono.core.quotas import Account, LedgerLine, QuotaKind, QuotaReservation, QuotaStatus, TokenUsage, UsageRecord
 from unisono.engine.journal import generated_in
-from unisono.engine.turn import Run, Turn, Turns
+from unisono.engine.turn import GenerationRequest, GenerationService, GenerationStream
 from unisono.errors import LimitReached, QuotaExceeded, StoreUnavailable, TokensLimited, UnisonoError
 
 BYTES_PER_TOKEN: Final = 3
@@ -60,14 +60,14 @@ REFUSALS: Final[Mapping[QuotaKind, Refusal]] = {
 }
 
 
-class MeteredTurns(Turns):
+class MeteredTurns(GenerationService):
     """A turn reserves at the highest of `prices` that its answer may have, and settles at the price of the deployment
     that answered. While the store takes no writes, keys with a budget are refused, and other limits are counted by this
     process alone; with `lenient` turns run without limits then. `clock` gives seconds since 1970."""
 
     def __init__(
         self,
-        turns: Turns,
+        turns: GenerationService,
         books: UsageLedger,
         prices: PriceList,
         *,
@@ -80,13 +80,13 @@ class MeteredTurns(Turns):
         self.lenient = lenient
         self.clock = clock
 
-    def start(self, turn: Turn) -> Run:
+    def start(self, turn: GenerationRequest) -> GenerationStream:
         return MeteredRun(self, turn)
 
-    async def count(self, turn: Turn) -> int:
+    async def count(self, turn: GenerationRequest) -> int:
         return await self.turns.count(turn)
 
-    async def claim(self, turn: Turn, caller: Caller) -> QuotaReservation:
+    async def claim(self, turn: GenerationRequest, caller: Caller) -> QuotaReservation:
         """What a turn asks of its key. Raises what its conversation is refused with."""
         limits, price = caller.limits, self.prices.ceiling(turn.model)
         sent = await self.turns.count(turn) if limits.has_budget else _guessed(turn)
@@ -112,7 +112,7 @@ class MeteredTurns(Turns):
             owed=bool(turn.journal),
         )
 
-    async def journal_usage(self, turn: Turn) -> Usage:
+    async def journal_usage(self, turn: GenerationRequest) -> Usage:
         """Usage of the runs whose journal `turn` continues."""
         if not turn.journal:
             return Usage()
@@ -124,12 +124,20 @@ class MeteredTurns(Turns):
 
     def charge_journal(self, tenant: str, key: str, model: str, response_id: str, journal: Tokens) -> None:
         """Charge the journal of a response that fails before another run can continue it."""
-        turn = Turn(model, Conversation(Preamble()), tenant=tenant, caller=Caller(tenant, key), seed=response_id)
+        turn = GenerationRequest(
+            model, Conversation(Preamble()), tenant=tenant, caller=Caller(tenant, key), seed=response_id
+        )
         usage = Usage(completion_tokens=generated_in(journal))
         self.books.enter(self.settlement(turn, usage, "", "", None, errors=1))
 
     def settlement(
-        self, turn: Turn, usage: Usage, backend: str, served: str, claim: QuotaReservation | None, errors: int
+        self,
+        turn: GenerationRequest,
+        usage: Usage,
+        backend: str,
+        served: str,
+        claim: QuotaReservation | None,
+        errors: int,
     ) -> UsageRecord:
         """Cumulative under the turn's seed: processes that continue one response charge each token once."""
         price = self.prices.settled(turn.model, backend)
@@ -152,7 +160,7 @@ class MeteredTurns(Turns):
 class MeteredRun(Around):
     """A run of `metered`'s turns. Nothing is counted of one that nobody ever iterates."""
 
-    def __init__(self, metered: MeteredTurns, turn: Turn) -> None:
+    def __init__(self, metered: MeteredTurns, turn: GenerationRequest) -> None:
         super().__init__(metered.turns.start(turn))
         self._metered = metered
         self._turn = turn
@@ -271,7 +279,7 @@ def refused(limit: QuotaKind, standing: QuotaStatus) -> LimitReached:
     return refusal.error(refusal.words, retry_after_s=again_s, headers=limit_headers(standing))
 
 
-def _guessed(turn: Turn) -> int:
+def _guessed(turn: GenerationRequest) -> int:
     return estimated(turn.conversation) if turn.passage is None else AROUND + turn.passage.tokens
 
 

@@ -21,7 +21,7 @@ from unisono.core.observer import Observer
 from unisono.core.recordings import TraceStore
 from unisono.core.state_store import Store
 from unisono.deployments import deployment_names
-from unisono.engine.turn import Turns
+from unisono.engine.turn import GenerationService
 from unisono.errors import ConfigError, UnisonoError
 from unisono.hooking import Failed
 from unisono.observe.recent_stats import RecentStats
@@ -51,7 +51,9 @@ class Observing:
     sample: float = 1.0
     recent: RecentStats = field(default_factory=RecentStats)
 
-    def turns(self, turns: Turns, *, background: bool = False, recorder: Recorder | None = None) -> Turns:
+    def turns(
+        self, turns: GenerationService, *, background: bool = False, recorder: Recorder | None = None
+    ) -> GenerationService:
         """`turns`, told to all of these and to whoever records them."""
         observers: list[Observer] = [self.recent, *([] if self.metrics is None else [self.metrics])]
         if self.exporter is not None:

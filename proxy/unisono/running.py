@@ -15,7 +15,7 @@ from time import monotonic
 
 from unisono.around import Around
 from unisono.core.events import Event
-from unisono.engine.turn import Run, Turn, Turns
+from unisono.engine.turn import GenerationRequest, GenerationService, GenerationStream
 from unisono.errors import ShuttingDown
 
 AGAIN_S = 1.0
@@ -61,24 +61,24 @@ OPEN: ContextVar[OpenRequest | None] = ContextVar("OPEN", default=None)
 """The request that whatever runs now, runs for; None for what runs by itself."""
 
 
-class EndingTurns(Turns):
+class EndingTurns(GenerationService):
     """Turns whose runs end with the request they are for."""
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: GenerationService) -> None:
         self._turns = turns
 
-    def start(self, turn: Turn) -> Run:
+    def start(self, turn: GenerationRequest) -> GenerationStream:
         run, request = self._turns.start(turn), OPEN.get()
         return run if request is None else EndingRun(run, request)
 
-    async def count(self, turn: Turn) -> int:
+    async def count(self, turn: GenerationRequest) -> int:
         return await self._turns.count(turn)
 
 
 class EndingRun(Around):
     """A run that can be made to fail from outside. Its batches are those of the run."""
 
-    def __init__(self, run: Run, request: OpenRequest) -> None:
+    def __init__(self, run: GenerationStream, request: OpenRequest) -> None:
         super().__init__(run)
         self._request = request
         self._waiting: asyncio.Task[object] | None = None

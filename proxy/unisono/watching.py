@@ -36,7 +36,7 @@ from unisono.core.generation import MESSAGE
 from unisono.core.observer import GenerationBegan, GenerationDone, GenerationOutcome, Observer
 from unisono.core.trace_context import ARRIVED, TraceContext
 from unisono.engine.asked import to_asked
-from unisono.engine.turn import Report, Run, Turn, Turns
+from unisono.engine.turn import GenerationReport, GenerationRequest, GenerationService, GenerationStream
 from unisono.errors import InternalError, UnisonoError
 
 log = logging.getLogger("unisono.watching")
@@ -62,13 +62,13 @@ def spans_of(sample: float) -> NewTrace:
     return new
 
 
-class WatchedTurns(Turns):
+class WatchedTurns(GenerationService):
     """`background` says that no request waits for these turns; with `recorded` the prompts of their steps are told
     too, what they asked for and what was said; such a turn has a seed, so that it is read again to the same ids."""
 
     def __init__(
         self,
-        turns: Turns,
+        turns: GenerationService,
         observers: Sequence[Observer],
         *,
         background: bool = False,
@@ -81,7 +81,7 @@ class WatchedTurns(Turns):
         self._recorded = recorded
         self._new_trace = new_trace
 
-    def start(self, turn: Turn) -> Run:
+    def start(self, turn: GenerationRequest) -> GenerationStream:
         span = self._new_trace() if self._new_trace is not None else None
         if self._recorded:
             turn = replace(turn, span=span, recorded=True, seed=turn.seed or token_hex(16))
@@ -103,7 +103,7 @@ class WatchedTurns(Turns):
         )
         return WatchedRun(self._turns.start(turn), began, self._observers)
 
-    async def count(self, turn: Turn) -> int:
+    async def count(self, turn: GenerationRequest) -> int:
         return await self._turns.count(turn)
 
 
@@ -155,7 +155,7 @@ def _channel(item: Item) -> str:
 class WatchedRun(Around):
     """A run whose batches are those of `run`. Nothing is told of one that nobody ever iterates."""
 
-    def __init__(self, run: Run, began: GenerationBegan, observers: Sequence[Observer]) -> None:
+    def __init__(self, run: GenerationStream, began: GenerationBegan, observers: Sequence[Observer]) -> None:
         super().__init__(run)
         self._began = began
         self._observers = observers
@@ -196,7 +196,7 @@ class WatchedRun(Around):
 
 
 def done_of(
-    began: GenerationBegan, report: Report, seen: Seen, outcome: GenerationOutcome, error: str
+    began: GenerationBegan, report: GenerationReport, seen: Seen, outcome: GenerationOutcome, error: str
 ) -> GenerationDone:
     finished, facts = seen.finished, report.facts
     return GenerationDone(

@@ -22,7 +22,7 @@ from unisono.core.events import (
 )
 from unisono.core.generation import FinishReason, Usage
 from unisono.core.tools import HostedTool, ToolOutcome
-from unisono.engine.turn import Report, Turn
+from unisono.engine.turn import GenerationReport, GenerationRequest
 
 Step = list[Event] | float | BaseException | asyncio.Barrier
 """A batch, a pause in seconds, what the run raises, or a point that several runs must reach together."""
@@ -31,7 +31,7 @@ USAGE = Usage(prompt_tokens=11, completion_tokens=7, reasoning_tokens=3, cached_
 
 
 class ScriptedRun:
-    def __init__(self, steps: Sequence[Step], report: Report) -> None:
+    def __init__(self, steps: Sequence[Step], report: GenerationReport) -> None:
         self.report = report
         self.closed = 0
         self.cancelled = False
@@ -61,13 +61,13 @@ class ScriptedRun:
 class ScriptedTurns:
     """Answers turn number k with script k, the last one for all further turns."""
 
-    def __init__(self, *scripts: Sequence[Step], report: Callable[[], Report] = Report) -> None:
-        self.turns: list[Turn] = []
+    def __init__(self, *scripts: Sequence[Step], report: Callable[[], GenerationReport] = GenerationReport) -> None:
+        self.turns: list[GenerationRequest] = []
         self.runs: list[ScriptedRun] = []
         self._scripts = scripts
         self._report = report
 
-    def start(self, turn: Turn) -> ScriptedRun:
+    def start(self, turn: GenerationRequest) -> ScriptedRun:
         script = self._scripts[min(len(self.runs), len(self._scripts) - 1)]
         self.turns.append(turn)
         self.runs.append(ScriptedRun(script, self._report()))

@@ -20,7 +20,7 @@ from unisono.core.access import Caller
 from unisono.core.conversation import Effort, Phase, UserMessage
 from unisono.core.events import Delta, Event, Opened, Reasoning, Text
 from unisono.core.generation import FinishReason
-from unisono.engine.turn import Report, Turns
+from unisono.engine.turn import GenerationReport, GenerationService
 from unisono.errors import BackendOverloaded, BackendTimeout, BackendUnavailable, ContextTooLong, UnknownModel
 
 MODELS = {
@@ -39,7 +39,7 @@ def resolve(name: str, _: Caller) -> ChatModel:
     return MODELS[name]
 
 
-def gateway(turns: Turns, *, keep_alive_s: float = 10.0) -> FastAPI:
+def gateway(turns: GenerationService, *, keep_alive_s: float = 10.0) -> FastAPI:
     ids = iter(range(1000))
     app = FastAPI(
         docs_url=None,
@@ -61,14 +61,16 @@ def gateway(turns: Turns, *, keep_alive_s: float = 10.0) -> FastAPI:
     return app
 
 
-def request(turns: Turns, *, path: str = "/v1/chat/completions", keep_alive_s: float = 10.0, **fields: Any) -> Exchange:
+def request(
+    turns: GenerationService, *, path: str = "/v1/chat/completions", keep_alive_s: float = 10.0, **fields: Any
+) -> Exchange:
     body = {"model": "gpt-oss-20b", "messages": [{"role": "user", "content": "Hi"}]} | fields
     return Exchange(gateway(turns, keep_alive_s=keep_alive_s), "POST", path, json=body)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/chat/completions"])
 async def test_a_question_is_answered(path: str) -> None:
-    turns = ScriptedTurns([ANSWER], report=lambda: Report("vllm-1", 1, ["missing-end", "trailing-stop"]))
+    turns = ScriptedTurns([ANSWER], report=lambda: GenerationReport("vllm-1", 1, ["missing-end", "trailing-stop"]))
     answer = await request(turns, path=path).run()
     assert answer.status == 200
     assert answer.headers["content-type"] == "application/json"

@@ -20,7 +20,7 @@ from unisono.core.conversation import Phase
 from unisono.core.events import Closed, Delta, Event, Opened, Reasoning, Repaired, Text, ToolCall
 from unisono.core.generation import FinishReason, Usage
 from unisono.engine.collect import collect
-from unisono.engine.turn import Report
+from unisono.engine.turn import GenerationReport
 
 FORMS = {"free": CallForm.CUSTOM, "old": CallForm.LEGACY}
 
@@ -29,8 +29,8 @@ def frame(**changes: Any) -> ChatFrame:
     return ChatFrame("chatcmpl-1", 1700000000, "gpt-oss-20b", toolbox=Toolbox(forms=FORMS), **changes)
 
 
-def streamed(batches: Sequence[list[Event]], shown: ChatFrame, report: Report | None = None) -> list[Any]:
-    chunks = ChatStreamChunks(shown, [report or Report()])
+def streamed(batches: Sequence[list[Event]], shown: ChatFrame, report: GenerationReport | None = None) -> list[Any]:
+    chunks = ChatStreamChunks(shown, [report or GenerationReport()])
     return events_of(b"".join(chunks.write(0, batch) for batch in batches))
 
 
@@ -163,7 +163,7 @@ def test_the_whole_answer_says_what_the_stream_says(events: list[Event], shown: 
 
 
 def same(events: list[Event], how: ChatFrame) -> None:
-    [choice] = to_completion([collect(events)], [Report()], how)["choices"]
+    [choice] = to_completion([collect(events)], [GenerationReport()], how)["choices"]
     [folded] = fold(streamed([[event] for event in events], how))
     message = choice["message"] | {"content": choice["message"]["content"] or ""}
     assert message.pop("annotations") == []
@@ -242,7 +242,7 @@ def test_reasoning_has_the_names_the_model_is_set_to(field: ReasoningField, name
     events = [*reasoning(0, "hm"), *final(1, "a"), finished()]
     [folded] = fold(streamed([events], frame(reasoning=field)))
     assert {name for name, value in folded["message"].items() if value == "hm"} == names
-    [choice] = to_completion([collect(events)], [Report()], frame(reasoning=field))["choices"]
+    [choice] = to_completion([collect(events)], [GenerationReport()], frame(reasoning=field))["choices"]
     assert {name for name, value in choice["message"].items() if value == "hm"} == names
 
 
@@ -277,7 +277,7 @@ def test_usage_comes_in_a_chunk_of_its_own_and_only_when_asked_for() -> None:
 
 @pytest.mark.parametrize("include_usage", [True, False])
 def test_only_the_last_chunk_says_how_the_answer_came_to_be(include_usage: bool) -> None:
-    report = Report("vllm-1", 1, ["missing-end", "trailing-stop"])
+    report = GenerationReport("vllm-1", 1, ["missing-end", "trailing-stop"])
     shown = frame(include_usage=include_usage, notes=("user: no effect",))
     chunks = streamed([[*final(0, "a"), finished()]], shown, report)
     assert [place for place, chunk in enumerate(chunks[:-1]) if "unisono" in chunk] == [len(chunks) - 2]
@@ -292,7 +292,7 @@ def test_only_the_last_chunk_says_how_the_answer_came_to_be(include_usage: bool)
 
 
 def test_choices_end_one_by_one_and_the_stream_once() -> None:
-    chunks = ChatStreamChunks(frame(), [Report("a", 0, ["x"]), Report("b", 1, ["x", "y"])])
+    chunks = ChatStreamChunks(frame(), [GenerationReport("a", 0, ["x"]), GenerationReport("b", 1, ["x", "y"])])
     first = events_of(chunks.write(1, [*final(0, "one"), finished()]))
     rest = events_of(chunks.write(0, [*final(0, "two"), finished(FinishReason.LENGTH)]))
     # The first to speak is the second choice; openai-python's stream helper fails on a choice that skips a place.
@@ -321,7 +321,7 @@ def test_choices_share_one_prompt() -> None:
 def test_a_call_may_be_shown_while_it_is_written() -> None:
     item = ToolCall(0, 0, "call_0", "f")
     shown = frame(hold_calls=False)
-    chunks = ChatStreamChunks(shown, [Report()])
+    chunks = ChatStreamChunks(shown, [GenerationReport()])
     batches: list[list[Event]] = [[Opened(item)], [Delta(item, '{"a"')], [Delta(item, ":1}"), Closed(item, '{"a":1}')]]
     early = [deltas(events_of(chunks.write(0, batch))) for batch in batches]
     assert early == [[START, function(0, "f", "call_0")], [arguments(0, '{"a"')], [arguments(0, ":1}")]]
@@ -342,7 +342,9 @@ def test_any_text_survives_the_template(text: str) -> None:
 
 
 def test_a_whole_answer_has_the_shape_clients_check() -> None:
-    body = to_completion([collect([*call(0, 0, "f", "{}"), finished()])], [Report()], frame(fingerprint="fp_1"))
+    body = to_completion(
+        [collect([*call(0, 0, "f", "{}"), finished()])], [GenerationReport()], frame(fingerprint="fp_1")
+    )
     assert body["object"] == "chat.completion"
     assert body["system_fingerprint"] == "fp_1"
     assert body["usage"]["total_tokens"] == USAGE.prompt_tokens + USAGE.completion_tokens
@@ -363,7 +365,7 @@ def test_a_whole_answer_has_the_shape_clients_check() -> None:
 
 
 def test_a_refusal_leaves_nothing_to_be_parsed() -> None:
-    report = Report(unmet="The answer does not have the form that was asked for.")
+    report = GenerationReport(unmet="The answer does not have the form that was asked for.")
     body = to_completion([collect([*unfit(0, "No."), finished()])], [report], frame())
     message = body["choices"][0]["message"]
     assert (message["content"], message["refusal"], body["choices"][0]["finish_reason"]) == (None, "No.", "stop")

@@ -20,7 +20,7 @@ from unisono.core.access import Caller
 from unisono.core.conversation import AnswerForm, Effort
 from unisono.core.generation import Sampling
 from unisono.core.tools import ToolServer
-from unisono.engine.turn import Allowed, Choice, Forced, Turn
+from unisono.engine.turn import AllowedTools, Choice, ForcedCalls, GenerationRequest
 
 F, G = NamedTool("function", "f"), NamedTool("function", "g")
 FORMS: dict[str, tuple[Any, ToolChoice]] = {
@@ -86,7 +86,7 @@ DOCS = ToolServer("docs", "https://docs.example/mcp")
 WEB = ToolServer("builtin:browser", "https://web.example/mcp", builtin="browser")
 
 
-def responses(**fields: Any) -> Turn:
+def responses(**fields: Any) -> GenerationRequest:
     request = ResponsesRequest.model_validate({"model": "m", "input": "Hi", **fields})
     made = to_responses_turn(
         request,
@@ -106,15 +106,15 @@ CHOICES: dict[str, tuple[dict[str, Any], Choice | None]] = {
     "nothing said": ({}, None),
     "auto": ({"tool_choice": "auto"}, None),
     "none": ({"tool_choice": "none"}, None),
-    "required": ({"tool_choice": "required"}, Forced()),
-    "named": ({"tool_choice": tool("f")}, Forced(frozenset({"f"}))),
+    "required": ({"tool_choice": "required"}, ForcedCalls()),
+    "named": ({"tool_choice": tool("f")}, ForcedCalls(frozenset({"f"}))),
     "allowed": (
         {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [tool("f")]}},
-        Allowed(frozenset({"f"})),
+        AllowedTools(frozenset({"f"})),
     ),
     "one of the allowed": (
         {"tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [tool("f"), tool("g")]}},
-        Forced(frozenset({"f", "g"})),
+        ForcedCalls(frozenset({"f", "g"})),
     ),
 }
 
@@ -126,13 +126,13 @@ def test_a_choice_among_the_clients_own_tools(fields: dict[str, Any], expected: 
 
 MCP, SEARCH = {"type": "mcp", "server_label": "docs"}, {"type": "web_search"}
 HOSTED: dict[str, tuple[Any, Choice]] = {
-    "any": ("required", Forced()),
-    "a server's": ({**MCP, "name": "look"}, Forced(frozenset(), frozenset({("docs", "look")}))),
-    "any of a server's": (MCP, Forced(frozenset(), frozenset({("docs", None)}))),
-    "the web": ({"type": "web_search_preview"}, Forced(frozenset(), frozenset({("builtin:browser", None)}))),
+    "any": ("required", ForcedCalls()),
+    "a server's": ({**MCP, "name": "look"}, ForcedCalls(frozenset(), frozenset({("docs", "look")}))),
+    "any of a server's": (MCP, ForcedCalls(frozenset(), frozenset({("docs", None)}))),
+    "the web": ({"type": "web_search_preview"}, ForcedCalls(frozenset(), frozenset({("builtin:browser", None)}))),
     "allowed": (
         {"type": "allowed_tools", "mode": "auto", "tools": [MCP, SEARCH, {"type": "file_search"}]},
-        Allowed(frozenset(), frozenset({("docs", None), ("builtin:browser", None)})),
+        AllowedTools(frozenset(), frozenset({("docs", None), ("builtin:browser", None)})),
     ),
 }
 
@@ -146,7 +146,7 @@ def test_a_tool_in_a_namespace_is_found_by_either_name() -> None:
     inside = {"type": "namespace", "name": "crm", "tools": [{"type": "function", "name": "find"}]}
     for name in ("find", "crm__find"):
         found = responses(tools=[inside], tool_choice={"type": "function", "name": name})
-        assert found.choice == Forced(frozenset({"crm__find"}))
+        assert found.choice == ForcedCalls(frozenset({"crm__find"}))
 
 
 def test_what_the_client_began_is_what_it_is() -> None:

@@ -18,7 +18,7 @@ from unisono.app import build_engine
 from unisono.config import ModelRegistry, parse
 from unisono.core.conversation import Conversation, Preamble, UserMessage
 from unisono.deployments import build_pool
-from unisono.engine.turn import Turn
+from unisono.engine.turn import GenerationRequest
 from unisono.errors import BackendError, BackendOverloaded, ShareExceeded
 from unisono.harmony.encoding import load_encoding
 from unisono.routing.retry_budget import RESERVE, RESERVE_S, SHARE
@@ -141,7 +141,7 @@ async def test_a_modest_owner_hardly_feels_a_greedy_one() -> None:
         refusals: list[BackendError] = []
 
         async def asks(owner: str) -> float:
-            turn = Turn("gpt-oss", Conversation(Preamble(), (UserMessage("Hi"),)), tenant=owner)
+            turn = GenerationRequest("gpt-oss", Conversation(Preamble(), (UserMessage("Hi"),)), tenant=owner)
             began = time.monotonic()
             run = engine.start(turn)
             async for _ in run:

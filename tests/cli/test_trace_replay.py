@@ -18,7 +18,7 @@ from unisono.cli.trace import Unreplayable, is_as_recorded, read_document
 from unisono.core.conversation import Conversation, Preamble, UserMessage
 from unisono.core.generation import Capabilities, FinishReason
 from unisono.core.observer import GenerationBegan, GenerationDone, Observer
-from unisono.engine.turn import Turn, Turns
+from unisono.engine.turn import GenerationRequest, GenerationService
 from unisono.errors import BackendUnavailable
 from unisono.observe.recording import Document, checked, dumped, to_document
 from unisono.watching import WatchedTurns
@@ -38,7 +38,7 @@ class Noting(Observer):
         self.done.append(done)
 
 
-async def recorded(turns: Turns, asked: Turn, *, batches: int = 10**9) -> Document:
+async def recorded(turns: GenerationService, asked: GenerationRequest, *, batches: int = 10**9) -> Document:
     """The recording of a turn of which so many batches were taken."""
     noting = Noting()
     run = WatchedTurns(turns, [noting], recorded=True).start(asked)
@@ -58,13 +58,13 @@ def check(document: Document) -> None:
     assert is_as_recorded(document, again)
 
 
-def planned_turns(talk: planned.Talk) -> Turns:
+def planned_turns(talk: planned.Talk) -> GenerationService:
     backend = planned.Stepping(talk.outputs, talk.told, talk.per_chunk, [], 0, talk.finish)
     return planned.Engine(
         encoding=planned.ENCODING,
         renderer=planned.Renderer(planned.ENCODING),
         pool=planned.Line([backend]),
-        memory=planned.TurnMemory(),
+        memory=planned.ConversationCache(),
         new_call_id=lambda: "call_random",
         violation=planned.violation,
     )
@@ -140,12 +140,12 @@ async def test_an_answer_that_failed_is_read_as_far_as_it_came(dies_after: int) 
     check(document)
 
 
-def _engine(backends: Sequence[failing.Mortal]) -> Turns:
+def _engine(backends: Sequence[failing.Mortal]) -> GenerationService:
     return failing.Engine(
         encoding=failing.ENCODING,
         renderer=failing.RENDERER,
         pool=failing.Line(backends),
-        memory=failing.TurnMemory(),
+        memory=failing.ConversationCache(),
         new_call_id=lambda: "call_random",
     )
 

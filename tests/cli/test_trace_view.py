@@ -12,7 +12,7 @@ import pytest
 from unisono.cli.trace_view import Painter, painted
 from unisono.core.events import Repaired
 from unisono.core.observer import GenerationBegan, GenerationDone, GenerationOutcome, StepDone
-from unisono.engine.journal import Note, Way
+from unisono.engine.journal import JournalEntry, TokenSource
 from unisono.engine.turn import STEP_ENDED
 from unisono.harmony.encoding import load_encoding
 from unisono.observe.recording import dumped, to_document
@@ -62,7 +62,7 @@ def lines(journal: Sequence[int], repairs: Sequence[Repaired] = (), steps: Seque
 
 def test_repairs_stand_where_they_were_decided_and_steps_behind_each_other() -> None:
     first, second = ENCODING.encode_text("one two three"), ENCODING.encode_text("four five")
-    journal = [Way(guessed=True).mark, *first, STEP_ENDED, *Note({"left": 0}).numbers(), *second]
+    journal = [TokenSource(guessed=True).mark, *first, STEP_ENDED, *JournalEntry({"left": 0}).numbers(), *second]
     repairs = [Repaired("missing-end", 2), Repaired("made-up\x1b", 4, dropped=3), Repaired("no-markup", 5)]
     shown = lines(journal, repairs)
     order = [
@@ -96,7 +96,7 @@ NOTES: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("value", "shown"), NOTES.values(), ids=NOTES)
 def test_what_the_gateway_did_itself_is_told(value: dict[str, Any], shown: str) -> None:
-    assert shown in lines(Note(value).numbers())
+    assert shown in lines(JournalEntry(value).numbers())
 
 
 def test_a_later_prompt_is_shown_from_where_it_differs() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from unisono.api.messages.tool_input import to_json, to_shown
 from unisono.core.json_syntax import MAX_LEVELS, _deep_kind, json_kind
-from unisono.engine.policy import Fault, fault_of
+from unisono.engine.policy import BodyFault, fault_of
 from unisono.harmony.candidates import is_json_object
 from unisono.schemas import violation
 
@@ -21,18 +21,18 @@ INTEGER = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 
 @pytest.mark.parametrize(
     ("text", "fault"),
     {
-        "long integer": (f'{{"a":{LONG}}}', Fault.NONE),
-        "long negative integer": (f'{{"a":-{LONG}}}', Fault.NONE),
-        "deep objects": ('{"a":' * DEEP + "1" + "}" * DEEP, Fault.NONE),
-        "deep lists in an object": ('{"a":' + "[" * DEEP + "]" * DEEP + "}", Fault.NONE),
-        "deep list": ("[" * DEEP + "]" * DEEP, Fault.BROKEN),
-        "deep and not closed": ('{"a":' * DEEP + "1" + "}" * (DEEP - 1), Fault.BROKEN),
-        "deep and closed twice": ('{"a":' * DEEP + "1" + "}" * (DEEP + 1), Fault.BROKEN),
-        "deep with the wrong end": ('{"a":' * DEEP + "1" + "]" * DEEP, Fault.BROKEN),
-        "not a number": ('{"a":NaN}', Fault.BROKEN),
+        "long integer": (f'{{"a":{LONG}}}', BodyFault.NONE),
+        "long negative integer": (f'{{"a":-{LONG}}}', BodyFault.NONE),
+        "deep objects": ('{"a":' * DEEP + "1" + "}" * DEEP, BodyFault.NONE),
+        "deep lists in an object": ('{"a":' + "[" * DEEP + "]" * DEEP + "}", BodyFault.NONE),
+        "deep list": ("[" * DEEP + "]" * DEEP, BodyFault.BROKEN),
+        "deep and not closed": ('{"a":' * DEEP + "1" + "}" * (DEEP - 1), BodyFault.BROKEN),
+        "deep and closed twice": ('{"a":' * DEEP + "1" + "}" * (DEEP + 1), BodyFault.BROKEN),
+        "deep with the wrong end": ('{"a":' * DEEP + "1" + "]" * DEEP, BodyFault.BROKEN),
+        "not a number": ('{"a":NaN}', BodyFault.BROKEN),
     }.values(),
 )
-def test_objects_are_recognised_without_limits_of_python(text: str, fault: Fault) -> None:
+def test_objects_are_recognised_without_limits_of_python(text: str, fault: BodyFault) -> None:
     assert fault_of(text, objects=True) is fault
 
 

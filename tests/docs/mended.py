@@ -21,7 +21,7 @@ from unisono.core.events import Event
 from unisono.core.generation import FinishReason
 from unisono.core.recovery_rules import OF_HOSTED_TOOLS, OF_READING, OF_THE_ANSWER
 from unisono.engine.plan import SWITCHABLE
-from unisono.engine.turn import Decision
+from unisono.engine.turn import ApprovalDecision
 
 COMMAND = "python -m tests.docs.mended > docs/recoveries.md"
 
@@ -123,7 +123,7 @@ def _hosted() -> Mapping[str, Talk]:
     odd = replace(tool("docs", "odd"), schema={"type": "object", "properties": {"a\nb": {"type": "string"}}})
     behind = "It is so.<|end|><|start|>assistant" + other(2)
     return {
-        "approval-void": decided(Talk([ANSWER], Servers({"files": ()})), Decision("call_old", "mcpr_1", True)),
+        "approval-void": decided(Talk([ANSWER], Servers({"files": ()})), ApprovalDecision("call_old", "mcpr_1", True)),
         "bad-tool-arguments": Talk([call("docs__search", "{q"), ANSWER]),
         "call-limit": hosting(Talk([other(1), other(2), "It is so.<|return|>"]), max_calls=1),
         "call-not-repeated": Talk([SEARCH, ANSWER], Servers(answer=lost)),

@@ -14,8 +14,8 @@ from unisono.core.generation import Capabilities, CompletionJob
 from unisono.core.tool_arguments import ToolArguments
 from unisono.core.tools import Approval, HostedTool, Progress, ToolHost, ToolList, ToolOutcome, ToolServer
 from unisono.engine.engine import Engine
-from unisono.engine.memory import TurnMemory
-from unisono.engine.turn import Hosting, Report, Turn
+from unisono.engine.memory import ConversationCache
+from unisono.engine.turn import GenerationReport, GenerationRequest, ServerTools
 from unisono.errors import UnisonoError
 from unisono.harmony.encoding import load_encoding
 from unisono.harmony.render import Renderer
@@ -98,7 +98,7 @@ def call(name: str, arguments: str = "{}", *, thought: str = "") -> str:
 
 SEARCH = call("docs__search", '{"q":"one"}', thought="I look.")
 ANSWER = "<|channel|>analysis<|message|>Now.<|end|><|start|>assistant<|channel|>final<|message|>It is so.<|return|>"
-HOSTING = Hosting((DOCS,))
+HOSTING = ServerTools((DOCS,))
 
 
 @dataclass
@@ -110,7 +110,9 @@ class Talk:
     host: Servers = field(default_factory=Servers)
     told: Capabilities = IDS
     per_chunk: int = 4
-    turn: Turn = field(default_factory=lambda: Turn("m", ASKED, seed="a seed", tenant="team", hosting=HOSTING))
+    turn: GenerationRequest = field(
+        default_factory=lambda: GenerationRequest("m", ASKED, seed="a seed", tenant="team", hosting=HOSTING)
+    )
     bases: list[CompletionJob] = field(default_factory=list)
 
     def backend(self, **differing: object) -> Continuing:
@@ -123,14 +125,14 @@ class Talk:
             encoding=ENCODING,
             renderer=RENDERER,
             pool=Line(backends or [self.backend()]),
-            memory=TurnMemory(),
+            memory=ConversationCache(),
             new_call_id=lambda: "call_random",
             tools=self.host,
         )
 
     async def batches(
         self, journal: Sequence[int] = (), *, cut: int | None = None, backends: Sequence[Continuing] = ()
-    ) -> tuple[list[list[Event]], Report]:
+    ) -> tuple[list[list[Event]], GenerationReport]:
         """The batches up to the `cut`, and the report as it was then. The batch at the cut is the last that is asked
         for."""
         run = self.engine(*backends).start(replace(self.turn, journal=tuple(journal)))
@@ -142,7 +144,7 @@ class Talk:
         await run.aclose()
         return batches, run.report
 
-    async def events(self) -> tuple[list[Event], Report]:
+    async def events(self) -> tuple[list[Event], GenerationReport]:
         batches, report = await self.batches()
         assert all(batches)
         events = [event for batch in batches for event in batch]

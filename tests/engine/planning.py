@@ -11,7 +11,7 @@ from tests.harmony.recoveries import C, F, P, R
 from unisono.core.conversation import AnswerForm, Conversation, FunctionTool, Json, Preamble, UserMessage
 from unisono.core.events import Event, Finished
 from unisono.core.generation import CONSTRAINT_KINDS, Capabilities, CompletionJob, Constraint
-from unisono.engine.turn import Choice, Forced, Report, Turn
+from unisono.engine.turn import Choice, ForcedCalls, GenerationReport, GenerationRequest
 from unisono.harmony.encoding import load_encoding
 from unisono.schemas import violation
 
@@ -45,12 +45,12 @@ ADD = "<|channel|>commentary to=functions.add <|constrain|>json<|message|>"
 NOW = "<|channel|>commentary to=functions.now <|constrain|>json<|message|>"
 NAMING = "<|channel|>commentary to=functions"
 PARIS = '{"city":"Paris"}'
-NAMED = Forced(frozenset({"get_weather"}))
-ANY = Forced()
+NAMED = ForcedCalls(frozenset({"get_weather"}))
+ANY = ForcedCalls()
 
 
-def turn(choice: Choice | None = None, conversation: Conversation = ASKED, **more: object) -> Turn:
-    return replace(Turn("m", conversation, choice=choice, tenant="team"), **more)  # type: ignore[arg-type]
+def turn(choice: Choice | None = None, conversation: Conversation = ASKED, **more: object) -> GenerationRequest:
+    return replace(GenerationRequest("m", conversation, choice=choice, tenant="team"), **more)  # type: ignore[arg-type]
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Asked:
     """What came of a turn. `behind` is what each step's prompt has behind the first one's."""
 
     events: list[Event]
-    report: Report
+    report: GenerationReport
     jobs: list[CompletionJob]
     behind: list[str] = field(default_factory=list)
 
@@ -82,7 +82,12 @@ class Asked:
 
 
 async def ask(
-    outputs: Sequence[str | Step], turn: Turn, told: Capabilities = IDS, *, per_chunk: int = 3, spare: bool = False
+    outputs: Sequence[str | Step],
+    turn: GenerationRequest,
+    told: Capabilities = IDS,
+    *,
+    per_chunk: int = 3,
+    spare: bool = False,
 ) -> Asked:
     """One turn against scripted outputs, all of which are asked for unless there is something to `spare`."""
     steps = [output if isinstance(output, Step) else Step(output) for output in outputs]

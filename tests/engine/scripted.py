@@ -18,8 +18,8 @@ from unisono.core.ports import Deployment
 from unisono.core.probe import Probe
 from unisono.core.route_protocol import Attempt, Prospects, RouteRequest, RouteRequirements
 from unisono.engine.engine import Engine
-from unisono.engine.memory import TurnMemory
-from unisono.engine.turn import Report, Turn
+from unisono.engine.memory import ConversationCache
+from unisono.engine.turn import GenerationReport, GenerationRequest
 from unisono.engine.wishes import Violation
 from unisono.errors import BackendUnavailable, UnisonoError
 from unisono.harmony.encoding import Encoding
@@ -194,7 +194,7 @@ class Held:
 @dataclass
 class Outcome:
     events: list[Event]
-    report: Report
+    report: GenerationReport
 
     @property
     def finished(self) -> Finished:
@@ -209,7 +209,7 @@ class Runner:
         self.encoding = encoding
         self.pool = Line(backends)
         self.new_call_id: Callable[[], str] = lambda: f"call_{next(ids)}"
-        self.memory = TurnMemory()
+        self.memory = ConversationCache()
         self.engine = Engine(
             encoding=encoding,
             renderer=Renderer(encoding),
@@ -238,7 +238,9 @@ class Runner:
         calls_allowed: bool = True,
         failover: bool = True,
     ) -> Outcome:
-        turn = Turn("m", conversation, max_tokens=max_tokens, stop=stop, calls_allowed=calls_allowed, tenant="team")
+        turn = GenerationRequest(
+            "m", conversation, max_tokens=max_tokens, stop=stop, calls_allowed=calls_allowed, tenant="team"
+        )
         turn = replace(turn, failover=failover)
         run = self.engine.start(turn)
         batches = [batch async for batch in run]

@@ -16,8 +16,8 @@ from unisono.core.generation import Chunk, CompletionJob, Timeouts
 from unisono.core.route_protocol import RouteRequest, RouteRequirements
 from unisono.core.tools import ToolOutcome
 from unisono.engine.engine import Engine
-from unisono.engine.memory import TurnMemory
-from unisono.engine.turn import Turn
+from unisono.engine.memory import ConversationCache
+from unisono.engine.turn import GenerationRequest
 from unisono.errors import BackendTimeout, BackendUnavailable
 
 TIMES = Timeouts(connect_s=10.0, first_token_s=300.0, silence_s=120.0, total_s=600.0)
@@ -70,7 +70,7 @@ OUTPUT = tokens_of("<|channel|>final<|message|>one two three four five six seven
 
 def engine_of(pool: Line) -> Engine:
     return Engine(
-        encoding=ENCODING, renderer=RENDERER, pool=pool, memory=TurnMemory(), new_call_id=lambda: "call_random"
+        encoding=ENCODING, renderer=RENDERER, pool=pool, memory=ConversationCache(), new_call_id=lambda: "call_random"
     )
 
 
@@ -78,7 +78,7 @@ async def test_each_backend_is_given_what_those_before_it_left() -> None:
     timeouts = replace(TIMES, total_s=5.0)
     dying = Slow([OUTPUT], dies_after=4, timeouts=timeouts, name="one")
     other = Slow([OUTPUT], bases=dying.bases, timeouts=timeouts, name="two", pace_s=0.0)
-    async for _ in engine_of(Line([dying, other])).start(Turn("m", ASKED)):
+    async for _ in engine_of(Line([dying, other])).start(GenerationRequest("m", ASKED)):
         pass
     first, second = dying.jobs[0].timeouts.total_s, other.jobs[0].timeouts.total_s
     assert 4.9 < first <= 5.0
@@ -92,7 +92,7 @@ async def test_an_answer_whose_time_is_over_is_given_to_nobody_else() -> None:
     other = Slow([OUTPUT], bases=slow.bases, timeouts=timeouts, name="two")
     pool = Line([slow, other])
     with pytest.raises(BackendTimeout):
-        async for _ in engine_of(pool).start(Turn("m", ASKED)):
+        async for _ in engine_of(pool).start(GenerationRequest("m", ASKED)):
             pass
     assert other.jobs == []
     assert pool.taken == 0
@@ -116,7 +116,7 @@ async def test_waiting_for_a_place_counts() -> None:
     timeouts = replace(TIMES, total_s=0.3)
     dying = Slow([OUTPUT], dies_after=2, timeouts=timeouts, name="one")
     with pytest.raises(BackendTimeout, match="No backend was free"):
-        async for _ in engine_of(Full([dying, replace(dying, name="two")])).start(Turn("m", ASKED)):
+        async for _ in engine_of(Full([dying, replace(dying, name="two")])).start(GenerationRequest("m", ASKED)):
             pass
 
 

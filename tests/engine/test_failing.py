@@ -20,8 +20,8 @@ from unisono.core.probe import Probe
 from unisono.engine.characters import unfinished
 from unisono.engine.engine import Engine
 from unisono.engine.failover import ENDS_EARLY
-from unisono.engine.memory import TurnMemory
-from unisono.engine.turn import Report, Turn
+from unisono.engine.memory import ConversationCache
+from unisono.engine.turn import GenerationReport, GenerationRequest
 from unisono.errors import BackendUnavailable, UnisonoError
 
 OPENED = "one two three<|return|>"
@@ -103,7 +103,7 @@ class Mortal:
 @dataclass
 class Played:
     events: list[Event]
-    report: Report
+    report: GenerationReport
     pool: Line
 
     @property
@@ -113,14 +113,14 @@ class Played:
         return last
 
 
-async def played(turn: Turn, *backends: Mortal, bases: list[list[int]] | None = None) -> Played:
+async def played(turn: GenerationRequest, *backends: Mortal, bases: list[list[int]] | None = None) -> Played:
     """`bases` are those of an earlier run that this one goes on behind."""
     pool = Line(backends)
     known = [] if bases is None else bases
     for backend in backends:
         backend.bases = known
     engine = Engine(
-        encoding=ENCODING, renderer=RENDERER, pool=pool, memory=TurnMemory(), new_call_id=lambda: "call_random"
+        encoding=ENCODING, renderer=RENDERER, pool=pool, memory=ConversationCache(), new_call_id=lambda: "call_random"
     )
     run = engine.start(turn)
     try:
@@ -132,7 +132,7 @@ async def played(turn: Turn, *backends: Mortal, bases: list[list[int]] | None = 
     return Played(flat(batches), run.report, pool)
 
 
-TURN = Turn("m", ASKED, seed="a seed", tenant="team")
+TURN = GenerationRequest("m", ASKED, seed="a seed", tenant="team")
 WAYS = {"ids": IDS, "ids, stop hidden": HIDDEN, "text": TEXT, "text, stop visible": VISIBLE}
 
 

@@ -17,8 +17,8 @@ from tests.harmony.fold import check_lifecycle
 from unisono.core.events import Event, Finished
 from unisono.core.generation import Capabilities, Chunk, CompletionJob, FinishReason, Timeouts, Usage
 from unisono.engine.engine import Engine
-from unisono.engine.memory import TurnMemory
-from unisono.engine.turn import Report, Turn
+from unisono.engine.memory import ConversationCache
+from unisono.engine.turn import GenerationReport, GenerationRequest
 from unisono.errors import BackendUnavailable
 from unisono.harmony.render import Renderer
 from unisono.schemas import violation
@@ -81,13 +81,13 @@ class Dying(Standing):
         pass
 
 
-async def said(turn: Turn, *backends: Dying) -> tuple[list[Event], Report]:
+async def said(turn: GenerationRequest, *backends: Dying) -> tuple[list[Event], GenerationReport]:
     pool = Line(backends)
     engine = Engine(
         encoding=ENCODING,
         renderer=Renderer(ENCODING),
         pool=pool,
-        memory=TurnMemory(),
+        memory=ConversationCache(),
         new_call_id=lambda: "call_random",
         violation=violation,
     )

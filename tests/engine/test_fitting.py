@@ -25,8 +25,8 @@ from unisono.core.generation import Capabilities, FinishReason
 from unisono.core.ids import DerivedIds
 from unisono.core.route_protocol import RouteRequest
 from unisono.engine.engine import Engine
-from unisono.engine.memory import TurnMemory
-from unisono.engine.turn import Report, Turn
+from unisono.engine.memory import ConversationCache
+from unisono.engine.turn import GenerationReport, GenerationRequest
 from unisono.errors import ContextTooLong, InvalidRequest
 from unisono.harmony.encoding import Encoding, load_encoding
 from unisono.harmony.render import Renderer
@@ -56,7 +56,7 @@ def size_of(conversation: Conversation, encoding: Encoding) -> int:
     return len(Renderer(encoding).prompt(conversation, plan_tools(conversation.preamble.tools)))
 
 
-async def run(encoding: Encoding, turn: Turn, told: Capabilities) -> tuple[Scripted, Report]:
+async def run(encoding: Encoding, turn: GenerationRequest, told: Capabilities) -> tuple[Scripted, GenerationReport]:
     backend = Scripted(encoding, [Step(THOUGHT), Step("one<|return|>", FinishReason.STOP)], told)
     running = Runner(encoding, backend).engine.start(turn)
     async for _ in running:
@@ -71,7 +71,7 @@ async def test_as_few_oldest_turns_as_it_takes_are_left_out(
 ) -> None:
     kept = replace(LONG, items=LONG.items[4 * left_out :])
     context = size_of(kept, encoding) + 50
-    turn = Turn("m", LONG, max_tokens=50, truncate=True)
+    turn = GenerationRequest("m", LONG, max_tokens=50, truncate=True)
     backend, report = await run(encoding, turn, replace(told, context=context))
     assert report.left_out == left_out
     first, second = (job.prompt for job in backend.jobs)
@@ -95,7 +95,7 @@ async def test_an_answer_gets_room_where_turns_may_be_left_out(
     limit: int | None, context: int, wanted: int, encoding: Encoding
 ) -> None:
     conversation = replace(ASKED, items=turns(400, words=2))
-    turn = Turn("m", conversation, max_tokens=limit, truncate=True)
+    turn = GenerationRequest("m", conversation, max_tokens=limit, truncate=True)
     backend, report = await run(encoding, turn, replace(IDS, context=context))
     kept = len(backend.jobs[0].prompt.tokens)
     one = replace(conversation, items=conversation.items[4 * report.left_out - 4 :])
@@ -104,7 +104,7 @@ async def test_an_answer_gets_room_where_turns_may_be_left_out(
 
 async def test_the_last_turn_stays_and_takes_what_room_there_is(encoding: Encoding) -> None:
     last = replace(LONG, items=LONG.items[-1:])
-    turn = Turn("m", LONG, max_tokens=50, truncate=True, history_at="input")
+    turn = GenerationRequest("m", LONG, max_tokens=50, truncate=True, history_at="input")
     size = size_of(last, encoding)
     backend = Scripted(encoding, [Step("x", FinishReason.LENGTH)], replace(IDS, context=size + 1))
     running = Runner(encoding, backend).engine.start(turn)
@@ -127,7 +127,7 @@ async def test_nothing_is_left_out_unasked(encoding: Encoding) -> None:
 
 async def test_what_was_left_out_of_an_answer_is_left_out_of_its_rest(encoding: Encoding) -> None:
     told = replace(IDS, context=size_of(replace(LONG, items=LONG.items[12:]), encoding) + 60)
-    turn = Turn("m", LONG, max_tokens=50, truncate=True, seed="s")
+    turn = GenerationRequest("m", LONG, max_tokens=50, truncate=True, seed="s")
     whole, report = await run(encoding, turn, told)
     backend = Scripted(encoding, [Step(ANSWER)], told)
     journal = encoding.encode_as_server(THOUGHT)
@@ -145,14 +145,14 @@ async def test_counting_gives_the_size_of_the_prompt_that_is_sent(
 ) -> None:
     backend = Scripted(encoding, [Step(THOUGHT + ANSWER)])
     runner = Runner(encoding, backend)
-    counted = await runner.engine.count(Turn("m", conversation))
+    counted = await runner.engine.count(GenerationRequest("m", conversation))
     assert backend.jobs == []
     await runner.ask(conversation)
     assert counted == len(backend.jobs[0].prompt.tokens)
 
 
 FORM = AnswerForm("answer", {"type": "object"}, "", strict=True)
-BEGUN: dict[str, Callable[[Turn], Turn]] = {
+BEGUN: dict[str, Callable[[GenerationRequest], GenerationRequest]] = {
     "as it was counted": lambda turn: turn,
     "with another limit": lambda turn: replace(turn, max_tokens=7),
     "of another conversation": lambda turn: replace(turn, conversation=LONG),
@@ -166,13 +166,13 @@ IDS_OF_THOUGHT = load_encoding().encode_as_server(THOUGHT)
 @pytest.mark.parametrize("told", [IDS, TEXT], ids=["ids", "text"])
 @pytest.mark.parametrize("begun", BEGUN.values(), ids=BEGUN)
 async def test_a_turn_that_was_counted_begins_like_one_that_was_not(
-    begun: Callable[[Turn], Turn], told: Capabilities, encoding: Encoding
+    begun: Callable[[GenerationRequest], GenerationRequest], told: Capabilities, encoding: Encoding
 ) -> None:
     jobs, demands = [], []
     for counts in (False, True):
         backend = Scripted(encoding, [Step(ANSWER)] * 3, told)
         runner = Runner(encoding, backend)
-        turn = Turn("m", ASKED, tenant="team")
+        turn = GenerationRequest("m", ASKED, tenant="team")
         if counts:
             await runner.engine.count(turn)
         async for _ in runner.engine.start(begun(turn)):
@@ -184,7 +184,7 @@ async def test_a_turn_that_was_counted_begins_like_one_that_was_not(
 
 
 async def test_a_prompt_that_was_counted_is_not_rendered_once_more(encoding: Encoding) -> None:
-    turn = Turn("m", ASKED)
+    turn = GenerationRequest("m", ASKED)
     backend = Scripted(encoding, [Step(ANSWER)])
     runner = Runner(encoding, backend)
     await runner.engine.count(turn)
@@ -201,7 +201,7 @@ async def test_counting_knows_what_the_model_really_said(encoding: Encoding) -> 
     runner = Runner(encoding, backend)
     await runner.ask(ASKED)
     asked = replace(ASKED, items=(*ASKED.items, AssistantMessage("one  two"), UserMessage("And?")))
-    counted = await runner.engine.count(Turn("m", asked, tenant="team"))
+    counted = await runner.engine.count(GenerationRequest("m", asked, tenant="team"))
     await runner.ask(asked)
     assert counted == len(backend.jobs[1].prompt.tokens)
 
@@ -213,7 +213,7 @@ PLACES = {"tools.{index}.function": "tools.0.function.name", "tools.{index}": "t
 @pytest.mark.parametrize(("at", "param"), PLACES.items(), ids=PLACES)
 async def test_a_refused_tool_is_named_where_the_client_wrote_it(at: str, param: str, encoding: Encoding) -> None:
     runner = Runner(encoding, Scripted(encoding, [Step(ANSWER)]))
-    turn = Turn("m", Conversation(Preamble(tools=(WRONG,)), ASKED.items), tools_at=at)
+    turn = GenerationRequest("m", Conversation(Preamble(tools=(WRONG,)), ASKED.items), tools_at=at)
     for refused in (runner.engine.count(turn), anext(aiter(runner.engine.start(turn)))):
         with pytest.raises(InvalidRequest) as refusal:
             await refused
@@ -221,7 +221,7 @@ async def test_a_refused_tool_is_named_where_the_client_wrote_it(at: str, param:
 
 
 async def test_a_dated_conversation_keeps_its_day_and_leaves_no_trace(encoding: Encoding) -> None:
-    memory = TurnMemory()
+    memory = ConversationCache()
     asked = Conversation(Preamble(date="2026-01-01"), ASKED.items)
     answered = replace(asked, items=(*asked.items, AssistantMessage("ok"), UserMessage("And?")))
     later = replace(answered, preamble=Preamble(date="2026-01-09"))
@@ -249,10 +249,10 @@ async def test_a_turn_is_chosen_for_by_what_it_belongs_to(encoding: Encoding) ->
         encoding=encoding,
         renderer=Renderer(encoding),
         pool=pool,
-        memory=TurnMemory(),
+        memory=ConversationCache(),
         new_call_id=lambda: "call_1",
     )
-    async for _ in engine.start(Turn("m", ASKED, sticky="conv_1", tenant="team")):
+    async for _ in engine.start(GenerationRequest("m", ASKED, sticky="conv_1", tenant="team")):
         pass
     assert pool.asked == RouteRequest("m", owner="team", sticky="conv_1")
 
@@ -261,7 +261,7 @@ async def test_a_turn_is_chosen_for_by_what_it_belongs_to(encoding: Encoding) ->
 async def test_ids_of_calls_follow_from_the_seed(seed: str, encoding: Encoding) -> None:
     call = "<|channel|>commentary to=functions.f<|message|>{}<|call|>"
     runner = Runner(encoding, Scripted(encoding, [Step(call + "<|start|>assistant" + call)]))
-    events = [event async for batch in runner.engine.start(Turn("m", ASKED, seed=seed)) for event in batch]
+    events = [event async for batch in runner.engine.start(GenerationRequest("m", ASKED, seed=seed)) for event in batch]
     made = [event.item.call_id for event in events if isinstance(event, Closed) and isinstance(event.item, ToolCall)]
     ids = DerivedIds(seed, "call")
     count = itertools.count()

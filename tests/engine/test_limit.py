@@ -12,9 +12,9 @@ from tests.harmony.fold import check_lifecycle
 from unisono.core.events import Closed, Finished
 from unisono.core.generation import RETURN, Capabilities, Chunk, CompletionJob, FinishReason, OutputForm, Timeouts
 from unisono.engine.engine import Engine
-from unisono.engine.limit import Limit
-from unisono.engine.memory import TurnMemory
-from unisono.engine.turn import Run, Turn
+from unisono.engine.limit import TokenCap
+from unisono.engine.memory import ConversationCache
+from unisono.engine.turn import GenerationRequest, GenerationStream
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.render import Renderer
 
@@ -51,12 +51,12 @@ class Endless(Standing):
         pass
 
 
-def start(encoding: Encoding, backend: Standing, turn: Turn) -> Run:
+def start(encoding: Encoding, backend: Standing, turn: GenerationRequest) -> GenerationStream:
     engine = Engine(
         encoding=encoding,
         renderer=Renderer(encoding),
         pool=Line([backend]),  # type: ignore[list-item]
-        memory=TurnMemory(),
+        memory=ConversationCache(),
         new_call_id=lambda: "call_1",
     )
     return engine.start(turn)
@@ -69,7 +69,7 @@ async def test_a_backend_that_goes_on_for_ever_is_not_listened_to_for_longer_tha
     told: Capabilities, per_chunk: int, most: int, encoding: Encoding
 ) -> None:
     backend = Endless(encoding, told, per_chunk)
-    run = start(encoding, backend, Turn("m", ASKED, max_tokens=most))
+    run = start(encoding, backend, GenerationRequest("m", ASKED, max_tokens=most))
     events = [event async for batch in run for event in batch]
     check_lifecycle(events)
     finished = events[-1]
@@ -84,7 +84,7 @@ async def test_a_backend_that_goes_on_for_ever_is_not_listened_to_for_longer_tha
 
 
 def test_ids_are_taken_up_to_the_limit(encoding: Encoding) -> None:
-    limit = Limit(encoding, 5, guessed=False)
+    limit = TokenCap(encoding, 5, guessed=False)
     assert list(limit.taken([1, 2, 3])) == [1, 2, 3]
     assert list(limit.taken([4, 5])) == [4, 5]
     # Where the last one is a stop, the backend has yet to say so.
@@ -97,7 +97,7 @@ def test_text_that_came_in_letters_is_counted_as_the_tokenizer_makes_it(encoding
     text = WORDS * 100
     tokens = [token for letter in text for token in encoding.encode_text(letter)]
     most = len(encoding.encode_text(text))
-    limit = Limit(encoding, most, guessed=True)
+    limit = TokenCap(encoding, most, guessed=True)
     for token in tokens:
         assert list(limit.taken([token])) == [token]
     assert not limit.passed

@@ -20,7 +20,7 @@ from unisono.core.generation import Capabilities, FinishReason
 from unisono.core.tools import ToolOutcome
 from unisono.engine.engine import Engine
 from unisono.engine.plan import UNMET_FORM
-from unisono.engine.turn import Decision, Hosting, must_be_kept
+from unisono.engine.turn import ApprovalDecision, ServerTools, must_be_kept
 from unisono.errors import (
     BackendUnavailable,
     ToolServerNotAllowed,
@@ -150,7 +150,7 @@ async def test_an_answer_that_never_came_is_opened_behind_results_too() -> None:
     events, report = await talk.events()
     assert items_of(events) == (R("I look."), R("Hm."), F("It is so."))
     assert report.recoveries == ["analysis-only"]
-    approved = decided(Talk([thought, "It is so.<|return|>"]), Decision("call_old", "mcpr_1", True))
+    approved = decided(Talk([thought, "It is so.<|return|>"]), ApprovalDecision("call_old", "mcpr_1", True))
     events, report = await approved.events()
     assert items_of(events) == (R("Hm."), F("It is so."))
 
@@ -258,7 +258,7 @@ async def test_an_engine_without_a_host_refuses_what_it_cannot_run() -> None:
     )
     with pytest.raises(UnsupportedValue):
         await anext(aiter(bare.start(talk.turn)))
-    assert [batch async for batch in bare.start(replace(talk.turn, hosting=Hosting()))]
+    assert [batch async for batch in bare.start(replace(talk.turn, hosting=ServerTools()))]
 
 
 async def test_hosted_tools_count_in_a_prompt() -> None:
@@ -374,13 +374,13 @@ WAITING = AssistantCall("call_old", "files__delete", '{"q":"x"}')
 ASKED_FOR = replace(ASKED, items=(*ASKED.items, WAITING))
 
 
-def decided(talk: Talk, *decisions: Decision) -> Talk:
+def decided(talk: Talk, *decisions: ApprovalDecision) -> Talk:
     talk = replace(talk, turn=replace(talk.turn, conversation=ASKED_FOR))
     return hosting(talk, servers=(FILES,), decisions=decisions)
 
 
 async def test_what_was_approved_is_run_before_anything_is_generated() -> None:
-    talk = decided(Talk([ANSWER]), Decision("call_old", "mcpr_1", True))
+    talk = decided(Talk([ANSWER]), ApprovalDecision("call_old", "mcpr_1", True))
     events, _ = await talk.events()
     [closed] = [e for e in events if isinstance(e, Closed) and isinstance(e.item, HostedCall)]
     assert closed.item == HostedCall(0, "call_old", "files__delete", "files", "delete", approval="mcpr_1")
@@ -395,7 +395,7 @@ async def test_what_was_approved_is_run_before_anything_is_generated() -> None:
 
 
 async def test_what_was_not_approved_is_not_run_and_the_model_is_told() -> None:
-    talk = decided(Talk([ANSWER]), Decision("call_old", "mcpr_1", False, "Too risky."))
+    talk = decided(Talk([ANSWER]), ApprovalDecision("call_old", "mcpr_1", False, "Too risky."))
     events, _ = await talk.events()
     assert talk.host.made == []
     assert calls_of(events) == []
@@ -412,7 +412,7 @@ VOID: dict[str, Servers] = {
 
 @pytest.mark.parametrize("host", VOID.values(), ids=VOID)
 async def test_an_approval_is_void_when(host: Servers) -> None:
-    talk = decided(Talk([ANSWER], host), Decision("call_old", "mcpr_1", True))
+    talk = decided(Talk([ANSWER], host), ApprovalDecision("call_old", "mcpr_1", True))
     events, report = await talk.events()
     [(server, name, told)] = calls_of(events)
     assert (server, name) == ("files", "delete")
@@ -423,7 +423,7 @@ async def test_an_approval_is_void_when(host: Servers) -> None:
 
 
 async def test_an_approval_of_a_server_that_the_turn_does_not_host_is_void() -> None:
-    talk = hosting(decided(Talk([ANSWER]), Decision("call_old", "mcpr_1", True)), servers=(DOCS,))
+    talk = hosting(decided(Talk([ANSWER]), ApprovalDecision("call_old", "mcpr_1", True)), servers=(DOCS,))
     events, report = await talk.events()
     assert talk.host.made == []
     assert report.recoveries == ["approval-void"]
@@ -434,7 +434,9 @@ async def test_a_decision_about_nothing_changes_nothing() -> None:
     answered = replace(
         ASKED_FOR, items=(*ASKED_FOR.items, ToolResult("call_old", "files__delete", "gone"), UserMessage("?"))
     )
-    talk = decided(Talk([ANSWER]), Decision("call_old", "mcpr_1", True), Decision("call_other", "mcpr_2", True))
+    talk = decided(
+        Talk([ANSWER]), ApprovalDecision("call_old", "mcpr_1", True), ApprovalDecision("call_other", "mcpr_2", True)
+    )
     talk = replace(talk, turn=replace(talk.turn, conversation=answered))
     events, _ = await talk.events()
     assert (talk.host.made, calls_of(events)) == ([], [])
@@ -668,7 +670,7 @@ def test_every_rule_that_is_reported_is_documented() -> None:
 
 async def test_the_model_is_told_once_what_a_server_is() -> None:
     talk, about = Talk([ANSWER]), "Our\nproducts. <|end|>"
-    await replace(talk, turn=replace(talk.turn, hosting=Hosting((replace(DOCS, description=about),)))).events()
+    await replace(talk, turn=replace(talk.turn, hosting=ServerTools((replace(DOCS, description=about),)))).events()
     tokens = list(talk.bases[0].prompt.tokens)
     declared = ENCODING.decode(tokens)
     assert "// Our\n// products. <|end|>\n// \n// The tool search.\n" in declared

@@ -15,7 +15,7 @@ from tests.harmony.recoveries import C, F, R
 from unisono.core.conversation import FunctionTool, Json
 from unisono.core.generation import Capabilities
 from unisono.core.tools import HostedTool, ToolOutcome, ToolServer
-from unisono.engine.turn import Hosting, Turn
+from unisono.engine.turn import GenerationRequest, ServerTools
 from unisono.errors import ToolServerUnavailable, UnisonoError
 
 BROWSER = ToolServer("web", "http://127.0.0.1:9/mcp", approval=FREE, builtin="browser")
@@ -35,7 +35,7 @@ def answer(name: str, arguments: Mapping[str, Json]) -> ToolOutcome:
 
 
 def talk(*outputs: str, told: Capabilities = IDS, servers: tuple[ToolServer, ...] = (BROWSER, PYTHON, SHELL)) -> Talk:
-    turn = Turn("m", ASKED, seed="a seed", tenant="team", hosting=Hosting(servers))
+    turn = GenerationRequest("m", ASKED, seed="a seed", tenant="team", hosting=ServerTools(servers))
     return Talk(outputs, Servers(OFFERED, answer), told=told, turn=turn)
 
 

@@ -23,8 +23,8 @@ from unisono.core.conversation import AssistantCall, Conversation, Json
 from unisono.core.events import Closed, Event, Finished, HostedCall, Ran, Repaired
 from unisono.core.generation import Capabilities, OutputForm
 from unisono.core.tools import ToolOutcome
-from unisono.engine.journal import NOTE, Note, parts_of
-from unisono.engine.turn import STEP_ENDED, Decision, Hosting, must_be_kept
+from unisono.engine.journal import NOTE, JournalEntry, parts_of
+from unisono.engine.turn import STEP_ENDED, ApprovalDecision, ServerTools, must_be_kept
 from unisono.errors import StoreUnreadable, ToolServerUnavailable
 
 UNKNOWN = "It is not known whether the call was carried out; it was not repeated."
@@ -33,8 +33,9 @@ FIRST_F = call("f").removesuffix("<|call|>") + "<|end|><|start|>assistant"
 BOTH = SEARCH.removesuffix("<|call|>") + "<|end|><|start|>assistant" + FETCH
 WAITING = AssistantCall("call_old", "files__delete", '{"q":"x"}')
 ASKED_FOR = replace(ASKED, items=(*ASKED.items, WAITING, replace(WAITING, call_id="call_older")))
-DECIDED = Hosting(
-    (FILES, DOCS), decisions=(Decision("call_old", "mcpr_1", True), Decision("call_older", "mcpr_2", False))
+DECIDED = ServerTools(
+    (FILES, DOCS),
+    decisions=(ApprovalDecision("call_old", "mcpr_1", True), ApprovalDecision("call_older", "mcpr_2", False)),
 )
 BROKEN = {"docs": (*Servers().offered["docs"],), "files": ToolServerUnavailable("gone")}  # type: ignore[misc]
 
@@ -43,10 +44,10 @@ def structured(name: str, arguments: object) -> ToolOutcome:
     return ToolOutcome("42 \ud800", structured={"answer": [42, None, "ü"]})
 
 
-def talk_of(outputs: Sequence[str], hosting: Hosting | None = None, **more: Any) -> Talk:
+def talk_of(outputs: Sequence[str], hosting: ServerTools | None = None, **more: Any) -> Talk:
     talk = Talk(outputs)
     conversation: Conversation = more.pop("conversation", ASKED)
-    hosting = hosting or Hosting((DOCS, FILES))
+    hosting = hosting or ServerTools((DOCS, FILES))
     noted = more.pop("noted", None)
     talk = replace(talk, turn=replace(talk.turn, conversation=conversation, hosting=hosting, noted=noted))
     return replace(talk, **more)
@@ -68,12 +69,12 @@ TALKS: dict[str, Talk] = {
         [SEARCH, ANSWER], DECIDED, conversation=ASKED_FOR, noted={"items": []}
     ),
     "a server that is gone": talk_of([SEARCH, ANSWER], host=Servers(BROKEN)),  # type: ignore[arg-type]
-    "a server that is known": talk_of([SEARCH, ANSWER], Hosting((DOCS,), announced=frozenset({"docs"}))),
+    "a server that is known": talk_of([SEARCH, ANSWER], ServerTools((DOCS,), announced=frozenset({"docs"}))),
     "faults to the end": talk_of([call("made_up"), call("docs__search", "?"), call("made_up"), "It is.<|return|>"]),
-    "the last call": talk_of([SEARCH, FETCH, "It is.<|return|>"], Hosting((DOCS,), max_calls=1)),
-    "a pause": talk_of([SEARCH, FETCH, "It is.<|return|>"], Hosting((DOCS,), pause_after=2)),
-    "a pause without time": talk_of([BOTH, "It is.<|return|>"], Hosting((DOCS,), pause_after=2, total_s=0)),
-    "no time": talk_of([SEARCH, "It is.<|return|>"], Hosting((DOCS,), total_s=0)),
+    "the last call": talk_of([SEARCH, FETCH, "It is.<|return|>"], ServerTools((DOCS,), max_calls=1)),
+    "a pause": talk_of([SEARCH, FETCH, "It is.<|return|>"], ServerTools((DOCS,), pause_after=2)),
+    "a pause without time": talk_of([BOTH, "It is.<|return|>"], ServerTools((DOCS,), pause_after=2, total_s=0)),
+    "no time": talk_of([SEARCH, "It is.<|return|>"], ServerTools((DOCS,), total_s=0)),
     "repeated calls": talk_of([SEARCH, SEARCH, SEARCH, SEARCH, "It is.<|return|>"]),
     "an outcome with more than text": talk_of([SEARCH, ANSWER], host=Servers(answer=structured)),
     "thoughts behind a result": talk_of([SEARCH, THOUGHT.replace("<|end|>", "<|return|>"), "It is.<|return|>"]),
@@ -187,7 +188,7 @@ async def test_a_call_that_may_be_made_twice_is_made_again() -> None:
 
 async def test_an_incomplete_journal_allows_only_calls_of_idempotent_tools() -> None:
     talk = Talk([BOTH, ANSWER])
-    hosting = replace(talk.turn.hosting or Hosting(), is_journal_complete=False)
+    hosting = replace(talk.turn.hosting or ServerTools(), is_journal_complete=False)
     talk = replace(talk, turn=replace(talk.turn, hosting=hosting))
     batches, report = await talk.batches()
     events = [event for batch in batches for event in batch]
@@ -221,7 +222,7 @@ async def test_a_resumed_run_declares_what_was_declared_whatever_the_servers_say
 async def test_a_resumed_run_calls_no_server_that_it_does_not_host_any_more() -> None:
     talk = Talk([SEARCH, ANSWER], per_chunk=1000)
     _, report = await talk.batches(cut=2)
-    less = replace(talk, turn=replace(talk.turn, hosting=Hosting((FILES,))))
+    less = replace(talk, turn=replace(talk.turn, hosting=ServerTools((FILES,))))
     batches, _ = await less.batches(report.journal)
     assert talk.host.made == []
     [(server, name, told)] = calls_of([event for batch in batches for event in batch])
@@ -230,8 +231,8 @@ async def test_a_resumed_run_calls_no_server_that_it_does_not_host_any_more() ->
 
 
 FOREIGN: dict[str, list[int]] = {
-    "a note of a call that was never made": Note({"call": "x", "of": "y", "verdict": "make"}).numbers(),
-    "a result of nothing": Note({"ran": "x", "text": "y"}).numbers(),
+    "a note of a call that was never made": JournalEntry({"call": "x", "of": "y", "verdict": "make"}).numbers(),
+    "a result of nothing": JournalEntry({"ran": "x", "text": "y"}).numbers(),
     "half a note": [NOTE, 300, 1],
     "a note without a size": [NOTE],
     "no JSON": [NOTE, 3, 0x7B7B7B],
@@ -257,9 +258,9 @@ JSON: st.SearchStrategy[Json] = st.recursive(
 
 @given(st.dictionaries(st.text(), JSON), st.lists(st.sampled_from([1, 200_005, STEP_ENDED, 0xFFFF_FFF1])))
 def test_a_note_comes_back_between_whatever_stands_around_it(value: dict[str, Json], around: list[int]) -> None:
-    note = Note(value)
+    note = JournalEntry(value)
     parts = list(parts_of([*around, *note.numbers(), *around]))
-    assert [part for part in parts if isinstance(part, Note)] == [note]
+    assert [part for part in parts if isinstance(part, JournalEntry)] == [note]
     assert max(note.numbers()[1:]) < 0xFFFF_FFF0
 
 
@@ -285,7 +286,7 @@ async def test_whatever_the_model_says_the_turn_ends_and_can_be_gone_on_with(
 ) -> None:
     outputs = [step if step.endswith(("<|call|>", "<|return|>")) else step + "<|return|>" for step in steps]
     # From some point on the model says the same for ever.
-    talk = talk_of([*outputs, *[outputs[-1]] * 30], Hosting((DOCS, FILES), max_calls=4), told=told, per_chunk=5)
+    talk = talk_of([*outputs, *[outputs[-1]] * 30], ServerTools((DOCS, FILES), max_calls=4), told=told, per_chunk=5)
     whole, _ = await talk.batches()
     assert isinstance(whole[-1][-1], Finished)
     assert len(talk.bases) <= 20

@@ -14,8 +14,8 @@ from tests.harmony.recoveries import F, R
 from tests.mcp.conftest import Upstream, start_upstream
 from unisono.core.events import Listed
 from unisono.engine.engine import Engine
-from unisono.engine.memory import TurnMemory
-from unisono.engine.turn import Hosting
+from unisono.engine.memory import ConversationCache
+from unisono.engine.turn import ServerTools
 from unisono.mcp import McpHost
 
 
@@ -45,7 +45,7 @@ class Hosted:
             encoding=means.encoding,
             renderer=means.renderer,
             pool=means.pool,
-            memory=TurnMemory(),
+            memory=ConversationCache(),
             new_call_id=means.new_call_id,
             tools=self.host,
         )
@@ -54,7 +54,7 @@ class Hosted:
 def hosted(host: McpHost, upstream: Upstream, way: str, *steps: str) -> Hosted:
     talk = Talk(steps)
     server = upstream.server(way, label="up", approval=FREE)
-    return Hosted(replace(talk, turn=replace(talk.turn, hosting=Hosting((server,)))), host)
+    return Hosted(replace(talk, turn=replace(talk.turn, hosting=ServerTools((server,)))), host)
 
 
 @pytest.mark.parametrize("way", ["modern", "legacy", "sse"])

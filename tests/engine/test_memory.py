@@ -19,7 +19,7 @@ from unisono.core.conversation import (
     UserMessage,
 )
 from unisono.core.events import Closed, HostedCall, Reasoning, Text, ToolCall
-from unisono.engine.memory import TurnMemory
+from unisono.engine.memory import ConversationCache
 
 ASK = UserMessage("Weather in Paris?")
 THOUGHT = Closed(Reasoning(0), "Use the tool.", (1, 2))
@@ -56,14 +56,14 @@ def conversation(*items: Item, date: str = "2026-01-01") -> Conversation:
 
 @pytest.mark.parametrize(("sent", "known"), SENT_BACK.values(), ids=SENT_BACK)
 def test_a_turn_is_recognised_by_its_call_and_what_the_client_sends_of_it(sent: tuple[Item, ...], known: bool) -> None:
-    memory = TurnMemory()
+    memory = ConversationCache()
     memory.record("team", [THOUGHT, PREAMBLE, CALL])
     found = memory.recall("team", conversation(ASK, *sent, RESULT))
     assert found.items == (ASK, *(EXACT if known else sent), RESULT)
 
 
 def test_a_call_is_known_by_numbers_as_exact_as_other_readers_of_json_keep_them() -> None:
-    memory = TurnMemory()
+    memory = ConversationCache()
     memory.record("team", [replace(CALL, text='{"wei":123456789012345678901234567890}')])
     sent = replace(SENT_CALL, arguments='{"wei":1.2345678901234568e29}')
     assert memory.recall("team", conversation(ASK, sent, RESULT)).items[1] == replace(
@@ -72,14 +72,14 @@ def test_a_call_is_known_by_numbers_as_exact_as_other_readers_of_json_keep_them(
 
 
 def test_another_tenant_finds_nothing() -> None:
-    memory = TurnMemory()
+    memory = ConversationCache()
     memory.record("team", [THOUGHT, PREAMBLE, CALL])
     asked = conversation(ASK, SENT_CALL, RESULT)
     assert memory.recall("other", asked) == asked
 
 
 def test_an_answer_is_recognised_by_its_text() -> None:
-    memory = TurnMemory()
+    memory = ConversationCache()
     memory.record("team", [THOUGHT, Closed(Text(1, Phase.FINAL), "Sunny.", (7, 8))])
     found = memory.recall("team", conversation(ASK, AssistantMessage("Sunny."), UserMessage("Thanks")))
     assert found.items[1] == AssistantMessage("Sunny.", Phase.FINAL, (7, 8))
@@ -104,14 +104,14 @@ JOINED: dict[str, tuple[str, tuple[Item, ...]]] = {
 
 @pytest.mark.parametrize(("sent", "found"), JOINED.values(), ids=JOINED)
 def test_messages_sent_back_as_one_text_are_recognised(sent: str, found: tuple[Item, ...]) -> None:
-    memory = TurnMemory()
+    memory = ConversationCache()
     memory.record("team", MESSAGES)
     recalled = memory.recall("team", conversation(ASK, AssistantMessage(sent), UserMessage("Thanks")))
     assert recalled.items == (ASK, *found, UserMessage("Thanks"))
 
 
 def test_a_call_is_recognised_by_several_messages_sent_back_as_one_text() -> None:
-    memory = TurnMemory()
+    memory = ConversationCache()
     second = Closed(Text(2, Phase.COMMENTARY), "In Paris.", (6,))
     memory.record("team", [PREAMBLE, second, CALL])
     sent = AssistantMessage("I look.\n\nIn Paris.", Phase.COMMENTARY)
@@ -120,7 +120,7 @@ def test_a_call_is_recognised_by_several_messages_sent_back_as_one_text() -> Non
 
 
 def test_several_calls_of_one_turn_are_found_one_by_one() -> None:
-    memory = TurnMemory()
+    memory = ConversationCache()
     second = Closed(ToolCall(3, 1, "call_2", "get_weather"), "{}", (6,))
     memory.record("team", [THOUGHT, PREAMBLE, CALL, second])
     sent_second = AssistantCall("call_2", "get_weather", "{}")
@@ -161,20 +161,20 @@ RAN: dict[str, tuple[list[Closed], tuple[Item, ...], tuple[Item, ...]]] = {
 def test_a_call_of_the_gateway_that_the_client_sends_back_stands_there_once(
     said: list[Closed], sent: tuple[Item, ...], found: tuple[Item, ...]
 ) -> None:
-    memory = TurnMemory()
+    memory = ConversationCache()
     memory.record("team", said, results={"call_h": PAGE}, shown=[LABEL])
     assert memory.recall("team", conversation(ASK, *sent)).items == (ASK, *found)
 
 
 def test_a_cut_turn_is_not_remembered() -> None:
-    memory = TurnMemory()
+    memory = ConversationCache()
     memory.record("team", [THOUGHT, Closed(Text(1, Phase.FINAL), "Sun", (), complete=False)])
     asked = conversation(ASK, AssistantMessage("Sun"), UserMessage("Go on"))
     assert memory.recall("team", asked) == asked
 
 
 def test_a_conversation_keeps_its_first_day() -> None:
-    memory = TurnMemory()
+    memory = ConversationCache()
     answered = (ASK, AssistantMessage("Sunny."), UserMessage("And now?"))
     assert memory.recall("team", conversation(ASK, date="2026-01-01")).preamble.date == "2026-01-01"
     assert memory.recall("team", conversation(*answered, date="2026-01-02")).preamble.date == "2026-01-01"
@@ -183,7 +183,7 @@ def test_a_conversation_keeps_its_first_day() -> None:
 
 
 def test_memory_is_bounded_and_forgets_the_oldest() -> None:
-    memory = TurnMemory(max_bytes=100_000)
+    memory = ConversationCache(max_bytes=100_000)
     for n in range(200):
         memory.record("team", [Closed(Text(0, Phase.FINAL), f"answer {n}", tuple(range(100)))])
     kept = [
@@ -199,7 +199,7 @@ def test_memory_is_bounded_and_forgets_the_oldest() -> None:
 
 @pytest.mark.parametrize("count", [4, 40])
 def test_its_size_is_the_memory_that_it_takes(count: int) -> None:
-    memory = TurnMemory(max_bytes=200_000)
+    memory = ConversationCache(max_bytes=200_000)
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]

@@ -35,7 +35,7 @@ from tests.harmony.recoveries import C, F, P, R
 from unisono.core.conversation import AnswerForm, Preamble
 from unisono.core.generation import AnyJson, Capabilities, Constraint, FinishReason, JsonSchema, OneOf
 from unisono.engine.plan import NOT_ALLOWED, UNMET_ARGUMENTS, UNMET_CALL, UNMET_FORM, UNMET_NONE
-from unisono.engine.turn import Allowed, Forced, Turn
+from unisono.engine.turn import AllowedTools, ForcedCalls, GenerationRequest
 from unisono.engine.wishes import NO_ARGUMENTS
 
 HM = R("Hm.")
@@ -46,7 +46,7 @@ CALLED = C("get_weather", PARIS)
 
 @dataclass(frozen=True)
 class Case:
-    turn: Turn
+    turn: GenerationRequest
     outputs: Sequence[str | Step]
     items: Sequence[R | P | F | C]
     behind: Sequence[str]
@@ -104,7 +104,11 @@ FORCED: dict[str, Case] = {
         rules=("missing-end",),
     ),
     "a tool without arguments": Case(
-        turn(Forced(frozenset({"now"}))), [ANSWERED, "{}<|call|>"], (C("now", "{}"),), [NOW], [JsonSchema(NO_ARGUMENTS)]
+        turn(ForcedCalls(frozenset({"now"}))),
+        [ANSWERED, "{}<|call|>"],
+        (C("now", "{}"),),
+        [NOW],
+        [JsonSchema(NO_ARGUMENTS)],
     ),
     "there is one tool": Case(
         turn(ANY, replace(ASKED, preamble=Preamble(tools=TOOLS[:1], date="2026-01-01"))),
@@ -127,7 +131,7 @@ FORCED: dict[str, Case] = {
         [OneOf((".get_weather", ".add", ".now")), JsonSchema(SUM)],
     ),
     "one of two": Case(
-        turn(Forced(frozenset({"add", "now"}))),
+        turn(ForcedCalls(frozenset({"add", "now"}))),
         [T + RAIN, ".now", "{}<|call|>"],
         (HM, C("now", "{}")),
         [T + S + NAMING, T + S + NOW],
@@ -166,7 +170,7 @@ FORCED: dict[str, Case] = {
         unmet=UNMET_ARGUMENTS,
     ),
     "none of the tools is there": Case(
-        turn(Forced(frozenset({"other"}))), [T + RAIN], (HM, F("It rains.")), [], unmet=UNMET_NONE
+        turn(ForcedCalls(frozenset({"other"}))), [T + RAIN], (HM, F("It rains.")), [], unmet=UNMET_NONE
     ),
     "no call is allowed": Case(turn(NAMED, calls_allowed=False), [T + RAIN], (HM, F("It rains.")), []),
 }
@@ -223,10 +227,13 @@ OTHERS: dict[str, Case] = {
         turn(), [WEATHER + "{}<|call|>"], (C("get_weather", "{}"),), []
     ),
     "a tool that may be called": Case(
-        turn(Allowed(frozenset({"get_weather"}))), [T + S + WEATHER + "{}<|call|>"], (HM, C("get_weather", "{}")), []
+        turn(AllowedTools(frozenset({"get_weather"}))),
+        [T + S + WEATHER + "{}<|call|>"],
+        (HM, C("get_weather", "{}")),
+        [],
     ),
     "a tool that may not be called": Case(
-        turn(Allowed(frozenset({"add"}))),
+        turn(AllowedTools(frozenset({"add"}))),
         [T + S + WEATHER + "{}<|call|>", FINAL + "It rains.<|return|>"],
         (HM, F("It rains.")),
         [
@@ -236,7 +243,7 @@ OTHERS: dict[str, Case] = {
         rules=(NOT_ALLOWED,),
     ),
     "a tool that may not be called, and is called again": Case(
-        turn(Allowed(frozenset({"add"}))),
+        turn(AllowedTools(frozenset({"add"}))),
         [WEATHER + "{}<|call|>", WEATHER + "{}<|call|>", "It rains.<|return|>"],
         (F("It rains."),),
         [

@@ -12,7 +12,7 @@ from tests.engine.scripted import IDS
 from tests.harmony.recoveries import C, F
 from unisono.core.events import Delta
 from unisono.core.generation import Capabilities, FinishReason
-from unisono.engine.turn import Turn
+from unisono.engine.turn import GenerationRequest
 from unisono.harmony.blanks import MAX_BLANKS
 
 BLANKS = " \n\t " * 100
@@ -21,7 +21,7 @@ FEW = '{"city":' + " " * MAX_BLANKS + '"Paris"}'
 ANSWERED = FINAL + "It rains.<|return|>"
 
 # The turn, the outputs of an unguided backend, and the result. A guided one gets its own opening first.
-CASES: dict[str, tuple[Turn, Sequence[str], F | C]] = {
+CASES: dict[str, tuple[GenerationRequest, Sequence[str], F | C]] = {
     "blanks in front of a value": (turn(form=CITY_FORM), ['{"city":' + BLANKS, '"Paris"}<|return|>'], F(PARIS)),
     "blanks behind the last bracket": (turn(form=CITY_FORM), [PARIS + BLANKS], F(PARIS)),
     "blanks at the beginning": (turn(form=CITY_FORM), [BLANKS, PARIS + "<|return|>"], F(PARIS)),
@@ -42,7 +42,12 @@ CASES: dict[str, tuple[Turn, Sequence[str], F | C]] = {
 @pytest.mark.parametrize("whole", [False, True], ids=["streamed", "whole"])
 @pytest.mark.parametrize(("asked_turn", "outputs", "expected"), CASES.values(), ids=CASES)
 async def test_a_run_of_blanks_is_removed(
-    asked_turn: Turn, outputs: Sequence[str], expected: F | C, whole: bool, per_chunk: int, told: Capabilities
+    asked_turn: GenerationRequest,
+    outputs: Sequence[str],
+    expected: F | C,
+    whole: bool,
+    per_chunk: int,
+    told: Capabilities,
 ) -> None:
     forced = asked_turn.choice is not None
     steps = [ANSWERED, *outputs] if forced or told.constrain else [FINAL + outputs[0], *outputs[1:]]

@@ -32,9 +32,9 @@ from unisono.core.conversation import AnswerForm
 from unisono.core.events import Closed, Delta, Event, Opened, Text
 from unisono.core.generation import Capabilities, Chunk, CompletionJob, FinishReason, JsonSchema, Sampling
 from unisono.engine.engine import Engine
-from unisono.engine.memory import TurnMemory
+from unisono.engine.memory import ConversationCache
 from unisono.engine.plan import UNMET_FORM
-from unisono.engine.turn import Allowed, Forced, Run
+from unisono.engine.turn import AllowedTools, ForcedCalls, GenerationStream
 from unisono.errors import BackendRejected, ConstraintRefused
 from unisono.harmony.render import Renderer
 from unisono.schemas import violation
@@ -47,7 +47,7 @@ def engine(*backends: Scripted) -> Engine:
         encoding=ENCODING,
         renderer=Renderer(ENCODING),
         pool=Line(backends),
-        memory=TurnMemory(),
+        memory=ConversationCache(),
         new_call_id=lambda: "call_1",
         violation=violation,
     )
@@ -57,7 +57,7 @@ def texts_of(events: Sequence[Event]) -> list[str]:
     return [event.text for event in events if isinstance(event, Closed) and isinstance(event.item, Text)]
 
 
-async def batches_of(run: Run) -> list[list[Event]]:
+async def batches_of(run: GenerationStream) -> list[list[Event]]:
     return [batch async for batch in run]
 
 
@@ -221,7 +221,8 @@ async def test_calls_that_are_shown_while_they_come_are_not_generated_again() ->
 
 async def test_a_call_that_may_not_be_made_is_not_shown_while_it_comes() -> None:
     asked = await ask(
-        [T + S + WEATHER + "{}<|call|>", "It rains.<|return|>"], turn(Allowed(frozenset({"add"})), hold_calls=False)
+        [T + S + WEATHER + "{}<|call|>", "It rains.<|return|>"],
+        turn(AllowedTools(frozenset({"add"})), hold_calls=False),
     )
     assert asked.items == (R("Hm."), F("It rains."))
 
@@ -266,7 +267,7 @@ async def test_repetition_may_be_left_alone() -> None:
 
 async def test_a_forced_call_of_a_hosted_tool_is_run_and_the_rest_is_the_models_choice() -> None:
     said = [RAIN, '{"q":"one"}<|call|>', ANSWER]
-    talk = Hosted(said, turn=replace(Hosted([]).turn, choice=Forced(hosted=frozenset({("docs", "search")}))))
+    talk = Hosted(said, turn=replace(Hosted([]).turn, choice=ForcedCalls(hosted=frozenset({("docs", "search")}))))
     events, report = await talk.events()
     assert calls_of(events) == [("docs", "search", "search of one")]
     assert [event.text for event in events if isinstance(event, Closed) and isinstance(event.item, Text)] == [
@@ -277,7 +278,7 @@ async def test_a_forced_call_of_a_hosted_tool_is_run_and_the_rest_is_the_models_
 
 async def test_any_tool_of_a_server_will_do_where_the_server_is_named() -> None:
     said = [RAIN, ".docs__fetch<|message|>", '{"q":"one"}<|call|>', ANSWER]
-    talk = Hosted(said, turn=replace(Hosted([]).turn, choice=Forced(hosted=frozenset({("docs", None)}))))
+    talk = Hosted(said, turn=replace(Hosted([]).turn, choice=ForcedCalls(hosted=frozenset({("docs", None)}))))
     events, _ = await talk.events()
     assert calls_of(events) == [("docs", "fetch", "fetch of one")]
 

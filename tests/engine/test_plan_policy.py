@@ -11,30 +11,34 @@ from hypothesis import strategies as st
 
 from tests.engine.planning import ENCODING
 from unisono.core.recovery_rules import RULES
-from unisono.engine.naming import MOST_TOKENS, Naming
+from unisono.engine.naming import MOST_TOKENS, ToolNaming
 from unisono.engine.plan import SWITCHABLE
-from unisono.engine.policy import CLOSING, OPENING, Act, End, Fault, Message, Owed
+from unisono.engine.policy import CLOSING, OPENING, BodyAction, BodyFault, HeaderAction, MessageKind, Obligation
 from unisono.engine.repetition import LENGTH, LENGTH_OF_THOUGHTS, LONGEST_PERIOD, repeats
 
 
 def test_every_message_has_its_act_whatever_is_owed() -> None:
-    assert OPENING.keys() == set(product(Owed, Message))
+    assert OPENING.keys() == set(product(Obligation, MessageKind))
 
 
 def test_every_body_has_its_end() -> None:
-    assert CLOSING.keys() == set(product(Message, Fault))
+    assert CLOSING.keys() == set(product(MessageKind, BodyFault))
 
 
 def test_where_a_call_is_owed_nothing_but_thoughts_and_that_call_is_let_through() -> None:
-    passed = {message for message in Message if OPENING[Owed.CALL, message] in (Act.PASS, Act.GUIDE)}
-    assert passed == {Message.THOUGHT, Message.WANTED}
+    passed = {
+        message
+        for message in MessageKind
+        if OPENING[Obligation.CALL, message] in (HeaderAction.PASS, HeaderAction.GUIDE)
+    }
+    assert passed == {MessageKind.THOUGHT, MessageKind.WANTED}
 
 
 def test_only_what_is_wrong_is_generated_again() -> None:
-    again = {pair for pair, end in CLOSING.items() if end is End.AGAIN}
-    assert not [pair for pair in again if pair[1] is Fault.NONE]
-    assert (Message.CALL, Fault.BROKEN) in again
-    assert (Message.CALL, Fault.UNLIKE) not in again
+    again = {pair for pair, end in CLOSING.items() if end is BodyAction.AGAIN}
+    assert not [pair for pair in again if pair[1] is BodyFault.NONE]
+    assert (MessageKind.CALL, BodyFault.BROKEN) in again
+    assert (MessageKind.CALL, BodyFault.UNLIKE) not in again
 
 
 def test_what_can_be_switched_off_is_a_known_rule() -> None:
@@ -59,7 +63,7 @@ NAMES: dict[str, tuple[tuple[str, ...], str, str | None]] = {
 
 @pytest.mark.parametrize(("recipients", "said", "meant"), NAMES.values(), ids=NAMES)
 def test_a_name_is_read_as_the_one_tool_it_can_mean(recipients: tuple[str, ...], said: str, meant: str | None) -> None:
-    naming = Naming(ENCODING, recipients)
+    naming = ToolNaming(ENCODING, recipients)
     found: str | None = None
     for token in ENCODING.encode_as_server(said):
         found, known = naming.read(token)
@@ -72,7 +76,7 @@ def test_a_name_is_read_as_the_one_tool_it_can_mean(recipients: tuple[str, ...],
 
 def test_every_choice_is_a_whole_name_behind_what_the_prompt_ends_in() -> None:
     recipients = ("functions.a", "python", "browser.open")
-    naming = Naming(ENCODING, recipients)
+    naming = ToolNaming(ENCODING, recipients)
     stem = ENCODING.decode(naming.header)
     assert [f"{stem}{text}" for text in naming.choices.texts] == [
         f"<|channel|>commentary to={recipient}" for recipient in recipients
@@ -81,13 +85,13 @@ def test_every_choice_is_a_whole_name_behind_what_the_prompt_ends_in() -> None:
 
 @pytest.mark.parametrize("name", ["get_weather", "add", "x", "_y", "a-b", "9", "search_all"])
 def test_the_prompt_ends_where_a_token_ends_whichever_tool_it_is(name: str) -> None:
-    naming = Naming(ENCODING, (f"functions.{name}", "functions.other"))
+    naming = ToolNaming(ENCODING, (f"functions.{name}", "functions.other"))
     whole = ENCODING.encode_marked(f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>")
     assert tuple(whole[: len(naming.header)]) == naming.header
 
 
 def test_a_name_that_never_ends_is_given_up() -> None:
-    naming = Naming(ENCODING, ("functions.aa", "functions.ab"))
+    naming = ToolNaming(ENCODING, ("functions.aa", "functions.ab"))
     read = 0
     for token in ENCODING.encode_text("z" * 4_000):
         read += 1

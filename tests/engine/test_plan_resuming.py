@@ -29,10 +29,10 @@ from unisono.core.generation import (
 )
 from unisono.engine.engine import Engine
 from unisono.engine.failover import ENDS_EARLY
-from unisono.engine.journal import Note, parts_of
-from unisono.engine.memory import TurnMemory
+from unisono.engine.journal import JournalEntry, parts_of
+from unisono.engine.memory import ConversationCache
 from unisono.engine.policy import MOST_MOVES
-from unisono.engine.turn import Allowed, Forced, Report, Turn
+from unisono.engine.turn import AllowedTools, ForcedCalls, GenerationReport, GenerationRequest
 from unisono.errors import BackendUnfit, CannotGoOn
 from unisono.harmony.render import Renderer
 from unisono.schemas import violation
@@ -106,7 +106,7 @@ class Talk:
     """One turn that is asked again and again, each time of an engine that knows nothing of the time before."""
 
     outputs: Sequence[Sequence[int]]
-    turn: Turn
+    turn: GenerationRequest
     told: Capabilities = IDS
     per_chunk: int = 3
     finish: FinishReason = FinishReason.STOP
@@ -114,13 +114,13 @@ class Talk:
 
     async def ask(
         self, journal: Sequence[int] = (), *, cut: int | None = None, at: int = 0
-    ) -> tuple[list[list[Event]], Report, Stepping]:
+    ) -> tuple[list[list[Event]], GenerationReport, Stepping]:
         backend = Stepping(self.outputs, self.told, self.per_chunk, self.begun, at, self.finish)
         engine = Engine(
             encoding=ENCODING,
             renderer=Renderer(ENCODING),
             pool=Line([backend]),
-            memory=TurnMemory(),
+            memory=ConversationCache(),
             new_call_id=lambda: "call_random",
             violation=violation,
         )
@@ -133,7 +133,7 @@ class Talk:
         await run.aclose()
         return batches, run.report, backend
 
-    async def check_cut(self, whole: list[list[Event]], report: Report, cut: int) -> None:
+    async def check_cut(self, whole: list[list[Event]], report: GenerationReport, cut: int) -> None:
         """Go on behind the first `cut` batches."""
         exact = self.told.output is OutputForm.IDS
         first, kept, backend = await self.ask(cut=cut)
@@ -210,17 +210,17 @@ async def test_a_forced_body_in_which_something_else_begins_is_gone_on_behind_an
         await talk.check_cut(whole, report, cut)
 
 
-TURNS: dict[str, Turn] = {
+TURNS: dict[str, GenerationRequest] = {
     "a named tool": turn(NAMED),
-    "any tool": turn(Forced()),
-    "any tool, then a form": turn(Forced(), form=CITY_FORM),
-    "some tools": turn(Allowed(frozenset({"add"}))),
+    "any tool": turn(ForcedCalls()),
+    "any tool, then a form": turn(ForcedCalls(), form=CITY_FORM),
+    "some tools": turn(AllowedTools(frozenset({"add"}))),
     "a form": turn(form=CITY_FORM),
     "a form without tools": turn(conversation=WITHOUT_TOOLS, form=CITY_FORM),
     "a budget": turn(reasoning_budget=4),
     "no thoughts": turn(reasoning_budget=0, conversation=WITHOUT_TOOLS),
-    "everything": turn(Forced(), form=CITY_FORM, reasoning_budget=4, stop=("zzz",), parallel_calls=False),
-    "calls as they come": turn(Allowed(frozenset({"add"})), hold_calls=False, form=CITY_FORM),
+    "everything": turn(ForcedCalls(), form=CITY_FORM, reasoning_budget=4, stop=("zzz",), parallel_calls=False),
+    "calls as they come": turn(AllowedTools(frozenset({"add"})), hold_calls=False, form=CITY_FORM),
     "nothing": turn(conversation=ASKED),
 }
 WROTE = st.one_of(outputs(), st.sampled_from([tokens_of(output) for case in CASES.values() for output in case.outputs]))
@@ -237,7 +237,7 @@ WROTE = st.one_of(outputs(), st.sampled_from([tokens_of(output) for case in CASE
 )
 async def test_whatever_the_model_writes_the_answer_ends_and_can_be_gone_on_behind(
     said: list[list[int]],
-    asked: Turn,
+    asked: GenerationRequest,
     told: Capabilities,
     per_chunk: int,
     finish: FinishReason,
@@ -287,7 +287,7 @@ MARKERLESS = replace(TEXT, output=OutputForm.MARKERLESS)
 )
 async def test_whatever_comes_as_text_the_answer_ends_and_can_be_gone_on_behind(
     said: list[list[int]],
-    asked: Turn,
+    asked: GenerationRequest,
     told: Capabilities,
     per_chunk: int,
     finish: FinishReason,
@@ -309,7 +309,7 @@ async def test_whatever_comes_as_text_the_answer_ends_and_can_be_gone_on_behind(
         assume(False)
 
 
-async def check_network(said: Sequence[Sequence[int]], asked: Turn, told: Capabilities) -> None:
+async def check_network(said: Sequence[Sequence[int]], asked: GenerationRequest, told: Capabilities) -> None:
     """What is shown, and what every prompt is, does not depend on how many tokens come at once."""
     shown_each = []
     for per_chunk in (1, 2, 7, 1000):
@@ -324,7 +324,7 @@ async def check_network(said: Sequence[Sequence[int]], asked: Turn, told: Capabi
 
 
 THOUGHTS_WITHOUT_CHANNEL = "<|channel|>We need to answer.<|end|>"
-AT_ONCE: dict[str, tuple[str, Turn]] = {
+AT_ONCE: dict[str, tuple[str, GenerationRequest]] = {
     "thoughts that are some when the next header is known": (
         THOUGHTS_WITHOUT_CHANNEL + "<|start|>assistant" + T + "<|start|>assistant" + FINAL + "ok<|return|>",
         TURNS["a budget"],
@@ -343,14 +343,14 @@ AT_ONCE: dict[str, tuple[str, Turn]] = {
 
 
 @pytest.mark.parametrize(("said", "asked"), AT_ONCE.values(), ids=AT_ONCE)
-async def test_however_many_tokens_come_at_once_the_same_is_shown(said: str, asked: Turn) -> None:
+async def test_however_many_tokens_come_at_once_the_same_is_shown(said: str, asked: GenerationRequest) -> None:
     await check_network([tokens_of(said)], asked, IDS)
 
 
 @settings(max_examples=examples(80), deadline=None)
 @given(st.lists(WROTE, min_size=1, max_size=4), st.sampled_from(list(TURNS.values())), st.sampled_from([IDS, GUIDED]))
 async def test_cutting_the_network_anywhere_changes_nothing_but_what_was_read_too_far(
-    said: list[list[int]], asked: Turn, told: Capabilities
+    said: list[list[int]], asked: GenerationRequest, told: Capabilities
 ) -> None:
     await check_network(said, asked, told)
 
@@ -359,7 +359,7 @@ async def test_a_journal_says_what_was_cut_and_what_was_put_there() -> None:
     case = CASES["a tool is named, and the model answers"]
     talk = Talk([tokens_of(output) for output in case.outputs], case.turn, per_chunk=1000)
     _, report, backend = await talk.ask()
-    notes = [part.value for part in parts_of(report.journal) if isinstance(part, Note)]
+    notes = [part.value for part in parts_of(report.journal) if isinstance(part, JournalEntry)]
     [note] = notes
     first, second = (list(job.prompt.tokens) for job in backend.jobs)
     kept = note["kept"]

@@ -10,13 +10,13 @@ from tests.engine.planning import ANY, FINAL, NOW, PARIS, WEATHER, S, T, ask, tu
 from tests.engine.scripted import IDS, TEXT
 from tests.harmony.recoveries import C, F, R
 from unisono.core.generation import Capabilities
-from unisono.engine.turn import Turn
+from unisono.engine.turn import GenerationRequest
 
 STRAY = T + "Stray words."
 BROKEN = WEATHER + '{"city":<|call|>'
 HM, NOW_CALLED, HELLO = R("Hm."), C("now", "{}"), F("Hello.")
 
-CASES: dict[str, tuple[Turn, Sequence[str], Sequence[R | F | C]]] = {
+CASES: dict[str, tuple[GenerationRequest, Sequence[str], Sequence[R | F | C]]] = {
     "behind a call": (turn(), [f"{NOW}{{}}<|end|>{S}{BROKEN}", STRAY], (NOW_CALLED, HM)),
     "behind an answer": (turn(), [f"{FINAL}Hello.<|end|>{S}{BROKEN}", STRAY], (HELLO, HM)),
     "behind neither": (turn(), [BROKEN, STRAY], (HM, F("Stray words."))),
@@ -32,7 +32,11 @@ CASES: dict[str, tuple[Turn, Sequence[str], Sequence[R | F | C]]] = {
 @pytest.mark.parametrize("per_chunk", [1, 1000])
 @pytest.mark.parametrize(("asked_turn", "outputs", "expected"), CASES.values(), ids=CASES)
 async def test_stray_text_is_the_answer_only_where_nothing_else_is(
-    asked_turn: Turn, outputs: Sequence[str], expected: Sequence[R | F | C], per_chunk: int, told: Capabilities
+    asked_turn: GenerationRequest,
+    outputs: Sequence[str],
+    expected: Sequence[R | F | C],
+    per_chunk: int,
+    told: Capabilities,
 ) -> None:
     asked = await ask(outputs, asked_turn, told, per_chunk=per_chunk)
     assert asked.items == tuple(expected)

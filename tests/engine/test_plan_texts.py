@@ -27,7 +27,7 @@ from tests.engine.scripted import TEXT
 from tests.harmony.recoveries import C, F, P, R
 from unisono.core.generation import OutputForm
 from unisono.engine.plan import UNMET_FORM
-from unisono.engine.turn import Turn
+from unisono.engine.turn import GenerationRequest
 
 MARKERLESS = replace(TEXT, output=OutputForm.MARKERLESS)
 ANSWERED = "analysisHm.assistantfinalIt rains."
@@ -36,7 +36,7 @@ HM = R("Hm.")
 
 @dataclass(frozen=True)
 class Case:
-    turn: Turn
+    turn: GenerationRequest
     outputs: Sequence[str]
     items: Sequence[R | P | F | C]
     behind: Sequence[str]

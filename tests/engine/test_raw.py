@@ -14,7 +14,7 @@ from unisono.core.conversation import Conversation, Preamble, UserMessage
 from unisono.core.events import Closed, Delta, Event, Finished
 from unisono.core.generation import Capabilities, Chunk, CompletionJob, FinishReason, OutputForm
 from unisono.engine.rawtext import RawText
-from unisono.engine.turn import RawPrompt, Report, Turn
+from unisono.engine.turn import GenerationReport, GenerationRequest, RawPrompt
 from unisono.errors import BackendUnavailable, ContextTooLong, UnisonoError, UnsupportedValue
 from unisono.harmony.encoding import load_encoding
 
@@ -58,7 +58,7 @@ def read(tokens: list[int], cuts: int, wishes: dict[str, Any], stop: tuple[str, 
         told = "".join(event.text for event in events if isinstance(event, Delta))
         assert len(told.encode()) <= len(ENCODING.decode_bytes(said.tokens))
     events += said.end(FinishReason.STOP)
-    events += said.finished(Report().facts.usage)
+    events += said.finished(GenerationReport().facts.usage)
     check_lifecycle(events)
     [closed] = [event for event in events if isinstance(event, Closed)]
     return closed.text, said.tokens
@@ -86,9 +86,11 @@ class Raw(Runner):
     def __init__(self, *backends: Scripted) -> None:
         super().__init__(ENCODING, *backends)
 
-    async def complete(self, raw: RawPrompt, **fields: Any) -> tuple[str, Finished, Report]:
+    async def complete(self, raw: RawPrompt, **fields: Any) -> tuple[str, Finished, GenerationReport]:
         conversation = Conversation(Preamble(), (UserMessage("-"),))
-        turn = Turn("m", conversation, raw=raw, max_tokens=fields.pop("max_tokens", 100), history_at="prompt", **fields)
+        turn = GenerationRequest(
+            "m", conversation, raw=raw, max_tokens=fields.pop("max_tokens", 100), history_at="prompt", **fields
+        )
         run = self.engine.start(turn)
         batches = [batch async for batch in run]
         assert all(batches)
@@ -206,7 +208,7 @@ async def test_counts_are_of_the_prompt_and_of_what_was_generated() -> None:
         assert len(report.facts.steps) == 1
         assert runner.pool.taken == 0
         assert runner.pool.well == 1
-        turn = Turn("m", Conversation(Preamble()), raw=SHOWN)
+        turn = GenerationRequest("m", Conversation(Preamble()), raw=SHOWN)
         assert await runner.engine.count(turn) == usage.prompt_tokens
 
 

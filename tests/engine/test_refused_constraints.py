@@ -17,9 +17,9 @@ from unisono.core.generation import AnyJson, Chunk, CompletionJob, Constraint, J
 from unisono.core.observer import RefusedConstraint
 from unisono.core.symptom import Symptom
 from unisono.engine.engine import Engine
-from unisono.engine.memory import TurnMemory
+from unisono.engine.memory import ConversationCache
 from unisono.engine.refused_constraints import REMEMBERED_S, RefusedConstraints
-from unisono.engine.turn import Report, Turn
+from unisono.engine.turn import GenerationReport, GenerationRequest
 from unisono.errors import (
     BackendError,
     BackendOverloaded,
@@ -166,14 +166,14 @@ def engine(*backends: Scripted) -> tuple[Engine, Line]:
         encoding=ENCODING,
         renderer=Renderer(ENCODING),
         pool=line,
-        memory=TurnMemory(),
+        memory=ConversationCache(),
         new_call_id=lambda: "call_1",
         violation=violation,
     )
     return built, line
 
 
-async def said(engine: Engine, asked: Turn) -> tuple[list[Event], Report]:
+async def said(engine: Engine, asked: GenerationRequest) -> tuple[list[Event], GenerationReport]:
     run = engine.start(asked)
     events = [event async for batch in run for event in batch]
     check_lifecycle(events)

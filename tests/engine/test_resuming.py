@@ -30,8 +30,8 @@ from unisono.core.generation import (
 )
 from unisono.engine.engine import Engine
 from unisono.engine.failover import ENDS_EARLY
-from unisono.engine.memory import TurnMemory
-from unisono.engine.turn import STEP_ENDED, Report, Turn
+from unisono.engine.memory import ConversationCache
+from unisono.engine.turn import STEP_ENDED, GenerationReport, GenerationRequest
 from unisono.errors import BackendUnavailable, BackendUnfit, StoreUnreadable, UnisonoError
 from unisono.harmony.encoding import Encoding, load_encoding
 from unisono.harmony.render import Renderer
@@ -125,7 +125,7 @@ class Talk:
     told: Capabilities = IDS
     finish: FinishReason = FinishReason.STOP
     per_chunk: int = 4
-    turn: Turn = field(default_factory=lambda: Turn("m", ASKED, seed="a seed", tenant="team"))
+    turn: GenerationRequest = field(default_factory=lambda: GenerationRequest("m", ASKED, seed="a seed", tenant="team"))
     bases: list[CompletionJob] = field(default_factory=list)
 
     def backend(self, **differing: object) -> Continuing:
@@ -134,7 +134,7 @@ class Talk:
 
     async def ask(
         self, backends: Sequence[Continuing], journal: Sequence[int] = (), *, cut: int | None = None, **asked: object
-    ) -> tuple[list[list[Event]], Report]:
+    ) -> tuple[list[list[Event]], GenerationReport]:
         """The batches up to the `cut`, and the report as it was then."""
         for backend in backends:
             backend.learning = not journal
@@ -142,7 +142,7 @@ class Talk:
             encoding=ENCODING,
             renderer=RENDERER,
             pool=Line(backends),
-            memory=TurnMemory(),
+            memory=ConversationCache(),
             new_call_id=lambda: "call_random",
         )
         run = engine.start(replace(self.turn, journal=tuple(journal), **asked))  # type: ignore[arg-type]
@@ -269,7 +269,7 @@ def outputs(draw: st.DrawFn) -> list[int]:
 async def test_whatever_the_model_writes_can_be_gone_on_behind(
     output: list[int], told: Capabilities, finish: FinishReason, hold: bool, per_chunk: int, data: st.DataObject
 ) -> None:
-    turn = Turn("m", ASKED, seed="s", stop=("ok", "zzz"), hold_calls=hold)
+    turn = GenerationRequest("m", ASKED, seed="s", stop=("ok", "zzz"), hold_calls=hold)
     finish = FinishReason.STOP if output[-1] in STOPS else finish
     talk = Talk([output, tokens_of(OPENED)], told, finish, per_chunk, turn)
     whole, _ = await talk.ask([talk.backend()])
@@ -285,7 +285,7 @@ async def test_an_answer_that_is_opened_goes_on_in_either_step(
     told: Capabilities, per_chunk: int, conversation: Conversation
 ) -> None:
     said = THOUGHT if conversation is ASKED else " a time<|end|>"
-    turn = Turn("m", conversation, seed="s", stop=("never",))
+    turn = GenerationRequest("m", conversation, seed="s", stop=("never",))
     talk = Talk([tokens_of(said), tokens_of(OPENED)], told, per_chunk=per_chunk, turn=turn)
     whole, _ = await talk.ask([talk.backend()])
     assert await check_every_cut(talk) == len(whole) - 1
@@ -385,7 +385,7 @@ COMPLETE: dict[str, tuple[str, tuple[str, ...], int | None]] = {
 async def test_no_backend_is_asked_for_what_is_complete(output: str, stop: tuple[str, ...], limit: int | None) -> None:
     said = tokens_of(output)[:limit]
     finish = FinishReason.STOP if said[-1] in STOPS else FinishReason.LENGTH
-    talk = Talk([said], finish=finish, turn=Turn("m", ASKED, max_tokens=limit, stop=stop, seed="s"))
+    talk = Talk([said], finish=finish, turn=GenerationRequest("m", ASKED, max_tokens=limit, stop=stop, seed="s"))
     whole, report = await talk.ask([talk.backend()])
     backend = talk.backend()
     second, _ = await talk.ask([backend], report.journal)
@@ -394,7 +394,7 @@ async def test_no_backend_is_asked_for_what_is_complete(output: str, stop: tuple
 
 
 async def test_replayed_tokens_count_against_the_limit() -> None:
-    talk = Talk([tokens_of(LONG_ANSWER)], turn=Turn("m", ASKED, max_tokens=50, seed="s"), per_chunk=5)
+    talk = Talk([tokens_of(LONG_ANSWER)], turn=GenerationRequest("m", ASKED, max_tokens=50, seed="s"), per_chunk=5)
     journal = await cut_after(talk, 1)
     backend = talk.backend()
     await talk.ask([backend], journal)
@@ -402,7 +402,9 @@ async def test_replayed_tokens_count_against_the_limit() -> None:
 
 
 async def test_text_counts_as_the_models_own_tokens_against_the_limit() -> None:
-    talk = Talk([tokens_of(LONG_ANSWER)], TEXT, per_chunk=1, turn=Turn("m", ASKED, max_tokens=50, seed="s"))
+    talk = Talk(
+        [tokens_of(LONG_ANSWER)], TEXT, per_chunk=1, turn=GenerationRequest("m", ASKED, max_tokens=50, seed="s")
+    )
     _, report = await talk.ask([talk.backend()], cut=len("Internationalisation"))
     backend = talk.backend()
     await talk.ask([backend], report.journal)
@@ -441,7 +443,7 @@ async def test_a_marker_in_ordinary_tokens_never_becomes_one_on_a_backend_that_t
 
 
 async def test_a_marker_whose_first_half_the_client_wrote_does_not_become_one() -> None:
-    turn = Turn("m", replace(ASKED, prefill="The marker <|en"), seed="s")
+    turn = GenerationRequest("m", replace(ASKED, prefill="The marker <|en"), seed="s")
     said = ENCODING.encode_text("d|> is text")
     texts = Talk([said], TEXT, turn=turn)
     backend = texts.backend()
@@ -484,7 +486,7 @@ async def test_a_call_has_the_same_id_whoever_reads_its_journal() -> None:
 async def test_a_backend_that_fails_before_anything_new_is_replaced() -> None:
     call = "<|channel|>commentary to=functions.f<|message|>{}<|call|>"
     said = [*ENCODING.encode_as_server(call[:-8] + "<|end|><|start|>assistant"), *tokens_of(OTHER)]
-    talk = Talk([said], turn=Turn("m", ASKED, tenant="team"))
+    talk = Talk([said], turn=GenerationRequest("m", ASKED, tenant="team"))
     whole, _ = await talk.ask([talk.backend()])
     gone, other = talk.backend(failure=BackendUnavailable("gone"), name="gone"), talk.backend(name="other")
     second, report = await talk.ask([gone, other], said[:-3])
@@ -545,13 +547,13 @@ async def test_nothing_is_journalled_of_a_backend_that_nobody_saw_fail() -> None
     assert (report.failovers, report.journal) == (1, tokens_of(OTHER))
 
 
-def outcome(batches: list[list[Event]], report: Report) -> Outcome:
+def outcome(batches: list[list[Event]], report: GenerationReport) -> Outcome:
     return Outcome([event for batch in batches for event in batch], report)
 
 
 async def test_calls_shown_while_they_are_generated_go_on_too() -> None:
     call = '<|channel|>commentary to=functions.f<|message|>{"location": "Paris", "unit": "celsius"}<|call|>'
-    talk = Talk([tokens_of(call)], per_chunk=1, turn=Turn("m", ASKED, hold_calls=False, seed="s"))
+    talk = Talk([tokens_of(call)], per_chunk=1, turn=GenerationRequest("m", ASKED, hold_calls=False, seed="s"))
     whole, report = await talk.ask([talk.backend()])
     assert len(whole) > 5
     assert items_of(outcome(whole, report).events) == (C("f", '{"location": "Paris", "unit": "celsius"}'),)

@@ -10,7 +10,7 @@ from tests.harmony.recoveries import C, F, R
 from unisono.core.conversation import AssistantMessage, Conversation, UserMessage
 from unisono.core.events import Finished
 from unisono.core.generation import Capabilities, FinishReason, OutputForm, Usage
-from unisono.engine.turn import Turn
+from unisono.engine.turn import GenerationRequest
 from unisono.errors import BackendRejected, BackendUnavailable, CannotGoOn, ContextTooLong, UnisonoError
 from unisono.harmony.encoding import Encoding
 
@@ -155,7 +155,7 @@ async def test_a_failure_after_something_was_shown_is_raised_when(
 async def test_an_answer_that_finds_nowhere_to_go_on_has_not_moved(encoding: Encoding) -> None:
     gone = BackendUnavailable("gone")
     backend = Scripted(encoding, [Step("<|channel|>final<|message|>one", failure=gone)], per_chunk=1)
-    run = Runner(encoding, backend).engine.start(Turn("m", ASKED))
+    run = Runner(encoding, backend).engine.start(GenerationRequest("m", ASKED))
     with pytest.raises(BackendUnavailable):
         [batch async for batch in run]
     assert run.report.failovers == 0
@@ -174,7 +174,7 @@ async def test_an_answer_that_nobody_can_go_on_behind_is_given_up_in_the_end(
     steps: list[Step], encoding: Encoding
 ) -> None:
     backend = Scripted(encoding, steps * 9)
-    run = Runner(encoding, backend).engine.start(Turn("m", ASKED, whole=True))
+    run = Runner(encoding, backend).engine.start(GenerationRequest("m", ASKED, whole=True))
     events = [event async for batch in run for event in batch]
     check_lifecycle(events)
     assert items_of(events)[0] == R("Hm.")

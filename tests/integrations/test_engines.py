@@ -10,7 +10,7 @@ import pytest
 
 from unisono.core.conversation import Conversation, Preamble, UserMessage
 from unisono.engine.collect import collect_run
-from unisono.engine.turn import Turn, Turns
+from unisono.engine.turn import GenerationRequest, GenerationService
 from unisono.errors import ConfigError
 from unisono.integrations.engines import Engines, Site, Where
 
@@ -18,8 +18,8 @@ DEMO = Where("replay/demo")
 ASKED = Conversation(Preamble(), (UserMessage("Hi"),))
 
 
-async def said(turns: Turns, model: str) -> str:
-    result = await collect_run(turns.start(Turn(model, ASKED)))
+async def said(turns: GenerationService, model: str) -> str:
+    result = await collect_run(turns.start(GenerationRequest(model, ASKED)))
     return result.items[-1].text
 
 
@@ -31,7 +31,7 @@ def site() -> Iterator[Site]:
 
 
 def test_an_engine_is_built_once_for_each_backend(site: Site) -> None:
-    async def engine(where: Where) -> Turns:
+    async def engine(where: Where) -> GenerationService:
         async with site.engines.at(where) as turns:
             assert await said(turns, where.model)
             return turns

@@ -13,7 +13,7 @@ from unisono.core.events import Closed, Event, Finished, Opened, Reasoning
 from unisono.core.generation import FinishReason, Usage
 from unisono.core.observer import GAPS_S, GenerationBegan, GenerationDone, GenerationOutcome, Pace
 from unisono.core.trace_context import TraceContext
-from unisono.engine.turn import Report, Run, Turn, Turns
+from unisono.engine.turn import GenerationReport, GenerationRequest, GenerationService, GenerationStream
 from unisono.errors import BackendTimeout, UnisonoError
 from unisono.harmony.encoding import load_encoding
 from unisono.watching import WatchedTurns
@@ -53,11 +53,11 @@ def test_a_span_below_has_the_same_id_wherever_it_is_asked_for() -> None:
     assert TraceContext.read(below.parent, below.state) == below
 
 
-class Scripted(Run):
+class Scripted(GenerationStream):
     """A run that says what it is given, and then fails with what it is given."""
 
     def __init__(self, batches: list[list[Event]], error: UnisonoError | None) -> None:
-        self.report = Report()
+        self.report = GenerationReport()
         self._batches = batches
         self._error = error
         self.closed = False
@@ -72,14 +72,14 @@ class Scripted(Run):
         self.closed = True
 
 
-class OneTurn(Turns):
+class OneTurn(GenerationService):
     def __init__(self, run: Scripted) -> None:
         self.run = run
 
-    def start(self, turn: Turn) -> Run:
+    def start(self, turn: GenerationRequest) -> GenerationStream:
         return self.run
 
-    async def count(self, turn: Turn) -> int:
+    async def count(self, turn: GenerationRequest) -> int:
         return 7
 
 
@@ -97,7 +97,7 @@ class Noting:
             raise KeyError("not mine")
 
 
-TURN = Turn("gpt-oss", Conversation(Preamble()), surface="chat", tenant="a", request_id="req_1")
+TURN = GenerationRequest("gpt-oss", Conversation(Preamble()), surface="chat", tenant="a", request_id="req_1")
 
 
 async def test_an_answer_is_told_when_it_begins_and_when_it_ended() -> None:
@@ -116,7 +116,7 @@ async def test_an_answer_is_told_when_it_begins_and_when_it_ended() -> None:
 
 async def test_what_an_earlier_run_left_is_not_told_again() -> None:
     noting = Noting()
-    turn = Turn("gpt-oss", Conversation(Preamble()), journal=(1, 2))
+    turn = GenerationRequest("gpt-oss", Conversation(Preamble()), journal=(1, 2))
     run = WatchedTurns(OneTurn(Scripted([LAST[:1], LAST[1:]], None)), [noting]).start(turn)
     assert len([batch async for batch in run]) == 2
     assert noting.told[0].resumed

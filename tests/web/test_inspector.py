@@ -19,7 +19,7 @@ from unisono.api.inspect_request import MOST_CHARACTERS, MOST_TOKENS, InspectReq
 from unisono.core.events import Repaired
 from unisono.core.observer import GenerationBegan, GenerationDone, GenerationOutcome, StepDone
 from unisono.core.recovery_rules import RULES
-from unisono.engine.journal import Note, Way
+from unisono.engine.journal import JournalEntry, TokenSource
 from unisono.engine.turn import STEP_ENDED
 from unisono.errors import InvalidRequest
 from unisono.harmony.encoding import load_encoding
@@ -171,8 +171,8 @@ def step(number: int, prompt: str) -> StepDone:
 def test_a_recording_is_shown_by_its_steps() -> None:
     say = ENCODING.encode_marked
     journal = [
-        *Note({"able": ["json_object"]}).numbers(),
-        Way(guessed=True).mark,
+        *JournalEntry({"able": ["json_object"]}).numbers(),
+        TokenSource(guessed=True).mark,
         *say("<|channel|>analysis<|message|>a<|channel|>final<|message|>b"),
         STEP_ENDED,
         *say("<|channel|>final<|message|>c<|return|>"),

@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
 from unisono.api.whole import to_whole
-from unisono.engine.turn import Report
+from unisono.engine.turn import GenerationReport
 from unisono.errors import (
     BodyTimeout,
     BodyTooLarge,
@@ -212,7 +212,7 @@ def register(app: FastAPI) -> None:
 
 
 def _has_run_tools(scope: Scope | None) -> bool:
-    reports: Sequence[Report] = () if scope is None else scope.get("state", {}).get(REPORTS, ())
+    reports: Sequence[GenerationReport] = () if scope is None else scope.get("state", {}).get(REPORTS, ())
     return any(report.facts.tools for report in reports)
 
 

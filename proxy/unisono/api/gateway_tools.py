@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from unisono.api.field_types import OpenModel
 from unisono.core.tools import ToolServer
-from unisono.engine.turn import Hosting
+from unisono.engine.turn import ServerTools
 
 
 class GatewayOptions(OpenModel):
@@ -33,6 +33,6 @@ class RunnableTools:
 NOTHING_TO_RUN = RunnableTools()
 
 
-def hosting_of(servers: Sequence[ToolServer]) -> Hosting | None:
+def hosting_of(servers: Sequence[ToolServer]) -> ServerTools | None:
     """Those servers hosted for a client that is not told which tools there are; None for none."""
-    return Hosting(tuple(servers), announced=frozenset(server.label for server in servers)) if servers else None
+    return ServerTools(tuple(servers), announced=frozenset(server.label for server in servers)) if servers else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from unisono.engine.turn import ForbiddenTools, Turn
+from unisono.engine.turn import ForbiddenTools, GenerationRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class ModelRules:
     failover: bool = True
     forbidden_tools: ForbiddenTools = ForbiddenTools.REMOVE
 
-    def applied_to(self, turn: Turn) -> Turn:
+    def applied_to(self, turn: GenerationRequest) -> GenerationRequest:
         """The turn under the rules that no request changes."""
         return replace(turn, unmended=self.unmended, failover=self.failover, forbidden_tools=self.forbidden_tools)
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from typing import Protocol
 
 from unisono.core.events import Event
-from unisono.engine.collect import Result, collect_run
-from unisono.engine.turn import Run, Turn, Turns
+from unisono.engine.collect import CollectedAnswer, collect_run
+from unisono.engine.turn import GenerationRequest, GenerationService, GenerationStream
 
 
 class Chunks(Protocol):
@@ -20,7 +20,7 @@ class Chunks(Protocol):
 class ChunkSource:
     """The bytes of a stream, one step per batch of any run."""
 
-    def __init__(self, runs: Sequence[Run], chunks: Chunks) -> None:
+    def __init__(self, runs: Sequence[GenerationStream], chunks: Chunks) -> None:
         self._runs = runs
         self._chunks = chunks
         self._steps = self._generate()
@@ -46,7 +46,7 @@ class ChunkSource:
             await batches.aclose()
 
 
-async def merged(runs: Sequence[Run]) -> AsyncGenerator[tuple[int, list[Event]], None]:
+async def merged(runs: Sequence[GenerationStream]) -> AsyncGenerator[tuple[int, list[Event]], None]:
     """Batches of all runs as they come, with the run's position. A run is asked for its next batch only when the last
     one was taken; the first failure of any run ends all."""
     iterators = [aiter(run) for run in runs]
@@ -70,7 +70,7 @@ async def merged(runs: Sequence[Run]) -> AsyncGenerator[tuple[int, list[Event]],
         await _cancel(list(pending))
 
 
-async def collect_all(runs: Sequence[Run]) -> list[Result]:
+async def collect_all(runs: Sequence[GenerationStream]) -> list[CollectedAnswer]:
     """Fold every run, all at once. The first failure of any ends all; their backends are free when this returns."""
     tasks = [asyncio.create_task(collect_run(run)) for run in runs]
     try:
@@ -80,9 +80,9 @@ async def collect_all(runs: Sequence[Run]) -> list[Result]:
         await close_all(runs)
 
 
-async def start_all(turns: Turns, choices: Iterable[Turn]) -> list[Run]:
+async def start_all(turns: GenerationService, choices: Iterable[GenerationRequest]) -> list[GenerationStream]:
     """A run for each; those that began are closed where one of them cannot."""
-    runs: list[Run] = []
+    runs: list[GenerationStream] = []
     try:
         runs += map(turns.start, choices)
     except BaseException:
@@ -91,12 +91,12 @@ async def start_all(turns: Turns, choices: Iterable[Turn]) -> list[Run]:
     return runs
 
 
-async def close_all(runs: Sequence[Run]) -> None:
+async def close_all(runs: Sequence[GenerationStream]) -> None:
     for run in runs:
         await run.aclose()
 
 
-async def _cancel(tasks: Sequence[asyncio.Task[list[Event] | None]] | Sequence[asyncio.Task[Result]]) -> None:
+async def _cancel(tasks: Sequence[asyncio.Task[list[Event] | None]] | Sequence[asyncio.Task[CollectedAnswer]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from unisono.engine.turn import Turn
+from unisono.engine.turn import GenerationRequest
 
 MAX_NOTES = 32
 SILENT: tuple[Any, ...] = (None, False, "", [], {})
@@ -16,7 +16,7 @@ def without_effect(prefix: str, fields: Mapping[str, Any]) -> Iterator[str]:
     return (f"{prefix}{name[:64]}: no effect" for name, value in fields.items() if value not in SILENT)
 
 
-def notes_on_begun(turn: Turn, wishes: Mapping[str, object]) -> Iterator[str]:
+def notes_on_begun(turn: GenerationRequest, wishes: Mapping[str, object]) -> Iterator[str]:
     """What has no effect, by the fields that ask for it, where the client began the answer itself."""
     if turn.conversation.prefill is not None:
         yield from (f"{name}: no effect, the client began the answer" for name, wish in wishes.items() if wish)

@@ -43,7 +43,7 @@ from unisono.core.conversation import (
 )
 from unisono.core.events import Event, Passed
 from unisono.core.passthrough_request import AnswerMode, Api, PassthroughRequest, ServedName
-from unisono.engine.turn import Run, Turn, Turns
+from unisono.engine.turn import GenerationRequest, GenerationService, GenerationStream
 from unisono.errors import InvalidRequest, UnisonoError, UnsupportedValue
 
 FindWay = Callable[[str, Caller], ServedName]
@@ -108,10 +108,10 @@ def to_passage(api: Api, body: Mapping[str, Json], way: AnswerMode) -> Passthrou
     )
 
 
-def to_passing_turn(passage: PassthroughRequest, model: str, caller: Caller, request_id: str) -> Turn:
+def to_passing_turn(passage: PassthroughRequest, model: str, caller: Caller, request_id: str) -> GenerationRequest:
     """The turn of a request that only passes through. Its conversation is what can be read of the body, for hooks."""
     field, surface, _ = IN_BODY[passage.api]
-    return Turn(
+    return GenerationRequest(
         model=model,
         conversation=Conversation(Preamble(), tuple(_items(passage.body, field))),
         max_tokens=None if passage.most is None else passage.most * passage.choices,
@@ -126,11 +126,11 @@ def to_passing_turn(passage: PassthroughRequest, model: str, caller: Caller, req
 
 
 async def passed_through(
-    request: Request, turns: Turns, api: Api, body: Mapping[str, Json], group: str, *, keep_alive_s: float
+    request: Request, turns: GenerationService, api: Api, body: Mapping[str, Json], group: str, *, keep_alive_s: float
 ) -> Response:
     """The answer to a body that only passes through. Raises InvalidRequest, and what the request is refused with."""
 
-    def understood() -> tuple[PassthroughRequest, Turn]:
+    def understood() -> tuple[PassthroughRequest, GenerationRequest]:
         passage = to_passage(api, body, AnswerMode.PASSING)
         return passage, to_passing_turn(passage, group, request.state.caller, request.state.request_id)
 
@@ -139,7 +139,11 @@ async def passed_through(
 
 
 async def _answered(
-    request: Request, turns: Turns, turn: Turn, passage: PassthroughRequest, keep_alive_s: float
+    request: Request,
+    turns: GenerationService,
+    turn: GenerationRequest,
+    passage: PassthroughRequest,
+    keep_alive_s: float,
 ) -> Response:
     run = turns.start(turn)
     if passage.stream:
@@ -151,7 +155,7 @@ async def _answered(
     return to_whole(body, backend_header([run.report]))
 
 
-async def whole(run: Run) -> Mapping[str, Json]:
+async def whole(run: GenerationStream) -> Mapping[str, Json]:
     """The one body of an answer that is no stream."""
     body: Mapping[str, Json] = {}
     async with aclosing(run):
@@ -160,7 +164,7 @@ async def whole(run: Run) -> Mapping[str, Json]:
     return body
 
 
-def passing_stream(run: Run, api: Api, *, keep_alive_s: float) -> EventStream:
+def passing_stream(run: GenerationStream, api: Api, *, keep_alive_s: float) -> EventStream:
     return EventStream(
         PassingSource(run, api),
         headers=lambda: backend_header([run.report]),
@@ -172,7 +176,7 @@ def passing_stream(run: Run, api: Api, *, keep_alive_s: float) -> EventStream:
 class PassingSource(ByteSource):
     """The bytes of a stream that passes through, one step per batch."""
 
-    def __init__(self, run: Run, api: Api) -> None:
+    def __init__(self, run: GenerationStream, api: Api) -> None:
         self._run = run
         self._api = api
         self._steps = self._each()
@@ -218,7 +222,7 @@ BROKEN: Final[Mapping[Api, Callable[[UnisonoError], bytes]]] = {
 class StartedStream(Around):
     """A run of which the first batch was looked at, and is told again."""
 
-    def __init__(self, run: Run, first: list[Event] | None, rest: AsyncIterator[list[Event]]) -> None:
+    def __init__(self, run: GenerationStream, first: list[Event] | None, rest: AsyncIterator[list[Event]]) -> None:
         super().__init__(run)
         self._first = first
         self._rest = rest
@@ -230,7 +234,7 @@ class StartedStream(Around):
                 yield batch
 
 
-async def begun_whole(run: Run) -> tuple[Run, Mapping[str, Json] | None]:
+async def begun_whole(run: GenerationStream) -> tuple[GenerationStream, Mapping[str, Json] | None]:
     """A run with its first batch there, and the whole body where it passes through; then, and where it fails, it is
     closed."""
     try:
@@ -241,7 +245,7 @@ async def begun_whole(run: Run) -> tuple[Run, Mapping[str, Json] | None]:
     return first, await whole(first) if passes else None
 
 
-async def begun(run: Run) -> tuple[StartedStream, bool]:
+async def begun(run: GenerationStream) -> tuple[StartedStream, bool]:
     """A run with its first batch there, and whether that passes through."""
     batches = aiter(run)
     first = await anext(batches, None)
@@ -252,7 +256,7 @@ class EitherSource(ByteSource):
     """The bytes of a stream that passes through or does not, which its first batch tells; `otherwise` makes the source
     of one that does not."""
 
-    def __init__(self, run: Run, api: Api, otherwise: Callable[[Run], ByteSource]) -> None:
+    def __init__(self, run: GenerationStream, api: Api, otherwise: Callable[[GenerationStream], ByteSource]) -> None:
         self._run = run
         self._api = api
         self._otherwise = otherwise
@@ -323,6 +327,6 @@ def _letters(body: Mapping[str, Json]) -> int:
     return letters
 
 
-def with_passage(turn: Turn, api: Api, body: Mapping[str, Json], way: AnswerMode) -> Turn:
+def with_passage(turn: GenerationRequest, api: Api, body: Mapping[str, Json], way: AnswerMode) -> GenerationRequest:
     """A turn of the engine's that another deployment may answer too."""
     return replace(turn, passage=to_passage(api, body, way))

@@ -16,7 +16,7 @@ from pydantic import PlainValidator, WithJsonSchema
 
 from unisono.api.field_types import MAX_TOOLS, wrong
 from unisono.api.tools import Toolbox
-from unisono.engine.turn import Allowed, Choice, Forced
+from unisono.engine.turn import AllowedTools, Choice, ForcedCalls
 from unisono.errors import InvalidRequest
 
 ALLOWED_TOOLS: Final = "allowed_tools"
@@ -167,7 +167,7 @@ def to_choice(asked: ToolChoice | None, offer: OfferedTools, param: str = "tool_
     if asked.mode is ChoiceMode.REQUIRED and not (offer.toolbox.tools or offer.hosts):
         raise InvalidRequest(f"'{param}': there are no tools that could be called.", param=param)
     if asked.tools is None:
-        return Forced()
+        return ForcedCalls()
     own: set[str] = set()
     hosted: set[HostedTool] = set()
     for tool in asked.tools:
@@ -176,10 +176,10 @@ def to_choice(asked: ToolChoice | None, offer: OfferedTools, param: str = "tool_
         elif (found := offer.hosted(tool)) is not None:
             hosted.add(found)
     if asked.mode is ChoiceMode.AUTO:
-        return Allowed(frozenset(own), frozenset(hosted))
+        return AllowedTools(frozenset(own), frozenset(hosted))
     if not (own or hosted):
         raise InvalidRequest(f"'{param}': none of the tools it names is available here.", param=param)
-    return Forced(frozenset(own), frozenset(hosted))
+    return ForcedCalls(frozenset(own), frozenset(hosted))
 
 
 def _own(tool: NamedTool, toolbox: Toolbox, param: str) -> str:

@@ -7,30 +7,30 @@ from math import ceil
 from typing import Any
 
 from unisono.core.quotas import QuotaStatus
-from unisono.engine.turn import Report
+from unisono.engine.turn import GenerationReport
 
 
-def to_recoveries(reports: Sequence[Report]) -> list[str]:
+def to_recoveries(reports: Sequence[GenerationReport]) -> list[str]:
     """Rule names of every choice, each once, in order of first occurrence."""
     return list(dict.fromkeys(rule for report in reports for rule in report.recoveries))
 
 
-def to_backend(reports: Sequence[Report]) -> str:
+def to_backend(reports: Sequence[GenerationReport]) -> str:
     return ", ".join(dict.fromkeys(report.backend for report in reports if report.backend))
 
 
-def _models(reports: Sequence[Report]) -> tuple[str, str]:
+def _models(reports: Sequence[GenerationReport]) -> tuple[str, str]:
     """The requested model and those that answered."""
     answered = [report for report in reports if report.served_model]
     served = dict.fromkeys(report.served_model for report in answered)
     return next((report.model for report in answered), ""), ", ".join(served)
 
 
-def _failovers(reports: Sequence[Report]) -> int:
+def _failovers(reports: Sequence[GenerationReport]) -> int:
     return sum(report.failovers for report in reports)
 
 
-def to_about(reports: Sequence[Report], notes: Sequence[str]) -> dict[str, Any]:
+def to_about(reports: Sequence[GenerationReport], notes: Sequence[str]) -> dict[str, Any]:
     """The `unisono` object: how the answer came to be. `left_out` counts the oldest turns that were too much, `unmet`
     says what was asked for and could not be had, `hooks` what hooks have to say."""
     about: dict[str, Any] = {
@@ -51,7 +51,7 @@ def to_about(reports: Sequence[Report], notes: Sequence[str]) -> dict[str, Any]:
     return about | {"notes": every} if every else about
 
 
-def _hooks(reports: Sequence[Report]) -> dict[str, Any]:
+def _hooks(reports: Sequence[GenerationReport]) -> dict[str, Any]:
     """What hooks say, by their names; of several choices a list of what they say of each."""
     if len(reports) == 1:
         return dict(reports[0].hooks)
@@ -59,7 +59,7 @@ def _hooks(reports: Sequence[Report]) -> dict[str, Any]:
     return {name: [report.hooks.get(name) for report in reports] for name in names}
 
 
-def backend_header(reports: Sequence[Report]) -> Mapping[str, str]:
+def backend_header(reports: Sequence[GenerationReport]) -> Mapping[str, str]:
     """Who answered, how often another one had to be turned to, and how the caller's account stands; of a stream, as far
     as that is known."""
     backend, failovers = to_backend(reports), _failovers(reports)
@@ -90,7 +90,7 @@ def _duration(seconds: float) -> str:
     return f"{minutes}m{rest}s" if minutes else f"{rest}s"
 
 
-def recoveries_header(reports: Sequence[Report]) -> Mapping[str, str]:
+def recoveries_header(reports: Sequence[GenerationReport]) -> Mapping[str, str]:
     recoveries = to_recoveries(reports)
     return {"x-unisono-recoveries": _header_text(",".join(recoveries))} if recoveries else {}
 

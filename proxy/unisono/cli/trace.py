@@ -22,7 +22,7 @@ from unisono.core.generation import FinishReason
 from unisono.core.recordings import StoredTrace
 from unisono.core.state_store import Store
 from unisono.core.surrogates import is_well_formed
-from unisono.engine.again import Again, read_again
+from unisono.engine.again import Replay, read_again
 from unisono.engine.asked import to_turn
 from unisono.errors import ConfigError, StoreError, UnisonoError
 from unisono.harmony.encoding import load_encoding
@@ -169,7 +169,7 @@ def _with_store(config: Config, work: Callable[[Store], Awaitable[Result]]) -> R
 # -- reading again
 
 
-def read_document(document: Document) -> Again:
+def read_document(document: Document) -> Replay:
     """The events today's parser makes of a recording. Raises Unreplayable."""
     missing = {"asked", "output", "said"} & set(document.get("left_out", ()))
     if missing or document.get("asked") is None:
@@ -189,7 +189,7 @@ def read_document(document: Document) -> Again:
         raise Unreplayable("this recording is damaged") from error
 
 
-def is_as_recorded(document: Mapping[str, Any], again: Again) -> bool:
+def is_as_recorded(document: Mapping[str, Any], again: Replay) -> bool:
     """An answer that did not come to its end may have been read further than was shown."""
     recorded, now = document["said"], said_of(again.events)
     if document["outcome"] != "completed":

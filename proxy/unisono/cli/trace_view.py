@@ -16,7 +16,7 @@ from unisono.cli.terminal_escape import harmless, on_one_line
 from unisono.core.events import Repaired
 from unisono.core.generation import CALL, CHANNEL, END, FIRST_SPECIAL, MESSAGE, RETURN, START, VOCABULARY
 from unisono.core.recovery_rules import RULES
-from unisono.engine.journal import Mark, Note, Way, parts_of
+from unisono.engine.journal import JournalEntry, JournalMarker, TokenSource, parts_of
 from unisono.engine.mended import with_repairs
 from unisono.harmony.encoding import Encoding
 from unisono.observe.recording import dumped, prompts_of
@@ -177,17 +177,17 @@ def _steps(document: Mapping[str, Any], painter: Painter) -> Iterator[str]:
     pieces: list[str] = []
     for part in with_repairs(parts_of(document["output"]), repairs):
         match part:
-            case Mark.STEP_ENDED:
+            case JournalMarker.STEP_ENDED:
                 yield "".join(pieces)
                 pieces = []
-            case Way():
+            case TokenSource():
                 pieces.append(_aside(f"tokens made from text: {part.guessed}; stop token hidden: {part.stop_hidden}"))
-            case Note():
+            case JournalEntry():
                 pieces.append(_note(part.value, painter))
             case Repaired():
                 pieces.append(_repair(part))
             case tokens:
-                assert not isinstance(tokens, Mark)
+                assert not isinstance(tokens, JournalMarker)
                 pieces.append(painter.paint(tokens))
     yield "".join(pieces)
 

@@ -11,14 +11,14 @@ from typing import Any
 
 from unisono.core.conversation import AnswerForm, Conversation, FunctionTool, Json, Preamble
 from unisono.core.tools import ToolServer
-from unisono.engine.turn import Allowed, Choice, Forced, Hosting, Turn
+from unisono.engine.turn import AllowedTools, Choice, ForcedCalls, GenerationRequest, ServerTools
 from unisono.errors import InvalidRequest
 
 PLAIN = ("calls_allowed", "parallel_calls", "hold_calls", "whole", "reasoning_budget", "seed")
 """Fields of a turn that are JSON as they are."""
 
 
-def to_asked(turn: Turn) -> dict[str, Json]:
+def to_asked(turn: GenerationRequest) -> dict[str, Json]:
     asked: dict[str, Json] = {name: getattr(turn, name) for name in PLAIN}
     asked["stop"] = list(turn.stop)
     asked["unmended"] = [*sorted(turn.unmended)]
@@ -41,13 +41,13 @@ def to_asked(turn: Turn) -> dict[str, Json]:
     return asked
 
 
-def to_turn(model: str, asked: Mapping[str, Any]) -> Turn:
+def to_turn(model: str, asked: Mapping[str, Any]) -> GenerationRequest:
     """A turn that is read alike. Raises InvalidRequest for what is no record of one, and for a raw completion."""
     if asked.get("raw"):
         raise InvalidRequest("Nothing was read into the tokens of a raw completion.")
     try:
         hosting = asked["hosting"]
-        return Turn(
+        return GenerationRequest(
             model=model,
             conversation=Conversation(
                 Preamble(tools=tuple(FunctionTool(**tool) for tool in asked["tools"])), prefill=asked["prefill"]
@@ -67,13 +67,13 @@ def _choice(choice: Choice) -> dict[str, Json]:
     tools: Json = None if choice.tools is None else [*sorted(choice.tools)]
     pairs = sorted(choice.hosted, key=lambda pair: (pair[0], pair[1] or ""))
     hosted: list[Json] = [[server, name] for server, name in pairs]
-    return {"kind": "forced" if isinstance(choice, Forced) else "allowed", "tools": tools, "hosted": hosted}
+    return {"kind": "forced" if isinstance(choice, ForcedCalls) else "allowed", "tools": tools, "hosted": hosted}
 
 
 def _to_choice(choice: Mapping[str, Any]) -> Choice:
     hosted = frozenset((server, name) for server, name in choice["hosted"])
     tools = None if choice["tools"] is None else frozenset(choice["tools"])
-    return Forced(tools, hosted) if choice["kind"] == "forced" else Allowed(tools or frozenset(), hosted)
+    return ForcedCalls(tools, hosted) if choice["kind"] == "forced" else AllowedTools(tools or frozenset(), hosted)
 
 
 def _form(form: AnswerForm) -> dict[str, Json]:
@@ -81,7 +81,7 @@ def _form(form: AnswerForm) -> dict[str, Json]:
     return {"name": form.name, "schema": schema, "description": form.description, "strict": form.strict}
 
 
-def _hosting(hosting: Hosting) -> dict[str, Json]:
+def _hosting(hosting: ServerTools) -> dict[str, Json]:
     return {
         "servers": [{"label": server.label, "builtin": server.builtin} for server in hosting.servers],
         "announced": [*sorted(hosting.announced)],
@@ -91,11 +91,11 @@ def _hosting(hosting: Hosting) -> dict[str, Json]:
     }
 
 
-def _to_hosting(hosting: Mapping[str, Any]) -> Hosting:
+def _to_hosting(hosting: Mapping[str, Any]) -> ServerTools:
     if hosting["decisions"]:
         raise InvalidRequest("The turn began with calls that somebody had approved; those are in no recording.")
     servers = tuple(ToolServer(label=one["label"], builtin=one["builtin"]) for one in hosting["servers"])
-    return Hosting(
+    return ServerTools(
         servers,
         frozenset(hosting["announced"]),
         max_calls=hosting["max_calls"],

@@ -12,9 +12,9 @@ from unisono.core.conversation import Conversation
 from unisono.core.generation import Capabilities, Chunk, OutputForm, Prompt, Usage
 from unisono.core.prefix_blocks import blocks_of
 from unisono.core.route_protocol import RouteRequirements
-from unisono.engine.prompts import Rendered, fit, render, with_text
-from unisono.engine.reading import Reading
-from unisono.engine.turn import Report, Turn
+from unisono.engine.prompts import RenderedPrompt, fit, render, with_text
+from unisono.engine.reading import OutputReader
+from unisono.engine.turn import GenerationReport, GenerationRequest
 from unisono.errors import ContextTooLong
 from unisono.harmony.render import Renderer
 from unisono.harmony.tools import ToolSet
@@ -26,18 +26,18 @@ ROOM_WANTED = 1_024
 """Tokens that an answer without a limit of its own is to have where turns may be left out for it."""
 
 
-class Asking:
+class PromptBuilder:
     """For one run. `usage` is what is known of its prompts; `first` is the first of them, if that is rendered
     already."""
 
     def __init__(
         self,
         renderer: Renderer,
-        turn: Turn,
+        turn: GenerationRequest,
         conversation: Conversation,
         tools: ToolSet,
-        report: Report,
-        first: Rendered | None = None,
+        report: GenerationReport,
+        first: RenderedPrompt | None = None,
     ) -> None:
         self._renderer = renderer
         self._turn = turn
@@ -45,13 +45,13 @@ class Asking:
         self._report = report
         self._whole = self.conversation = conversation
         self._rendered = first
-        self._spelled: Rendered | None = None
+        self._spelled: RenderedPrompt | None = None
         """The same with text."""
         self._step = (0, False)
         self._fitted_to = 0
         self.usage = Usage()
 
-    async def demand(self, reading: Reading, *, resumes: bool) -> RouteRequirements:
+    async def demand(self, reading: OutputReader, *, resumes: bool) -> RouteRequirements:
         """What the generation that comes takes."""
         turn, rendered = self._turn, await self._prompt(reading)
         said = reading.said
@@ -63,7 +63,7 @@ class Asking:
         limit = None if turn.max_tokens is None else max(turn.max_tokens - reading.completed, 1)
         return RouteRequirements(len(rendered.prompt.tokens) + len(said), blocks, limit, wants, resumes)
 
-    async def prompt(self, reading: Reading, capabilities: Capabilities) -> Rendered:
+    async def prompt(self, reading: OutputReader, capabilities: Capabilities) -> RenderedPrompt:
         """The current step's for such a backend. The first one is what is counted."""
         context = capabilities.context or DEFAULT_CONTEXT
         if self._turn.truncate and context != self._fitted_to:
@@ -77,7 +77,7 @@ class Asking:
             self._spelled = await with_text(self._renderer, conversation, self._tools, rendered)
         return self._spelled
 
-    async def counted(self, reading: Reading) -> Usage:
+    async def counted(self, reading: OutputReader) -> Usage:
         """What is known of the prompts, whether or not a backend was asked."""
         rendered = await self._prompt(reading)
         if not self.usage.prompt_tokens:
@@ -86,7 +86,7 @@ class Asking:
             self._report.prompted = self.usage.prompt_tokens
         return self.usage
 
-    async def has_room_for_final(self, reading: Reading, capabilities: Capabilities) -> bool:
+    async def has_room_for_final(self, reading: OutputReader, capabilities: Capabilities) -> bool:
         """Whether an answer could be opened behind the step that ended."""
         rendered = await self._render(reading.with_final_opened(self.conversation))
         return self.room(rendered.prompt, capabilities, reading.completed) > 0
@@ -109,7 +109,7 @@ class Asking:
         if chunk.cached_tokens is not None and not self.usage.cached_tokens:
             self.usage = replace(self.usage, cached_tokens=min(chunk.cached_tokens, self.usage.prompt_tokens))
 
-    async def _prompt(self, reading: Reading) -> Rendered:
+    async def _prompt(self, reading: OutputReader) -> RenderedPrompt:
         step = (reading.steps, reading.opened)
         if self._rendered is None or step != self._step:
             self._rendered, self._spelled = await self._render(reading.extended(self.conversation)), None
@@ -118,7 +118,7 @@ class Asking:
             self.usage = replace(self.usage, tool_output_tokens=sum(map(len, results)))
         return self._rendered
 
-    async def _render(self, conversation: Conversation) -> Rendered:
+    async def _render(self, conversation: Conversation) -> RenderedPrompt:
         return await render(self._renderer, conversation, self._tools, self._turn.cache_salt)
 
     async def _fit(self, context: int) -> None:

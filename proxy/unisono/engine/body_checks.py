@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from unisono.engine.code_fence import without_code_fence
-from unisono.engine.policy import Fault, Message, fault_of
-from unisono.engine.wishes import Schema, Violation, Wishes, recipient_of
+from unisono.engine.policy import BodyFault, MessageKind, fault_of
+from unisono.engine.wishes import OutputRequirements, Schema, Violation, recipient_of
 from unisono.harmony.header import Header
 from unisono.harmony.recipients import RecipientKind
 
@@ -16,39 +16,43 @@ CODE_FENCE: Final = "code-fence"
 class BodyChecks:
     """Without `violation` no schema is checked."""
 
-    def __init__(self, wishes: Wishes, violation: Violation | None) -> None:
+    def __init__(self, wishes: OutputRequirements, violation: Violation | None) -> None:
         self._wishes = wishes
         self._violation = violation
 
-    def judged(self, message: Message, header: Header, text: str, *, has_form: bool) -> tuple[Fault, str]:
+    def judged(self, message: MessageKind, header: Header, text: str, *, has_form: bool) -> tuple[BodyFault, str]:
         """The fault of a body, and its text, without a code fence where that makes it valid."""
         form = self._wishes.form
         if form is not None and has_form:
             fault = self._fault(text, form.schema, objects=form.schema is None)
-            if fault is Fault.NONE or CODE_FENCE in self._wishes.unmended:
+            if fault is BodyFault.NONE or CODE_FENCE in self._wishes.unmended:
                 return fault, text
             content = without_code_fence(text)
-            if content is not None and self._fault(content, form.schema, objects=form.schema is None) is Fault.NONE:
-                return Fault.NONE, content
+            if content is not None and self._fault(content, form.schema, objects=form.schema is None) is BodyFault.NONE:
+                return BodyFault.NONE, content
             return fault, text
         if not self.is_json_call(message, header):
-            return Fault.NONE, text
-        schema = None if message is Message.CALL else self._wishes.schemas.get(recipient_of(header))
+            return BodyFault.NONE, text
+        schema = None if message is MessageKind.CALL else self._wishes.schemas.get(recipient_of(header))
         return self._fault(text or "{}", schema, objects=True), text
 
-    def is_json_call(self, message: Message, header: Header) -> bool:
+    def is_json_call(self, message: MessageKind, header: Header) -> bool:
         """Whether a message is a call whose arguments are checked here."""
         wishes, recipient = self._wishes, recipient_of(header)
-        if message not in (Message.WANTED, Message.STRICT, Message.CALL) or recipient in wishes.texts:
+        if message not in (MessageKind.WANTED, MessageKind.STRICT, MessageKind.CALL) or recipient in wishes.texts:
             return False
         if header.recipient.kind is not RecipientKind.FUNCTION and recipient not in wishes.schemas:
             return False
         # The content type counts where nothing else is certain. The model reads about faults of server tools' calls.
-        is_certain = message is not Message.CALL
+        is_certain = message is not MessageKind.CALL
         is_own = not wishes.told or recipient in wishes.own
         return is_certain or (header.content_type in (None, "json") and is_own)
 
-    def _fault(self, text: str, schema: Schema | None, *, objects: bool) -> Fault:
-        if (fault := fault_of(text, objects=objects)) is not Fault.NONE or schema is None or self._violation is None:
+    def _fault(self, text: str, schema: Schema | None, *, objects: bool) -> BodyFault:
+        if (
+            (fault := fault_of(text, objects=objects)) is not BodyFault.NONE
+            or schema is None
+            or self._violation is None
+        ):
             return fault
-        return fault if self._violation(schema, text) is None else Fault.UNLIKE
+        return fault if self._violation(schema, text) is None else BodyFault.UNLIKE

@@ -10,7 +10,7 @@ from unisono.core.events import Closed, Delta, Event, Finished, Listed, Opened, 
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class CollectedAnswer:
     """A finished answer. `items` are its Closed events in order, cut ones included; `repaired` what was mended; `ran`
     what came of hosted calls."""
 
@@ -20,7 +20,7 @@ class Result:
     ran: tuple[Ran, ...] = ()
 
 
-def collect(events: Iterable[Event]) -> Result:
+def collect(events: Iterable[Event]) -> CollectedAnswer:
     """Fold a whole stream. Raises ValueError when it does not end with Finished: half an answer is none."""
     items: list[Closed] = []
     repaired: list[Repaired] = []
@@ -46,10 +46,10 @@ def collect(events: Iterable[Event]) -> Result:
                 assert_never(event)
     if finished is None:
         raise ValueError("the events end without Finished")
-    return Result(tuple(items), tuple(repaired), finished, tuple(ran))
+    return CollectedAnswer(tuple(items), tuple(repaired), finished, tuple(ran))
 
 
-async def collect_run(batches: AsyncIterable[list[Event]]) -> Result:
+async def collect_run(batches: AsyncIterable[list[Event]]) -> CollectedAnswer:
     """Fold a run while it goes on; what the run raises comes through. Only what the fold needs is kept."""
     kept: list[Event] = []
     async for batch in batches:

@@ -15,12 +15,12 @@ from unisono.core.conversation import Json, Tokens
 from unisono.core.events import Event, Repaired
 from unisono.core.generation import CALL, END, ENDOFTEXT, FIRST_SPECIAL, STOP_TOKENS, Constraint, FinishReason
 from unisono.engine.characters import LONGEST, unfinished
-from unisono.engine.journal import FIRST_MARK, NOTED, Note, Way
-from unisono.engine.move import Move
-from unisono.engine.plan import BUDGET, REPETITION, Plan
+from unisono.engine.journal import FIRST_MARK, NOTED, JournalEntry, TokenSource
+from unisono.engine.move import PromptEdit
+from unisono.engine.plan import BUDGET, REPETITION, InterventionController
 from unisono.engine.repetition import LENGTH, LENGTH_OF_THOUGHTS, STRIDE, repeats
-from unisono.engine.turn import STEP_ENDED, Turn
-from unisono.engine.wishes import Violation, Wishes
+from unisono.engine.turn import STEP_ENDED, GenerationRequest
+from unisono.engine.wishes import OutputRequirements, Violation
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import Header
 from unisono.harmony.router import HarmonyRouter
@@ -39,7 +39,7 @@ LEFT: Final = "left"
 UNREAD: Final = "unread"
 
 
-class Course:
+class Transcript:
     """`budget` are tokens of thoughts; `watches` says whether endless repetition is looked for, `tells_able` whether it
     matters what a backend can constrain."""
 
@@ -47,7 +47,7 @@ class Course:
         self,
         encoding: Encoding,
         router: HarmonyRouter,
-        plan: Plan,
+        plan: InterventionController,
         *,
         budget: int | None = None,
         watches: bool = True,
@@ -58,7 +58,7 @@ class Course:
         self._budget = budget
         self._watches = watches
         self._tells_able = tells_able
-        self._way = Way()
+        self._way = TokenSource()
         self._kept: list[int] = []
         self._begun_at = 0
         self._generated = 0
@@ -118,7 +118,7 @@ class Course:
         self._kept, self._generated = [], 0
         self.plan.begin()
 
-    def came(self, way: Way, able: frozenset[str]) -> None:
+    def came(self, way: TokenSource, able: frozenset[str]) -> None:
         """How tokens come from here on, and which kinds of constraints are kept to."""
         if way != self._way:
             self._way = way
@@ -128,9 +128,9 @@ class Course:
         if self._tells_able and able != self.plan.able:
             self.plan.able = able
             kinds: list[Json] = [*sorted(able)]
-            self.note(Note({ABLE: kinds}))
+            self.note(JournalEntry({ABLE: kinds}))
 
-    def note(self, note: Note) -> None:
+    def note(self, note: JournalEntry) -> None:
         self._generated += len(self._new)
         self._kept = self.said
         self.journal += note.numbers()
@@ -282,7 +282,7 @@ class Course:
             events.append(Repaired(move.rule, position))
         return events
 
-    def _trim(self, move: Move) -> list[Event]:
+    def _trim(self, move: PromptEdit) -> list[Event]:
         kept = self.said[: move.kept]
         body, stop = move.body, move.body[:0]
         if body and body[-1] in STOPS:
@@ -295,12 +295,12 @@ class Course:
         self.broken_off = move.ends
         return [Repaired(move.rule, position), *self.router.supply(stop)]
 
-    def _note_move(self, move: Move, kept: Sequence[int], added: Sequence[int]) -> None:
+    def _note_move(self, move: PromptEdit, kept: Sequence[int], added: Sequence[int]) -> None:
         ended, self._ended = self._ended, None
         value: dict[str, Json] = {MOVED: [*kept[move.kept :], *added], "kept": move.kept}
-        self.note(Note(value | ({"ended": ended.value} if ended is not None else {})))
+        self.note(JournalEntry(value | ({"ended": ended.value} if ended is not None else {})))
 
-    def again(self, note: Note) -> list[Event] | None:
+    def again(self, note: JournalEntry) -> list[Event] | None:
         """What a note of a journal says was done; None for a note of somebody else."""
         if isinstance(able := note.value.get(ABLE), list):
             self.came(self._way, frozenset(map(str, able)))
@@ -346,7 +346,7 @@ class Course:
             begin = len(now)
             now += start
         header = self.opening[len(start) :] if self.opening and not place else plan.current.header
-        self.note(Note({LEFT: place}))
+        self.note(JournalEntry({LEFT: place}))
         self._kept = now
         self.router.reread(header if put and not plan.naming else (), begin, len(now))
         plan.names.begin()
@@ -362,7 +362,7 @@ class Course:
         instead = self._encoding.encode_generated(decoder.decode(self._encoding.decode_bytes(self.said[-tokens:])))
         if not self.router.unread(tokens, instead):
             return False
-        self.note(Note({UNREAD: tokens}))
+        self.note(JournalEntry({UNREAD: tokens}))
         self._kept[-tokens:] = instead
         return True
 
@@ -374,13 +374,13 @@ class Course:
 def course_of(
     encoding: Encoding,
     tools: ToolSet,
-    turn: Turn,
-    wishes: Wishes,
+    turn: GenerationRequest,
+    wishes: OutputRequirements,
     new_call_id: Callable[[], str],
     violation: Violation | None,
-) -> Course:
+) -> Transcript:
     """The course of an answer to `turn`, at its beginning."""
-    plan = Plan(encoding, wishes, violation)
+    plan = InterventionController(encoding, wishes, violation)
     router = HarmonyRouter(
         encoding,
         tools,
@@ -392,8 +392,8 @@ def course_of(
         gate=plan,
     )
     watches = REPETITION not in wishes.unmended
-    course = Course(encoding, router, plan, budget=wishes.budget, watches=watches, tells_able=wishes.for_backends)
+    course = Transcript(encoding, router, plan, budget=wishes.budget, watches=watches, tells_able=wishes.for_backends)
     course.noted = turn.noted is not None
     if turn.noted is not None and not turn.journal:
-        course.note(Note({NOTED: dict(turn.noted)}))
+        course.note(JournalEntry({NOTED: dict(turn.noted)}))
     return course

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from unisono.core.route_protocol import DeploymentPool
 from unisono.core.tools import ToolHost
-from unisono.engine.means import LeftOutLog, Means
-from unisono.engine.memory import TurnMemory
+from unisono.engine.means import EngineDeps, LeftOutLog
+from unisono.engine.memory import ConversationCache
 from unisono.engine.prompts import render
-from unisono.engine.raw import RawRun, to_prompt
-from unisono.engine.run import TurnRun
-from unisono.engine.turn import Report, Run, Turn
+from unisono.engine.raw import RawGeneration, to_prompt
+from unisono.engine.run import HarmonyGeneration
+from unisono.engine.turn import GenerationReport, GenerationRequest, GenerationStream
 from unisono.engine.wishes import Violation
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.render import Renderer
@@ -29,25 +29,25 @@ class Engine:
         encoding: Encoding,
         renderer: Renderer,
         pool: DeploymentPool,
-        memory: TurnMemory,
+        memory: ConversationCache,
         new_call_id: Callable[[], str],
         tools: ToolHost | None = None,
         violation: Violation | None = None,
         salt_of: Callable[[str], str] = lambda tenant: "",
         log_left_out: LeftOutLog | None = None,
     ) -> None:
-        self._means = Means(encoding, renderer, pool, memory, new_call_id, tools, violation, log_left_out)
+        self._means = EngineDeps(encoding, renderer, pool, memory, new_call_id, tools, violation, log_left_out)
         self._salt_of = salt_of
 
-    def start(self, turn: Turn) -> Run:
+    def start(self, turn: GenerationRequest) -> GenerationStream:
         if salt := self._salt_of(turn.tenant):
             turn = replace(turn, cache_salt=salt)
-        return TurnRun(self._means, turn) if turn.raw is None else RawRun(self._means, turn, turn.raw)
+        return HarmonyGeneration(self._means, turn) if turn.raw is None else RawGeneration(self._means, turn, turn.raw)
 
-    async def count(self, turn: Turn) -> int:
+    async def count(self, turn: GenerationRequest) -> int:
         if turn.raw is not None:
             return len(await to_prompt(self._means.encoding, turn.raw, turn.history_at))
-        loop = self._means.loop(turn, Report())
+        loop = self._means.loop(turn, GenerationReport())
         hosted = None if loop is None else self._means.hosted(turn, await loop.offers())
         prepared = await self._means.prepared(turn, hosted)
         rendered = await render(self._means.renderer, prepared.conversation, prepared.tools, self._salt_of(turn.tenant))

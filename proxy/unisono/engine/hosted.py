@@ -13,9 +13,9 @@ from typing import Final
 from unisono.core.conversation import AssistantCall, Builtin, Conversation, FunctionTool, Item, Json, ToolResult
 from unisono.core.tool_names import SEPARATOR, ToolNames
 from unisono.core.tools import HostedTool, LeftOutTool, ToolServer
-from unisono.engine.journal import NOTED, Note, parts_of
-from unisono.engine.steps import Call
-from unisono.engine.turn import Hosting
+from unisono.engine.journal import NOTED, JournalEntry, parts_of
+from unisono.engine.steps import ServerToolCall
+from unisono.engine.turn import ServerTools
 from unisono.errors import InvalidRequest
 from unisono.harmony.builtin_tools import FUNCTIONS_OF, namespace
 from unisono.harmony.tools import ToolSet, plan_tools
@@ -30,7 +30,7 @@ NAMED: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class ServerOffer:
     """A server's tools, or with `error` why there are none. `left_out` are tools whose names cannot be used."""
 
     server: str
@@ -39,10 +39,10 @@ class Offer:
     left_out: tuple[LeftOutTool, ...] = ()
 
 
-class HostedTools:
+class OfferedServerTools:
     """`client` are the names of the client's own tools, which no hosted one gets."""
 
-    def __init__(self, hosting: Hosting, offers: Sequence[Offer], client: Collection[str]) -> None:
+    def __init__(self, hosting: ServerTools, offers: Sequence[ServerOffer], client: Collection[str]) -> None:
         self.hosting = hosting
         self.offers = tuple(offers)
         self._client = frozenset(client)
@@ -87,7 +87,7 @@ class HostedTools:
             offered.setdefault(kind, Builtin(kind, tool.description if FUNCTIONS_OF[kind] == {kind} else ""))
         return tuple(offered.values())
 
-    def _builtin(self, offer: Offer) -> str:
+    def _builtin(self, offer: ServerOffer) -> str:
         server = self._servers.get(offer.server)
         return "" if server is None else server.builtin
 
@@ -99,7 +99,7 @@ class HostedTools:
     def server(self, tool: HostedTool) -> ToolServer:
         return self._servers[tool.server]
 
-    def place(self, call: Call) -> tuple[str, str]:
+    def place(self, call: ServerToolCall) -> tuple[str, str]:
         """The label of the server and its tool that a call seems to be for; the label is empty where it is for none."""
         if (tool := self._trained.get(call.name) or self._tools.get(call.name)) is not None:
             return tool.server, tool.name
@@ -109,7 +109,7 @@ class HostedTools:
         label, separator, name = call.name.partition(SEPARATOR)
         return (label, name) if separator and (label in self._servers or call.approval) else ("", call.name)
 
-    def names_near(self, call: Call) -> list[str]:
+    def names_near(self, call: ServerToolCall) -> list[str]:
         """Names to choose from instead: those of the same server where there is one, else all."""
         label, _ = self.place(call)
         tools = self._trained | self._tools
@@ -150,7 +150,7 @@ class HostedTools:
         sayings = {label: server.description for label, server in self._servers.items()}
         return [_declared(name, tool, sayings.pop(tool.server, "")) for name, tool in self._tools.items()]
 
-    def note(self) -> Note:
+    def note(self) -> JournalEntry:
         """What was offered, for a journal."""
         offers: list[Json] = []
         for offer in self.offers:
@@ -158,7 +158,7 @@ class HostedTools:
                 [tool.name, tool.description, dict(tool.schema), dict(tool.annotations)] for tool in offer.tools
             ]
             offers.append([offer.server, offer.error, tools])
-        return Note({LISTED: offers})
+        return JournalEntry({LISTED: offers})
 
 
 def notes_on_left_out(server: str, left_out: Sequence[LeftOutTool]) -> Iterator[str]:
@@ -169,21 +169,21 @@ def notes_on_left_out(server: str, left_out: Sequence[LeftOutTool]) -> Iterator[
         yield f"server {server!r}: {len(left_out) - NOTED_TOOLS} more tools left out"
 
 
-def offers_in(journal: Sequence[int]) -> tuple[Offer, ...] | None:
+def offers_in(journal: Sequence[int]) -> tuple[ServerOffer, ...] | None:
     """What was offered when the journal was begun; None where it does not say. Raises StoreUnreadable."""
     parts = parts_of(journal)
     first = next(parts, None)
-    if isinstance(first, Note) and NOTED in first.value:
+    if isinstance(first, JournalEntry) and NOTED in first.value:
         first = next(parts, None)
-    if not isinstance(first, Note) or not isinstance(listed := first.value.get(LISTED), list):
+    if not isinstance(first, JournalEntry) or not isinstance(listed := first.value.get(LISTED), list):
         return None
     return tuple(_offer(*entry) for entry in listed if isinstance(entry, list))
 
 
-def _offer(label: Json, error: Json, tools: Json) -> Offer:
+def _offer(label: Json, error: Json, tools: Json) -> ServerOffer:
     label = str(label)
     read = tuple(_tool(label, *tool) for tool in tools if isinstance(tool, list)) if isinstance(tools, list) else ()
-    return Offer(label, read, None if error is None else str(error))
+    return ServerOffer(label, read, None if error is None else str(error))
 
 
 def _tool(label: str, name: Json, description: Json, schema: Json, annotations: Json) -> HostedTool:
@@ -220,21 +220,21 @@ def _refusal(name: str, tool: HostedTool) -> str:
     return ""
 
 
-def decided_calls(conversation: Conversation, hosting: Hosting) -> tuple[list[Call], list[ToolResult]]:
+def decided_calls(conversation: Conversation, hosting: ServerTools) -> tuple[list[ServerToolCall], list[ToolResult]]:
     """The calls that were approved, in the order of the decisions, and the results of those that were not. A decision
     about a call that is not there, or has its result already, is about nothing."""
     waiting = {item.call_id: item for item in conversation.items if isinstance(item, AssistantCall)}
     for item in conversation.items:
         if isinstance(item, ToolResult):
             waiting.pop(item.call_id, None)
-    approved: list[Call] = []
+    approved: list[ServerToolCall] = []
     denied: list[ToolResult] = []
     for decision in hosting.decisions:
         call = waiting.pop(decision.call_id, None)
         if call is None:
             continue
         if decision.approved:
-            approved.append(Call(call.call_id, call.name, call.arguments, approval=decision.approval))
+            approved.append(ServerToolCall(call.call_id, call.name, call.arguments, approval=decision.approval))
         else:
             denied.append(ToolResult(call.call_id, call.name, decision.denial))
     return approved, denied

@@ -9,7 +9,7 @@ from typing import Final
 
 from unisono.core.conversation import UserMessage
 from unisono.core.generation import Sampling
-from unisono.engine.turn import Turn
+from unisono.engine.turn import GenerationRequest
 
 USUAL: Final = Sampling()
 UNUSUAL_FIELDS: Final = (
@@ -27,7 +27,7 @@ UNUSUAL_FIELDS: Final = (
 """Fields of a body that passes through that a backend may fail on."""
 
 
-def identity_of(turn: Turn) -> str:
+def identity_of(turn: GenerationRequest) -> str:
     """The key's public id; without a key a digest of the request's unusual options, else of how the conversation
     begins: a client that repeats a request, or goes on behind it, is the same one."""
     if turn.caller is not None and turn.caller.key:
@@ -36,7 +36,7 @@ def identity_of(turn: Turn) -> str:
     return f"request {blake2b(said.encode('utf-8', 'surrogatepass'), digest_size=8).hexdigest()}"
 
 
-def _options(turn: Turn) -> Mapping[str, object]:
+def _options(turn: GenerationRequest) -> Mapping[str, object]:
     """Options that differ from the defaults. A seed is none: it may differ with every repetition."""
     if turn.passage is not None:
         return {name: turn.passage.body[name] for name in UNUSUAL_FIELDS if turn.passage.body.get(name) is not None}
@@ -52,7 +52,7 @@ def _options(turn: Turn) -> Mapping[str, object]:
     return told
 
 
-def _beginning(turn: Turn) -> object:
+def _beginning(turn: GenerationRequest) -> object:
     if turn.raw is not None:
         return turn.raw.tokens if turn.raw.text is None else turn.raw.text
     items = turn.conversation.items

@@ -32,14 +32,14 @@ PACKED: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class TokenSource:
     """How tokens come from a backend. `guessed`: made from its text. `stop_hidden`: without the one it stops at."""
 
     guessed: bool = False
     stop_hidden: bool = False
 
     @classmethod
-    def of(cls, capabilities: Capabilities) -> Way:
+    def of(cls, capabilities: Capabilities) -> TokenSource:
         return cls(capabilities.output is not OutputForm.IDS, not capabilities.stop_visible)
 
     @property
@@ -47,15 +47,17 @@ class Way:
         return FIRST_MARK + 2 * self.guessed + self.stop_hidden
 
 
-WAYS: Final = {way.mark: way for way in (Way(guessed, hidden) for guessed in (False, True) for hidden in (False, True))}
+WAYS: Final = {
+    way.mark: way for way in (TokenSource(guessed, hidden) for guessed in (False, True) for hidden in (False, True))
+}
 
 
-class Mark(Enum):
+class JournalMarker(Enum):
     STEP_ENDED = auto()
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class JournalEntry:
     """Something that no token says, as a JSON object."""
 
     value: Mapping[str, Json]
@@ -69,7 +71,7 @@ class Note:
         return [NOTE, len(data), *packed]
 
 
-Part: TypeAlias = "Sequence[int] | Way | Note | Mark"
+Part: TypeAlias = "Sequence[int] | TokenSource | JournalEntry | JournalMarker"
 
 
 def parts_of(journal: Sequence[int]) -> Iterator[Part]:
@@ -81,7 +83,7 @@ def parts_of(journal: Sequence[int]) -> Iterator[Part]:
             yield journal[begin:at]
         begin = at + 1
         if journal[at] == STEP_ENDED:
-            yield Mark.STEP_ENDED
+            yield JournalMarker.STEP_ENDED
         elif journal[at] == NOTE:
             note, begin = _note_at(journal, at)
             yield note
@@ -99,11 +101,11 @@ def generated_in(journal: Sequence[int]) -> int:
 def noted_in(journal: Sequence[int]) -> Mapping[str, Json] | None:
     """What the turn's `noted` was when the journal was begun; None for nothing. Raises StoreUnreadable."""
     first = next(parts_of(journal), None)
-    noted = first.value.get(NOTED) if isinstance(first, Note) else None
+    noted = first.value.get(NOTED) if isinstance(first, JournalEntry) else None
     return noted if isinstance(noted, dict) else None
 
 
-def _note_at(journal: Sequence[int], at: int) -> tuple[Note, int]:
+def _note_at(journal: Sequence[int], at: int) -> tuple[JournalEntry, int]:
     """The note whose mark is at `at`, and where the next part begins."""
     size = journal[at + 1] if at + 1 < len(journal) else 0
     end = at + 2 + -(-size // PACKED)
@@ -114,4 +116,4 @@ def _note_at(journal: Sequence[int], at: int) -> tuple[Note, int]:
         raise StoreUnreadable("A note in what was generated so far cannot be read.") from failure
     if not isinstance(value, dict):
         raise StoreUnreadable("A note in what was generated so far cannot be read.")
-    return Note(value), end
+    return JournalEntry(value), end

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from unisono.core.tool_arguments import ToolArguments
-from unisono.engine.hosted import HostedTools
-from unisono.engine.steps import Call
+from unisono.engine.hosted import OfferedServerTools
+from unisono.engine.steps import ServerToolCall
 
 MAKE: Final = "make"
 ASK: Final = "ask"
@@ -39,19 +39,19 @@ OUTCOME_UNKNOWN: Final = "It is not known whether the call was carried out; it w
 THE_MODELS_FAULT: Final = frozenset({UNKNOWN_TOOL, BAD_ARGUMENTS})
 
 
-def _unknown(call: Call, _: ToolArguments, tools: HostedTools) -> str:
+def _unknown(call: ServerToolCall, _: ToolArguments, tools: OfferedServerTools) -> str:
     near = ", ".join(tools.names_near(call))
     return f"There is no tool {call.name!r}. " + (f"There is: {near}." if near else "There are no tools.")
 
 
-def _no_time_left(_: Call, __: ToolArguments, tools: HostedTools) -> str:
+def _no_time_left(_: ServerToolCall, __: ToolArguments, tools: OfferedServerTools) -> str:
     then = "Answer with what is known." if tools.hosting.pause_after is None else "It may be made again."
     return f"No time is left for calls. The call was not made. {then}"
 
 
 FITTING: Final = "Give a JSON object that fits the tool."
 
-TOLD: Final[Mapping[str, Callable[[Call, ToolArguments, HostedTools], str]]] = {
+TOLD: Final[Mapping[str, Callable[[ServerToolCall, ToolArguments, OfferedServerTools], str]]] = {
     UNKNOWN_TOOL: _unknown,
     BAD_ARGUMENTS: lambda _, arguments, __: f"The arguments cannot be sent: {arguments.problem}. {FITTING}",
     REPEATED: lambda *_: "The same call was made before, with the same arguments. It was not made again.",
@@ -64,10 +64,10 @@ TOLD: Final[Mapping[str, Callable[[Call, ToolArguments, HostedTools], str]]] = {
 
 
 @dataclass(slots=True)
-class Ledger:
+class CallBudget:
     """The calls of a turn so far. `limit` is how many may be made."""
 
-    tools: HostedTools
+    tools: OfferedServerTools
     limit: int
     exhausted: bool = False
     """Whether no more calls are made."""
@@ -93,7 +93,7 @@ class Ledger:
         self._late = True
         self.exhausted = self.exhausted or self.tools.hosting.pause_after is None
 
-    def judge(self, call: Call, arguments: ToolArguments, *, late: bool = False) -> str:
+    def judge(self, call: ServerToolCall, arguments: ToolArguments, *, late: bool = False) -> str:
         """`MAKE`, `ASK` or the rule by which the model is told something instead. `late`: the turn's time is over."""
         tool = self.tools.tool(call.name)
         if self.exhausted:

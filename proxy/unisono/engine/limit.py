@@ -13,7 +13,7 @@ from unisono.core.generation import FIRST_SPECIAL
 from unisono.harmony.encoding import Encoding
 
 
-class Limit:
+class TokenCap:
     """For one generation of at most so many tokens. `passed` says whether it went on behind them."""
 
     def __init__(self, encoding: Encoding, most: int, *, guessed: bool) -> None:

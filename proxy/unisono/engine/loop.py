@@ -16,12 +16,12 @@ from unisono.core.observer import ToolDone, ToolEnd
 from unisono.core.tool_arguments import ToolArguments
 from unisono.core.tools import HostedTool, ToolHost, ToolOutcome, ToolServer
 from unisono.core.trace_context import DOING, TraceContext, tool_span
-from unisono.engine.hosted import Offer
+from unisono.engine.hosted import ServerOffer
 from unisono.engine.judging import NO_TIME_LEFT, NOT_REPEATED, OUTCOME_UNKNOWN
-from unisono.engine.reading import Reading
-from unisono.engine.round import Calling, Told
-from unisono.engine.steps import Call
-from unisono.engine.turn import Hosting, Report
+from unisono.engine.reading import OutputReader
+from unisono.engine.round import CallOutcome, PendingCall
+from unisono.engine.steps import ServerToolCall
+from unisono.engine.turn import GenerationReport, ServerTools
 from unisono.errors import InvalidRequest, ToolServerError, ToolServerNotAllowed, ToolServerTimeout
 
 GRACE_S: Final = 2.0
@@ -34,25 +34,27 @@ class ToolLoop:
     """For one run; its time begins now. What it does stands in `report`, and servers are told the `span` below which
     it is done."""
 
-    def __init__(self, host: ToolHost, hosting: Hosting, report: Report, span: TraceContext | None = None) -> None:
+    def __init__(
+        self, host: ToolHost, hosting: ServerTools, report: GenerationReport, span: TraceContext | None = None
+    ) -> None:
         self._host = host
         self._hosting = hosting
         self._report = report
         self._span = span
         self._deadline = asyncio.get_running_loop().time() + hosting.total_s
 
-    async def offers(self) -> tuple[Offer, ...]:
+    async def offers(self) -> tuple[ServerOffer, ...]:
         """What the servers offer, all asked at once. Raises what is wrong with the request, and what is wrong with a
         server that is not optional."""
         asked = [self._offer(server) for server in self._hosting.servers]
-        offers: list[Offer] = []
+        offers: list[ServerOffer] = []
         for came in await asyncio.gather(*asked, return_exceptions=True):
             if isinstance(came, BaseException):
                 raise came
             offers.append(came)
         return tuple(offers)
 
-    async def _offer(self, server: ToolServer) -> Offer:
+    async def _offer(self, server: ToolServer) -> ServerOffer:
         until = min(self._deadline, asyncio.get_running_loop().time() + server.timeouts.list_s)
         try:
             async with asyncio.timeout_at(until + GRACE_S):
@@ -69,12 +71,12 @@ class ToolLoop:
             raise ToolServerNotAllowed(f"'{at}': {refused.message}", param=at) from None
         else:
             tools = tuple(replace(tool, server=server.label) for tool in listed.tools)
-            return Offer(server.label, tools, left_out=listed.left_out)
+            return ServerOffer(server.label, tools, left_out=listed.left_out)
         if not self._hosting.optional:
             raise error
-        return Offer(server.label, error=error.message)
+        return ServerOffer(server.label, error=error.message)
 
-    async def batches(self, reading: Reading) -> AsyncGenerator[list[Event]]:
+    async def batches(self, reading: OutputReader) -> AsyncGenerator[list[Event]]:
         """The round of tools that is to be run, or what is left of it. A call is made when the batch behind the one
         that shows it is asked for."""
         assert reading.round is not None
@@ -89,7 +91,7 @@ class ToolLoop:
                 told = self._told if self._hosting.is_journal_complete else self._told_late
                 yield reading.ran(await told(reading, calling))
 
-    async def _told_late(self, reading: Reading, calling: Calling) -> Told:
+    async def _told_late(self, reading: OutputReader, calling: PendingCall) -> CallOutcome:
         """Of a call that an earlier run may have made."""
         assert reading.round is not None
         tool = reading.round.tools.tool(calling.call.name)
@@ -97,9 +99,9 @@ class ToolLoop:
         if told is not None or (tool is not None and tool.name in reading.round.tools.server(tool).idempotent):
             return await self._told(reading, calling)
         outcome = ToolOutcome(OUTCOME_UNKNOWN, is_error=True, outcome_unknown=True)
-        return Told(outcome, OUTCOME_UNKNOWN, NOT_REPEATED)
+        return CallOutcome(outcome, OUTCOME_UNKNOWN, NOT_REPEATED)
 
-    async def _told(self, reading: Reading, calling: Calling) -> Told:
+    async def _told(self, reading: OutputReader, calling: PendingCall) -> CallOutcome:
         assert reading.round is not None
         if (told := reading.round.told(calling)) is not None:
             return told
@@ -109,9 +111,11 @@ class ToolLoop:
             await self._hosting.take(calling.call.approval)
         outcome = await self._made(calling.call, reading.round.tools.server(tool), tool, calling.arguments)
         unknown = NOT_REPEATED if outcome.outcome_unknown else ""
-        return Told(outcome, outcome.text, NO_TIME_LEFT if self._late() else unknown)
+        return CallOutcome(outcome, outcome.text, NO_TIME_LEFT if self._late() else unknown)
 
-    async def _made(self, call: Call, server: ToolServer, tool: HostedTool, arguments: ToolArguments) -> ToolOutcome:
+    async def _made(
+        self, call: ServerToolCall, server: ToolServer, tool: HostedTool, arguments: ToolArguments
+    ) -> ToolOutcome:
         facts, began_s, end = self._report.facts, self._report.now_s(), ToolEnd.LEFT
         below = DOING.set(None if self._span is None else self._span.child(tool_span(len(facts.tools))))
         try:

@@ -10,12 +10,12 @@ from typing import Final, TypeAlias
 from unisono.core.conversation import DeveloperMessage
 from unisono.core.route_protocol import DeploymentPool
 from unisono.core.tools import LeftOutTool, ToolHost
-from unisono.engine.counted import Prepared
-from unisono.engine.hosted import HostedTools, Offer
+from unisono.engine.counted import PreparedPrompt
+from unisono.engine.hosted import OfferedServerTools, ServerOffer
 from unisono.engine.loop import ToolLoop
-from unisono.engine.memory import TurnMemory
+from unisono.engine.memory import ConversationCache
 from unisono.engine.refused_constraints import RefusedConstraints
-from unisono.engine.turn import ForbiddenTools, Hosting, Report, Turn
+from unisono.engine.turn import ForbiddenTools, GenerationReport, GenerationRequest, ServerTools
 from unisono.engine.wishes import Violation
 from unisono.errors import UnsupportedValue
 from unisono.harmony.encoding import Encoding
@@ -29,18 +29,18 @@ LeftOutLog: TypeAlias = Callable[[str, Sequence[LeftOutTool]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class EngineDeps:
     encoding: Encoding
     renderer: Renderer
     pool: DeploymentPool
-    memory: TurnMemory
+    memory: ConversationCache
     new_call_id: Callable[[], str]
     tools: ToolHost | None = None
     violation: Violation | None = None
     log_left_out: LeftOutLog | None = None
     refused_constraints: RefusedConstraints = field(default_factory=RefusedConstraints)
 
-    async def prepared(self, turn: Turn, hosted: HostedTools | None) -> Prepared:
+    async def prepared(self, turn: GenerationRequest, hosted: OfferedServerTools | None) -> PreparedPrompt:
         conversation = self.memory.recall(turn.tenant, turn.conversation, dated=turn.dated)
         if turn.form is not None:
             conversation = replace(conversation, preamble=replace(conversation.preamble, form=turn.form))
@@ -57,12 +57,12 @@ class Means:
             if hosted.builtins:
                 preamble = replace(conversation.preamble, builtins=hosted.builtins)
                 conversation = replace(conversation, preamble=preamble)
-            return Prepared(conversation, tools, left_out=not whole, left_out_tools=hosted.left_out)
+            return PreparedPrompt(conversation, tools, left_out=not whole, left_out_tools=hosted.left_out)
         if not client:
-            return Prepared(conversation, plan_tools(()))
-        return Prepared(conversation, await asyncio.to_thread(plan_tools, client, at=at[0], schema_field=at[1]))
+            return PreparedPrompt(conversation, plan_tools(()))
+        return PreparedPrompt(conversation, await asyncio.to_thread(plan_tools, client, at=at[0], schema_field=at[1]))
 
-    def loop(self, turn: Turn, report: Report) -> ToolLoop | None:
+    def loop(self, turn: GenerationRequest, report: GenerationReport) -> ToolLoop | None:
         """Runs the tools of a turn that hosts any. Raises UnsupportedValue where nobody can."""
         hosting = turn.hosting
         if hosting is None or not (hosting.servers or hosting.decisions):
@@ -71,6 +71,8 @@ class Means:
             raise UnsupportedValue("This gateway runs no tools itself.", param="tools")
         return ToolLoop(self.tools, hosting, report, turn.span)
 
-    def hosted(self, turn: Turn, offers: Sequence[Offer]) -> HostedTools:
+    def hosted(self, turn: GenerationRequest, offers: Sequence[ServerOffer]) -> OfferedServerTools:
         """The hosted tools of a turn, by what their servers offer."""
-        return HostedTools(turn.hosting or Hosting(), offers, [tool.name for tool in turn.conversation.preamble.tools])
+        return OfferedServerTools(
+            turn.hosting or ServerTools(), offers, [tool.name for tool in turn.conversation.preamble.tools]
+        )

@@ -74,7 +74,7 @@ def _texts(item: Kept) -> tuple[str, ...]:
             return (item.text,)
 
 
-class TurnMemory:
+class ConversationCache:
     """`max_bytes` bounds the memory of the entries; the least recently used entry is evicted first."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:

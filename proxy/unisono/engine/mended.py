@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from unisono.core.events import Repaired
-from unisono.engine.journal import Mark, Note, Part, Way
+from unisono.engine.journal import JournalEntry, JournalMarker, Part, TokenSource
 
 Piece: TypeAlias = "Sequence[int] | Repaired"
 
@@ -18,7 +18,7 @@ def with_repairs(parts: Iterable[Part], repairs: Iterable[Repaired]) -> Iterator
     waiting = deque(repairs)
     position = 0
     for part in parts:
-        if isinstance(part, Way | Note | Mark):
+        if isinstance(part, TokenSource | JournalEntry | JournalMarker):
             yield part
         else:
             yield from mended(part, waiting, position)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from unisono.core.conversation import Tokens
 from unisono.core.generation import Constraint
-from unisono.engine.regeneration import NONE_REJECTED, Attempts
+from unisono.engine.regeneration import NONE_REJECTED, RejectedAttempts
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class PromptEdit:
     """Cut what was said behind the place `kept`, put whole messages `between` there, open a message with `header` (what
     stands behind `<|start|>assistant`; empty where the model is to choose), and go on. `closes`: an open message is
     closed first, and stands. `naming`: what is generated next is the name of a tool."""
@@ -21,7 +21,7 @@ class Move:
     closes: bool = False
     constraint: Constraint | None = None
     naming: bool = False
-    attempts: Attempts = NONE_REJECTED
+    attempts: RejectedAttempts = NONE_REJECTED
     """Rejected attempts at the message that comes."""
     body: Tokens = ()
     """Whole body of the message, with its terminator; empty where the model writes it."""

@@ -21,7 +21,7 @@ MOST_TOKENS: Final = 48
 _NAME = re.compile(r"[A-Za-z0-9_.-]*")
 
 
-class Naming:
+class ToolNaming:
     """`recipients` are those to choose from, as headers name them."""
 
     def __init__(self, encoding: Encoding, recipients: Sequence[str]) -> None:

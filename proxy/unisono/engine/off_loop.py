@@ -13,9 +13,9 @@ from typing import Final, TypeVar
 
 from unisono.core.events import Event
 from unisono.core.generation import FIRST_SPECIAL, Chunk, FinishReason
-from unisono.engine.limit import Limit
-from unisono.engine.reading import Reading
-from unisono.engine.telling import Telling
+from unisono.engine.limit import TokenCap
+from unisono.engine.reading import OutputReader
+from unisono.engine.telling import AttemptTelemetry
 from unisono.harmony.decode import Decoder
 
 LONG_MESSAGE_TOKENS: Final = 1_000
@@ -49,7 +49,7 @@ class Pauses:
 class Feeder:
     """Feeds portions of a generation to `reading`, with pauses."""
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: OutputReader) -> None:
         self._reading = reading
         self._pauses = Pauses()
 
@@ -62,12 +62,12 @@ class Feeder:
         return reading.feed(portion)
 
 
-async def settled(reading: Reading, work: Callable[[], T]) -> T:
+async def settled(reading: OutputReader, work: Callable[[], T]) -> T:
     """Run `work`, which may settle the open message of `reading`; in a thread if that message is long."""
     return await in_thread(reading, work) if reading.unsettled > LONG_MESSAGE_TOKENS else work()
 
 
-async def in_thread(reading: Reading, work: Callable[[], T]) -> T:
+async def in_thread(reading: OutputReader, work: Callable[[], T]) -> T:
     """Run `work` on `reading` in a thread."""
     # The thread continues when its caller is cancelled. It must not change a report that was already sent.
     with reading.apart():
@@ -75,7 +75,7 @@ async def in_thread(reading: Reading, work: Callable[[], T]) -> T:
 
 
 async def received(
-    chunk: Chunk, limit: Limit, decoder: Decoder, told: Telling
+    chunk: Chunk, limit: TokenCap, decoder: Decoder, told: AttemptTelemetry
 ) -> tuple[Sequence[int], FinishReason | None]:
     """The tokens of a chunk within `limit`, reported to `told`, and the reason if the generation ends with them."""
     # All three belong to one generation, so that a thread whose caller was cancelled changes nothing else.

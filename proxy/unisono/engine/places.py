@@ -18,17 +18,19 @@ from unisono.core.route_protocol import DeploymentPool, RouteRequest, RouteRequi
 from unisono.core.trace_context import TraceContext, step_span, try_span
 from unisono.engine.failover import Action, AttemptError, Options, Progress, decide, failure_kind
 from unisono.engine.identity import identity_of
-from unisono.engine.turn import Report, Turn
+from unisono.engine.turn import GenerationReport, GenerationRequest
 from unisono.errors import BackendTimeout, UnisonoError
 
 MOVES = frozenset({Action.RESUME, Action.RESTART, Action.RETRY, Action.WAIT})
 """Actions by which another attempt follows."""
 
 
-class Places:
+class SlotSession:
     """For one run."""
 
-    def __init__(self, pool: DeploymentPool, turn: Turn, report: Report, *, passing: bool = False) -> None:
+    def __init__(
+        self, pool: DeploymentPool, turn: GenerationRequest, report: GenerationReport, *, passing: bool = False
+    ) -> None:
         """`passing` is for deployments that answer in OpenAI's own API."""
         self._turn = turn
         self._report = report

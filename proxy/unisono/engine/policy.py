@@ -12,7 +12,7 @@ from typing import Final
 from unisono.core.json_syntax import json_kind
 
 
-class Owed(Enum):
+class Obligation(Enum):
     """What an answer still owes."""
 
     NOTHING = auto()
@@ -22,7 +22,7 @@ class Owed(Enum):
     """A final answer of the form that was asked for."""
 
 
-class Message(Enum):
+class MessageKind(Enum):
     """What a message is to the plan."""
 
     THOUGHT = auto()
@@ -39,7 +39,7 @@ class Message(Enum):
     """A call of a tool that may not be called."""
 
 
-class Act(Enum):
+class HeaderAction(Enum):
     """What is done about a message when its header is known."""
 
     PASS = auto()
@@ -51,33 +51,33 @@ class Act(Enum):
     """Close it at once and have the model choose again; the second time in a row, open the answer."""
 
 
-_BY_OWED: Final[dict[Owed, dict[Message, Act]]] = {
-    Owed.NOTHING: {},
-    Owed.CALL: {
-        Message.LATE_THOUGHT: Act.FORCE,
-        Message.PREAMBLE: Act.FORCE,
-        Message.ANSWER: Act.FORCE,
-        Message.STRICT: Act.FORCE,
-        Message.CALL: Act.FORCE,
-        Message.BARRED: Act.FORCE,
+_BY_OWED: Final[dict[Obligation, dict[MessageKind, HeaderAction]]] = {
+    Obligation.NOTHING: {},
+    Obligation.CALL: {
+        MessageKind.LATE_THOUGHT: HeaderAction.FORCE,
+        MessageKind.PREAMBLE: HeaderAction.FORCE,
+        MessageKind.ANSWER: HeaderAction.FORCE,
+        MessageKind.STRICT: HeaderAction.FORCE,
+        MessageKind.CALL: HeaderAction.FORCE,
+        MessageKind.BARRED: HeaderAction.FORCE,
     },
-    Owed.FORM: {Message.ANSWER: Act.GUIDE},
+    Obligation.FORM: {MessageKind.ANSWER: HeaderAction.GUIDE},
 }
-_ALWAYS: Final[dict[Message, Act]] = {
-    Message.LATE_THOUGHT: Act.SKIP,
-    Message.WANTED: Act.GUIDE,
-    Message.STRICT: Act.GUIDE,
+_ALWAYS: Final[dict[MessageKind, HeaderAction]] = {
+    MessageKind.LATE_THOUGHT: HeaderAction.SKIP,
+    MessageKind.WANTED: HeaderAction.GUIDE,
+    MessageKind.STRICT: HeaderAction.GUIDE,
 }
 
-OPENING: Final[dict[tuple[Owed, Message], Act]] = {
-    (owed, message): special.get(message, _ALWAYS.get(message, Act.PASS))
+OPENING: Final[dict[tuple[Obligation, MessageKind], HeaderAction]] = {
+    (owed, message): special.get(message, _ALWAYS.get(message, HeaderAction.PASS))
     for owed, special in _BY_OWED.items()
-    for message in Message
+    for message in MessageKind
 }
 """What is done about a message when its header is known."""
 
 
-class Fault(Enum):
+class BodyFault(Enum):
     """What is wrong with the body of a complete message."""
 
     NONE = auto()
@@ -87,13 +87,13 @@ class Fault(Enum):
     """It is one, and its schema does not allow it."""
 
 
-def fault_of(text: str, *, objects: bool) -> Fault:
+def fault_of(text: str, *, objects: bool) -> BodyFault:
     """Whether a body is JSON, or with `objects` a JSON object; no schema is looked at."""
     kind = json_kind(text)
-    return Fault.NONE if kind is not None and (kind is dict or not objects) else Fault.BROKEN
+    return BodyFault.NONE if kind is not None and (kind is dict or not objects) else BodyFault.BROKEN
 
 
-class End(Enum):
+class BodyAction(Enum):
     """What is done about a message that is complete and was not shown."""
 
     SAID = auto()
@@ -103,17 +103,17 @@ class End(Enum):
     """Tell the model that the tool is not available; the second time, open the answer."""
 
 
-_JUDGED: Final = frozenset({Message.WANTED, Message.STRICT, Message.ANSWER})
+_JUDGED: Final = frozenset({MessageKind.WANTED, MessageKind.STRICT, MessageKind.ANSWER})
 """Messages whose schema counts."""
 
-CLOSING: Final[dict[tuple[Message, Fault], End]] = {
-    (message, fault): End.REFUSE
-    if message is Message.BARRED
-    else End.AGAIN
-    if fault is Fault.BROKEN or (fault is Fault.UNLIKE and message in _JUDGED)
-    else End.SAID
-    for message in Message
-    for fault in Fault
+CLOSING: Final[dict[tuple[MessageKind, BodyFault], BodyAction]] = {
+    (message, fault): BodyAction.REFUSE
+    if message is MessageKind.BARRED
+    else BodyAction.AGAIN
+    if fault is BodyFault.BROKEN or (fault is BodyFault.UNLIKE and message in _JUDGED)
+    else BodyAction.SAID
+    for message in MessageKind
+    for fault in BodyFault
 }
 """What is done about a message that is complete and was not shown."""
 

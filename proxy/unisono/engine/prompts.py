@@ -49,7 +49,7 @@ _HEADER = frozenset({START, CHANNEL, CONSTRAIN})
 
 
 @dataclass(frozen=True, slots=True)
-class Rendered:
+class RenderedPrompt:
     """What a step's generation begins behind. `opening` are the tokens of the message that the prompt leaves open, from
     its `<|start|>`; empty when it leaves none. `blocks` are the numbers of the prompt's blocks. The prompt has text
     once that was wanted."""
@@ -60,16 +60,16 @@ class Rendered:
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
+class FittedConversation:
     """A conversation as it is sent, without its `left_out` oldest turns, and the prompt it begins with."""
 
     conversation: Conversation
-    rendered: Rendered
+    rendered: RenderedPrompt
     left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Continued:
+class ContinuedPrompt:
     """The prompt behind which a step goes on, and the decoder for what comes. `said` is how many of the prompt's last
     tokens are the step's own."""
 
@@ -78,7 +78,7 @@ class Continued:
     said: int = 0
 
 
-async def render(renderer: Renderer, conversation: Conversation, tools: ToolSet, salt: str = "") -> Rendered:
+async def render(renderer: Renderer, conversation: Conversation, tools: ToolSet, salt: str = "") -> RenderedPrompt:
     """`salt` keeps its blocks apart from equal ones. Raises InvalidRequest for what cannot be tokenised."""
     # Counting means hashing every message, so it is left out where the answer is known.
     many = len(conversation.items) > OFF_LOOP_ITEMS
@@ -87,13 +87,15 @@ async def render(renderer: Renderer, conversation: Conversation, tools: ToolSet,
     return _rendered(renderer, conversation, tools, salt)
 
 
-def _rendered(renderer: Renderer, conversation: Conversation, tools: ToolSet, salt: str) -> Rendered:
+def _rendered(renderer: Renderer, conversation: Conversation, tools: ToolSet, salt: str) -> RenderedPrompt:
     tokens = renderer.prompt(conversation, tools)
     opening = () if conversation.prefill is None else tuple(tokens[_last_start(tokens) :])
-    return Rendered(Prompt(tokens), opening, blocks_of(tokens, salt))
+    return RenderedPrompt(Prompt(tokens), opening, blocks_of(tokens, salt))
 
 
-async def with_text(renderer: Renderer, conversation: Conversation, tools: ToolSet, rendered: Rendered) -> Rendered:
+async def with_text(
+    renderer: Renderer, conversation: Conversation, tools: ToolSet, rendered: RenderedPrompt
+) -> RenderedPrompt:
     """The same with the prompt as text, for a backend that takes no ids. Raises InvalidRequest for what that cannot be
     shown as it is."""
     tokens = rendered.prompt.tokens
@@ -104,19 +106,21 @@ async def with_text(renderer: Renderer, conversation: Conversation, tools: ToolS
     return replace(rendered, prompt=Prompt(tokens, text))
 
 
-async def fit(renderer: Renderer, conversation: Conversation, tools: ToolSet, limit: int, salt: str = "") -> Fitted:
+async def fit(
+    renderer: Renderer, conversation: Conversation, tools: ToolSet, limit: int, salt: str = ""
+) -> FittedConversation:
     """As few whole oldest turns left out as make the prompt `limit` tokens or shorter; where nothing does, all but the
     newest."""
     rendered = await render(renderer, conversation, tools, salt)
     beginnings = later_beginnings(conversation.items) if len(rendered.prompt.tokens) > limit else []
     if not beginnings:
-        return Fitted(conversation, rendered)
+        return FittedConversation(conversation, rendered)
     return await asyncio.to_thread(_fitted, renderer, conversation, beginnings, tools, limit, salt)
 
 
 def _fitted(
     renderer: Renderer, conversation: Conversation, beginnings: Sequence[int], tools: ToolSet, limit: int, salt: str
-) -> Fitted:
+) -> FittedConversation:
     def later(turn: int) -> Conversation:
         return replace(conversation, items=conversation.items[beginnings[turn] :])
 
@@ -125,19 +129,19 @@ def _fitted(
 
     # A prompt never grows when another turn is left out, and the last one is taken whether it fits or not.
     first = bisect_left(range(len(beginnings) - 1), True, key=fits)
-    return Fitted(later(first), _rendered(renderer, later(first), tools, salt), first + 1)
+    return FittedConversation(later(first), _rendered(renderer, later(first), tools, salt), first + 1)
 
 
 async def go_on(
     encoding: Encoding,
-    rendered: Rendered,
+    rendered: RenderedPrompt,
     said: Sequence[int],
     capabilities: Capabilities,
     *,
     guessed: bool = False,
     moved: bool = False,
     naming: bool = False,
-) -> Continued:
+) -> ContinuedPrompt:
     """Have a backend go on behind a step's prompt and the tokens `said` since, which the prompt then ends in: as they
     are, or, `guessed` ones, as the model's own tokenizer cuts their text. `moved`: another backend was asked before;
     `naming`: the prompt ends in the name of a tool. Raises CannotGoOn when a backend of these `capabilities` would not
@@ -151,7 +155,7 @@ async def go_on(
 
 
 def _check_place(
-    encoding: Encoding, rendered: Rendered, said: Sequence[int], capabilities: Capabilities, *, naming: bool
+    encoding: Encoding, rendered: RenderedPrompt, said: Sequence[int], capabilities: Capabilities, *, naming: bool
 ) -> None:
     """Raises CannotGoOn where a backend cannot begin: some begin messages only, and where no markers are shown a header
     that was begun looks like text."""
@@ -167,18 +171,18 @@ def _check_place(
 
 
 def _gone_on(
-    encoding: Encoding, rendered: Rendered, said: Sequence[int], capabilities: Capabilities, guessed: bool
-) -> Continued:
+    encoding: Encoding, rendered: RenderedPrompt, said: Sequence[int], capabilities: Capabilities, guessed: bool
+) -> ContinuedPrompt:
     opening = Header(verbatim=True) if rendered.opening else None
     if not said:
-        return Continued(rendered.prompt, decoder_for(capabilities.output, encoding, opening))
+        return ContinuedPrompt(rendered.prompt, decoder_for(capabilities.output, encoding, opening))
     if not 0 <= min(said) <= max(said) < VOCABULARY:
         raise CannotGoOn("What the model said so far holds a token that it does not know: it cannot go on behind it.")
     decoder = decoder_for(capabilities.output, encoding, opening, said)
     exact = recut(encoding, said) if guessed else said
     base = rendered.prompt
     text = None if base.text is None else base.text + _spelled(encoding, base.text, base.tokens, exact)
-    return Continued(Prompt([*base.tokens, *exact], text), decoder, len(exact))
+    return ContinuedPrompt(Prompt([*base.tokens, *exact], text), decoder, len(exact))
 
 
 def recut(encoding: Encoding, said: Sequence[int]) -> list[int]:

@@ -17,14 +17,14 @@ from unisono.core.prefix_blocks import blocks_of
 from unisono.core.route_protocol import RouteRequirements, Slot
 from unisono.engine.asking import DEFAULT_CONTEXT
 from unisono.engine.failover import ENDS_EARLY, MAX_REGENERATIONS, Action, AttemptError, Progress
-from unisono.engine.limit import Limit
-from unisono.engine.means import Means
+from unisono.engine.limit import TokenCap
+from unisono.engine.means import EngineDeps
 from unisono.engine.off_loop import Pauses, portions, received
-from unisono.engine.places import Places
+from unisono.engine.places import SlotSession
 from unisono.engine.prompts import OFF_LOOP_CHARS, OFF_LOOP_TOKENS, recut
 from unisono.engine.rawtext import RawText
-from unisono.engine.telling import Telling
-from unisono.engine.turn import GeneratorRun, RawPrompt, Report, Turn
+from unisono.engine.telling import AttemptTelemetry
+from unisono.engine.turn import BatchStream, GenerationReport, GenerationRequest, RawPrompt
 from unisono.errors import (
     BackendError,
     BackendProtocolError,
@@ -52,11 +52,11 @@ async def to_prompt(encoding: Encoding, raw: RawPrompt, param: str) -> list[int]
         raise InvalidRequest("The prompt cannot be tokenised.", param=param) from error
 
 
-class RawRun(GeneratorRun):
+class RawGeneration(BatchStream):
     """A raw completion in progress."""
 
-    def __init__(self, means: Means, turn: Turn, raw: RawPrompt) -> None:
-        self.report = Report()
+    def __init__(self, means: EngineDeps, turn: GenerationRequest, raw: RawPrompt) -> None:
+        self.report = GenerationReport()
         self._means = means
         self._turn = turn
         self._raw = raw
@@ -74,7 +74,7 @@ class RawRun(GeneratorRun):
         """How often text was generated once more because no backend could continue it."""
 
     async def _each(self) -> AsyncGenerator[list[Event]]:
-        places = Places(self._means.pool, self._turn, self.report)
+        places = SlotSession(self._means.pool, self._turn, self.report)
         self._prompt = await to_prompt(self._means.encoding, self._raw, self._turn.history_at)
         try:
             while self._said.ended is None:
@@ -112,7 +112,7 @@ class RawRun(GeneratorRun):
         cached = min(self._cached, len(self._prompt))
         return Usage(prompt_tokens=len(self._prompt), completion_tokens=made + self._lost, cached_tokens=cached)
 
-    async def _after(self, error: AttemptError, places: Places) -> None:
+    async def _after(self, error: AttemptError, places: SlotSession) -> None:
         """Carry out what the failover policy says of a failed attempt. Raises the error where nothing follows."""
         said = self._said
         if isinstance(error, CannotGoOn) and not said.tokens and not places.elsewhere:
@@ -150,7 +150,7 @@ class RawRun(GeneratorRun):
 
     # -- one generation
 
-    async def _generated(self, places: Places) -> AsyncGenerator[list[Event]]:
+    async def _generated(self, places: SlotSession) -> AsyncGenerator[list[Event]]:
         turn, said = self._turn, self._said
         tokens = await self._exact()
         behind = [*self._prompt, *tokens]
@@ -217,14 +217,14 @@ class RawRun(GeneratorRun):
             raise CannotGoOn("What was generated so far spells special tokens: no backend that takes text can go on.")
         return text
 
-    async def _read(self, places: Places, place: Slot, job: CompletionJob) -> AsyncGenerator[list[Event]]:
+    async def _read(self, places: SlotSession, place: Slot, job: CompletionJob) -> AsyncGenerator[list[Event]]:
         """What may be shown of a generation, per network read."""
         said, able, name = self._said, place.capabilities, place.deployment.name
         decoder = plain_decoder(able.output, self._means.encoding)
         self._guessed = self._guessed or able.output is not OutputForm.IDS
-        limit = Limit(self._means.encoding, job.max_tokens, guessed=able.output is not OutputForm.IDS)
+        limit = TokenCap(self._means.encoding, job.max_tokens, guessed=able.output is not OutputForm.IDS)
         pauses = Pauses()
-        told = Telling(self.report, self._turn, name, job, 0)
+        told = AttemptTelemetry(self.report, self._turn, name, job, 0)
         stream = place.deployment.backend.complete(job)
         places.asked()
         waits = True

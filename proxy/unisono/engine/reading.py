@@ -16,13 +16,13 @@ from unisono.core.generation import Capabilities, Constraint, FinishReason, Samp
 from unisono.core.token_ids import share_ids
 from unisono.engine.course import course_of
 from unisono.engine.hosted import LISTED
-from unisono.engine.journal import Mark, Note, Way, parts_of
+from unisono.engine.journal import JournalEntry, JournalMarker, TokenSource, parts_of
 from unisono.engine.judging import LATE
-from unisono.engine.round import CALL, Round, Told
-from unisono.engine.sieve import Sieve
-from unisono.engine.steps import Answer, Done, Generate, OpenFinal, RunTools, Step, next_step, to_said
+from unisono.engine.round import CALL, CallOutcome, ToolRound
+from unisono.engine.sieve import ServerToolFilter
+from unisono.engine.steps import AnswerDone, AnswerState, Generate, OpenFinal, RunTools, Step, next_step, to_said
 from unisono.engine.stops import StopStrings
-from unisono.engine.turn import Turn
+from unisono.engine.turn import GenerationRequest
 from unisono.engine.wishes import Violation, kinds_wanted, wishes_of
 from unisono.errors import StoreUnreadable
 from unisono.harmony.encoding import Encoding
@@ -31,7 +31,7 @@ from unisono.harmony.tools import ToolSet
 UNFIT = "What was generated so far does not fit the request it was generated for."
 
 
-class Reading:
+class OutputReader:
     """One answer, step by step. For each: `begin`, `came`, `feed` as often as it takes, `end`; then what `decided`
     says: `go_on`, or the calls of `round`. `final` gives the tokens that open an answer on `final`; `recoveries`
     collects names of rules, each once."""
@@ -40,25 +40,25 @@ class Reading:
         self,
         encoding: Encoding,
         tools: ToolSet,
-        turn: Turn,
+        turn: GenerationRequest,
         new_call_id: Callable[[], str],
         recoveries: list[str],
         *,
         final: Callable[[], Tokens],
-        round_: Round | None = None,
+        round_: ToolRound | None = None,
         violation: Violation | None = None,
     ) -> None:
         wishes = wishes_of(turn, tools, None if round_ is None else round_.tools)
         self._course = course_of(encoding, tools, turn, wishes, new_call_id, violation)
         self._router, self.plan = self._course.router, self._course.plan
-        self._sieve = Sieve(round_.tools, parallel_calls=turn.parallel_calls) if round_ is not None else None
+        self._sieve = ServerToolFilter(round_.tools, parallel_calls=turn.parallel_calls) if round_ is not None else None
         self._stops = StopStrings(turn.stop) if turn.stop else None
         self._recoveries = recoveries
         self._final = final
         self._closed_before = 0
         self.opened = False  # the step's prompt ends in the header of the answer
         self._cut = False
-        self._answer = Answer()
+        self._answer = AnswerState()
         self._trail: list[Item] = []
         self._prompted = 0
         self.wants = kinds_wanted(wishes)  # kinds of constraints that a backend had better keep to
@@ -161,7 +161,7 @@ class Reading:
 
     def came(self, capabilities: Capabilities, able: frozenset[str]) -> None:
         """How the tokens come from here on, and which kinds of constraints are kept to."""
-        self._course.came(Way.of(capabilities), able)
+        self._course.came(TokenSource.of(capabilities), able)
 
     def feed(self, tokens: Sequence[int]) -> list[Event]:
         """What may be shown of some more tokens."""
@@ -178,7 +178,7 @@ class Reading:
         if self.moves:
             return shown
         self._answer = self._answer_of(reason)
-        self.decided = Done() if self.stop_sequence is not None else next_step(self._answer)
+        self.decided = AnswerDone() if self.stop_sequence is not None else next_step(self._answer)
         if not self._answer.calls or self._sieve is None or self.round is None:
             return shown
         if isinstance(self.decided, RunTools):
@@ -202,7 +202,7 @@ class Reading:
         """The last event; its usage knows nothing of the prompt."""
         if self.stop_sequence is not None:
             reason = FinishReason.STOP
-        paused = isinstance(self.decided, Done) and self.decided.paused
+        paused = isinstance(self.decided, AnswerDone) and self.decided.paused
         self.plan.finish(handed=paused or (self.handed_back and self._answer.handed))
         finished = self._router.finished(reason, self.stop_sequence)
         return replace(finished, cut_call=finished.cut_call or self._cut, paused=paused)
@@ -242,7 +242,7 @@ class Reading:
         assert self.round is not None
         return self._called(*self.round.call(self._next_index(), late=late))
 
-    def ran(self, told: Told) -> list[Event]:
+    def ran(self, told: CallOutcome) -> list[Event]:
         """What came of the call that was shown last."""
         assert self.round is not None
         note, events, result = self.round.ran(told, self.completed)
@@ -264,14 +264,14 @@ class Reading:
     @property
     def over(self) -> bool:
         """Whether nothing follows what was read."""
-        return isinstance(self.decided, Done) or self.stop_sequence is not None
+        return isinstance(self.decided, AnswerDone) or self.stop_sequence is not None
 
     @property
     def handed_back(self) -> bool:
         """Whether tools were run and nothing is to be generated behind them."""
-        return self._answer.ran and isinstance(self.decided, Done)
+        return self._answer.ran and isinstance(self.decided, AnswerDone)
 
-    def _called(self, note: Note, events: list[Event]) -> list[Event]:
+    def _called(self, note: JournalEntry, events: list[Event]) -> list[Event]:
         self._note(note)
         return self._noted(events) + self._settled()
 
@@ -315,11 +315,11 @@ class Reading:
         self.begin(opening)
         for part in parts_of(journal):
             match part:
-                case Way():
+                case TokenSource():
                     self._course.came(part, self.plan.able)
-                case Note():
+                case JournalEntry():
                     events += self._note_again(part)
-                case Mark.STEP_ENDED:
+                case JournalMarker.STEP_ENDED:
                     events += self.end(FinishReason.STOP)
                     if isinstance(self.decided, OpenFinal):
                         events += self.go_on(self.decided)
@@ -329,7 +329,7 @@ class Reading:
             raise StoreUnreadable(UNFIT)
         return events
 
-    def _note_again(self, note: Note) -> list[Event]:
+    def _note_again(self, note: JournalEntry) -> list[Event]:
         """A note that is none of this turn leaves no trace, which is found out at the end."""
         try:
             if (events := self._course.again(note)) is not None:
@@ -365,11 +365,11 @@ class Reading:
             return self._sieve.said
         return [said for closed in self.closed[self._closed_before :] if (said := to_said(closed)) is not None]
 
-    def _answer_of(self, reason: FinishReason) -> Answer:
+    def _answer_of(self, reason: FinishReason) -> AnswerState:
         """What is known when a step ends."""
         closed = self.closed[self._closed_before :]
         sieve = self._sieve
-        return Answer(
+        return AnswerState(
             reason,
             shown=any(not isinstance(each.item, Reasoning) for each in closed),
             answered=sieve is not None and sieve.answered,
@@ -380,7 +380,7 @@ class Reading:
             exhausted=self.round is not None and self.round.ledger.exhausted,
         )
 
-    def _note(self, note: Note) -> None:
+    def _note(self, note: JournalEntry) -> None:
         self._course.note(note)
 
     def _shown(self, events: list[Event]) -> list[Event]:

@@ -20,7 +20,7 @@ SEED_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Attempts:
+class RejectedAttempts:
     """Rejected attempts at one message: their number, how many of them ran under a constraint, the first one (None for
     a tool's name), and the text of the last one."""
 
@@ -29,9 +29,9 @@ class Attempts:
     first: Stopped | None = None
     last_text: str = ""
 
-    def reject(self, text: str, *, constrained: bool, at: Stopped | None = None) -> Attempts:
+    def reject(self, text: str, *, constrained: bool, at: Stopped | None = None) -> RejectedAttempts:
         """These attempts and one more."""
-        return Attempts(self.count + 1, self.constrained + constrained, self.first or at, text)
+        return RejectedAttempts(self.count + 1, self.constrained + constrained, self.first or at, text)
 
     def is_first(self, header: Header, text: str) -> bool:
         """Whether an attempt equals the first one."""
@@ -53,4 +53,4 @@ class Attempts:
         return int.from_bytes(sha256(source, usedforsecurity=False).digest()[:SEED_BYTES]) >> 1
 
 
-NONE_REJECTED: Final = Attempts()
+NONE_REJECTED: Final = RejectedAttempts()

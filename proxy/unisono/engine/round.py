@@ -14,27 +14,27 @@ from unisono.core.conversation import Conversation, Json, ToolResult
 from unisono.core.events import Closed, Delta, Event, HostedCall, Listed, Listing, Opened, Ran, Repaired
 from unisono.core.tool_arguments import ToolArguments, read_arguments
 from unisono.core.tools import ToolOutcome
-from unisono.engine.hosted import HostedTools, decided_calls
-from unisono.engine.journal import Note
-from unisono.engine.judging import ASK, MOST_CALLS, NO_TIME_LEFT, TOLD, Ledger
-from unisono.engine.steps import Call
+from unisono.engine.hosted import OfferedServerTools, decided_calls
+from unisono.engine.journal import JournalEntry
+from unisono.engine.judging import ASK, MOST_CALLS, NO_TIME_LEFT, TOLD, CallBudget
+from unisono.engine.steps import ServerToolCall
 
 CALL, OF, VERDICT = "call", "of", "verdict"
 RAN, TEXT, ERROR, STRUCTURED, UNKNOWN, SAID, RULE = "ran", "text", "error", "structured", "unknown", "said", "rule"
 
 
 @dataclass(frozen=True, slots=True)
-class Calling:
+class PendingCall:
     """A call that was shown and has no outcome yet."""
 
     item: HostedCall
-    call: Call
+    call: ServerToolCall
     arguments: ToolArguments
     verdict: str
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class CallOutcome:
     """What came of a call: its outcome, what the model reads, and the rule by which that is something else."""
 
     outcome: ToolOutcome
@@ -42,22 +42,22 @@ class Told:
     rule: str = ""
 
     @classmethod
-    def instead(cls, said: str, rule: str) -> Told:
+    def instead(cls, said: str, rule: str) -> CallOutcome:
         """Of a call that was not made."""
         return cls(ToolOutcome(said, is_error=True), said, rule)
 
 
-class Round:
+class ToolRound:
     """The hosted tools of a turn and the calls of one of its steps; to begin with, those that were approved."""
 
-    def __init__(self, tools: HostedTools, conversation: Conversation) -> None:
+    def __init__(self, tools: OfferedServerTools, conversation: Conversation) -> None:
         limit = tools.hosting.max_calls
         calls, denied = decided_calls(conversation, tools.hosting)
         self.tools = tools
-        self.ledger = Ledger(tools, MOST_CALLS if limit is None else limit)
+        self.ledger = CallBudget(tools, MOST_CALLS if limit is None else limit)
         self.calls = deque(calls)
         """Those that are to come."""
-        self.calling: Calling | None = None
+        self.calling: PendingCall | None = None
         self._arguments: ToolArguments | None = None
         self.asked = False
         """Whether somebody is asked about a call of this round."""
@@ -68,7 +68,7 @@ class Round:
     def over(self) -> bool:
         return not self.calls and self.calling is None
 
-    def begin(self, calls: Sequence[Call]) -> None:
+    def begin(self, calls: Sequence[ServerToolCall]) -> None:
         self.calls.extend(calls)
         self.asked = False
         self.ledger.begin()
@@ -87,12 +87,12 @@ class Round:
         call = self.calls[0]
         self._arguments = read_arguments(call.name, call.arguments)
 
-    def call(self, index: int, *, late: bool) -> tuple[Note, list[Event]]:
+    def call(self, index: int, *, late: bool) -> tuple[JournalEntry, list[Event]]:
         """The next call, as the item `index`."""
         call, arguments = self._next()
         return self._call(call, arguments, index, self.ledger.judge(call, arguments, late=late))
 
-    def call_again(self, note: Mapping[str, Json], index: int) -> tuple[Note, list[Event]]:
+    def call_again(self, note: Mapping[str, Json], index: int) -> tuple[JournalEntry, list[Event]]:
         """The next call as it was noted. Raises ValueError when the note is of another one."""
         if not self.calls:
             raise ValueError("a note of another call")
@@ -101,33 +101,35 @@ class Round:
             raise ValueError("a note of another call")
         return self._call(call, arguments, index, str(note.get(VERDICT)))
 
-    def _next(self) -> tuple[Call, ToolArguments]:
+    def _next(self) -> tuple[ServerToolCall, ToolArguments]:
         if self._arguments is None:
             self.read_next()
         assert self._arguments is not None
         arguments, self._arguments = self._arguments, None
         return self.calls.popleft(), arguments
 
-    def _call(self, call: Call, arguments: ToolArguments, index: int, verdict: str) -> tuple[Note, list[Event]]:
+    def _call(
+        self, call: ServerToolCall, arguments: ToolArguments, index: int, verdict: str
+    ) -> tuple[JournalEntry, list[Event]]:
         server, tool = self.tools.place(call)
         item = HostedCall(index, call.call_id, call.name, server, tool, verdict == ASK, call.approval, arguments)
         self.ledger.enter(arguments, verdict)
         if verdict == ASK:
             self.asked = True
         else:
-            self.calling = Calling(item, call, arguments, verdict)
+            self.calling = PendingCall(item, call, arguments, verdict)
         deltas = [Delta(item, call.arguments)] if call.arguments else []
-        note = Note({CALL: call.call_id, OF: arguments.digest, VERDICT: verdict})
+        note = JournalEntry({CALL: call.call_id, OF: arguments.digest, VERDICT: verdict})
         return note, [Opened(item), *deltas, Closed(item, call.arguments, call.tokens)]
 
-    def told(self, calling: Calling) -> Told | None:
+    def told(self, calling: PendingCall) -> CallOutcome | None:
         """What the model is told instead of a result; None for a call that is to be made."""
         says = TOLD.get(calling.verdict)
         if says is None:
             return None
-        return Told.instead(says(calling.call, calling.arguments, self.tools), calling.verdict)
+        return CallOutcome.instead(says(calling.call, calling.arguments, self.tools), calling.verdict)
 
-    def ran(self, told: Told, position: int) -> tuple[Note, list[Event], ToolResult | None]:
+    def ran(self, told: CallOutcome, position: int) -> tuple[JournalEntry, list[Event], ToolResult | None]:
         """What came of the call, and its result where that stands behind what this answer said. `position` as in
         `Repaired`."""
         calling = self.calling
@@ -147,14 +149,14 @@ class Round:
             events.append(Repaired(told.rule, position))
         result = ToolResult(call.call_id, call.name, told.said)
         if not call.approval:
-            return Note(note), events, result
+            return JournalEntry(note), events, result
         self.decided.append(result)
-        return Note(note), events, None
+        return JournalEntry(note), events, None
 
-    def told_again(self, note: Mapping[str, Json]) -> Told:
+    def told_again(self, note: Mapping[str, Json]) -> CallOutcome:
         """What came of the call as it was noted. Raises ValueError when the note is of another one."""
         if self.calling is None or note.get(RAN) != self.calling.call.call_id:
             raise ValueError("a note of another call")
         text = str(note.get(TEXT, ""))
         outcome = ToolOutcome(text, ERROR in note, note.get(STRUCTURED), UNKNOWN in note)
-        return Told(outcome, str(note.get(SAID, text)), str(note.get(RULE, "")))
+        return CallOutcome(outcome, str(note.get(SAID, text)), str(note.get(RULE, "")))

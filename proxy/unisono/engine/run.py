@@ -17,28 +17,28 @@ from functools import partial
 from unisono.core.events import Closed, Delta, Event, Finished, Repaired
 from unisono.core.generation import FinishReason
 from unisono.core.ids import DerivedIds
-from unisono.engine.asking import Asking
+from unisono.engine.asking import PromptBuilder
 from unisono.engine.failover import ENDS_EARLY, MAX_REGENERATIONS, Action, AttemptError, Progress
-from unisono.engine.hosted import HostedTools, notes_on_left_out, offers_in, with_results
+from unisono.engine.hosted import OfferedServerTools, notes_on_left_out, offers_in, with_results
 from unisono.engine.judging import LEFT_OUT
 from unisono.engine.loop import ToolLoop
-from unisono.engine.means import Means
+from unisono.engine.means import EngineDeps
 from unisono.engine.off_loop import in_thread, settled
-from unisono.engine.prompts import OFF_LOOP_TOKENS, Rendered
-from unisono.engine.reading import Reading
-from unisono.engine.round import Round
+from unisono.engine.prompts import OFF_LOOP_TOKENS, RenderedPrompt
+from unisono.engine.reading import OutputReader
+from unisono.engine.round import ToolRound
 from unisono.engine.steps import OpenFinal, RunTools
-from unisono.engine.stretch import Stretch
-from unisono.engine.turn import GeneratorRun, Report, Turn
+from unisono.engine.stretch import StepRunner
+from unisono.engine.turn import BatchStream, GenerationReport, GenerationRequest
 from unisono.errors import BackendError, CannotGoOn, ContextTooLong
 from unisono.harmony.tools import plan_tools
 
 
-class TurnRun(GeneratorRun):
+class HarmonyGeneration(BatchStream):
     """A turn in progress."""
 
-    def __init__(self, means: Means, turn: Turn) -> None:
-        self.report = Report()
+    def __init__(self, means: EngineDeps, turn: GenerationRequest) -> None:
+        self.report = GenerationReport()
         self._means = means
         self._turn = turn
         self._tools = plan_tools(())
@@ -56,13 +56,13 @@ class TurnRun(GeneratorRun):
         self._regenerations = 0
         """How often text was generated once more because no backend could continue it."""
         self._loop: ToolLoop | None = None
-        self._hosted: HostedTools | None = None
-        self._rendered: Rendered | None = None
+        self._hosted: OfferedServerTools | None = None
+        self._rendered: RenderedPrompt | None = None
         """The first prompt, if it was rendered to be counted."""
 
     async def _each(self) -> AsyncGenerator[list[Event]]:
         turn = self._turn
-        stretch = Stretch(self._means, turn, self.report)
+        stretch = StepRunner(self._means, turn, self.report)
         await self._prepare()
         reading, known = await self._reading()
         if turn.journal:
@@ -76,7 +76,9 @@ class TurnRun(GeneratorRun):
                         if shown := self._showing(batch, reading, stretch):
                             yield shown
                 stretch.go_on()
-            asking = Asking(self._means.renderer, turn, self._conversation, self._tools, self.report, self._rendered)
+            asking = PromptBuilder(
+                self._means.renderer, turn, self._conversation, self._tools, self.report, self._rendered
+            )
             while True:
                 try:
                     async with aclosing(self._answer(stretch, asking, reading)) as batches:
@@ -93,7 +95,7 @@ class TurnRun(GeneratorRun):
             self._publish(reading)
             yield self._held
 
-    def _showing(self, batch: list[Event], reading: Reading, stretch: Stretch) -> list[Event]:
+    def _showing(self, batch: list[Event], reading: OutputReader, stretch: StepRunner) -> list[Event]:
         """What is shown now that there is another batch, with what was held before it. What no client sees waits for
         what it does: where an answer is cut inside a message of which nothing is shown, that is generated once more as
         if nothing of it had been read."""
@@ -109,7 +111,7 @@ class TurnRun(GeneratorRun):
         shown, self._held = self._held, []
         return shown
 
-    async def _after(self, error: AttemptError, stretch: Stretch, reading: Reading) -> Reading:
+    async def _after(self, error: AttemptError, stretch: StepRunner, reading: OutputReader) -> OutputReader:
         """Carry out what the failover policy says of a failed attempt. Raises the error where nothing follows."""
         continues_here = stretch.taken and isinstance(error, CannotGoOn) and not reading.complete
         if continues_here and await settled(reading, reading.unread):
@@ -137,7 +139,7 @@ class TurnRun(GeneratorRun):
                 return await self._begun_anew(stretch, reading)
         return reading
 
-    def _progress(self, reading: Reading) -> Progress:
+    def _progress(self, reading: OutputReader) -> Progress:
         if reading.complete:
             return Progress.COMPLETE
         if self._shown:
@@ -165,7 +167,7 @@ class TurnRun(GeneratorRun):
             if left_out and means.log_left_out is not None:
                 means.log_left_out(server, left_out)
 
-    async def _before(self, loop: ToolLoop, reading: Reading) -> AsyncGenerator[list[Event]]:
+    async def _before(self, loop: ToolLoop, reading: OutputReader) -> AsyncGenerator[list[Event]]:
         """What there is to tell and to do before a backend is asked: the tools there are, calls that were approved, and
         those that an earlier run was about to make."""
         if not self._turn.journal and (listed := reading.list_tools()):
@@ -176,21 +178,21 @@ class TurnRun(GeneratorRun):
         if reading.round is not None:
             self._conversation = with_results(self._conversation, reading.round.decided)
 
-    async def _reading(self) -> tuple[Reading, list[Event]]:
+    async def _reading(self) -> tuple[OutputReader, list[Event]]:
         """An answer at its beginning, or behind the turn's journal, and what that says."""
         turn, means = self._turn, self._means
         new_call_id = means.new_call_id
         if self._seed:
             ids = DerivedIds(self._seed, "call")
             new_call_id = lambda: ids("call_")  # noqa: E731
-        reading = Reading(
+        reading = OutputReader(
             means.encoding,
             self._tools,
             turn,
             new_call_id,
             self.report.recoveries,
             final=lambda: means.renderer.opening(replace(self._conversation, prefill="")),
-            round_=None if self._hosted is None else Round(self._hosted, self._conversation),
+            round_=None if self._hosted is None else ToolRound(self._hosted, self._conversation),
             violation=means.violation,
         )
         self._known = len(turn.journal or reading.journal)
@@ -201,7 +203,7 @@ class TurnRun(GeneratorRun):
             return reading, await in_thread(reading, read_again)
         return reading, read_again()
 
-    async def _begun_anew(self, stretch: Stretch, reading: Reading) -> Reading:
+    async def _begun_anew(self, stretch: StepRunner, reading: OutputReader) -> OutputReader:
         """Nothing was shown, so nothing of the failed attempt counts but the tokens it took."""
         self.report.recoveries.clear()
         self._held = []
@@ -211,14 +213,16 @@ class TurnRun(GeneratorRun):
         self._lost -= anew.completed
         return anew
 
-    def _publish(self, reading: Reading) -> None:
+    def _publish(self, reading: OutputReader) -> None:
         """The tokens read so far are told with the batch that is yielded next. Once nothing can be taken back the
         journal grows by itself."""
         self.report.journal += reading.journal[len(self.report.journal) :]
         if self._shown:
             reading.journal = self.report.journal
 
-    async def _answer(self, stretch: Stretch, asking: Asking, reading: Reading) -> AsyncGenerator[list[Event]]:
+    async def _answer(
+        self, stretch: StepRunner, asking: PromptBuilder, reading: OutputReader
+    ) -> AsyncGenerator[list[Event]]:
         """What is left of the answer, in as many steps as it takes."""
         while True:
             shown: list[Event] = []
@@ -257,7 +261,9 @@ class TurnRun(GeneratorRun):
                 yield [*shown, await self._finished(stretch, asking, reading, reason)]
                 return
 
-    async def _finished(self, stretch: Stretch, asking: Asking, reading: Reading, reason: FinishReason) -> Finished:
+    async def _finished(
+        self, stretch: StepRunner, asking: PromptBuilder, reading: OutputReader, reason: FinishReason
+    ) -> Finished:
         """The last event. What is known is kept before the client sees it: it may be gone, or asking again, right
         after."""
         stretch.let_go()

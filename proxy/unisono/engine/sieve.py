@@ -24,21 +24,21 @@ from unisono.core.events import (
     Text,
     ToolCall,
 )
-from unisono.engine.hosted import HostedTools
-from unisono.engine.steps import Call, to_said
+from unisono.engine.hosted import OfferedServerTools
+from unisono.engine.steps import ServerToolCall, to_said
 
 
-class Sieve:
+class ServerToolFilter:
     """`parallel_calls` False keeps one call of the client; hosted ones do not count."""
 
-    def __init__(self, tools: HostedTools, *, parallel_calls: bool) -> None:
+    def __init__(self, tools: OfferedServerTools, *, parallel_calls: bool) -> None:
         self._tools = tools
         self._parallel_calls = parallel_calls
         self._open: Item | None = None
         self._calls = 0
         self.items = 0
         """Items shown so far, which is the next one's index."""
-        self.held: list[Call] = []
+        self.held: list[ServerToolCall] = []
         """Complete calls of hosted tools in the current step."""
         self.said: list[Said] = []
         """All that was said in the current step, hosted calls included."""
@@ -97,5 +97,5 @@ class Sieve:
             self._calls += isinstance(item, ToolCall)
             self.answered = self.answered or (isinstance(item, Text) and item.phase is Phase.FINAL)
         elif isinstance(item, ToolCall) and item.name in self._tools and closed.complete:
-            self.held.append(Call(item.call_id, item.name, closed.text, closed.tokens))
+            self.held.append(ServerToolCall(item.call_id, item.name, closed.text, closed.tokens))
         self._open = None

@@ -14,7 +14,7 @@ from unisono.harmony.header import FINAL, Header
 NOT_AVAILABLE: Final = "This tool is not available now. Use another one, or answer without."
 
 
-class Spelling:
+class HeaderSpelling:
     """Headers are without `<|start|>assistant`, whole messages begin with it."""
 
     def __init__(self, encoding: Encoding) -> None:

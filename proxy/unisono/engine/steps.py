@@ -22,7 +22,7 @@ from unisono.core.generation import FinishReason
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ServerToolCall:
     """A call of a hosted tool as the model made it; `arguments` are its own text. `approval` is the id under which it
     was agreed to, for one that stands in the conversation already: then it has no tokens."""
 
@@ -34,7 +34,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnswerState:
     """What is known of an answer when a step of it has ended, or when what it called was run."""
 
     reason: FinishReason = FinishReason.STOP
@@ -45,7 +45,7 @@ class Answer:
     cut_call: bool = False
     opened: bool = False
     """Whether the gateway opened the step's message: what comes of that stands."""
-    calls: tuple[Call, ...] = ()
+    calls: tuple[ServerToolCall, ...] = ()
     """Calls of hosted tools in the step, complete ones."""
     ran: bool = False
     """Whether those were run: then it is over with the step."""
@@ -58,7 +58,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class AnswerDone:
     """The answer is over, or what is left is the client's to do; if only to have it go on where it `paused`."""
 
     paused: bool = False
@@ -80,32 +80,32 @@ class OpenFinal:
 class RunTools:
     """Run these, one after the other, and decide again."""
 
-    calls: tuple[Call, ...]
+    calls: tuple[ServerToolCall, ...]
 
 
-Step: TypeAlias = Done | Generate | OpenFinal | RunTools
+Step: TypeAlias = AnswerDone | Generate | OpenFinal | RunTools
 
 
-def next_step(answer: Answer) -> Step:
+def next_step(answer: AnswerState) -> Step:
     """Calls are run as long as there may be any. An answer that is only thoughts is opened once, and so is one that may
     not call any more; everything else is as it is."""
     if answer.ran:
         return _behind_results(answer)
     if answer.reason is not FinishReason.STOP:
-        return Done()
+        return AnswerDone()
     if answer.calls and not answer.exhausted:
         return RunTools(answer.calls)
     if answer.shown or answer.cut_call or answer.opened:
-        return Done()
+        return AnswerDone()
     return OpenFinal("tools-ended") if answer.calls else OpenFinal()
 
 
-def _behind_results(answer: Answer) -> Step:
+def _behind_results(answer: AnswerState) -> Step:
     if answer.handed:
-        return Done()
+        return AnswerDone()
     if answer.exhausted:
-        return Done() if answer.answered else OpenFinal("tools-ended")
-    return Done(paused=True) if answer.paused else Generate()
+        return AnswerDone() if answer.answered else OpenFinal("tools-ended")
+    return AnswerDone(paused=True) if answer.paused else Generate()
 
 
 def to_said(closed: Closed) -> Item | None:

@@ -15,15 +15,15 @@ from unisono.core.events import Event
 from unisono.core.generation import Capabilities, CompletionJob, Constraint, FinishReason, OutputForm
 from unisono.core.observer import RefusedConstraint
 from unisono.core.route_protocol import Slot
-from unisono.engine.asking import Asking
-from unisono.engine.limit import Limit
-from unisono.engine.means import Means
+from unisono.engine.asking import PromptBuilder
+from unisono.engine.limit import TokenCap
+from unisono.engine.means import EngineDeps
 from unisono.engine.off_loop import Feeder, portions, received, settled
-from unisono.engine.places import Places
-from unisono.engine.prompts import Continued, go_on
-from unisono.engine.reading import Reading
-from unisono.engine.telling import Telling
-from unisono.engine.turn import Report, Turn
+from unisono.engine.places import SlotSession
+from unisono.engine.prompts import ContinuedPrompt, go_on
+from unisono.engine.reading import OutputReader
+from unisono.engine.telling import AttemptTelemetry
+from unisono.engine.turn import GenerationReport, GenerationRequest
 from unisono.errors import (
     BackendError,
     BackendProtocolError,
@@ -37,10 +37,10 @@ Generated: TypeAlias = AsyncGenerator[tuple[list[Event], FinishReason | None]]
 """What may be shown of a step, per network read; the last comes with the reason the step ended."""
 
 
-class Stretch(Places):
+class StepRunner(SlotSession):
     """For one run. `shown` says whether the client has seen anything."""
 
-    def __init__(self, means: Means, turn: Turn, report: Report) -> None:
+    def __init__(self, means: EngineDeps, turn: GenerationRequest, report: GenerationReport) -> None:
         super().__init__(means.pool, turn, report)
         self._means = means
         self._known = means.refused_constraints
@@ -54,7 +54,7 @@ class Stretch(Places):
         self.full = False
         """Whether there is no room for another token anywhere."""
 
-    async def take(self, asking: Asking, reading: Reading) -> Slot:
+    async def take(self, asking: PromptBuilder, reading: OutputReader) -> Slot:
         """The place that is held, or the next one. Raises what keeps it from being had."""
         if self._place is not None:
             return self._place
@@ -68,7 +68,7 @@ class Stretch(Places):
         """Nothing was said but what the turn's journal says."""
         self._moved = bool(self._turn.journal)
 
-    async def step(self, asking: Asking, reading: Reading) -> Generated:
+    async def step(self, asking: PromptBuilder, reading: OutputReader) -> Generated:
         """The current step from where it is to its end. No backend is asked for one that has ended, or for which there
         is no room; where there is room elsewhere, raises ContextTooLong."""
         if reading.stop_sequence is not None or reading.handed_back:
@@ -82,7 +82,7 @@ class Stretch(Places):
             return self._unrefused(place, asking, reading)
         return await self._generation(place, asking, reading)
 
-    async def _unrefused(self, place: Slot, asking: Asking, reading: Reading) -> Generated:
+    async def _unrefused(self, place: Slot, asking: PromptBuilder, reading: OutputReader) -> Generated:
         """A generation, without the constraints that the backend refuses to keep to."""
         self._blamed = None
         while True:
@@ -125,7 +125,7 @@ class Stretch(Places):
         if note not in self._report.notes:
             self._report.notes.append(note)
 
-    async def _generation(self, place: Slot, asking: Asking, reading: Reading) -> Generated:
+    async def _generation(self, place: Slot, asking: PromptBuilder, reading: OutputReader) -> Generated:
         capabilities = place.capabilities
         if self._turn.sampling.logit_bias and not capabilities.logit_bias:
             raise UnsupportedValue("'logit_bias': the backend of this model cannot bias tokens.", param="logit_bias")
@@ -147,7 +147,9 @@ class Stretch(Places):
         first = asking if not said and not reading.steps else None
         return self._read(place, job, behind.decoder, reading, first)
 
-    def _room(self, asking: Asking, behind: Continued, capabilities: Capabilities, reading: Reading) -> int:
+    def _room(
+        self, asking: PromptBuilder, behind: ContinuedPrompt, capabilities: Capabilities, reading: OutputReader
+    ) -> int:
         """Tokens that may be generated. Raises ContextTooLong where there is none here and there may be elsewhere, or
         nothing was generated yet."""
         spent = reading.spent + behind.said - reading.put
@@ -157,7 +159,7 @@ class Stretch(Places):
             raise asking.too_long(behind.prompt, capabilities)
         return room
 
-    def _job(self, behind: Continued, place: Slot, room: int, reading: Reading) -> CompletionJob:
+    def _job(self, behind: ContinuedPrompt, place: Slot, room: int, reading: OutputReader) -> CompletionJob:
         return CompletionJob(
             prompt=behind.prompt,
             max_tokens=room,
@@ -170,14 +172,14 @@ class Stretch(Places):
         )
 
     async def _read(
-        self, place: Slot, job: CompletionJob, decoder: Decoder, reading: Reading, first: Asking | None
+        self, place: Slot, job: CompletionJob, decoder: Decoder, reading: OutputReader, first: PromptBuilder | None
     ) -> Generated:
         deployment = place.deployment
         stream = deployment.backend.complete(job)
         self.asked()
         waits = True
-        told = Telling(self._report, self._turn, deployment.name, job, reading.steps)
-        limit = Limit(self._means.encoding, job.max_tokens, guessed=place.capabilities.output is not OutputForm.IDS)
+        told = AttemptTelemetry(self._report, self._turn, deployment.name, job, reading.steps)
+        limit = TokenCap(self._means.encoding, job.max_tokens, guessed=place.capabilities.output is not OutputForm.IDS)
         feeder = Feeder(reading)
         async with told.reading(stream, place):
             async for chunk in stream:
@@ -208,7 +210,7 @@ class Stretch(Places):
             raise BackendProtocolError("the backend ended its stream without saying why")
 
 
-async def _at_end(reading: Reading, reason: FinishReason) -> Generated:
+async def _at_end(reading: OutputReader, reason: FinishReason) -> Generated:
     yield await settled(reading, partial(reading.end, reason)), reason
 
 

@@ -8,14 +8,16 @@ from contextlib import asynccontextmanager
 from unisono.core.generation import Chunk, CompletionJob, FinishReason
 from unisono.core.observer import Pace, StepDone
 from unisono.core.route_protocol import Slot
-from unisono.engine.turn import Report, Turn
+from unisono.engine.turn import GenerationReport, GenerationRequest
 from unisono.errors import ContextTooLong, UnisonoError
 
 
-class Telling:
+class AttemptTelemetry:
     """A generation that begins now on `deployment`, for the step of that number."""
 
-    def __init__(self, report: Report, turn: Turn, deployment: str, job: CompletionJob, step: int) -> None:
+    def __init__(
+        self, report: GenerationReport, turn: GenerationRequest, deployment: str, job: CompletionJob, step: int
+    ) -> None:
         self._report = report
         self._recorded = turn.recorded
         self._deployment = deployment

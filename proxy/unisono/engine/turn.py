@@ -20,11 +20,11 @@ from unisono.core.quotas import QuotaStatus
 from unisono.core.route_protocol import Attempt
 from unisono.core.tools import ToolServer
 from unisono.core.trace_context import TraceContext
-from unisono.engine.counted import Counted
+from unisono.engine.counted import PromptCache
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class ApprovalDecision:
     """What somebody said to a call that needed approval. `call_id` is that of the call, which stands in the
     conversation without a result; `approval` the id of the request for it."""
 
@@ -40,7 +40,7 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class Hosting:
+class ServerTools:
     """Tools the gateway runs itself. `announced` are labels of servers whose tools the client has been told: those are
     not told again. `shown` are labels of servers whose calls the client sees, and sends back with what came of them.
     `decisions` are made before anything is generated. `max_calls` bounds the calls of the turn, `total_s` the time of
@@ -52,7 +52,7 @@ class Hosting:
 
     servers: tuple[ToolServer, ...] = ()
     announced: frozenset[str] = frozenset()
-    decisions: tuple[Decision, ...] = ()
+    decisions: tuple[ApprovalDecision, ...] = ()
     max_calls: int | None = None
     pause_after: int | None = None
     total_s: float = 1800.0
@@ -64,7 +64,7 @@ class Hosting:
 
 
 @dataclass(frozen=True, slots=True)
-class Forced:
+class ForcedCalls:
     """The model has to call one of these first, whatever it would do. `tools` are names as the client knows them, or
     those of tools gpt-oss was trained on (`python`, `browser` for any of its functions, `browser.search`); `hosted` are
     tools the gateway runs: a server's label and the tool's own name there, None for any of the server's. With neither
@@ -75,14 +75,14 @@ class Forced:
 
 
 @dataclass(frozen=True, slots=True)
-class Allowed:
-    """The model may call these and no others, though all stay declared. Names as in `Forced`."""
+class AllowedTools:
+    """The model may call these and no others, though all stay declared. Names as in `ForcedCalls`."""
 
     tools: frozenset[str] = frozenset()
     hosted: frozenset[tuple[str, str | None]] = frozenset()
 
 
-Choice: TypeAlias = Forced | Allowed
+Choice: TypeAlias = ForcedCalls | AllowedTools
 
 
 class ForbiddenTools(StrEnum):
@@ -110,7 +110,7 @@ class RawPrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class GenerationRequest:
     """What a surface asks of the engine. `model` is the group's name after aliases; `max_tokens` None means what the
     context still holds. `stop` are the client's stop strings, matched against visible text by the gateway."""
 
@@ -141,7 +141,7 @@ class Turn:
     seed: str = ""
     """What the ids of calls are derived from, so that a replayed journal has the same ones; empty for random ids."""
     journal: Tokens = ()
-    """What an earlier run of this very turn left in `Report.journal`: the run goes on behind it. Its first batch then
+    """What an earlier run of this very turn left in `GenerationReport.journal`: the run goes on behind it. Its first batch then
     holds all that is said in the journal, and nothing else; it may be empty, and no backend was asked for it."""
     lasting: bool = False
     """Whether its journal is kept, for another run to go on behind."""
@@ -163,7 +163,7 @@ class Turn:
     failed is asked again, and a deployment that hangs leaves time for the other one."""
     deadline: Deadline | None = None
     """The time that this turn shares with one that answered nothing; None for a time of its own."""
-    hosting: Hosting | None = None
+    hosting: ServerTools | None = None
     """Tools the gateway runs itself in this turn."""
     choice: Choice | None = None
     """None leaves it to the model. A forced choice is kept once; behind the call the choice is the model's."""
@@ -184,9 +184,9 @@ class Turn:
     """The request's field that holds the conversation, for errors that name it."""
     raw: RawPrompt | None = None
     """What stands in the place of a rendered conversation. That holds the prompt then as one message of the user's, for
-    whoever looks at it; of the answer there is one item, its text, and `Report.journal` holds its tokens. Such a turn
+    whoever looks at it; of the answer there is one item, its text, and `GenerationReport.journal` holds its tokens. Such a turn
     has a limit, and no tools, no form and no journal of before."""
-    counted: Counted = field(default_factory=Counted, compare=False, repr=False)
+    counted: PromptCache = field(default_factory=PromptCache, compare=False, repr=False)
     """What its prompt was when it was counted, if it was."""
 
 
@@ -204,7 +204,7 @@ def must_be_kept(batch: Sequence[Event]) -> bool:
 
 
 @dataclass(slots=True)
-class Report:
+class GenerationReport:
     """What is known of a run besides its events; grows while it runs."""
 
     backend: str = ""
@@ -246,13 +246,13 @@ class Report:
         return monotonic() - self.began
 
 
-class Run(Protocol):
+class GenerationStream(Protocol):
     """A turn in progress. Iterating yields one batch of events per network read of the backend, none empty (but the
     first behind a journal, for which no backend was asked); the last batch ends with Finished. Errors before the first
     batch are raised by the first `__anext__`, later ones in the middle. `aclose` (or cancelling the iterating task)
     frees the backend at once."""
 
-    report: Report
+    report: GenerationReport
 
     def __aiter__(self) -> AsyncIterator[list[Event]]: ...
 
@@ -264,7 +264,7 @@ class Run(Protocol):
     async def aclose(self) -> None: ...
 
 
-class GeneratorRun(Run):
+class BatchStream(GenerationStream):
     """A run whose batches come from one generator, which is closed with it."""
 
     _batches: AsyncGenerator[list[Event]] | None = None
@@ -282,12 +282,12 @@ class GeneratorRun(Run):
         """The batches."""
 
 
-class Turns(Protocol):
+class GenerationService(Protocol):
     """What surfaces see of the engine."""
 
-    def start(self, turn: Turn) -> Run: ...
+    def start(self, turn: GenerationRequest) -> GenerationStream: ...
 
-    async def count(self, turn: Turn) -> int:
+    async def count(self, turn: GenerationRequest) -> int:
         """Tokens of the prompt `turn` begins with; no backend is asked. Raises what the conversation and its tools are
         refused with."""
         ...

@@ -13,8 +13,8 @@ from typing import Final, TypeAlias
 from unisono.core.conversation import AnswerForm, Json
 from unisono.core.generation import AnyJson, Constraint, JsonSchema, OneOf
 from unisono.core.tools import HostedTool
-from unisono.engine.hosted import HostedTools, decided_calls
-from unisono.engine.turn import Allowed, Forced, Turn
+from unisono.engine.hosted import OfferedServerTools, decided_calls
+from unisono.engine.turn import AllowedTools, ForcedCalls, GenerationRequest
 from unisono.harmony.builtin_tools import FUNCTIONS_OF, is_builtin
 from unisono.harmony.header import COMMENTARY, Header
 from unisono.harmony.recipients import FUNCTIONS, Recipient, RecipientKind
@@ -29,7 +29,7 @@ NO_ARGUMENTS: Final[Schema] = {"type": "object", "properties": {}, "additionalPr
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class OutputRequirements:
     """`tools` are the recipients on offer, in the order of their declaration, and `forced` those of them one of which
     has to be called, None when none has to; `allowed` are all that may be called, None for any. `schemas` are those of
     the arguments, where they are JSON."""
@@ -60,7 +60,7 @@ class Wishes:
         return self.forced is not None or self.form is not None or bool(self.own and self.tools)
 
 
-def kinds_wanted(wishes: Wishes) -> frozenset[str]:
+def kinds_wanted(wishes: OutputRequirements) -> frozenset[str]:
     """The kinds of constraints that a backend had better keep to."""
     kinds = {constraint_of(wishes.schemas[name]).kind for name in wishes.forced or () if name in wishes.schemas}
     if wishes.forced and len(wishes.forced) > 1:
@@ -70,7 +70,7 @@ def kinds_wanted(wishes: Wishes) -> frozenset[str]:
     return frozenset(kinds)
 
 
-def wishes_of(turn: Turn, tools: ToolSet, hosted: HostedTools | None) -> Wishes:
+def wishes_of(turn: GenerationRequest, tools: ToolSet, hosted: OfferedServerTools | None) -> OutputRequirements:
     """What `turn` asks for; `tools` are all that are declared."""
     # A message that the client began itself is what it is.
     free = turn.conversation.prefill is None
@@ -85,11 +85,11 @@ def wishes_of(turn: Turn, tools: ToolSet, hosted: HostedTools | None) -> Wishes:
     on_offer = [f"{FUNCTIONS}{declaration.name}" for declaration in tools.declarations]
     on_offer += [name for name in every if is_builtin(name)]
     meant = frozenset[str]() if choice is None else _meant(choice, tools, every, on_offer)
-    owed = isinstance(choice, Forced) and not _is_approved(meant, turn, tools)
-    return Wishes(
+    owed = isinstance(choice, ForcedCalls) and not _is_approved(meant, turn, tools)
+    return OutputRequirements(
         tools=tuple(on_offer) if turn.calls_allowed else (),
         forced=tuple(name for name in on_offer if name in meant) if owed else None,
-        allowed=meant if isinstance(choice, Allowed) else None,
+        allowed=meant if isinstance(choice, AllowedTools) else None,
         schemas=schemas,
         texts=frozenset(name for name, tool in client.items() if tool.free_text),
         strict=frozenset(name for name, tool in client.items() if tool.strict and turn.calls_allowed),
@@ -105,7 +105,7 @@ def wishes_of(turn: Turn, tools: ToolSet, hosted: HostedTools | None) -> Wishes:
 
 
 def _meant(
-    choice: Forced | Allowed, tools: ToolSet, hosted: Mapping[str, HostedTool], on_offer: Iterable[str]
+    choice: ForcedCalls | AllowedTools, tools: ToolSet, hosted: Mapping[str, HostedTool], on_offer: Iterable[str]
 ) -> frozenset[str]:
     if choice.tools is None and not choice.hosted:
         return frozenset(on_offer)
@@ -119,7 +119,7 @@ def _meant(
     return frozenset(meant)
 
 
-def _is_approved(meant: frozenset[str], turn: Turn, tools: ToolSet) -> bool:
+def _is_approved(meant: frozenset[str], turn: GenerationRequest, tools: ToolSet) -> bool:
     """Whether one of the calls that are made before anything is generated is one of the `meant`: whoever approves a
     call sends the choice that led to it along, and would be asked for ever."""
     approved, _ = ([], []) if turn.hosting is None else decided_calls(turn.conversation, turn.hosting)

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 from unisono.app import build_engine
 from unisono.config import Config, ModelRegistry, parse
 from unisono.deployments import build_pool
-from unisono.engine.turn import Turns
+from unisono.engine.turn import GenerationService
 from unisono.routing.pool import RoutingPool
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ class Where:
 
 @dataclass(eq=False, slots=True)
 class _Kept:
-    turns: Turns
+    turns: GenerationService
     pool: RoutingPool
     running: int = 0
 
@@ -86,7 +86,7 @@ class Engines:
         self._kept: dict[Where, _Kept] = {}
 
     @asynccontextmanager
-    async def at(self, where: Where) -> AsyncIterator[Turns]:
+    async def at(self, where: Where) -> AsyncIterator[GenerationService]:
         """The engine over that backend, which is kept for as long as somebody is in here. Raises ConfigError."""
         kept = self._kept.pop(where, None) or _built(where)
         # The one that was asked for last stands last.

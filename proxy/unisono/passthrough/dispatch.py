@@ -18,7 +18,7 @@ from unisono.core.events import Event
 from unisono.core.passthrough_request import AnswerMode, PassthroughRequest
 from unisono.core.route_protocol import DeploymentPool
 from unisono.engine.failover import Action, Options, Progress, decide, failure_kind
-from unisono.engine.turn import GeneratorRun, Report, Run, Turn, Turns
+from unisono.engine.turn import BatchStream, GenerationReport, GenerationRequest, GenerationService, GenerationStream
 from unisono.errors import BackendError, ContextTooLong
 from unisono.passthrough.run import PassthroughGeneration
 
@@ -28,14 +28,14 @@ OVERHEAD = 100
 """Tokens of a prompt besides its text, as they are guessed."""
 
 
-class PassthroughService(Turns):
+class PassthroughService(GenerationService):
     """`turns` are the engine's."""
 
-    def __init__(self, turns: Turns, pool: DeploymentPool) -> None:
+    def __init__(self, turns: GenerationService, pool: DeploymentPool) -> None:
         self._turns = turns
         self._pool = pool
 
-    def start(self, turn: Turn) -> Run:
+    def start(self, turn: GenerationRequest) -> GenerationStream:
         passage = turn.passage
         if passage is None:
             return self._turns.start(turn)
@@ -43,7 +43,7 @@ class PassthroughService(Turns):
             return PassthroughGeneration(self._pool, turn, passage)
         return EitherGeneration(self._turns, self._pool, turn, passage)
 
-    async def count(self, turn: Turn) -> int:
+    async def count(self, turn: GenerationRequest) -> int:
         """Of a turn that only passes through it is a guess."""
         passage = turn.passage
         if passage is None or passage.way is AnswerMode.ENGINE_THEN_PASSING:
@@ -51,11 +51,13 @@ class PassthroughService(Turns):
         return OVERHEAD + passage.tokens
 
 
-class EitherGeneration(GeneratorRun):
+class EitherGeneration(BatchStream):
     """A run of the one, and where it fails with nothing shown, of the other."""
 
-    def __init__(self, turns: Turns, pool: DeploymentPool, turn: Turn, passage: PassthroughRequest) -> None:
-        self.report = Report()
+    def __init__(
+        self, turns: GenerationService, pool: DeploymentPool, turn: GenerationRequest, passage: PassthroughRequest
+    ) -> None:
+        self.report = GenerationReport()
         self._turns = turns
         self._pool = pool
         self._turn = turn
@@ -84,7 +86,7 @@ class EitherGeneration(GeneratorRun):
             async for batch in run:
                 yield batch
 
-    def _run(self, turn: Turn, *, passing: bool) -> Run:
+    def _run(self, turn: GenerationRequest, *, passing: bool) -> GenerationStream:
         run = PassthroughGeneration(self._pool, turn, self._passage) if passing else self._turns.start(turn)
         run.report = self.report
         return run

@@ -18,8 +18,8 @@ from unisono.core.observer import Pace, StepDone
 from unisono.core.passthrough_request import Api, PassthroughJob, PassthroughRequest, has_output, starred
 from unisono.core.route_protocol import DeploymentPool, RouteRequirements, Slot
 from unisono.engine.failover import Progress
-from unisono.engine.places import Places
-from unisono.engine.turn import GeneratorRun, Report, Turn
+from unisono.engine.places import SlotSession
+from unisono.engine.turn import BatchStream, GenerationReport, GenerationRequest
 from unisono.errors import BackendError, BackendProtocolError, BackendTimeout, ContextTooLong, UnisonoError
 from unisono.passthrough.relay import Relay, relaying_of
 
@@ -30,17 +30,17 @@ MOST_NAMES: Mapping[Api, tuple[str, ...]] = {
 """Where a body bounds its answer; the first that is there counts."""
 
 
-class PassthroughGeneration(GeneratorRun):
+class PassthroughGeneration(BatchStream):
     """A turn that passes through, in progress."""
 
-    def __init__(self, pool: DeploymentPool, turn: Turn, passage: PassthroughRequest) -> None:
-        self.report = Report()
+    def __init__(self, pool: DeploymentPool, turn: GenerationRequest, passage: PassthroughRequest) -> None:
+        self.report = GenerationReport()
         self._turn = turn
         self._passage = passage
         self._pool = pool
 
     async def _each(self) -> AsyncGenerator[list[Event]]:
-        places = Places(self._pool, self._turn, self.report, passing=True)
+        places = SlotSession(self._pool, self._turn, self.report, passing=True)
         # What is reserved for it is rather too much; nobody is to be passed over for that.
         demand = RouteRequirements(self._passage.tokens * 3 // 4, max_tokens=self._turn.max_tokens)
         try:
@@ -62,7 +62,7 @@ class PassthroughGeneration(GeneratorRun):
         finally:
             places.release()
 
-    async def _answer(self, places: Places, place: Slot) -> AsyncGenerator[list[Event]]:
+    async def _answer(self, places: SlotSession, place: Slot) -> AsyncGenerator[list[Event]]:
         """All of an answer on one deployment. Raises what it fails with."""
         job = self._job(places, place)
         relaying = relaying_of(self._passage)
@@ -100,7 +100,7 @@ class PassthroughGeneration(GeneratorRun):
         said = Closed(Text(0, Phase.FINAL), "".join(relaying.said))
         yield [*held, said, Finished(relaying.reason, relaying.usage)]
 
-    def _job(self, places: Places, place: Slot) -> PassthroughJob:
+    def _job(self, places: SlotSession, place: Slot) -> PassthroughJob:
         turn, passage = self._turn, self._passage
         return PassthroughJob(
             passage.api,
@@ -136,7 +136,7 @@ async def _unless_probes_fail(
 class PassthroughTelemetry:
     """One generation on `deployment`, noted for whoever watches; a fact of the run when it is over."""
 
-    def __init__(self, report: Report, deployment: str, relaying: Relay) -> None:
+    def __init__(self, report: GenerationReport, deployment: str, relaying: Relay) -> None:
         self._report = report
         self._deployment = deployment
         self._relaying = relaying

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from unisono.core.events import Repaired
-from unisono.engine.journal import Mark, Note, Way, parts_of
+from unisono.engine.journal import JournalEntry, JournalMarker, TokenSource, parts_of
 from unisono.engine.mended import with_repairs
 from unisono.errors import InvalidRequest, UnisonoError
 from unisono.harmony.encoding import Encoding
@@ -134,17 +134,17 @@ def _outputs(document: Mapping[str, Any], encoding: Encoding) -> Iterator[list[S
     ]
     for part in with_repairs(parts_of([_id(number) for number in document["output"]]), repairs):
         match part:
-            case Mark.STEP_ENDED:
+            case JournalMarker.STEP_ENDED:
                 yield shown.taken()
-            case Way():
+            case TokenSource():
                 shown.aside(f"tokens made from text: {part.guessed}; stop token hidden: {part.stop_hidden}")
-            case Note():
+            case JournalEntry():
                 shown.aside(told_of(part.value))
                 if isinstance(moved := part.value.get("moved"), list):
                     shown.add([_id(token) for token in moved])
             case Repaired():
                 shown.repair(part)
             case tokens:
-                assert not isinstance(tokens, Mark)
+                assert not isinstance(tokens, JournalMarker)
                 shown.add(tokens)
     yield shown.taken()

@@ -14,7 +14,7 @@ from unisono.api.messages.inbound import MessagesModel
 from unisono.api.messages.routes import FORMATS, MessagesDeps, messages_router
 from unisono.api.sealing import Sealer
 from unisono.core.access import Caller
-from unisono.engine.turn import Turns
+from unisono.engine.turn import GenerationService
 from unisono.errors import UnknownModel
 
 SEALER = Sealer(b"a salt")
@@ -36,7 +36,7 @@ async def seals() -> Sealer:
     return SEALER
 
 
-def gateway(turns: Turns, *, keep_alive_s: float = 10.0) -> FastAPI:
+def gateway(turns: GenerationService, *, keep_alive_s: float = 10.0) -> FastAPI:
     ids = iter(range(1000))
     app = FastAPI(
         docs_url=None,
@@ -56,6 +56,8 @@ def gateway(turns: Turns, *, keep_alive_s: float = 10.0) -> FastAPI:
     return app
 
 
-def request(turns: Turns, *, path: str = "/v1/messages", keep_alive_s: float = 10.0, **fields: Any) -> Exchange:
+def request(
+    turns: GenerationService, *, path: str = "/v1/messages", keep_alive_s: float = 10.0, **fields: Any
+) -> Exchange:
     body = {"model": "gpt-oss-20b", "max_tokens": 100, "messages": [{"role": "user", "content": "Hi"}]} | fields
     return Exchange(gateway(turns, keep_alive_s=keep_alive_s), "POST", path, json=body)

@@ -14,7 +14,7 @@ from tests.api.scripted import ScriptedTurns, call, commentary, final, finished,
 from unisono.core.access import KeyLimits
 from unisono.core.events import Event
 from unisono.core.quotas import QuotaStatus
-from unisono.engine.turn import Report, Turn
+from unisono.engine.turn import GenerationReport, GenerationRequest
 from unisono.errors import (
     BackendOverloaded,
     BackendTimeout,
@@ -29,7 +29,7 @@ ANSWER: list[Event] = [*reasoning(0, "hm"), *final(1, "Hel", "lo"), finished()]
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/messages"])
 async def test_a_question_is_answered(path: str) -> None:
-    turns = ScriptedTurns([ANSWER], report=lambda: Report("vllm-1", 1, ["missing-end", "trailing-stop"]))
+    turns = ScriptedTurns([ANSWER], report=lambda: GenerationReport("vllm-1", 1, ["missing-end", "trailing-stop"]))
     answer = await request(turns, path=path, metadata={"user_id": "u"}, service_tier="auto").run()
     assert answer.status == 200
     assert answer.headers["content-type"] == "application/json"
@@ -63,7 +63,7 @@ async def test_a_question_is_answered(path: str) -> None:
 
 
 async def test_a_stream_begins_with_the_message_and_ends_with_its_end() -> None:
-    turns = ScriptedTurns([ANSWER[:5], ANSWER[5:]], report=lambda: Report("vllm-1", prompted=11))
+    turns = ScriptedTurns([ANSWER[:5], ANSWER[5:]], report=lambda: GenerationReport("vllm-1", prompted=11))
     answer = await request(turns, stream=True).run()
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
     events = named_events(answer.body)
@@ -209,7 +209,7 @@ async def test_paths_of_others_keep_their_shape() -> None:
 async def test_limits_are_told_in_both_spellings() -> None:
     left = QuotaStatus(requests_left=4, requests_reset_s=12, tokens_left=900, tokens_reset_s=6)
     standing = replace(left, limits=KeyLimits(rpm=5, tpm=1000))
-    turns = ScriptedTurns([ANSWER], report=lambda: Report(standing=standing))
+    turns = ScriptedTurns([ANSWER], report=lambda: GenerationReport(standing=standing))
     headers = (await request(turns).run()).headers
     assert headers["x-ratelimit-remaining-requests"] == headers["anthropic-ratelimit-requests-remaining"] == "4"
     assert headers["anthropic-ratelimit-tokens-limit"] == "1000"
@@ -217,7 +217,7 @@ async def test_limits_are_told_in_both_spellings() -> None:
 
 
 class CountingTurns(ScriptedTurns):
-    async def count(self, turn: Turn) -> int:
+    async def count(self, turn: GenerationRequest) -> int:
         self.turns.append(turn)
         return 42
 

@@ -28,7 +28,7 @@ from unisono.core.conversation import (
     UserMessage,
 )
 from unisono.core.tools import Approval, ToolServer
-from unisono.engine.turn import Forced
+from unisono.engine.turn import ForcedCalls
 from unisono.errors import UnisonoError
 
 Json = dict[str, Any]
@@ -290,7 +290,7 @@ def test_what_is_asked_reaches_the_engine() -> None:
         FunctionTool("look", "Looks.", {"type": "object"}),
         FunctionTool("go", "", {"type": "object"}),
     )
-    assert (turn.choice, turn.parallel_calls, turn.calls_allowed) == (Forced(frozenset({"go"})), False, True)
+    assert (turn.choice, turn.parallel_calls, turn.calls_allowed) == (ForcedCalls(frozenset({"go"})), False, True)
     assert (turn.max_tokens, turn.stop, turn.surface, turn.whole) == (100, ("END",), "messages", False)
     assert (turn.sampling.temperature, turn.sampling.top_k) == (0.5, 7)
     assert turn.conversation.preamble.effort is Effort.HIGH
@@ -337,7 +337,7 @@ def test_server_tools_are_the_gateways_own_where_the_operator_has_them() -> None
     assert made.turn.hosting is not None
     assert [server.label for server in made.turn.hosting.servers] == ["builtin:browser"]
     assert made.turn.hosting.max_calls == 2
-    assert made.turn.choice == Forced(frozenset(), frozenset({("builtin:browser", None)}))
+    assert made.turn.choice == ForcedCalls(frozenset(), frozenset({("builtin:browser", None)}))
     assert [tool.name for tool in made.turn.conversation.preamble.tools] == ["look"]
     assert made.notes == ("tools.1.allowed_domains: no effect",)
     none = understood(served, tools=[LOOK, SEARCH], tool_choice={"type": "none"}).turn
@@ -364,7 +364,7 @@ def test_an_answer_that_goes_on_has_made_the_forced_call_and_talks_to_the_same_s
     assert paused.turn.choice is None
     assert paused.talk == "a talk"
     over = understood(served, messages=[ASK, assistant(use, ours), ASK], **force)
-    assert over.turn.choice == Forced()
+    assert over.turn.choice == ForcedCalls()
     assert understood(served, **force).talk == f"{TENANT}\0req_1"
     others = {**foreign, "content": [{SEALED: SEALER.seal("others", items, "their talk")}]}
     assert understood(served, messages=[ASK, assistant(use, others)], **force).talk == f"{TENANT}\0req_1"

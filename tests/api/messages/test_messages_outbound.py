@@ -35,7 +35,7 @@ from unisono.core.tool_arguments import read_arguments
 from unisono.core.tools import ToolOutcome
 from unisono.engine.collect import collect
 from unisono.engine.plan import UNMET_FORM
-from unisono.engine.turn import Report
+from unisono.engine.turn import GenerationReport
 
 Json = dict[str, Any]
 TENANT = "team"
@@ -60,14 +60,14 @@ def served(builtin: str, tool: str, said: str, outcome: ToolOutcome) -> list[Eve
     return [Opened(item), Delta(item, said), Closed(item, said, (7, 8)), Ran(item, outcome, outcome.text)]
 
 
-def streamed(batches: Sequence[list[Event]], frame: MessageFrame, report: Report | None = None) -> Json:
-    events = MessageEvents(frame, report or Report())
+def streamed(batches: Sequence[list[Event]], frame: MessageFrame, report: GenerationReport | None = None) -> Json:
+    events = MessageEvents(frame, report or GenerationReport())
     return fold(named_events(b"".join(map(events.write, batches))))
 
 
-def both(events: list[Event], frame: MessageFrame = FRAME, report: Report | None = None) -> Json:
+def both(events: list[Event], frame: MessageFrame = FRAME, report: GenerationReport | None = None) -> Json:
     """The message, which is the same however it comes."""
-    whole = to_message(collect(events), report or Report(), frame)
+    whole = to_message(collect(events), report or GenerationReport(), frame)
     assert streamed([events], frame, report) == whole
     assert streamed([[event] for event in events], frame, report) == whole
     return whole
@@ -185,9 +185,9 @@ async def test_numbers_of_any_size_stay_what_the_model_wrote() -> None:
 
 def test_a_call_of_a_server_tool_may_hold_numbers_of_any_size() -> None:
     events = [*served("browser", "search", '{"topn": 123456789012345678901234567890}', ToolOutcome("so")), finished()]
-    whole = orjson.dumps(to_message(collect(events), Report(), FRAME))
+    whole = orjson.dumps(to_message(collect(events), GenerationReport(), FRAME))
     assert b'{"topn": 123456789012345678901234567890}' in whole
-    streamed = MessageEvents(FRAME, Report()).write(events)
+    streamed = MessageEvents(FRAME, GenerationReport()).write(events)
     assert orjson.dumps('{"topn": 123456789012345678901234567890}') in streamed
 
 
@@ -204,10 +204,10 @@ EARLY_ARGUMENTS: dict[str, tuple[list[str], list[str]]] = {
 @pytest.mark.parametrize(("said", "shown"), EARLY_ARGUMENTS.values(), ids=EARLY_ARGUMENTS)
 def test_arguments_that_are_shown_early_begin_an_object_all_the_same(said: list[str], shown: list[str]) -> None:
     events: list[Event] = [*call(0, 0, "f", *said), finished()]
-    writing = MessageEvents(EARLY, Report())
+    writing = MessageEvents(EARLY, GenerationReport())
     told = named_events(b"".join(writing.write([event]) for event in events))
     assert [each["delta"]["partial_json"] for each in told if each["type"] == "content_block_delta"] == shown
-    assert fold(told)["content"] == to_message(collect(events), Report(), EARLY)["content"]
+    assert fold(told)["content"] == to_message(collect(events), GenerationReport(), EARLY)["content"]
 
 
 CODES = {"call-limit": "max_uses_exceeded", "bad-tool-arguments": "invalid_tool_input", "tools-ended": "unavailable"}
@@ -226,30 +226,38 @@ STOPPED = Finished(FinishReason.STOP, USAGE, stop_sequence="END")
 LENGTH = finished(FinishReason.LENGTH)
 PAUSED = replace(finished(), paused=True)
 FULL = replace(LENGTH, usage=replace(USAGE, completion_tokens=100))
-ENDS: dict[str, tuple[list[Event], Report, str]] = {
-    "by itself": ([*final(0, "So."), finished()], Report(), "end_turn"),
-    "with a call": ([*call(0, 0, "f", "{}"), finished()], Report(), "tool_use"),
-    "at a stop sequence": ([*final(0, "So."), STOPPED], Report(), "stop_sequence"),
-    "at its bound": ([*final(0, "So."), FULL], Report(), "max_tokens"),
-    "before its bound": ([*final(0, "So."), LENGTH], Report(), "model_context_window_exceeded"),
-    "at a budget": ([*final(0, "So."), LENGTH], Report(unmet="No room."), "max_tokens"),
-    "where it repeats itself": ([*final(0, "So."), LENGTH], Report(recoveries=["repetition"]), "max_tokens"),
-    "within a call": ([*call(0, 0, "f", "{", complete=False), finished(cut_call=True)], Report(), "max_tokens"),
+ENDS: dict[str, tuple[list[Event], GenerationReport, str]] = {
+    "by itself": ([*final(0, "So."), finished()], GenerationReport(), "end_turn"),
+    "with a call": ([*call(0, 0, "f", "{}"), finished()], GenerationReport(), "tool_use"),
+    "at a stop sequence": ([*final(0, "So."), STOPPED], GenerationReport(), "stop_sequence"),
+    "at its bound": ([*final(0, "So."), FULL], GenerationReport(), "max_tokens"),
+    "before its bound": ([*final(0, "So."), LENGTH], GenerationReport(), "model_context_window_exceeded"),
+    "at a budget": ([*final(0, "So."), LENGTH], GenerationReport(unmet="No room."), "max_tokens"),
+    "where it repeats itself": ([*final(0, "So."), LENGTH], GenerationReport(recoveries=["repetition"]), "max_tokens"),
+    "within a call": (
+        [*call(0, 0, "f", "{", complete=False), finished(cut_call=True)],
+        GenerationReport(),
+        "max_tokens",
+    ),
     "within a second call": (
         [*call(0, 0, "f", "{}"), *call(1, 1, "f", "{", complete=False), finished(cut_call=True)],
-        Report(),
+        GenerationReport(),
         "tool_use",
     ),
-    "unfit": ([*unfit(0, "No."), finished()], Report(unmet="Not JSON."), "refusal"),
-    "unfit, which was found out late": ([*final(0, "No."), finished()], Report(unmet=UNMET_FORM), "refusal"),
-    "without the call that was forced": ([*final(0, "No."), finished()], Report(unmet="No call."), "end_turn"),
-    "to go on later": ([*final(0, "So."), PAUSED], Report(), "pause_turn"),
-    "to go on later, and a call": ([*call(0, 0, "f", "{}"), PAUSED], Report(), "tool_use"),
+    "unfit": ([*unfit(0, "No."), finished()], GenerationReport(unmet="Not JSON."), "refusal"),
+    "unfit, which was found out late": ([*final(0, "No."), finished()], GenerationReport(unmet=UNMET_FORM), "refusal"),
+    "without the call that was forced": (
+        [*final(0, "No."), finished()],
+        GenerationReport(unmet="No call."),
+        "end_turn",
+    ),
+    "to go on later": ([*final(0, "So."), PAUSED], GenerationReport(), "pause_turn"),
+    "to go on later, and a call": ([*call(0, 0, "f", "{}"), PAUSED], GenerationReport(), "tool_use"),
 }
 
 
 @pytest.mark.parametrize(("events", "report", "reason"), ENDS.values(), ids=ENDS)
-def test_it_is_said_why_an_answer_ended(events: list[Event], report: Report, reason: str) -> None:
+def test_it_is_said_why_an_answer_ended(events: list[Event], report: GenerationReport, reason: str) -> None:
     message = both(events, FRAME, report)
     assert message["stop_reason"] == reason
     assert message["stop_sequence"] == ("END" if reason == "stop_sequence" else None)
@@ -259,12 +267,12 @@ def test_it_is_said_why_an_answer_ended(events: list[Event], report: Report, rea
 
 def test_a_call_that_was_cut_before_the_clients_eyes_is_no_call() -> None:
     events: list[Event] = [*call(0, 0, "f", '{"a": 1', complete=False), finished(cut_call=True)]
-    told = named_events(MessageEvents(EARLY, Report()).write(events))
+    told = named_events(MessageEvents(EARLY, GenerationReport()).write(events))
     assert told[-2]["delta"]["stop_reason"] == "max_tokens"
 
 
 def test_a_block_that_a_failure_ends_stays_open() -> None:
-    events = MessageEvents(SHOWN, Report())
+    events = MessageEvents(SHOWN, GenerationReport())
     began = events.write(reasoning(0, "hm")[:2])
     kinds = [event["type"] for event in named_events(began)]
     assert kinds == ["message_start", "content_block_start", "content_block_delta"]
@@ -291,4 +299,4 @@ def test_a_stream_cut_anywhere_is_the_whole_answer(
     events: list[Event] = [*(event for life in lives for event in life), finished()]
     bounds = sorted({0, len(events), *(place for place in places if place < len(events))})
     batches = [events[one:other] for one, other in pairwise(bounds)]
-    assert streamed(batches, frame) == to_message(collect(events), Report(), frame)
+    assert streamed(batches, frame) == to_message(collect(events), GenerationReport(), frame)

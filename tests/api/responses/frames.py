@@ -14,7 +14,7 @@ from unisono.api.sampling import to_sampling
 from unisono.api.tools import CallForm, Toolbox
 from unisono.core import events as made
 from unisono.core.state_store import StoredResponse
-from unisono.engine.turn import Report
+from unisono.engine.turn import GenerationReport
 
 NOW = 1700000007.5
 TOOLBOX = Toolbox(forms={"free": CallForm.CUSTOM}, origins={"files__read": ("files", "read")})
@@ -37,10 +37,10 @@ def frame(asked: ResponsesRequest | None = None, **changes: Any) -> ResponseFram
 
 
 def streamed(
-    batches: Iterable[Sequence[made.Event]], shown: ResponseFrame, report: Report | None = None
+    batches: Iterable[Sequence[made.Event]], shown: ResponseFrame, report: GenerationReport | None = None
 ) -> tuple[list[Event], StoredResponse]:
     """A whole stream, and what is kept of it."""
-    events = ResponseEvents(shown, report or Report(), new_id=ids(), clock=lambda: NOW)
+    events = ResponseEvents(shown, report or GenerationReport(), new_id=ids(), clock=lambda: NOW)
     out = events.begin()
     for batch in batches:
         out += events.write(batch)

@@ -20,7 +20,7 @@ from unisono.core import events as made
 from unisono.core.conversation import DeveloperMessage, Phase, ToolResult, UserMessage
 from unisono.core.events import Closed, Delta, Opened, Text
 from unisono.core.generation import FinishReason
-from unisono.engine.turn import Report
+from unisono.engine.turn import GenerationReport
 from unisono.errors import BackendUnavailable
 
 FOLDER = Path(__file__).parents[2] / "golden" / "responses"
@@ -74,8 +74,8 @@ def events() -> Iterator[Event]:
     )
     shown = frame(asked, seal=lambda item: "sealed")
     for said in STREAMS:
-        yield from streamed([[event] for event in said], shown, Report("vllm-1", 1, ["missing-end"]))[0]
-    broken = ResponseEvents(shown, Report(), new_id=ids(), clock=lambda: NOW)
+        yield from streamed([[event] for event in said], shown, GenerationReport("vllm-1", 1, ["missing-end"]))[0]
+    broken = ResponseEvents(shown, GenerationReport(), new_id=ids(), clock=lambda: NOW)
     begun = [*broken.begin(queued=True), *broken.refuse("No."), *broken.write(final(1, "Hi")[:2])]
     yield from parsed([*begun, *broken.fail(BackendUnavailable("It is gone.")), broken.last()])
 

@@ -34,7 +34,7 @@ from unisono.api.responses.websocket.connection import Connection
 from unisono.api.sealing import Sealer
 from unisono.core.access import Caller
 from unisono.core.state_store import Store
-from unisono.engine.turn import Turn
+from unisono.engine.turn import GenerationRequest
 from unisono.errors import UnknownModel
 from unisono.store import open_store
 
@@ -48,7 +48,7 @@ HELLO: list[Step] = [[*final(0, "Hel", "lo"), finished()]]
 class CountingTurns(ScriptedTurns):
     """Counts characters for tokens."""
 
-    async def count(self, turn: Turn) -> int:
+    async def count(self, turn: GenerationRequest) -> int:
         return sum(len(str(item)) for item in turn.conversation.items)
 
 

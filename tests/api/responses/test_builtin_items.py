@@ -20,7 +20,7 @@ from unisono.core.events import Closed, Delta, Event, Finished, HostedCall, Open
 from unisono.core.generation import FinishReason, Usage
 from unisono.core.tool_arguments import read_arguments
 from unisono.core.tools import Approval, Command, ToolFilter, ToolOutcome, ToolServer, ToolTransport
-from unisono.engine.turn import Report
+from unisono.engine.turn import GenerationReport
 
 VIEW = "[3] Paris (https://a.example/paris)\n**viewing lines [0 - 2] of 9**\n\nL0: \nL1: URL: \nL2: Capital."
 FOUND = (
@@ -128,7 +128,9 @@ def told(
 ) -> tuple[list[Any], ResponseEvents]:
     numbers = iter(range(1000))
     frame = ResponseFrame("resp_1", 1, "m", {"tools": []}, dialect=dialect, include=frozenset(include))
-    events = ResponseEvents(frame, Report(), new_id=lambda prefix: f"{prefix}{next(numbers)}", clock=lambda: 2.0)
+    events = ResponseEvents(
+        frame, GenerationReport(), new_id=lambda prefix: f"{prefix}{next(numbers)}", clock=lambda: 2.0
+    )
     wire = [event for batch in batches for event in events.write(batch)]
     wire.append(events.last())
     return parsed(wire), events
@@ -187,10 +189,14 @@ def test_events_that_somebody_else_began_go_on_with_the_same_numbers() -> None:
     for cut in range(1, len(BATCHES)):
         numbers = iter(range(1000))
         frame = ResponseFrame("resp_1", 1, "m", {"tools": []})
-        before = ResponseEvents(frame, Report(), new_id=lambda prefix: f"{prefix}{next(numbers)}", clock=lambda: 2.0)  # noqa: B023
+        before = ResponseEvents(
+            frame, GenerationReport(), new_id=lambda prefix: f"{prefix}{next(numbers)}", clock=lambda: 2.0
+        )
         count = sum(len(before.write(batch)) for batch in BATCHES[:cut])
         numbers = iter(range(1000))
-        after = ResponseEvents(frame, Report(), new_id=lambda prefix: f"{prefix}{next(numbers)}", clock=lambda: 2.0)  # noqa: B023
+        after = ResponseEvents(
+            frame, GenerationReport(), new_id=lambda prefix: f"{prefix}{next(numbers)}", clock=lambda: 2.0
+        )
         after.resume([event for batch in BATCHES[:cut] for event in batch], count)
         rest = [event for batch in BATCHES[cut:] for event in after.write(batch)]
         assert parsed([*rest, after.last()]) == whole[count:]
@@ -200,7 +206,9 @@ def test_events_that_somebody_else_began_go_on_with_the_same_numbers() -> None:
 def test_what_was_broken_off_is_incomplete(cut: int) -> None:
     numbers = iter(range(1000))
     frame = ResponseFrame("resp_1", 1, "m", {"tools": []})
-    events = ResponseEvents(frame, Report(), new_id=lambda prefix: f"{prefix}{next(numbers)}", clock=lambda: 2.0)
+    events = ResponseEvents(
+        frame, GenerationReport(), new_id=lambda prefix: f"{prefix}{next(numbers)}", clock=lambda: 2.0
+    )
     batch = BATCHES[3][:cut]
     wire = [*events.write(batch), *events.cancel(), events.last()]
     [*items] = fold(parsed(wire)).output

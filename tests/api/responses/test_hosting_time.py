@@ -6,9 +6,9 @@ import pytest
 
 from unisono.api.responses.background.job_record import later
 from unisono.core.conversation import Conversation, Preamble
-from unisono.engine.turn import Hosting, Turn
+from unisono.engine.turn import GenerationRequest, ServerTools
 
-TURN = Turn("gpt-oss", Conversation(Preamble(), ()))
+TURN = GenerationRequest("gpt-oss", Conversation(Preamble(), ()))
 LEFT: dict[str, tuple[float, float, float]] = {
     # of so much, after so much, is left
     "none has passed": (1800.0, 0.0, 1800.0),
@@ -19,9 +19,9 @@ LEFT: dict[str, tuple[float, float, float]] = {
 
 @pytest.mark.parametrize(("total_s", "spent_s", "left_s"), LEFT.values(), ids=LEFT)
 def test_what_is_left_is_what_has_not_passed(total_s: float, spent_s: float, left_s: float) -> None:
-    hosting = Hosting(max_calls=3, total_s=total_s)
-    turned = later(Turn(TURN.model, TURN.conversation, hosting=hosting), spent_s)
-    assert turned.hosting == Hosting(max_calls=3, total_s=left_s)
+    hosting = ServerTools(max_calls=3, total_s=total_s)
+    turned = later(GenerationRequest(TURN.model, TURN.conversation, hosting=hosting), spent_s)
+    assert turned.hosting == ServerTools(max_calls=3, total_s=left_s)
 
 
 def test_a_turn_without_tools_is_as_it_was() -> None:

@@ -15,7 +15,7 @@ from unisono.api.responses.outbound.events import ResponseEvents
 from unisono.core.conversation import Item
 from unisono.core.generation import FinishReason
 from unisono.core.state_store import StoredItem
-from unisono.engine.turn import Report
+from unisono.engine.turn import GenerationReport
 from unisono.harmony.encoding import Encoding
 from unisono.harmony.render import Renderer
 from unisono.harmony.router import HarmonyRouter
@@ -51,7 +51,7 @@ def prompt(encoding: Encoding, turn: ResponsesTurn) -> list[int]:
 
 def answered(encoding: Encoding, turn: ResponsesTurn, output: list[int]) -> tuple[StoredItem, ...]:
     router = HarmonyRouter(encoding, plan_tools(turn.toolbox.tools), lambda: "call_0")
-    events = ResponseEvents(frame(toolbox=turn.toolbox), Report(), new_id=ids(), clock=lambda: NOW)
+    events = ResponseEvents(frame(toolbox=turn.toolbox), GenerationReport(), new_id=ids(), clock=lambda: NOW)
     events.write([*router.feed(output), *router.end(FinishReason.STOP), router.finished(FinishReason.STOP)])
     assert events.stored is not None
     return events.stored.output

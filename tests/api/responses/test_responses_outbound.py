@@ -22,7 +22,7 @@ from unisono.core.events import Closed, Delta, Opened, Reasoning, Repaired, Text
 from unisono.core.generation import FinishReason
 from unisono.core.state_store import Status
 from unisono.engine.judging import OUTCOME_UNKNOWN
-from unisono.engine.turn import Report
+from unisono.engine.turn import GenerationReport
 from unisono.errors import BackendOverloaded, BackendUnavailable, ContextTooLong, UnisonoError
 
 TEXT_LIFE = ["output_item.added", "content_part.added", "output_text.delta", "output_text.done"]
@@ -134,7 +134,7 @@ def test_the_whole_answer_is_what_the_stream_adds_up_to(said: list[made.Event], 
 
 
 def same(said: list[made.Event], shown: ResponseFrame) -> None:
-    report = Report("vllm-1", 1, ["missing-end"])
+    report = GenerationReport("vllm-1", 1, ["missing-end"])
     events, kept = streamed([[event] for event in said], shown, report)
     quiet = ResponseEvents(shown, report, new_id=ids(), clock=lambda: NOW, told=False)
     assert quiet.write(said) == []
@@ -208,7 +208,7 @@ HOSTED: dict[str, tuple[list[made.Event], list[Item], dict[str, Any]]] = {
 
 @pytest.mark.parametrize(("events", "said", "shown"), HOSTED.values(), ids=HOSTED)
 def test_what_is_kept_of_a_hosted_tool(events: list[made.Event], said: list[Item], shown: dict[str, Any]) -> None:
-    telling = ResponseEvents(frame(), Report(), new_id=ids(), clock=lambda: NOW)
+    telling = ResponseEvents(frame(), GenerationReport(), new_id=ids(), clock=lambda: NOW)
     out = [*telling.write(events), *telling.cancel(), telling.last()]
     fold(parsed(out))
     assert telling.stored is not None
@@ -297,7 +297,7 @@ def test_calls_that_are_shown_early_still_make_a_sound_stream(said: list[made.Ev
 
 @given(streams(), st.integers(0, 60), st.sampled_from(["fail", "cancel"]))
 def test_a_stream_that_breaks_anywhere_is_closed_properly(said: list[made.Event], where: int, how: str) -> None:
-    events = ResponseEvents(frame(), Report(), new_id=ids(), clock=lambda: NOW)
+    events = ResponseEvents(frame(), GenerationReport(), new_id=ids(), clock=lambda: NOW)
     out = events.write(said[: min(where, len(said) - 1)]) if where else []
     out += events.fail(BackendUnavailable("It is gone.")) if how == "fail" else events.cancel()
     folded = fold(parsed([*out, events.last()]))
@@ -396,7 +396,7 @@ FAILURES: dict[str, tuple[UnisonoError, str]] = {
 @pytest.mark.parametrize(("error", "code"), FAILURES.values(), ids=FAILURES)
 @pytest.mark.parametrize("dialect", [OPENAI, OPEN_RESPONSES], ids=lambda dialect: dialect.name)
 def test_an_error_is_told_and_then_the_response_failed(error: UnisonoError, code: str, dialect: Dialect) -> None:
-    events = ResponseEvents(frame(dialect=dialect), Report(), new_id=ids(), clock=lambda: NOW)
+    events = ResponseEvents(frame(dialect=dialect), GenerationReport(), new_id=ids(), clock=lambda: NOW)
     said = parsed([*events.begin(), *events.write(final(0, "Hi")[:2]), *events.fail(error), events.last()])
     assert names(said)[-5:] == ["output_text.done", "content_part.done", "output_item.done", "error", "failed"]
     told = said[-2]
@@ -408,7 +408,7 @@ def test_an_error_is_told_and_then_the_response_failed(error: UnisonoError, code
 
 
 def test_a_failure_after_the_end_takes_the_place_of_the_end() -> None:
-    events = ResponseEvents(frame(), Report(), new_id=ids(), clock=lambda: NOW)
+    events = ResponseEvents(frame(), GenerationReport(), new_id=ids(), clock=lambda: NOW)
     out = [*events.begin(), *events.write([*final(0, "Hi"), finished()])]
     out += events.fail(BackendUnavailable("It could not be kept."))
     folded = fold(parsed([*out, events.last()]))
@@ -417,7 +417,7 @@ def test_a_failure_after_the_end_takes_the_place_of_the_end() -> None:
 
 
 def test_what_waits_begins_as_queued() -> None:
-    events = ResponseEvents(frame(), Report(), new_id=ids(), clock=lambda: NOW)
+    events = ResponseEvents(frame(), GenerationReport(), new_id=ids(), clock=lambda: NOW)
     said = parsed([*events.begin(queued=True), *events.write([finished()]), events.last()])
     assert names(said) == ["created", "queued", "in_progress", "completed"]
     assert [event["response"]["status"] for event in said] == ["queued", "queued", "in_progress", "completed"]
@@ -425,7 +425,7 @@ def test_what_waits_begins_as_queued() -> None:
 
 
 def test_a_refusal_has_a_part_of_its_own() -> None:
-    events = ResponseEvents(frame(), Report(), new_id=ids(), clock=lambda: NOW)
+    events = ResponseEvents(frame(), GenerationReport(), new_id=ids(), clock=lambda: NOW)
     said = parsed([*events.begin(), *events.refuse("No."), *events.write([finished()]), events.last()])
     assert names(said)[2:-1] == [
         *("output_item.added", "content_part.added", "refusal.delta", "refusal.done"),
@@ -541,7 +541,7 @@ def test_usage_comes_with_the_end_only() -> None:
 
 
 def test_only_the_last_event_says_how_the_answer_came_to_be() -> None:
-    report = Report("vllm-1", 1, ["missing-end"])
+    report = GenerationReport("vllm-1", 1, ["missing-end"])
     events, _ = streamed([[*final(0, "a"), finished()]], frame(notes=("seed: no effect",)), report)
     told = [number for number, event in enumerate(events) if "unisono" in event.get("response", {})]
     assert told == [len(events) - 1]

@@ -16,7 +16,7 @@ from unisono.core.conversation import AssistantCall, AssistantMessage, Item, Too
 from unisono.core.state_store import StoredItem
 from unisono.core.tools import Approval, Command, HostedTool, ToolFilter, ToolServer, ToolTransport
 from unisono.engine.judging import OUTCOME_UNKNOWN
-from unisono.engine.turn import Decision
+from unisono.engine.turn import ApprovalDecision
 from unisono.errors import InvalidRequest, StoreUnreadable, ToolServerNotAllowed, UnisonoError
 
 URL = "https://mcp.example.com/mcp"
@@ -139,7 +139,7 @@ NO = stored("mcp_approval_response", "mcpa_2", approval_request_id="mcpr_a", app
 CAME = ToolResult("call_a", "docs__find", "found")
 CALLED = stored("mcp_call", "mcp_a", CAME, approval_request_id="mcpr_a")
 ASIDE, ANSWER = UserMessage("Hurry."), AssistantMessage("ok")
-NEVER = ToolResult("call_b", "docs__find", Decision("", "", approved=False).denial)
+NEVER = ToolResult("call_b", "docs__find", ApprovalDecision("", "", approved=False).denial)
 
 SETTLED: dict[str, tuple[list[StoredItem], list[StoredItem], list[Item]]] = {
     # before, in the input: the conversation
@@ -156,7 +156,7 @@ SETTLED: dict[str, tuple[list[StoredItem], list[StoredItem], list[Item]]] = {
     "decided against before": (
         [ASK_A, NO, stored("message", "m", ANSWER)],
         [],
-        [A, ToolResult("call_a", "docs__find", Decision("", "", approved=False, reason="No.").denial), ANSWER],
+        [A, ToolResult("call_a", "docs__find", ApprovalDecision("", "", approved=False, reason="No.").denial), ANSWER],
     ),
     "decided before and nobody knows": (
         [ASK_A, YES],
@@ -184,7 +184,7 @@ def test_every_call_that_was_asked_for_has_its_result_behind_it(
 def test_a_request_is_known_by_the_clients_id_too() -> None:
     carried = stored("mcp_approval_request", "mcpr_new", A, approval_request_id="theirs")
     answer = stored("mcp_approval_response", "mcpa", approval_request_id="theirs", approve=True)
-    assert hosted_in([carried, answer]).decisions == (Decision("call_a", "theirs", approved=True),)
+    assert hosted_in([carried, answer]).decisions == (ApprovalDecision("call_a", "theirs", approved=True),)
 
 
 def test_lists_that_failed_are_told_again() -> None:

@@ -121,10 +121,10 @@ def write_report(*_: object) -> None:
 
 
 if TARGET in os.environ:
-    from unisono.engine.memory import TurnMemory
+    from unisono.engine.memory import ConversationCache
     from unisono.harmony.lru_cache import LruCache
 
     cache_share = float(os.environ.get(CACHE_SHARE, "1"))
-    register_instances(TurnMemory, "_max_bytes", cache_share)
+    register_instances(ConversationCache, "_max_bytes", cache_share)
     register_instances(LruCache, "_capacity", cache_share)
     signal.signal(signal.SIGUSR2, write_report)

@@ -32,7 +32,7 @@ from unisono.core.conversation import (
     ToolResult,
     UserMessage,
 )
-from unisono.engine.turn import Hosting, Turn
+from unisono.engine.turn import GenerationRequest, ServerTools
 from unisono.errors import InvalidRequest
 
 
@@ -40,7 +40,7 @@ from unisono.errors import InvalidRequest
 class ChatTurn:
     """What one request asks: the turn for the engine, how many times, and what the answer must look like."""
 
-    turn: Turn
+    turn: GenerationRequest
     choices: int
     stream: bool
     include_usage: bool
@@ -48,11 +48,11 @@ class ChatTurn:
     notes: tuple[str, ...]
 
     @property
-    def turns(self) -> Iterator[Turn]:
+    def turns(self) -> Iterator[GenerationRequest]:
         """One for each choice."""
         return map(self.turn_of, range(self.choices))
 
-    def turn_of(self, index: int) -> Turn:
+    def turn_of(self, index: int) -> GenerationRequest:
         """The turn of choice `index`. Choices differ in their request id and, where the client gave one, in their
         seed: with equal ones they would all be the same answer."""
         if index == 0:
@@ -84,7 +84,7 @@ def to_turn(
     forbidden = asked is not None and asked.mode is ChoiceMode.NONE
     hosting = None if forbidden else to_hosting(request, runnable, caller.tenant)
     form = request.response_format.form("response_format") if request.response_format else None
-    turn = Turn(
+    turn = GenerationRequest(
         model=model,
         conversation=conversation,
         sampling=to_sampling(request),
@@ -129,20 +129,20 @@ def _asked_choice(request: ChatRequest) -> tuple[ToolChoice | None, str]:
     return request.tool_choice, "tool_choice"
 
 
-def to_hosting(request: ChatRequest, runnable: RunnableTools, tenant: str) -> Hosting | None:
+def to_hosting(request: ChatRequest, runnable: RunnableTools, tenant: str) -> ServerTools | None:
     """The tools the gateway runs itself; None for none. Several choices would each run them."""
     if (request.n or 1) > 1:
         return None
     return hosting_of(runnable.wanted(request.unisono.run_tools if request.unisono else None, tenant))
 
 
-def _notes_on(request: ChatRequest, turn: Turn, choice_at: str) -> Iterator[str]:
+def _notes_on(request: ChatRequest, turn: GenerationRequest, choice_at: str) -> Iterator[str]:
     yield from _notes_on_fields(request)
     yield from _notes_on_running(request, turn)
     yield from notes_on_begun(turn, {choice_at: turn.choice, "response_format": turn.form})
 
 
-def _notes_on_running(request: ChatRequest, turn: Turn) -> Iterator[str]:
+def _notes_on_running(request: ChatRequest, turn: GenerationRequest) -> Iterator[str]:
     if request.unisono and request.unisono.run_tools and turn.hosting is None:
         yield "unisono.run_tools: no effect, there are no tools to run, or several choices to make"
 

@@ -41,8 +41,8 @@ from unisono.core.events import (
     ToolCall,
 )
 from unisono.core.generation import FinishReason, Usage
-from unisono.engine.collect import Result
-from unisono.engine.turn import Report
+from unisono.engine.collect import CollectedAnswer
+from unisono.engine.turn import GenerationReport
 from unisono.errors import UnisonoError
 
 CALLED = {CallForm.FUNCTION: "tool_calls", CallForm.CUSTOM: "tool_calls", CallForm.LEGACY: "function_call"}
@@ -123,7 +123,7 @@ def to_call(item: ToolCall, arguments: str, form: CallForm) -> dict[str, Any]:
             assert_never(form)
 
 
-def to_choice(index: int, result: Result, frame: ChatFrame) -> dict[str, Any]:
+def to_choice(index: int, result: CollectedAnswer, frame: ChatFrame) -> dict[str, Any]:
     """One choice of a whole answer."""
     reasoning: list[str] = []
     content: list[str] = []
@@ -163,7 +163,9 @@ def to_choice(index: int, result: Result, frame: ChatFrame) -> dict[str, Any]:
     }
 
 
-def to_completion(results: Sequence[Result], reports: Sequence[Report], frame: ChatFrame) -> dict[str, Any]:
+def to_completion(
+    results: Sequence[CollectedAnswer], reports: Sequence[GenerationReport], frame: ChatFrame
+) -> dict[str, Any]:
     """The whole answer: one choice per result."""
     return frame.head("chat.completion") | {
         "choices": [to_choice(index, result, frame) for index, result in enumerate(results)],
@@ -327,7 +329,7 @@ def _usage_field(frame: ChatFrame) -> bytes:
 class ChatStreamChunks:
     """The whole stream of one or several choices. The last JSON chunk says how the answer came to be."""
 
-    def __init__(self, frame: ChatFrame, reports: Sequence[Report]) -> None:
+    def __init__(self, frame: ChatFrame, reports: Sequence[GenerationReport]) -> None:
         self._frame = frame
         self._reports = reports
         self._choices = [ChoiceChunks(index, frame) for index in range(len(reports))]

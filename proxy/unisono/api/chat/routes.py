@@ -31,7 +31,7 @@ from unisono.api.unisono_object import backend_header, recoveries_header
 from unisono.api.whole import to_whole
 from unisono.core.access import Caller
 from unisono.core.passthrough_request import AnswerMode, Api
-from unisono.engine.turn import Turns
+from unisono.engine.turn import GenerationService
 from unisono.errors import InvalidRequest
 
 PATHS = ("/v1/chat/completions", "/chat/completions")
@@ -55,7 +55,7 @@ caller may not use."""
 
 def chat_router(
     *,
-    turns: Turns,
+    turns: GenerationService,
     resolve: Resolve,
     today: Callable[[], str],
     new_id: Callable[[], str],

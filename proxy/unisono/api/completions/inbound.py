@@ -16,7 +16,7 @@ from unisono.api.notes import MAX_NOTES, without_effect
 from unisono.api.sampling import to_sampling
 from unisono.core.access import Caller
 from unisono.core.conversation import Conversation, Preamble, UserMessage
-from unisono.engine.turn import RawPrompt, Turn
+from unisono.engine.turn import GenerationRequest, RawPrompt
 from unisono.errors import InvalidRequest, NotAllowed, UnsupportedValue
 
 DEFAULT_MAX_TOKENS: Final = 16
@@ -40,7 +40,7 @@ class CompletionTurns:
     """What one request asks: the turns of all choices in order, `per_prompt` for each prompt; `texts` are the prompts
     as text, by choice, where the answer repeats them."""
 
-    turns: tuple[Turn, ...]
+    turns: tuple[GenerationRequest, ...]
     per_prompt: int
     stream: bool
     include_usage: bool
@@ -73,7 +73,7 @@ def to_turns(
         raise InvalidRequest(f"'prompt': prompts times `n` may be {MAX_CHOICES} at most.", param="prompt")
     if request.best_of not in (None, each):
         raise UnsupportedValue("'best_of': only as many as are answered (`n`) are generated.", param="best_of")
-    turns: list[Turn] = []
+    turns: list[GenerationRequest] = []
     texts: list[str] = []
     for prompt in request.prompt:
         if isinstance(prompt, str):
@@ -113,8 +113,8 @@ def _turn(
     caller: Caller,
     request_id: str,
     rules: ModelRules,
-) -> Turn:
-    return Turn(
+) -> GenerationRequest:
+    return GenerationRequest(
         model=model,
         conversation=Conversation(Preamble(), (UserMessage(text),)),
         sampling=to_sampling(request),

@@ -15,8 +15,8 @@ from unisono.api.sse import DONE, error_event, event
 from unisono.api.unisono_object import to_about
 from unisono.core.events import Delta, Event, Finished
 from unisono.core.generation import ENDOFTEXT, STOP_TOKENS, Usage
-from unisono.engine.collect import Result
-from unisono.engine.turn import RawPrompt, Report
+from unisono.engine.collect import CollectedAnswer
+from unisono.engine.turn import GenerationReport, RawPrompt
 from unisono.errors import UnisonoError
 
 STOPS = frozenset({*STOP_TOKENS, ENDOFTEXT})
@@ -57,7 +57,7 @@ class CompletionFrame:
                 told["prompt_token_ids"] = list(self.prompts[index].tokens) or None
         return told
 
-    def ended(self, index: int, finished: Finished, report: Report) -> dict[str, Any]:
+    def ended(self, index: int, finished: Finished, report: GenerationReport) -> dict[str, Any]:
         """Why a choice ended; `stop_reason` is the stop string or the id of the token that ended it."""
         last = report.journal[-1] if report.journal else None
         by_token = last in STOPS | self.prompts[index].stop_tokens
@@ -78,7 +78,9 @@ class CompletionFrame:
         }
 
 
-def to_completion(results: Sequence[Result], reports: Sequence[Report], frame: CompletionFrame) -> dict[str, Any]:
+def to_completion(
+    results: Sequence[CollectedAnswer], reports: Sequence[GenerationReport], frame: CompletionFrame
+) -> dict[str, Any]:
     """The whole answer: one choice per result."""
     choices = []
     for index, (result, report) in enumerate(zip(results, reports, strict=True)):
@@ -92,7 +94,7 @@ def to_completion(results: Sequence[Result], reports: Sequence[Report], frame: C
 class CompletionStreamChunks:
     """The whole stream of one or several choices. The last JSON chunk says how the answer came to be."""
 
-    def __init__(self, frame: CompletionFrame, reports: Sequence[Report]) -> None:
+    def __init__(self, frame: CompletionFrame, reports: Sequence[GenerationReport]) -> None:
         self._frame = frame
         self._reports = reports
         self._told = [0] * len(reports)

@@ -19,7 +19,7 @@ from unisono.api.sse import CLIENT_CLOSED_REQUEST, KEEP_ALIVE_S, ClientGone, Eve
 from unisono.api.unisono_object import backend_header
 from unisono.api.whole import to_whole
 from unisono.core.access import Caller
-from unisono.engine.turn import RawPrompt, Turns
+from unisono.engine.turn import GenerationService, RawPrompt
 
 PATHS = ("/v1/completions", "/completions")
 
@@ -39,7 +39,7 @@ caller may not use."""
 
 def completions_router(
     *,
-    turns: Turns,
+    turns: GenerationService,
     resolve: Resolve,
     switched_on: bool,
     spell: Spell,

@@ -31,7 +31,7 @@ from unisono.api.tools import Toolbox, to_toolbox
 from unisono.core.access import Caller
 from unisono.core.conversation import AnswerForm, Conversation, Effort, Preamble
 from unisono.core.tools import ToolServer
-from unisono.engine.turn import Choice, Turn
+from unisono.engine.turn import Choice, GenerationRequest
 from unisono.errors import ThreadsUnsupported
 
 SURFACE = "messages"
@@ -69,7 +69,7 @@ class MessagesTurn:
     """What one request asks: the turn for the engine, and what the answer must look like. `served` are the builtin
     tools whose calls are shown, `talk` is the one with their servers."""
 
-    turn: Turn
+    turn: GenerationRequest
     stream: bool
     thinking: Thinking
     served: frozenset[str]
@@ -111,7 +111,7 @@ def to_turn(
     preamble = Preamble(tools=toolbox.tools, effort=_effort(request), date=today)
     conversation, notes = to_conversation(request, preamble, caller.tenant, seals)
     form, form_at = _form(request)
-    turn = Turn(
+    turn = GenerationRequest(
         model=model.group,
         conversation=conversation,
         sampling=to_sampling(request),
@@ -211,14 +211,14 @@ def _form(request: MessagesInput) -> tuple[AnswerForm | None, str]:
     return (SchemaSpec(schema=asked.schema_).form(f"{at}.schema") if asked is not None else None), at
 
 
-def _notes_on(request: MessagesInput, turn: Turn, hosted: frozenset[str], form_at: str) -> Iterator[str]:
+def _notes_on(request: MessagesInput, turn: GenerationRequest, hosted: frozenset[str], form_at: str) -> Iterator[str]:
     yield from _notes_on_fields(request)
     yield from notes_on(request.tools or (), hosted)
     yield from _notes_on_running(request, turn)
     yield from notes_on_begun(turn, {"tool_choice": turn.choice, form_at: turn.form})
 
 
-def _notes_on_running(request: MessagesInput, turn: Turn) -> Iterator[str]:
+def _notes_on_running(request: MessagesInput, turn: GenerationRequest) -> Iterator[str]:
     if request.unisono and request.unisono.run_tools and turn.hosting is None:
         yield "unisono.run_tools: no effect, there are no tools to run"
 

@@ -44,8 +44,8 @@ from unisono.core.events import (
     Text,
     ToolCall,
 )
-from unisono.engine.collect import Result
-from unisono.engine.turn import Report
+from unisono.engine.collect import CollectedAnswer
+from unisono.engine.turn import GenerationReport
 from unisono.errors import UnisonoError
 
 PING: Final = named_event(b"ping", b'{"type":"ping"}')
@@ -105,7 +105,7 @@ class MessageFrame:
         return to_result(ran, self.seal([said, ToolResult(item.call_id, item.name, ran.said)], self.talk))
 
 
-def to_message(result: Result, report: Report, frame: MessageFrame) -> dict[str, Any]:
+def to_message(result: CollectedAnswer, report: GenerationReport, frame: MessageFrame) -> dict[str, Any]:
     """The whole answer."""
     content: list[dict[str, Any]] = []
     shown = ShownBlocks()
@@ -147,7 +147,7 @@ def _call(item: ToolCall, arguments: Any) -> dict[str, Any]:
 class MessageEvents:
     """A stream: batches of events to bytes. Keeps what the order of events needs and no text."""
 
-    def __init__(self, frame: MessageFrame, report: Report) -> None:
+    def __init__(self, frame: MessageFrame, report: GenerationReport) -> None:
         self._frame = frame
         self._report = report
         self._begun = False

@@ -23,8 +23,8 @@ from unisono.api.whole import to_whole
 from unisono.core.access import Caller
 from unisono.core.conversation import Item
 from unisono.core.quotas import QuotaStatus
-from unisono.engine.collect import Result, collect_run
-from unisono.engine.turn import Report, Run, Turns
+from unisono.engine.collect import CollectedAnswer, collect_run
+from unisono.engine.turn import GenerationReport, GenerationService, GenerationStream
 
 LONG_ANSWER: Final = 16_384
 """Characters of an answer that take up to a millisecond to be put into a body: arguments of calls are parsed for it."""
@@ -49,7 +49,7 @@ class MessagesDeps:
     use it; `seals` waits for the key, which may be in the store: raises StoreUnavailable. `today` gives YYYY-MM-DD,
     `new_id` an unguessable string, `clock` seconds since the epoch."""
 
-    turns: Turns
+    turns: GenerationService
     resolve: Callable[[str, Caller], MessagesModel]
     seals: Callable[[], Awaitable[Sealing]]
     today: Callable[[], str]
@@ -105,7 +105,7 @@ def messages_router(means: MessagesDeps, *, keep_alive_s: float = KEEP_ALIVE_S) 
     return router
 
 
-async def _counted(turns: Turns, asked: MessagesTurn) -> int:
+async def _counted(turns: GenerationService, asked: MessagesTurn) -> int:
     return await turns.count(asked.turn)
 
 
@@ -149,7 +149,7 @@ async def understood(means: MessagesDeps, request: Request, kind: type[Kind]) ->
     return PreparedMessage(turn, frame)
 
 
-async def collected(run: Run) -> Result:
+async def collected(run: GenerationStream) -> CollectedAnswer:
     """The whole of a run; its backend is free when this returns."""
     try:
         return await collect_run(run)
@@ -160,7 +160,7 @@ async def collected(run: Run) -> Result:
 class EventSource:
     """The bytes of a stream, one step per batch."""
 
-    def __init__(self, run: Run, events: MessageEvents) -> None:
+    def __init__(self, run: GenerationStream, events: MessageEvents) -> None:
         self._run = run
         self._events = events
         self._steps = self._generate()
@@ -178,7 +178,7 @@ class EventSource:
             yield self._events.write(batch)
 
 
-def headers_of(report: Report, now: float) -> Mapping[str, str]:
+def headers_of(report: GenerationReport, now: float) -> Mapping[str, str]:
     """Who answered, and how the caller's account stands, in both spellings; `now` in seconds since the epoch."""
     limits = {} if report.standing is None else limit_headers(report.standing, now)
     return {**backend_header([report]), **limits}

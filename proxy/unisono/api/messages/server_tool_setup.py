@@ -16,7 +16,7 @@ from unisono.api.messages.schema import CUSTOM, ChoiceSpec, MessagesInput, Messa
 from unisono.api.tool_choice import FUNCTIONS, ChoiceMode, HostedTool, NamedTool, OfferedTools, ToolChoice, to_choice
 from unisono.api.tools import DeclaredTool, FunctionSpec, Toolbox
 from unisono.core.tools import ToolFilter, ToolServer
-from unisono.engine.turn import Choice, Hosting
+from unisono.engine.turn import Choice, ServerTools
 from unisono.errors import UnsupportedValue
 
 KINDS: Final = (
@@ -74,7 +74,7 @@ def notes_on(tools: Sequence[MessagesTool], hosted: frozenset[str]) -> Iterator[
             yield from builtin_notes(f"tools.{position}", fields)
 
 
-def bounded(hosting: Hosting, tools: Sequence[MessagesTool]) -> Hosting:
+def bounded(hosting: ServerTools, tools: Sequence[MessagesTool]) -> ServerTools:
     """`max_uses` bounds the calls of the turn where every tool that is run has one."""
     served = [tool for tool in tools if builtin_for(tool.type)]
     uses = [most for tool in served if isinstance(most := (tool.model_extra or {}).get("max_uses"), int) and most > 0]
@@ -84,8 +84,8 @@ def bounded(hosting: Hosting, tools: Sequence[MessagesTool]) -> Hosting:
 
 
 def told(
-    hosting: Hosting | None, tools: Sequence[MessagesTool], served: Sequence[ToolServer], pause_after: int | None
-) -> Hosting | None:
+    hosting: ServerTools | None, tools: Sequence[MessagesTool], served: Sequence[ToolServer], pause_after: int | None
+) -> ServerTools | None:
     """What the client is to see of it, and the bounds. A client can have an answer go on only where it sees all calls
     that were made."""
     if hosting is None:

@@ -9,7 +9,7 @@ from unisono.api.messages.server_tool_blocks import FETCH, SEARCH
 from unisono.core.events import Finished
 from unisono.core.generation import FinishReason, Usage
 from unisono.engine.plan import REPETITION, UNMET_FORM
-from unisono.engine.turn import Report
+from unisono.engine.turn import GenerationReport
 
 
 @dataclass(slots=True)
@@ -40,7 +40,9 @@ def to_usage(usage: Usage, shown: ShownBlocks) -> dict[str, Any]:
     return told
 
 
-def to_ending(finished: Finished, shown: ShownBlocks, report: Report, max_tokens: int | None) -> dict[str, Any]:
+def to_ending(
+    finished: Finished, shown: ShownBlocks, report: GenerationReport, max_tokens: int | None
+) -> dict[str, Any]:
     """The fields of a message that say why it ended."""
     reason = _reason(finished, shown, report, max_tokens)
     details = {"type": "refusal", "category": None, "explanation": report.unmet or None}
@@ -51,7 +53,7 @@ def to_ending(finished: Finished, shown: ShownBlocks, report: Report, max_tokens
     }
 
 
-def _reason(finished: Finished, shown: ShownBlocks, report: Report, max_tokens: int | None) -> str:
+def _reason(finished: Finished, shown: ShownBlocks, report: GenerationReport, max_tokens: int | None) -> str:
     if shown.calls and not shown.cut:
         return "tool_use"
     if finished.stop_sequence is not None:
@@ -64,7 +66,7 @@ def _reason(finished: Finished, shown: ShownBlocks, report: Report, max_tokens: 
     return "refusal" if shown.refused or report.unmet == UNMET_FORM else "end_turn"
 
 
-def _no_window_left(finished: Finished, report: Report, max_tokens: int | None) -> bool:
+def _no_window_left(finished: Finished, report: GenerationReport, max_tokens: int | None) -> bool:
     """Whether it was neither the request's bound that ended the answer, nor a budget or an end the gateway made."""
     if finished.reason is not FinishReason.LENGTH or report.unmet or REPETITION in report.recoveries:
         return False

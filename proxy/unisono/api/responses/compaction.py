@@ -31,8 +31,8 @@ from unisono.core.conversation import (
     UserMessage,
 )
 from unisono.core.events import Text
-from unisono.engine.collect import Result, collect_run
-from unisono.engine.turn import ForbiddenTools, Report, Turn
+from unisono.engine.collect import CollectedAnswer, collect_run
+from unisono.engine.turn import ForbiddenTools, GenerationReport, GenerationRequest
 from unisono.errors import StoreTooLarge
 
 TAKEN = frozenset(
@@ -65,8 +65,8 @@ class Compacted:
     created_at: int
     kept: tuple[UserMessage, ...]
     sealed: str
-    result: Result
-    report: Report
+    result: CollectedAnswer
+    report: GenerationReport
     notes: tuple[str, ...]
 
 
@@ -103,7 +103,7 @@ def _reasoning(given: Any) -> Any:
     return given
 
 
-def to_turn(asked: PreparedRequest) -> Turn:
+def to_turn(asked: PreparedRequest) -> GenerationRequest:
     """The turn in which the model sums up. A conversation that is too long already is summed up without its oldest
     turns."""
     turn = asked.turn.turn
@@ -120,7 +120,7 @@ def to_turn(asked: PreparedRequest) -> Turn:
     )
 
 
-def summary_of(result: Result) -> str:
+def summary_of(result: CollectedAnswer) -> str:
     """What the model wrote; empty when it only thought, or tried to call."""
     texts = [(closed.item.phase, closed.text) for closed in result.items if isinstance(closed.item, Text)]
     final = "\n\n".join(text for phase, text in texts if phase is Phase.FINAL).strip()

@@ -13,7 +13,7 @@ from unisono.api.responses.server_tools.servers import ServerRules
 from unisono.core.access import Caller
 from unisono.core.conversation import Item, Tokens
 from unisono.core.state_store import Retention, Store
-from unisono.engine.turn import Turns
+from unisono.engine.turn import GenerationService
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class ResponsesDeps:
     store: raises StoreUnavailable. `lease_s` is how long a lease holds without a sign of life, `kept_s` how long a
     response is kept, in seconds."""
 
-    turns: Turns
+    turns: GenerationService
     store: Store
     resolve: Callable[[str, Caller], ResponsesModel]
     seals: SealsSource

@@ -14,11 +14,11 @@ from unisono.api.responses.outbound.events import ResponseEvents, WireEvent
 from unisono.api.responses.persistence import keep
 from unisono.api.responses.prepared_request import PreparedRequest
 from unisono.core.state_store import StoredResponse
-from unisono.engine.turn import Report, Run
+from unisono.engine.turn import GenerationReport, GenerationStream
 from unisono.errors import UnisonoError
 
 
-async def answer_whole(means: ResponsesDeps, asked: PreparedRequest) -> tuple[StoredResponse, Report]:
+async def answer_whole(means: ResponsesDeps, asked: PreparedRequest) -> tuple[StoredResponse, GenerationReport]:
     """The finished response, stored. Raises what the run raises, and the StoreError family when it cannot be stored. If
     tools were run by then, the response is returned as failed instead."""
     run = means.turns.start(asked.turn.turn)
@@ -49,7 +49,7 @@ async def answer_whole(means: ResponsesDeps, asked: PreparedRequest) -> tuple[St
 async def answer_events(
     means: ResponsesDeps,
     asked: PreparedRequest,
-    run: Run,
+    run: GenerationStream,
     *,
     over: Callable[[StoredResponse], None] | None = None,
     too_late: Callable[[], bool] = lambda: False,

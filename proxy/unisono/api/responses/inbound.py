@@ -31,7 +31,7 @@ from unisono.core.conversation import Conversation, DeveloperMessage, Effort, It
 from unisono.core.state_store import StoredItem
 from unisono.core.tool_names import ToolNames
 from unisono.core.tools import ToolServer
-from unisono.engine.turn import Hosting, Turn
+from unisono.engine.turn import GenerationRequest, ServerTools
 from unisono.errors import InvalidRequest
 
 
@@ -39,7 +39,7 @@ from unisono.errors import InvalidRequest
 class ResponsesTurn:
     """What one request asks: the turn for the engine, its input as it is kept, and how the answer must look."""
 
-    turn: Turn
+    turn: GenerationRequest
     input: tuple[StoredItem, ...]
     toolbox: Toolbox
     notes: tuple[str, ...]
@@ -98,7 +98,7 @@ def to_turn(
     now = known.now + now
     hosting = to_hosting(request, earlier, now, servers)
     said = settled(tuple(reading.history), earlier, now)
-    turn = Turn(
+    turn = GenerationRequest(
         model=model,
         conversation=to_conversation(said, to_preamble(request, toolbox, today)),
         sampling=to_sampling(request),
@@ -128,7 +128,9 @@ def notes_of(request: ResponsesRequest, toolbox: Toolbox, reading: InputConversi
     return (*notes_on_fields(request), *toolbox.notes, *reading.notes)[:MAX_NOTES]
 
 
-def with_wishes(turn: Turn, request: ResponsesRequest, offer: OfferedTools, rules: ModelRules) -> Turn:
+def with_wishes(
+    turn: GenerationRequest, request: ResponsesRequest, offer: OfferedTools, rules: ModelRules
+) -> GenerationRequest:
     """The turn with what is asked of calls, answers and thoughts. Raises InvalidRequest for what cannot be kept."""
     form = request.form.asked("text.format") if request.form else None
     callable_ = bool(offer.toolbox.tools) or turn.hosting is not None
@@ -160,7 +162,7 @@ def to_preamble(request: ResponsesRequest, toolbox: Toolbox, today: str) -> Prea
 
 def to_hosting(
     request: ResponsesRequest, earlier: ServerToolHistory, now: ServerToolHistory, servers: tuple[ToolServer, ...]
-) -> Hosting | None:
+) -> ServerTools | None:
     """The tools the gateway runs itself; None where there is nothing of the kind. Where no tool is to be called there
     is none, and what was approved is not run either."""
     servers = () if request.calls_nothing else servers
@@ -169,7 +171,7 @@ def to_hosting(
     # What a builtin tool can do is known to whoever asks for it.
     trained = {server.label for server in servers if server.builtin}
     announced = earlier.announced | now.announced | trained
-    return Hosting(servers, announced, now.decisions, max_calls=request.max_tool_calls)
+    return ServerTools(servers, announced, now.decisions, max_calls=request.max_tool_calls)
 
 
 def mcp_specs(request: ResponsesRequest) -> list[tuple[str, McpSpec]]:

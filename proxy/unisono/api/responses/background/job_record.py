@@ -17,7 +17,7 @@ from unisono.api.responses.server_tools.approval_history import parted
 from unisono.api.responses.server_tools.secrets import concealed, has_secrets, is_concealed, revealed
 from unisono.core.conversation import Json
 from unisono.core.state_store import Lease, Status, StoredResponse
-from unisono.engine.turn import Turn
+from unisono.engine.turn import GenerationRequest
 from unisono.errors import StoreConflict
 
 ASKED = "asked"
@@ -108,7 +108,7 @@ async def rebuilt(means: ResponsesDeps, tenant: str, response: StoredResponse, l
     return replace(asked, turn=turned, frame=frame, revision=revision)
 
 
-def later(turn: Turn, spent_s: float) -> Turn:
+def later(turn: GenerationRequest, spent_s: float) -> GenerationRequest:
     """The turn when so many seconds of its time have passed."""
     hosting = turn.hosting
     if hosting is None:

@@ -59,7 +59,7 @@ from unisono.core.events import (
 )
 from unisono.core.events import Item as Made
 from unisono.core.state_store import Status, StoredItem, StoredResponse
-from unisono.engine.turn import Report
+from unisono.engine.turn import GenerationReport
 from unisono.errors import UnisonoError
 
 LAST = {
@@ -75,7 +75,13 @@ class ResponseEvents:
     """The events of one response. `new_id` makes the ids of its items, `clock` gives seconds since the epoch."""
 
     def __init__(
-        self, frame: ResponseFrame, report: Report, *, new_id: NewId, clock: Callable[[], float], told: bool = True
+        self,
+        frame: ResponseFrame,
+        report: GenerationReport,
+        *,
+        new_id: NewId,
+        clock: Callable[[], float],
+        told: bool = True,
     ) -> None:
         """Events that are not `told` are counted and not made: only what is kept of them is wanted."""
         self._telling = EventSerializer(frame.dialect, aloud=told)

@@ -43,7 +43,7 @@ from unisono.api.unisono_object import backend_header, recoveries_header
 from unisono.api.whole import to_whole
 from unisono.core.passthrough_request import AnswerMode, Api
 from unisono.core.state_store import Status, StoredResponse
-from unisono.engine.turn import Report
+from unisono.engine.turn import GenerationReport
 from unisono.errors import StoreConflict, StoreError, UnisonoError
 
 
@@ -78,7 +78,7 @@ def create_routes(
                 response = await until_disconnect(request.receive, posted.finished(claim, response_id))
                 return shown(response, dialect)
             if wanted.stream:
-                report = Report()
+                report = GenerationReport()
                 events = posted.events(report, too_late=lambda: stream.begun)
                 stream = EventStream(told(events), headers=lambda: backend_header([report]), keep_alive_s=keep_alive_s)
                 return stream
@@ -111,14 +111,16 @@ class ResponseCreation:
         self._size = size
         self.created: StoredResponse | None = None
 
-    async def whole(self) -> tuple[StoredResponse, Report]:
+    async def whole(self) -> tuple[StoredResponse, GenerationReport]:
         response_id = self._means.new_id("resp_")
         async with understood(
             self._means, self._sender, self._wanted, response_id=response_id, size=self._size
         ) as asked:
             return await answer_whole(self._means, asked)
 
-    async def events(self, report: Report, *, too_late: Callable[[], bool]) -> AsyncGenerator[list[WireEvent]]:
+    async def events(
+        self, report: GenerationReport, *, too_late: Callable[[], bool]
+    ) -> AsyncGenerator[list[WireEvent]]:
         """The events of the answer; `report` becomes that of its run. A failure before the first is raised, unless it
         is `too_late` for that."""
         response_id = self._means.new_id("resp_")
@@ -145,7 +147,7 @@ class ResponseCreation:
         means, wanted = self._means, self._wanted
         echo = to_echo(wanted, to_sampling(wanted))
         frame = ResponseFrame(response_id, int(means.clock()), wanted.model, echo, dialect=self._sender.dialect)
-        events = ResponseEvents(frame, Report(), new_id=means.new_id, clock=means.clock)
+        events = ResponseEvents(frame, GenerationReport(), new_id=means.new_id, clock=means.clock)
         return [*events.fail(error), events.last()]
 
     async def logged(self, claim: IdempotencyClaim | None, response_id: str) -> AsyncGenerator[list[WireEvent]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from unisono.core.conversation import AssistantCall, AssistantMessage, AssistantReasoning, Item, ToolResult
 from unisono.core.state_store import StoredItem
 from unisono.engine.judging import OUTCOME_UNKNOWN
-from unisono.engine.turn import Decision
+from unisono.engine.turn import ApprovalDecision
 
 CLIENTS_ID = "approval_request_id"
 """In a request that a client sent itself: the id it knows the request by."""
@@ -24,7 +24,7 @@ class ServerToolHistory:
     them; `announced` are labels of servers whose tools were told."""
 
     requests: Mapping[str, AssistantCall] = field(default_factory=dict)
-    decisions: tuple[Decision, ...] = ()
+    decisions: tuple[ApprovalDecision, ...] = ()
     announced: frozenset[str] = frozenset()
 
     def __add__(self, later: ServerToolHistory) -> ServerToolHistory:
@@ -40,7 +40,7 @@ NOTHING_HOSTED = ServerToolHistory()
 def hosted_in(items: Iterable[StoredItem], earlier: ServerToolHistory = NOTHING_HOSTED) -> ServerToolHistory:
     """What kept items say, where `earlier` was said before them."""
     requests: dict[str, AssistantCall] = {}
-    decisions: list[Decision] = []
+    decisions: list[ApprovalDecision] = []
     announced: set[str] = set()
     for item in items:
         match item.shown.get("type"):
@@ -56,7 +56,7 @@ def hosted_in(items: Iterable[StoredItem], earlier: ServerToolHistory = NOTHING_
                     reason = item.shown.get("reason")
                     approved = item.shown.get("approve") is True
                     decisions.append(
-                        Decision(call.call_id, request, approved, reason if isinstance(reason, str) else "")
+                        ApprovalDecision(call.call_id, request, approved, reason if isinstance(reason, str) else "")
                     )
             case "mcp_list_tools" if not item.shown.get("error"):
                 announced.add(str(item.shown.get("server_label")))
@@ -104,8 +104,8 @@ def settled(items: Sequence[Item], earlier: ServerToolHistory, now: ServerToolHi
     return tuple(found)
 
 
-def _missing(call: AssistantCall, decision: Decision | None) -> ToolResult:
+def _missing(call: AssistantCall, decision: ApprovalDecision | None) -> ToolResult:
     """What stands behind a call that nothing came of."""
     if decision is None:
-        decision = Decision(call.call_id, "", approved=False)
+        decision = ApprovalDecision(call.call_id, "", approved=False)
     return ToolResult(call.call_id, call.name, OUTCOME_UNKNOWN if decision.approved else decision.denial)

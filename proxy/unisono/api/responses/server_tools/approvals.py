@@ -18,7 +18,7 @@ from typing import Final
 from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.prior_state import OUR_ID
 from unisono.api.responses.schema import ResponsesRequest
-from unisono.engine.turn import Hosting, Turn
+from unisono.engine.turn import GenerationRequest, ServerTools
 from unisono.errors import ApprovalUsed, StoreError
 
 INPUT: Final = "input"
@@ -28,7 +28,7 @@ MARK: Final = "approval\n"
 log = logging.getLogger("unisono.responses")
 
 
-def approvals_in(request: ResponsesRequest, hosting: Hosting | None) -> dict[str, str]:
+def approvals_in(request: ResponsesRequest, hosting: ServerTools | None) -> dict[str, str]:
     """The approvals that are given now, and the field each stands in, as far as the request shows it."""
     given = {
         getattr(item, "approval_request_id", None): f"{INPUT}.{position}.approval_request_id"
@@ -86,7 +86,7 @@ class Approvals:
             except StoreError as error:
                 log.debug("approval not given back", extra={"code": error.code})
 
-    def taken_by(self, turn: Turn) -> Turn:
+    def taken_by(self, turn: GenerationRequest) -> GenerationRequest:
         """The turn, which takes them."""
         if turn.hosting is None or not self._fields:
             return turn

@@ -44,7 +44,7 @@ from unisono.api.sse import ClientGone
 from unisono.core.events import Finished
 from unisono.core.generation import FinishReason, Usage
 from unisono.core.state_store import Status, StoredResponse
-from unisono.engine.turn import Report
+from unisono.engine.turn import GenerationReport
 from unisono.errors import BackendOverloaded, ConnectionTooOld, TooManyStreams, UnisonoError
 
 LASTS_S = 3600.0
@@ -243,7 +243,7 @@ async def prepared(
     """The events of a response in which nothing is generated: what it says is there for the next one to continue.
     Raises what an answer would be refused with."""
     await means.turns.count(asked.turn.turn)
-    events = ResponseEvents(asked.frame, Report(), new_id=asked.item_ids, clock=means.clock)
+    events = ResponseEvents(asked.frame, GenerationReport(), new_id=asked.item_ids, clock=means.clock)
     begun = events.begin()
     events.write([Finished(FinishReason.STOP, Usage())])
     response = events.stored
