@@ -64,10 +64,10 @@ def test_the_sample_of_the_documentation_is_what_comes_out(tmp_path: Path) -> No
 def test_every_field_is_in_the_documentation() -> None:
     from dataclasses import fields
 
-    from unisono.simulation import BackendPlan, Burst, Outage, Plan, TrafficPlan
+    from unisono.simulation import BackendPlan, Burst, Outage, SimulationPlan, TrafficPlan
 
     text = DOCS.read_text()
-    for kind in (BackendPlan, Burst, Outage, Plan, TrafficPlan):
+    for kind in (BackendPlan, Burst, Outage, SimulationPlan, TrafficPlan):
         for each in fields(kind):
             assert re.search(rf"\b{each.name}\b", text), each.name
 

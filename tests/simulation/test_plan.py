@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from unisono.errors import ConfigError
-from unisono.simulation import BackendPlan, Burst, Outage, Plan, TrafficPlan, parse
+from unisono.simulation import BackendPlan, Burst, Outage, SimulationPlan, TrafficPlan, parse
 
 ONE = {"name": "a", "prefill_tps": 1000, "decode_tps": 50}
 
-TAKEN: dict[str, tuple[dict[str, Any], Plan]] = {
-    "the least there is": ({"backends": [ONE]}, Plan((BackendPlan("a", 1000.0, 50.0),))),
+TAKEN: dict[str, tuple[dict[str, Any], SimulationPlan]] = {
+    "the least there is": ({"backends": [ONE]}, SimulationPlan((BackendPlan("a", 1000.0, 50.0),))),
     "everything": (
         {
             "backends": [
@@ -45,7 +45,7 @@ TAKEN: dict[str, tuple[dict[str, Any], Plan]] = {
             "strategies": ["least-busy"],
             "seed": 0,
         },
-        Plan(
+        SimulationPlan(
             (
                 BackendPlan(
                     "a", 1000.0, 50.0, 900.5, 8, 0, False, 3, 2, 1, 4, 9000, 60, 90000, (Outage(1.0), Outage(50.0, 0.5))
@@ -61,13 +61,13 @@ TAKEN: dict[str, tuple[dict[str, Any], Plan]] = {
     ),
     "nothing, said": (
         {"backends": [{**ONE, "max_parallel_requests": None}], "traffic": {"burst": None}},
-        Plan((BackendPlan("a", 1000.0, 50.0),)),
+        SimulationPlan((BackendPlan("a", 1000.0, 50.0),)),
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("data", "plan"), TAKEN.values(), ids=TAKEN)
-def test_a_plan_is_what_is_written_and_the_defaults(data: dict[str, Any], plan: Plan) -> None:
+def test_a_plan_is_what_is_written_and_the_defaults(data: dict[str, Any], plan: SimulationPlan) -> None:
     assert parse(data) == plan
 
 

@@ -10,20 +10,29 @@ from typing import Any
 import pytest
 
 from tests.simulation.standins import Least, Turns, Work
-from unisono.simulation import BackendPlan, Burst, Outage, Plan, Result, TrafficPlan, simulate, to_json
-from unisono.simulation.results import End, times
+from unisono.simulation import (
+    BackendPlan,
+    Burst,
+    Outage,
+    SimulationPlan,
+    StrategyResult,
+    TrafficPlan,
+    simulate,
+    to_json,
+)
+from unisono.simulation.results import SimulatedEnd, times
 
 FAST = BackendPlan("fast", prefill_tps=8000, decode_tps=120)
 SLOW = BackendPlan("slow", prefill_tps=3000, decode_tps=50, max_batch=16, cache_tokens=100_000)
 TALKS = TrafficPlan(rate=0.3)
-SMALL = Plan(backends=(replace(FAST, count=2), SLOW), traffic=TALKS, requests=1000)
+SMALL = SimulationPlan(backends=(replace(FAST, count=2), SLOW), traffic=TALKS, requests=1000)
 
 
-def ran(plan: Plan, strategy: type[Turns] = Work) -> Result:
+def ran(plan: SimulationPlan, strategy: type[Turns] = Work) -> StrategyResult:
     return simulate(plan, strategy.__name__, lambda name, backends: strategy(backends))
 
 
-def changed(plan: Plan, **backend: Any) -> Plan:
+def changed(plan: SimulationPlan, **backend: Any) -> SimulationPlan:
     return replace(plan, backends=tuple(replace(each, **backend) for each in plan.backends))
 
 
@@ -51,13 +60,13 @@ PLANS = {
 @pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("strategy", [Work, Least, Turns])
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-def test_every_request_ends_once_and_in_order(plan: Plan, strategy: type[Turns]) -> None:
+def test_every_request_ends_once_and_in_order(plan: SimulationPlan, strategy: type[Turns]) -> None:
     result = ran(plan, strategy)
     assert 0 < len(result.served) <= plan.requests
     for each in result.served:
         assert each.end is not None
         assert each.ended_us >= each.asked_us
-        if each.end is End.DONE:
+        if each.end is SimulatedEnd.DONE:
             assert each.asked_us <= each.placed_us <= each.entered_us <= each.first_us <= each.ended_us
             assert each.backend >= 0
             assert 0 <= each.cached < each.prompt
@@ -67,7 +76,7 @@ def test_every_request_ends_once_and_in_order(plan: Plan, strategy: type[Turns])
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-def test_no_backend_works_more_than_all_the_time(plan: Plan) -> None:
+def test_no_backend_works_more_than_all_the_time(plan: SimulationPlan) -> None:
     result = ran(plan)
     # A death may come after the last answer, with nothing to do in between.
     assert all(0 <= use.busy <= 1 for use in result.uses)
@@ -75,7 +84,7 @@ def test_no_backend_works_more_than_all_the_time(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-def test_equal_plans_and_seeds_end_equally(plan: Plan) -> None:
+def test_equal_plans_and_seeds_end_equally(plan: SimulationPlan) -> None:
     assert ran(plan).served == ran(plan).served
 
 
@@ -90,7 +99,7 @@ def test_everything_that_was_asked_is_answered_where_nothing_is_refused() -> Non
 
 # Time, as it can be computed
 
-ALONE = Plan(
+ALONE = SimulationPlan(
     backends=(BackendPlan("one", prefill_tps=1000, decode_tps=100, max_batch=1, prefix_cache=False),),
     traffic=TrafficPlan(
         rate=0.01, system_tokens=0, user_tokens=500, output_tokens=101, spread=0.0, turns=1.0, tool_steps=0.0
@@ -106,7 +115,7 @@ def test_a_request_alone_takes_its_prompt_and_its_answer() -> None:
     assert served.ended_us - served.first_us == pytest.approx(1_000_000, abs=2)
 
 
-def at_once(count: int, **backend: Any) -> Result:
+def at_once(count: int, **backend: Any) -> StrategyResult:
     """So many requests that they all are there at the same time."""
     plan = replace(ALONE, requests=count, traffic=replace(ALONE.traffic, rate=1e6))
     return ran(changed(plan, **backend))
@@ -145,7 +154,7 @@ def test_reading_a_prompt_slows_those_that_are_writing() -> None:
 def test_one_server_waits_as_long_as_pollaczek_and_khinchine_say(load: float, spread: float) -> None:
     """With a variance as the exponential distribution has it, the mean wait is that of M/M/1."""
     service_s = 4.0
-    plan = Plan(
+    plan = SimulationPlan(
         backends=(BackendPlan("one", prefill_tps=1e9, decode_tps=100, max_batch=1, cache_tokens=0),),
         traffic=TrafficPlan(
             rate=load / service_s,
@@ -224,7 +233,7 @@ def test_answers_of_a_backend_that_dies_go_on_elsewhere() -> None:
     result = ran(plan)
     moved = [each for each in result.served if each.moved]
     assert moved
-    assert all(each.end is End.DONE for each in moved)
+    assert all(each.end is SimulatedEnd.DONE for each in moved)
     # What was written is read again, and written no second time.
     assert all(each.prompt > each.output for each in moved)
     undisturbed = ran(replace(plan, backends=(FAST, FAST)))
@@ -240,8 +249,8 @@ def test_with_nowhere_to_go_the_newcomers_are_refused_and_the_others_wait() -> N
     plan = replace(changed(SMALL, down=(Outage(60, 120),)), max_queue=5, queue_timeout_s=10, requests=2000)
     result = ran(plan)
     ends = [each.end for each in result.served]
-    assert End.LATE in ends
-    assert all(each.end is End.DONE for each in result.served if each.moved)
+    assert SimulatedEnd.LATE in ends
+    assert all(each.end is SimulatedEnd.DONE for each in result.served if each.moved)
 
 
 # Figures

@@ -9,14 +9,14 @@ import pytest
 
 from tests.simulation.test_run import FAST, PLANS, SLOW, SMALL, TALKS, changed
 from unisono.routing.policy import STRATEGIES
-from unisono.simulation import BackendPlan, Outage, Plan, Result, plan, simulate
-from unisono.simulation.results import End
+from unisono.simulation import BackendPlan, Outage, SimulationPlan, StrategyResult, plan, simulate
+from unisono.simulation.results import SimulatedEnd
 from unisono.simulation.run import Wish
 from unisono.simulation.strategies import Serving, serving
 from unisono.simulation.traffic import US
 
 
-def ran(of: Plan, strategy: str = "prefix-aware") -> Result:
+def ran(of: SimulationPlan, strategy: str = "prefix-aware") -> StrategyResult:
     return simulate(of, strategy, serving(of))
 
 
@@ -27,7 +27,7 @@ def test_there_are_those_that_the_gateway_has() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("of", PLANS.values(), ids=PLANS)
-def test_every_request_ends_once_and_nothing_stays_behind(of: Plan, strategy: str) -> None:
+def test_every_request_ends_once_and_nothing_stays_behind(of: SimulationPlan, strategy: str) -> None:
     made: list[Serving] = []
 
     def make(name: str, backends: Sequence[BackendPlan]) -> Serving:
@@ -57,7 +57,7 @@ def test_following_prefixes_finds_more_and_answers_sooner_than_the_others() -> N
 @pytest.mark.parametrize("most", [1, 3])
 def test_no_backend_has_more_requests_than_it_may(most: int) -> None:
     of = replace(changed(SMALL, max_parallel_requests=most), traffic=replace(TALKS, rate=3.0), max_queue=10_000)
-    served = [each for each in ran(of).served if each.end is End.DONE]
+    served = [each for each in ran(of).served if each.end is SimulatedEnd.DONE]
     for backend in range(3):
         own = [each for each in served if each.backend == backend]
         moments = sorted([(each.placed_us, 1) for each in own] + [(each.ended_us, -1) for each in own])
@@ -70,12 +70,12 @@ def test_no_backend_has_more_requests_than_it_may(most: int) -> None:
 def test_no_backend_begins_more_in_a_minute_than_it_may_and_those_who_wait_are_served() -> None:
     of = replace(changed(SMALL, rpm=20), max_queue=10_000, queue_timeout_s=10_000.0)
     served = ran(of).served
-    assert {each.end for each in served} == {End.DONE}
+    assert {each.end for each in served} == {SimulatedEnd.DONE}
     for backend in range(3):
         moments = sorted(each.placed_us for each in served if each.backend == backend)
         assert all(later - earlier > 60 * US for earlier, later in zip(moments, moments[20:], strict=False))
     fewer = ran(changed(of, rpm=None, tpm=40_000)).served
-    assert {each.end for each in fewer} == {End.DONE}
+    assert {each.end for each in fewer} == {SimulatedEnd.DONE}
     assert max(each.ended_us for each in fewer) > max(each.ended_us for each in ran(SMALL).served)
 
 

@@ -9,19 +9,21 @@ from itertools import pairwise
 import pytest
 
 from unisono.core.prefix_blocks import BLOCK_TOKENS
-from unisono.simulation import BackendPlan, Burst, Plan, TrafficPlan
+from unisono.simulation import BackendPlan, Burst, SimulationPlan, TrafficPlan
 from unisono.simulation.plan import MOST_TOKENS
-from unisono.simulation.traffic import US, Conversation, Draw, Step, conversations
+from unisono.simulation.traffic import US, Draw, SimulatedConversation, SimulatedStep, conversations
 
-PLAN = Plan((BackendPlan("a", 1000.0, 50.0),), requests=5000)
+PLAN = SimulationPlan((BackendPlan("a", 1000.0, 50.0),), requests=5000)
 
 
-def made(requests: int = 5000, seed: int = 1, burst: Burst | None = None, **traffic: float) -> list[Conversation]:
+def made(
+    requests: int = 5000, seed: int = 1, burst: Burst | None = None, **traffic: float
+) -> list[SimulatedConversation]:
     told = replace(TrafficPlan(burst=burst), **traffic)  # type: ignore[arg-type]
     return conversations(replace(PLAN, requests=requests, seed=seed, traffic=told))
 
 
-def shared(one: Step, other: Step) -> int:
+def shared(one: SimulatedStep, other: SimulatedStep) -> int:
     """Blocks at the beginning that the prompts have in common."""
     pairs = zip(one.prompt_blocks, other.prompt_blocks, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one.prompt_blocks), len(other.prompt_blocks)))

@@ -15,7 +15,7 @@ import yaml
 
 from unisono.config import Config
 from unisono.errors import ConfigError
-from unisono.simulation import Plan, Result, parse, simulate, to_json, to_table
+from unisono.simulation import SimulationPlan, StrategyResult, parse, simulate, to_json, to_table
 from unisono.simulation.strategies import serving
 
 EXAMPLE: Mapping[str, object] = {
@@ -42,7 +42,7 @@ def run(
         plan = planned(plan_path, config_path, model, speeds, overrides)
     except ConfigError as error:
         raise click.ClickException(str(error)) from error
-    results: list[Result] = [simulate(plan, name, serving(plan)) for name in plan.strategies]
+    results: list[StrategyResult] = [simulate(plan, name, serving(plan)) for name in plan.strategies]
     if as_json:
         click.echo(json.dumps(to_json(plan, results), indent=2))
     else:
@@ -56,7 +56,7 @@ def planned(
     model: str | None,
     speeds: Sequence[str],
     overrides: Mapping[str, object],
-) -> Plan:
+) -> SimulationPlan:
     """Raises ConfigError."""
     data = dict(_read(plan_path) if plan_path is not None else EXAMPLE)
     if config_path is not None:

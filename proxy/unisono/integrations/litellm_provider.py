@@ -63,7 +63,7 @@ ERRORS: Final[Mapping[int, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class LitellmCall:
     """One request as LiteLLM hands it over. `timeout_s` is for all of the answer."""
 
     where: Where
@@ -115,7 +115,7 @@ class UnisonoProvider(CustomLLM):  # type: ignore[misc]  # litellm is not there 
 
     # -- on the engines' loop
 
-    async def _whole(self, call: Call) -> dict[str, Any]:
+    async def _whole(self, call: LitellmCall) -> dict[str, Any]:
         asked, frame = understood(call)
         async with asyncio.timeout(call.timeout_s), self._site.engines.at(call.where) as turns:
             runs = await start_all(turns, asked.turns)
@@ -123,7 +123,7 @@ class UnisonoProvider(CustomLLM):  # type: ignore[misc]  # litellm is not there 
 
     # -- on the caller's side
 
-    def _waited(self, call: Call, work: Coroutine[Any, Any, T]) -> T:
+    def _waited(self, call: LitellmCall, work: Coroutine[Any, Any, T]) -> T:
         running = self._site.loop.run(work)
         try:
             return running.result()
@@ -132,7 +132,7 @@ class UnisonoProvider(CustomLLM):  # type: ignore[misc]  # litellm is not there 
         finally:
             running.cancel()
 
-    async def _awaited(self, call: Call, work: Coroutine[Any, Any, T]) -> T:
+    async def _awaited(self, call: LitellmCall, work: Coroutine[Any, Any, T]) -> T:
         try:
             return await asyncio.wrap_future(self._site.loop.run(work))
         except Exception as error:
@@ -142,7 +142,7 @@ class UnisonoProvider(CustomLLM):  # type: ignore[misc]  # litellm is not there 
 class Stream:
     """A streamed answer on the engines' loop, taken piece by piece from elsewhere: who takes nothing holds it up."""
 
-    def __init__(self, site: Site, call: Call) -> None:
+    def __init__(self, site: Site, call: LitellmCall) -> None:
         self._site = site
         self._call = call
         self._taking = asyncio.Lock()
@@ -187,7 +187,7 @@ def to_call(
     timeout: Any = None,
     stream: bool,
     **asked: Any,
-) -> Call:
+) -> LitellmCall:
     """Raises BadRequestError."""
     del args, asked
     params = dict(optional_params or {})
@@ -201,7 +201,9 @@ def to_call(
         raise to_litellm(InvalidRequest(f"The request is not JSON: {error}"), model) from error
     # httpx's are four; how long an answer may be read is the one that is meant.
     seconds = getattr(timeout, "read", timeout)
-    return Call(Where(model, api_base or None, api_key or None), raw, None if seconds is None else float(seconds))
+    return LitellmCall(
+        Where(model, api_base or None, api_key or None), raw, None if seconds is None else float(seconds)
+    )
 
 
 def _plain(value: Any) -> Any:
@@ -211,7 +213,7 @@ def _plain(value: Any) -> Any:
     raise TypeError(type(value).__name__)
 
 
-def understood(call: Call) -> tuple[ChatTurn, ChatFrame]:
+def understood(call: LitellmCall) -> tuple[ChatTurn, ChatFrame]:
     """Raises what the request is refused with."""
     wanted = ChatRequest.model_validate(to_object(call.body))
     id = token_hex(16)

@@ -5,17 +5,17 @@ every machine. What is modelled is what decides about waiting: how fast a backen
 how many answers at once, and what it still holds of the prompts before.
 """
 
-from unisono.simulation.plan import BackendPlan, Burst, Outage, Plan, TrafficPlan, parse
+from unisono.simulation.plan import BackendPlan, Burst, Outage, SimulationPlan, TrafficPlan, parse
 from unisono.simulation.report import to_json, to_table
-from unisono.simulation.results import Result
+from unisono.simulation.results import StrategyResult
 from unisono.simulation.run import simulate
 
 __all__ = [
     "BackendPlan",
     "Burst",
     "Outage",
-    "Plan",
-    "Result",
+    "SimulationPlan",
+    "StrategyResult",
     "TrafficPlan",
     "parse",
     "simulate",

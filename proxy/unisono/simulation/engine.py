@@ -24,7 +24,7 @@ NEARLY = 1e-6
 
 
 @dataclass(slots=True)
-class Run:
+class SimulatedRun:
     """A request on a backend. `output` is what it still has to write, `done` what it had written before it came."""
 
     request: int
@@ -80,7 +80,7 @@ class Cache:
         self._held.clear()
 
 
-class Engine:
+class SimulatedEngine:
     """`begun` and `finished` collect what happened since they were taken; times are in microseconds."""
 
     def __init__(self, plan: BackendPlan) -> None:
@@ -89,11 +89,11 @@ class Engine:
         self.busy_us = 0
         self.version = 0
         """Goes up with every change of what comes next."""
-        self._waiting: deque[Run] = deque()
-        self._reading: deque[Run] = deque()
+        self._waiting: deque[SimulatedRun] = deque()
+        self._reading: deque[SimulatedRun] = deque()
         self._to_read = 0.0
         """Tokens of the first of those."""
-        self._writing: list[tuple[float, int, Run]] = []
+        self._writing: list[tuple[float, int, SimulatedRun]] = []
         self._written = 0.0
         self._held_tokens = 0
         self._moment = 0
@@ -114,7 +114,7 @@ class Engine:
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def take(self, now: int, run: Run) -> None:
+    def take(self, now: int, run: SimulatedRun) -> None:
         self._go(now)
         self._waiting.append(run)
         self._admit(now)
@@ -131,11 +131,11 @@ class Engine:
         # At least a microsecond: time has to go on.
         return self._moment + max(1, math.ceil(min(waits) * US)) if waits else None
 
-    def happen(self, now: int) -> tuple[list[Run], list[Run]]:
+    def happen(self, now: int) -> tuple[list[SimulatedRun], list[SimulatedRun]]:
         """Those that wrote their first token by now, and those that are done."""
         self._go(now)
-        first: list[Run] = []
-        done: list[Run] = []
+        first: list[SimulatedRun] = []
+        done: list[SimulatedRun] = []
         while self._writing and self._writing[0][0] <= self._written + NEARLY:
             done.append(heapq.heappop(self._writing)[2])
         if self._reading and self._to_read <= NEARLY:
@@ -157,7 +157,7 @@ class Engine:
         self.version += 1
         return first, done
 
-    def die(self, now: int) -> list[Run]:
+    def die(self, now: int) -> list[SimulatedRun]:
         """Everything it had, with what it had written of it; the cache is lost."""
         self._go(now)
         lost = [*self._waiting, *self._reading]

@@ -101,7 +101,7 @@ class TrafficPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SimulationPlan:
     backends: tuple[BackendPlan, ...]
     traffic: TrafficPlan = field(default_factory=TrafficPlan)
     requests: int = _number(10_000, 1, MOST_REQUESTS)
@@ -111,9 +111,9 @@ class Plan:
     seed: int = _number(1, 0, 2**63)
 
 
-def parse(data: object, path: str = "") -> Plan:
+def parse(data: object, path: str = "") -> SimulationPlan:
     """A plan from what a file holds. Raises ConfigError."""
-    plan = _section(Plan, data, path)
+    plan = _section(SimulationPlan, data, path)
     if not plan.backends:
         raise ConfigError(f"{_at(path, 'backends')}: a plan needs at least one")
     if sum(backend.count for backend in plan.backends) > MOST_BACKENDS:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from unisono.simulation.plan import Plan
-from unisono.simulation.results import Result, Times
+from unisono.simulation.plan import SimulationPlan
+from unisono.simulation.results import StrategyResult, Times
 
-COLUMNS: Sequence[tuple[str, Callable[[Result], str]]] = (
+COLUMNS: Sequence[tuple[str, Callable[[StrategyResult], str]]] = (
     ("prefix hits", lambda r: f"{r.hit_rate:.1%}"),
     ("wait p50", lambda r: _seconds(r.wait.p50)),
     ("wait p99", lambda r: _seconds(r.wait.p99)),
@@ -22,7 +22,7 @@ COLUMNS: Sequence[tuple[str, Callable[[Result], str]]] = (
 )
 
 
-def to_table(plan: Plan, results: Sequence[Result]) -> list[str]:
+def to_table(plan: SimulationPlan, results: Sequence[StrategyResult]) -> list[str]:
     """A row for each strategy, then one for each backend with its part of the work under each of them."""
     first = results[0]
     asked = {len(result.served) for result in results}
@@ -42,11 +42,11 @@ def to_table(plan: Plan, results: Sequence[Result]) -> list[str]:
     return [*lines, *_aligned(rows)]
 
 
-def to_json(plan: Plan, results: Sequence[Result]) -> dict[str, object]:
+def to_json(plan: SimulationPlan, results: Sequence[StrategyResult]) -> dict[str, object]:
     return {"seed": plan.seed, "strategies": {result.strategy: _figures(result) for result in results}}
 
 
-def _figures(result: Result) -> Mapping[str, object]:
+def _figures(result: StrategyResult) -> Mapping[str, object]:
     return {
         "requests": len(result.served),
         "done": result.done,

@@ -9,7 +9,7 @@ from enum import StrEnum
 from unisono.simulation.traffic import US
 
 
-class End(StrEnum):
+class SimulatedEnd(StrEnum):
     DONE = "done"
     FULL = "full"
     """Refused: the line was full."""
@@ -18,7 +18,7 @@ class End(StrEnum):
 
 
 @dataclass(slots=True)
-class Served:
+class SimulatedRequest:
     """One request. Moments are microseconds from the beginning, -1 for what never came; `prompt` and `cached` are the
     tokens of every prompt that was read for it, of which there are several when backends died."""
 
@@ -35,7 +35,7 @@ class Served:
     """How often it went on elsewhere because a backend died."""
     backend: int = -1
     """The one that finished it."""
-    end: End | None = None
+    end: SimulatedEnd | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +60,18 @@ class Times:
 
 
 @dataclass(slots=True)
-class Result:
+class StrategyResult:
     """Of one strategy. `served` holds every request that came, in the order they did."""
 
     strategy: str
-    served: list[Served]
+    served: list[SimulatedRequest]
     names: Sequence[str]
     busy_us: Sequence[int]
     lasted_us: int
-    _done: list[Served] = field(init=False, repr=False)
+    _done: list[SimulatedRequest] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._done = [each for each in self.served if each.end is End.DONE]
+        self._done = [each for each in self.served if each.end is SimulatedEnd.DONE]
 
     @property
     def done(self) -> int:
@@ -111,7 +111,7 @@ class Result:
 
     @property
     def uses(self) -> list[Use]:
-        own: list[list[Served]] = [[] for _ in self.names]
+        own: list[list[SimulatedRequest]] = [[] for _ in self.names]
         for each in self._done:
             own[each.backend].append(each)
         return [
@@ -135,6 +135,6 @@ def times(durations_us: Iterable[int]) -> Times:
     return Times(sum(ordered) / len(ordered) / US, p50, p95, p99)
 
 
-def _rate(requests: Sequence[Served]) -> float:
+def _rate(requests: Sequence[SimulatedRequest]) -> float:
     prompt = sum(each.prompt for each in requests)
     return sum(each.cached for each in requests) / prompt if prompt else 0.0

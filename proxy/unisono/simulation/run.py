@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from unisono.core.prefix_blocks import BLOCK_TOKENS
-from unisono.simulation.engine import Engine, Run
-from unisono.simulation.plan import BackendPlan, Plan
-from unisono.simulation.results import End, Result, Served
-from unisono.simulation.traffic import US, Conversation, conversations
+from unisono.simulation.engine import SimulatedEngine, SimulatedRun
+from unisono.simulation.plan import BackendPlan, SimulationPlan
+from unisono.simulation.results import SimulatedEnd, SimulatedRequest, StrategyResult
+from unisono.simulation.traffic import US, SimulatedConversation, conversations
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Wish:
     blocks: tuple[int, ...]
 
 
-class Strategy(Protocol):
+class PlacementStrategy(Protocol):
     """How places are chosen, by the number of a backend in the plan. A strategy belongs to one run, and remembers what
     it has placed. `now_us` never goes back."""
 
@@ -58,7 +58,7 @@ class Strategy(Protocol):
 
 @dataclass(slots=True)
 class _Waiting:
-    run: Run
+    run: SimulatedRun
     key: int
 
 
@@ -112,7 +112,9 @@ class _Line:
             del self._keys[key]
 
 
-def simulate(plan: Plan, strategy: str, make: Callable[[str, Sequence[BackendPlan]], Strategy]) -> Result:
+def simulate(
+    plan: SimulationPlan, strategy: str, make: Callable[[str, Sequence[BackendPlan]], PlacementStrategy]
+) -> StrategyResult:
     """Run the plan once, placed by the strategy that `make` makes of its name for the backends."""
     return _Simulation(plan, strategy, make(strategy, expanded(plan.backends))).run()
 
@@ -127,17 +129,17 @@ def expanded(backends: Sequence[BackendPlan]) -> list[BackendPlan]:
 
 
 class _Simulation:
-    def __init__(self, plan: Plan, name: str, strategy: Strategy) -> None:
+    def __init__(self, plan: SimulationPlan, name: str, strategy: PlacementStrategy) -> None:
         self._plan = plan
         self._name = name
         self._strategy = strategy
         self._backends = expanded(plan.backends)
-        self._engines = [Engine(each) for each in self._backends]
+        self._engines = [SimulatedEngine(each) for each in self._backends]
         self._down = [0] * len(self._backends)
         """Outages that are on."""
         self._line = _Line()
         self._talks = conversations(plan)
-        self._served: list[Served] = []
+        self._served: list[SimulatedRequest] = []
         self._places: dict[int, tuple[int, int]] = {}
         """Conversation and step of each request that is not over."""
         self._where: dict[int, tuple[int, Wish]] = {}
@@ -148,7 +150,7 @@ class _Simulation:
         self._fills_us = -1
         """When the line is looked at next though nothing leaves."""
 
-    def run(self) -> Result:
+    def run(self) -> StrategyResult:
         for index, backend in enumerate(self._backends):
             for outage in backend.down:
                 self._at(round(outage.at_s * US), self._falls(index))
@@ -158,7 +160,7 @@ class _Simulation:
         while self._heap:
             now, _, happen = heapq.heappop(self._heap)
             happen(now)
-        return Result(
+        return StrategyResult(
             self._name,
             self._served,
             [each.name for each in self._backends],
@@ -172,13 +174,13 @@ class _Simulation:
 
     # What happens
 
-    def _asks(self, talk: Conversation, number: int) -> Callable[[int], None]:
+    def _asks(self, talk: SimulatedConversation, number: int) -> Callable[[int], None]:
         def happen(now: int) -> None:
             step = talk.steps[number]
             request = len(self._served)
-            self._served.append(Served(talk.key, now, step.output))
+            self._served.append(SimulatedRequest(talk.key, now, step.output))
             self._places[request] = (talk.number, number)
-            run = Run(request, step.prompt, step.output, step.blocks)
+            run = SimulatedRun(request, step.prompt, step.output, step.blocks)
             waiting = _Waiting(run, talk.key)
             if self._line.first() is None and self._place(waiting, now):
                 return
@@ -186,14 +188,14 @@ class _Simulation:
             self._fill_in_time(now)
             self._at(now + round(self._plan.queue_timeout_s * US), self._gives_up(request, talk.key))
             if self._line.length > self._plan.max_queue:
-                self._refuse(self._line.shorten(talk.key), End.FULL, now)
+                self._refuse(self._line.shorten(talk.key), SimulatedEnd.FULL, now)
 
         return happen
 
     def _gives_up(self, request: int, key: int) -> Callable[[int], None]:
         def happen(now: int) -> None:
             if request in self._places and request not in self._where and self._line.leave(request, key):
-                self._refuse(request, End.LATE, now)
+                self._refuse(request, SimulatedEnd.LATE, now)
                 # Whoever stands behind may fit where this one did not.
                 self._fill(now)
 
@@ -276,7 +278,7 @@ class _Simulation:
         if due is not None:
             self._at(due, self._works(index, engine.version))
 
-    def _began(self, run: Run, now: int) -> None:
+    def _began(self, run: SimulatedRun, now: int) -> None:
         served = self._served[run.request]
         served.prompt += run.prompt
         served.cached += run.cached
@@ -286,9 +288,9 @@ class _Simulation:
         backend, wish = self._where[run.request]
         self._strategy.began(wish, backend)
 
-    def _finished(self, run: Run, index: int, now: int) -> None:
+    def _finished(self, run: SimulatedRun, index: int, now: int) -> None:
         served = self._served[run.request]
-        served.ended_us, served.backend, served.end = now, index, End.DONE
+        served.ended_us, served.backend, served.end = now, index, SimulatedEnd.DONE
         self._last_us = now
         self._release(run.request, run.tokens, now)
         talk, number = self._places.pop(run.request)
@@ -300,7 +302,7 @@ class _Simulation:
         index, wish = self._where.pop(request)
         self._strategy.left(wish, index, used, now)
 
-    def _refuse(self, request: int, end: End, now: int) -> None:
+    def _refuse(self, request: int, end: SimulatedEnd, now: int) -> None:
         """The client goes away, and the rest of its conversation with it."""
         served = self._served[request]
         served.ended_us, served.end = now, end

@@ -14,7 +14,7 @@ from unisono.routing.policy import STRATEGIES, Candidate, Rank, Share, Strategy
 from unisono.routing.prefix_index import PrefixIndex
 from unisono.routing.rate_window import rate_of
 from unisono.routing.selector import Selector
-from unisono.simulation.plan import BackendPlan, Plan
+from unisono.simulation.plan import BackendPlan, SimulationPlan
 from unisono.simulation.run import Wish
 from unisono.simulation.traffic import US
 
@@ -79,6 +79,6 @@ class Serving:
         self.candidates[backend].rank = Rank.WELL
 
 
-def serving(plan: Plan) -> Callable[[str, Sequence[BackendPlan]], Serving]:
+def serving(plan: SimulationPlan) -> Callable[[str, Sequence[BackendPlan]], Serving]:
     """What makes the strategies of a plan's run, by their names."""
     return lambda name, backends: Serving(STRATEGIES[name], backends, sticky=plan.traffic.sticky)

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from random import Random
 
 from unisono.core.prefix_blocks import BLOCK_TOKENS
-from unisono.simulation.plan import MOST_TOKENS, Plan, TrafficPlan
+from unisono.simulation.plan import MOST_TOKENS, SimulationPlan, TrafficPlan
 
 US = 1_000_000
 """Microseconds in a second: time is counted in them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SimulatedStep:
     """One request: it comes `pause_us` after the answer before it. Its prompt is `prompt` tokens long; `blocks` are the
     numbers of all whole blocks of the prompt and the answer, so a later step that goes on from there shares them."""
 
@@ -35,11 +35,11 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class SimulatedConversation:
     number: int
     begins_us: int
     key: int
-    steps: tuple[Step, ...]
+    steps: tuple[SimulatedStep, ...]
 
 
 class Draw:
@@ -70,9 +70,9 @@ class Draw:
         return int(math.log(1.0 - self._random.random()) / math.log(mean / (1.0 + mean)))
 
 
-def conversations(plan: Plan) -> list[Conversation]:
+def conversations(plan: SimulationPlan) -> list[SimulatedConversation]:
     """As many as it takes for `plan.requests` steps; the last one may be cut short."""
-    made: list[Conversation] = []
+    made: list[SimulatedConversation] = []
     left = plan.requests
     beginnings = _beginnings(plan.traffic, Draw(plan.seed))
     numbers = iter(range(1 << 62))
@@ -88,7 +88,7 @@ def conversations(plan: Plan) -> list[Conversation]:
         key = draw.below(plan.traffic.keys)
         steps = tuple(_steps(plan.traffic, draw, system, numbers))[:left]
         left -= len(steps)
-        made.append(Conversation(number, next(beginnings), key, steps))
+        made.append(SimulatedConversation(number, next(beginnings), key, steps))
     return made
 
 
@@ -123,7 +123,7 @@ def _beginnings(traffic: TrafficPlan, draw: Draw) -> Iterator[int]:
         yield round((whole * (burst.for_s + calm) + offset) * US)
 
 
-def _steps(traffic: TrafficPlan, draw: Draw, system: _System, numbers: Iterator[int]) -> Iterator[Step]:
+def _steps(traffic: TrafficPlan, draw: Draw, system: _System, numbers: Iterator[int]) -> Iterator[SimulatedStep]:
     """The requests of one conversation, until it is over or fills the context."""
     blocks = list(system.blocks)
     history = system.tokens
@@ -137,7 +137,7 @@ def _steps(traffic: TrafficPlan, draw: Draw, system: _System, numbers: Iterator[
             if prompt + output > MOST_TOKENS:
                 return
             blocks += [next(numbers) for _ in range((prompt + output) // BLOCK_TOKENS - len(blocks))]
-            yield Step(round(pause * US), prompt, output, tuple(blocks))
+            yield SimulatedStep(round(pause * US), prompt, output, tuple(blocks))
             pause = draw.exponential(traffic.tool_s)
             history += round(output * traffic.visible)
             if step < tools:
