@@ -13,8 +13,8 @@ from unisono.core.symptom import Symptom
 from unisono.errors import BackendError, BackendProtocolError, BackendUnavailable
 from unisono_adapters._constraints import bias
 from unisono_adapters._events import count, decoded, generate, text_of, token_ids
-from unisono_adapters._failures import Failures, IdsMissing, is_error
-from unisono_adapters._http import Wire
+from unisono_adapters._failures import FailureTable, IdsMissing, is_error
+from unisono_adapters._http import BackendHttp
 
 FINISHES: dict[str, FinishReason | type[BackendError]] = {
     "stop": FinishReason.STOP,
@@ -32,7 +32,7 @@ LONG_EVENT = 4096
 
 
 def complete(
-    wire: Wire, body: bytes, job: CompletionJob, output: OutputForm, stop_field: str = "stop_reason"
+    wire: BackendHttp, body: bytes, job: CompletionJob, output: OutputForm, stop_field: str = "stop_reason"
 ) -> AsyncGenerator[Chunk]:
     """Send `body` to `/v1/completions` and yield what comes back as ids or as text, by `output`. `stop_field` is where
     a choice names the token that ended it."""
@@ -66,7 +66,7 @@ class CompletionFold:
         "done",
     )  # fmt: skip
 
-    def __init__(self, output: OutputForm, failures: Failures, stop_field: str = "stop_reason") -> None:
+    def __init__(self, output: OutputForm, failures: FailureTable, stop_field: str = "stop_reason") -> None:
         self._output = output
         self._failures = failures
         self._stop_field = stop_field

@@ -16,7 +16,7 @@ from unisono.core.symptom import Symptom
 from unisono.errors import BackendError, BackendProtocolError
 from unisono_adapters._constraints import refusal
 from unisono_adapters._framing import SSE, Framing
-from unisono_adapters._http import Wire
+from unisono_adapters._http import BackendHttp
 
 _MOST_TOKENS = 2**31
 
@@ -33,7 +33,7 @@ class Fold(Protocol):
 
 
 async def generate(
-    wire: Wire, path: str, body: bytes, job: CompletionJob, fold: Fold, framing: Framing = SSE
+    wire: BackendHttp, path: str, body: bytes, job: CompletionJob, fold: Fold, framing: Framing = SSE
 ) -> AsyncGenerator[Chunk]:
     """Send `body` and yield what `fold` makes of the answer."""
     begun = False

@@ -109,7 +109,7 @@ def fault(error: BaseException) -> BackendError:
     return BackendError("the backend failed")
 
 
-class Failures:
+class FailureTable:
     """How one backend kind's failures are read: the common table, with the rows it means differently."""
 
     def __init__(self, statuses: Statuses | None = None, secrets: Iterable[str] = ()) -> None:

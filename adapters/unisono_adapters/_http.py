@@ -23,9 +23,9 @@ from unisono.core.generation import Timeouts
 from unisono.core.ports import BackendOptions
 from unisono.core.trace_context import TraceContext
 from unisono.errors import BackendProtocolError, BackendTimeout, BackendUnavailable, ConfigError
-from unisono_adapters._failures import CAUGHT, LONGEST_DETAIL, Failures, Statuses, fault
+from unisono_adapters._abort import Dropping, Polite
+from unisono_adapters._failures import CAUGHT, LONGEST_DETAIL, FailureTable, Statuses, fault
 from unisono_adapters._framing import SSE, Framing
-from unisono_adapters._leaving import Dropping, Polite
 
 KEEP_ALIVE_S = 4.0
 """Idle connections are dropped before uvicorn's default of 5 s drops them in our face."""
@@ -121,12 +121,14 @@ class _Watch:
         self._response.close()
 
 
-class Answer:
+class BackendAnswer:
     """A stream of events being read. `close` at any moment; it is cheap and may be repeated."""
 
     __slots__ = ("_content", "_cutter", "_ended", "_live", "_response", "_watch")
 
-    def __init__(self, response: aiohttp.ClientResponse, framing: Framing, watch: _Watch, live: set[Answer]) -> None:
+    def __init__(
+        self, response: aiohttp.ClientResponse, framing: Framing, watch: _Watch, live: set[BackendAnswer]
+    ) -> None:
         """`live` is where it stands until it is closed."""
         self._live = live
         live.add(self)
@@ -178,7 +180,7 @@ class Answer:
         self._response.close()
 
 
-class Wire:
+class BackendHttp:
     """HTTP to one backend. Built without touching the network; the pool appears with the first request."""
 
     def __init__(self, options: BackendOptions, statuses: Statuses | None = None, *, polite: bool = False) -> None:
@@ -189,7 +191,7 @@ class Wire:
         self._base = _base(options.api_base)
         secret = options.api_key or None
         query = self._base.query.values()
-        self.failures = Failures(statuses, filter(None, (secret, self._base.password, *query)))
+        self.failures = FailureTable(statuses, filter(None, (secret, self._base.password, *query)))
         self._headers = {"User-Agent": "unisono", "Accept-Encoding": "identity"}
         if secret is not None:
             if not (secret.isascii() and secret.isprintable()):
@@ -199,10 +201,10 @@ class Wire:
             self._headers["Authorization"] = f"Bearer {secret}"
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
-        self._live: set[Answer] = set()
+        self._live: set[BackendAnswer] = set()
         self._serial = itertools.count(1)
 
-    async def post(self, path: str, body: bytes, job: Job, framing: Framing = SSE) -> Answer:
+    async def post(self, path: str, body: bytes, job: Job, framing: Framing = SSE) -> BackendAnswer:
         """Send a JSON body and return the stream of events that answers it. Raises the `BackendError` family."""
         headers = self._headers_for(job, framing.content_type)
         timeouts = job.timeouts
@@ -223,7 +225,7 @@ class Wire:
             raise BackendTimeout("the backend sent no first token in time") from error
         except CAUGHT as error:
             raise fault(error) from error
-        return Answer(response, framing, _Watch(started, timeouts, response), self._live)
+        return BackendAnswer(response, framing, _Watch(started, timeouts, response), self._live)
 
     async def post_whole(self, path: str, body: bytes, job: Job) -> object:
         """Send a JSON body and return the JSON that answers it. Raises the `BackendError` family."""

@@ -14,7 +14,7 @@ import orjson
 
 from unisono.core.generation import Load
 from unisono.errors import BackendProtocolError
-from unisono_adapters._http import Wire
+from unisono_adapters._http import BackendHttp
 from unisono_adapters._metrics import LARGEST
 
 LOAD_S = 1.0
@@ -33,7 +33,7 @@ class LoadPages:
     """`pages` are the ways to ask a server, by path: the first that tells something is the one. That one is asked
     first from then on."""
 
-    def __init__(self, wire: Wire, pages: Mapping[str, Page]) -> None:
+    def __init__(self, wire: BackendHttp, pages: Mapping[str, Page]) -> None:
         self._wire = wire
         self._pages = dict(pages)
         self._silent_until = 0.0

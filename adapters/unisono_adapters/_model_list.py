@@ -10,13 +10,13 @@ from typing import Final
 
 from unisono.core.probe import Check, Finding, Probe
 from unisono.errors import BackendProtocolError
-from unisono_adapters._examine import Subject, examine
-from unisono_adapters._http import Wire
+from unisono_adapters._http import BackendHttp
+from unisono_adapters._probe import Subject, examine
 
 _NAME: Final = re.compile(r"[\w.:-]+(?:/[\w.:-]+)?")
 
 
-async def model_list(wire: Wire) -> Mapping[str, int | None]:
+async def model_list(wire: BackendHttp) -> Mapping[str, int | None]:
     """Context windows in tokens by the server's own names, None where it tells none. Raises the `BackendError`
     family."""
     listed = await wire.get_json("v1/models")

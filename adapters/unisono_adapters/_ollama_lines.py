@@ -14,7 +14,7 @@ from unisono.core.generation import Chunk, FinishReason, Prompt
 from unisono.errors import BackendError, BackendProtocolError
 from unisono.harmony.encoding import load_encoding
 from unisono_adapters._events import count, decoded, text_of, token_ids
-from unisono_adapters._failures import Failures, IdsMissing, is_error
+from unisono_adapters._failures import FailureTable, IdsMissing, is_error
 
 DONE_REASONS: Mapping[str, FinishReason | type[BackendError]] = {
     "stop": FinishReason.STOP,
@@ -29,7 +29,7 @@ class RawFold:
     """Lines in, chunks out. `done` is set with the chunk that holds the finish. `version` is the server's, empty when
     it is not known."""
 
-    def __init__(self, failures: Failures, version: str) -> None:
+    def __init__(self, failures: FailureTable, version: str) -> None:
         self._failures = failures
         self._version = version
         self._last: Mapping[str, Any] = {}
@@ -82,7 +82,7 @@ class TemplateFold(RawFold):
     """What the lines before the last bring is Ollama's own reading of the turn, and only a sign of life here: empty
     chunks. `prompt` is what was sent."""
 
-    def __init__(self, failures: Failures, version: str, prompt: Prompt) -> None:
+    def __init__(self, failures: FailureTable, version: str, prompt: Prompt) -> None:
         super().__init__(failures, version)
         self._prompt = prompt
 

@@ -32,12 +32,12 @@ from unisono.errors import BackendOverloaded, BackendProtocolError
 from unisono.harmony.encoding import load_encoding
 from unisono_adapters._constraints import as_gbnf, bias, schema_of
 from unisono_adapters._events import count, decoded, generate, text_of, token_ids
-from unisono_adapters._examine import Subject, examine
-from unisono_adapters._failures import Failures, IdsMissing, is_error
-from unisono_adapters._http import Wire
+from unisono_adapters._failures import FailureTable, IdsMissing, is_error
+from unisono_adapters._http import BackendHttp
 from unisono_adapters._load import LoadPages, amount, document, part
-from unisono_adapters._lost_ids import LostIds
 from unisono_adapters._metrics import by_part, samples
+from unisono_adapters._probe import Subject, examine
+from unisono_adapters._restore_ids import LostIds
 
 STOP_TYPES: Mapping[str, FinishReason] = {
     "eos": FinishReason.STOP,
@@ -78,7 +78,9 @@ class LlamaCppBackend:
     def __init__(self, options: BackendOptions) -> None:
         """Raises ConfigError."""
         self._model = options.model
-        self._wire = Wire(options, {503: (BackendOverloaded, "the backend is loading its model or has no free slot")})
+        self._wire = BackendHttp(
+            options, {503: (BackendOverloaded, "the backend is loading its model or has no free slot")}
+        )
         self._load = LoadPages(self._wire, {"metrics": _gauges, "slots": _slots, "health": _health})
 
     async def probe(self) -> Probe:
@@ -101,7 +103,7 @@ class LlamaCppBackend:
         )
 
     def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
-        return generate(self._wire, "completion", self._body(job), job, CompletionFold(self._wire.failures))
+        return generate(self._wire, "completion", self._body(job), job, LlamaCppFold(self._wire.failures))
 
     async def load(self) -> Load | None:
         """The server answers between two steps of its batch, so one that reads a long prompt may take too long."""
@@ -191,12 +193,12 @@ def _constrained(constraint: Constraint) -> dict[str, object]:
             assert_never(constraint)
 
 
-class CompletionFold:
+class LlamaCppFold:
     """Events in, chunks out. `done` is set with the chunk that holds the finish."""
 
     __slots__ = ("_failures", "_last", "_lost", "done")
 
-    def __init__(self, failures: Failures) -> None:
+    def __init__(self, failures: FailureTable) -> None:
         self._failures = failures
         self._lost = LostIds(load_encoding())
         self._last = Chunk()

@@ -19,10 +19,10 @@ from mlx_lm.generate import BatchGenerator
 
 from unisono.core.generation import CALL, ENDOFTEXT, RETURN, START, VOCABULARY
 from unisono_adapters.mlx_guides import Guide
-from unisono_adapters.mlx_jobs import EVERYONE, Command, Limits, Submit, Told, Withdraw
+from unisono_adapters.mlx_jobs import EVERYONE, BatchLimits, Command, Submit, Told, Withdraw
 from unisono_adapters.mlx_prefix import Layers, Prefixes
 from unisono_adapters.mlx_sampling import Processor, Sampler, check_sampling, make_processors, make_sampler
-from unisono_adapters.mlx_wire import Ask, Output, Pulse, Reason, Refused
+from unisono_adapters.mlx_wire import GenerateCommand, Pulse, Reason, RequestRefused, TokenOutput
 
 Route: TypeAlias = tuple[int, int]
 """Whose request it is: the connection's number and the id chosen there."""
@@ -87,7 +87,9 @@ class Batch:
     """Runs requests on `model`. `submit` and `load` are for any thread; everything else belongs to the thread that
     calls `run`."""
 
-    def __init__(self, model: object, context: int | None, tell: Callable[[list[Told]], None], limits: Limits) -> None:
+    def __init__(
+        self, model: object, context: int | None, tell: Callable[[list[Told]], None], limits: BatchLimits
+    ) -> None:
         self._model = model
         self._context = context
         self._tell = tell
@@ -142,11 +144,11 @@ class Batch:
         if told:
             self._tell(told)
 
-    def _admit(self, connection: int, ask: Ask, guide: Guide | None) -> list[Told]:
+    def _admit(self, connection: int, ask: GenerateCommand, guide: Guide | None) -> list[Told]:
         refusal = self._refusal(ask)
         if refusal is not None:
             reason, message = refusal
-            return [(connection, Refused(ask.id, reason, message))]
+            return [(connection, RequestRefused(ask.id, reason, message))]
         prompt = list(ask.prompt)
         room = ask.max_tokens if self._context is None else min(ask.max_tokens, self._context - len(prompt))
         processors = make_processors(ask.sampling, len(prompt))
@@ -164,7 +166,7 @@ class Batch:
         self._running[uids[0]] = _Running((connection, ask.id), ask.salt, prompt, known, guide)
         return []
 
-    def _refusal(self, ask: Ask) -> tuple[Reason, str] | None:
+    def _refusal(self, ask: GenerateCommand) -> tuple[Reason, str] | None:
         if len(self._running) >= self._limits.batch + self._limits.waiting:
             return "overloaded", f"{len(self._running)} requests are running or waiting"
         if not ask.prompt or ask.max_tokens < 1:
@@ -230,7 +232,8 @@ class Batch:
 
     def _abandon(self, message: str) -> list[Told]:
         told: list[Told] = [
-            (running.route[0], Refused(running.route[1], "failed", message)) for running in self._running.values()
+            (running.route[0], RequestRefused(running.route[1], "failed", message))
+            for running in self._running.values()
         ]
         self._running.clear()
         self._prefixes.clear()
@@ -250,8 +253,8 @@ class Batch:
         return cast("_Generator", generator)
 
 
-def _said(request: _Running, response: _Response, cached: int | None) -> Output | Refused:
+def _said(request: _Running, response: _Response, cached: int | None) -> TokenOutput | RequestRefused:
     """What the gateway is told of one token."""
     if response.finish_reason is not None and request.guide is not None and request.guide.failed:
-        return Refused(request.route[1], "failed", f"the constraint cannot be followed: {request.guide.failed}")
-    return Output(request.route[1], (response.token,), response.finish_reason, cached)
+        return RequestRefused(request.route[1], "failed", f"the constraint cannot be followed: {request.guide.failed}")
+    return TokenOutput(request.route[1], (response.token,), response.finish_reason, cached)

@@ -25,17 +25,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unisono_adapters.mlx_guides import Guide, Guides, Unguidable, installed
-from unisono_adapters.mlx_jobs import EVERYONE, Limits, Submit, Told, Withdraw
+from unisono_adapters.mlx_jobs import EVERYONE, BatchLimits, Submit, Told, Withdraw
 from unisono_adapters.mlx_wire import (
     LINE_LIMIT,
-    Ask,
     Cancel,
     Count,
-    Counted,
+    CountAnswer,
     Encoded,
     Failed,
+    GenerateCommand,
     Ready,
-    Refused,
+    RequestRefused,
     ToGateway,
     Tokenize,
     WireError,
@@ -114,9 +114,9 @@ class _Engine:
         if self.loaded is None:
             raise WireError("a request before the model was ready")
         match message:
-            case Ask(constraint=None):
+            case GenerateCommand(constraint=None):
                 self.loaded.batch.submit(Submit(number, message))
-            case Ask():
+            case GenerateCommand():
                 self._guide(self.loaded, number, message)
             case Cancel(request):
                 self.compiling.discard((number, request))
@@ -126,16 +126,16 @@ class _Engine:
                 writer.write(to_line(Encoded(request, codes)))
             case Count(request):
                 running, waiting, tokens = self.loaded.batch.load
-                writer.write(to_line(Counted(request, running, waiting + len(self.compiling), tokens)))
+                writer.write(to_line(CountAnswer(request, running, waiting + len(self.compiling), tokens)))
             case _:
                 raise WireError(f"{type(message).__name__} is not for the engine")
 
-    def _guide(self, loaded: _Loaded, number: int, ask: Ask) -> None:
+    def _guide(self, loaded: _Loaded, number: int, ask: GenerateCommand) -> None:
         """Submit a constrained request once its grammar is there, unless it is cancelled before."""
         assert ask.constraint is not None, "there is nothing to compile"
         place = (number, ask.id)
         if len(self.compiling) >= self.most_compiling:
-            self._send([(number, Refused(ask.id, "overloaded", "too many grammars are waiting to be compiled"))])
+            self._send([(number, RequestRefused(ask.id, "overloaded", "too many grammars are waiting to be compiled"))])
             return
         self.compiling.add(place)
         compiled = self.loop.run_in_executor(loaded.guides.threads, loaded.guides.guide, ask.constraint)
@@ -150,7 +150,9 @@ class _Engine:
                 return
             if not isinstance(error, Unguidable):
                 _log.error("compiling a grammar failed", exc_info=error)
-            self._send([(number, Refused(ask.id, "constraint", f"the engine cannot keep to the constraint: {error}"))])
+            self._send(
+                [(number, RequestRefused(ask.id, "constraint", f"the engine cannot keep to the constraint: {error}"))]
+            )
 
         compiled.add_done_callback(submit)
 
@@ -218,7 +220,7 @@ def _find(model: str) -> Path:
         ) from error
 
 
-def _load(model: str, engine: _Engine, limits: Limits) -> _Loaded:
+def _load(model: str, engine: _Engine, limits: BatchLimits) -> _Loaded:
     """Raises ModelUnusable for what can be foreseen; mlx and mlx-lm raise what they like for a broken folder."""
     folder = _find(model)
     from mlx_lm.utils import load_model
@@ -236,7 +238,7 @@ def _load(model: str, engine: _Engine, limits: Limits) -> _Loaded:
     return _Loaded(batch, Tokenizer.from_file(str(folder / "tokenizer.json")), context, Guides(folder))
 
 
-def _generate(model: str, limits: Limits, engine: _Engine) -> None:
+def _generate(model: str, limits: BatchLimits, engine: _Engine) -> None:
     """The generation thread: load, say so, work for ever."""
     try:
         loaded = _load(model, engine, limits)
@@ -276,7 +278,7 @@ async def _run(args: argparse.Namespace) -> int:
     listener = socket.socket(fileno=args.listener)
     listener.setblocking(False)
     server = await asyncio.start_unix_server(engine.serve, sock=listener, limit=LINE_LIMIT)
-    limits = Limits(
+    limits = BatchLimits(
         batch=args.batch,
         waiting=args.waiting,
         prefill_chunk=args.prefill_chunk,

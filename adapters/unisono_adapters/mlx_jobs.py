@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from unisono_adapters.mlx_guides import Guide
-from unisono_adapters.mlx_wire import Ask, ToGateway
+from unisono_adapters.mlx_wire import GenerateCommand, ToGateway
 
 EVERYONE = -1
 
@@ -18,7 +18,7 @@ Told: TypeAlias = tuple[int, ToGateway]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class BatchLimits:
     """`batch` requests run at once and `waiting` more queue up. `prefill_chunk` is in tokens: it bounds how long one
     step can take, and so how late a cancel is obeyed."""
 
@@ -34,7 +34,7 @@ class Submit:
     """`guide` keeps it to what its constraint allows, where it has one."""
 
     connection: int
-    ask: Ask
+    ask: GenerateCommand
     guide: Guide | None = None
 
 

@@ -35,10 +35,10 @@ from unisono.errors import (
     UnisonoError,
 )
 from unisono_adapters._constraints import refusal
-from unisono_adapters._examine import Subject, examine
 from unisono_adapters._load import LOAD_S
-from unisono_adapters.mlx_jobs import Limits
-from unisono_adapters.mlx_process import Engine, Inbox
+from unisono_adapters._probe import Subject, examine
+from unisono_adapters.mlx_jobs import BatchLimits
+from unisono_adapters.mlx_process import EngineProcess, Inbox
 from unisono_adapters.mlx_wire import Ready, Reason
 
 _PAUSES_S = (0.0, 0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -76,17 +76,17 @@ class MlxLocalBackend:
     """
 
     def __init__(self, options: BackendOptions) -> None:
-        usual = Limits()
+        usual = BatchLimits()
         extra = options.extra
         self._model = options.model
         self._load_timeout_s = _number(extra, "load_timeout_s", _LOAD_TIMEOUT_S)
-        self._limits = Limits(
+        self._limits = BatchLimits(
             batch=max(1, int(_number(extra, "batch", usual.batch))),
             waiting=int(_number(extra, "waiting", usual.waiting)),
             prefill_chunk=max(16, int(_number(extra, "prefill_chunk", usual.prefill_chunk))),
             prefix_cache_bytes=int(_number(extra, "prefix_cache_mb", usual.prefix_cache_bytes / 2**20) * 2**20),
         )
-        self._start: asyncio.Task[tuple[Engine, Ready]] | None = None
+        self._start: asyncio.Task[tuple[EngineProcess, Ready]] | None = None
         self._failures = 0
         self._not_before = 0.0
         self._trouble = ""
@@ -163,7 +163,7 @@ class MlxLocalBackend:
             engine, _ = start.result()
             await engine.stop()
 
-    async def _running(self) -> tuple[Engine, Ready]:
+    async def _running(self) -> tuple[EngineProcess, Ready]:
         """The engine and its greeting. Concurrent callers share one start, and one that leaves does not end it for the
         others."""
         if self._closed:
@@ -184,7 +184,7 @@ class MlxLocalBackend:
                 raise  # this caller left
             raise BackendUnavailable(_SHUT_DOWN) from None
 
-    def _bury(self, start: asyncio.Task[tuple[Engine, Ready]]) -> None:
+    def _bury(self, start: asyncio.Task[tuple[EngineProcess, Ready]]) -> None:
         """Forget a life that is over, and decide when the next one may begin."""
         if start.cancelled():
             self._start = None
@@ -202,8 +202,8 @@ class MlxLocalBackend:
         self._start = None
         self._not_before = time.monotonic() + _PAUSES_S[min(self._failures, len(_PAUSES_S) - 1)]
 
-    async def _begin(self) -> tuple[Engine, Ready]:
-        engine = await Engine.start(self._model, self._limits)
+    async def _begin(self) -> tuple[EngineProcess, Ready]:
+        engine = await EngineProcess.start(self._model, self._limits)
         try:
             async with asyncio.timeout(self._load_timeout_s):
                 greeting = await engine.ready()
@@ -216,7 +216,7 @@ class MlxLocalBackend:
         return engine, greeting
 
 
-async def _wait(engine: Engine, inbox: Inbox, timeouts: Timeouts, asked_at: float, *, begun: bool) -> None:
+async def _wait(engine: EngineProcess, inbox: Inbox, timeouts: Timeouts, asked_at: float, *, begun: bool) -> None:
     """Until something has arrived. Raises BackendTimeout, and ends an engine that is not even alive."""
     total_left = asked_at + timeouts.total_s - time.monotonic()
     patience = timeouts.silence_s if begun else timeouts.first_token_s
@@ -232,7 +232,7 @@ async def _wait(engine: Engine, inbox: Inbox, timeouts: Timeouts, asked_at: floa
         raise BackendTimeout(f"no {what} came within {patience:g} s") from error
 
 
-def _take(engine: Engine, inbox: Inbox, prompt_tokens: int | None) -> Chunk:
+def _take(engine: EngineProcess, inbox: Inbox, prompt_tokens: int | None) -> Chunk:
     """What has arrived, as one chunk; of very much, what can be read at once. Tokens that came before an engine died
     are given first."""
     inbox.arrived.clear()
@@ -254,7 +254,7 @@ def _take(engine: Engine, inbox: Inbox, prompt_tokens: int | None) -> Chunk:
     )
 
 
-def _look_at(start: asyncio.Task[tuple[Engine, Ready]]) -> None:
+def _look_at(start: asyncio.Task[tuple[EngineProcess, Ready]]) -> None:
     """A failed start whose callers have all left is no error of the event loop's."""
     if not start.cancelled():
         start.exception()

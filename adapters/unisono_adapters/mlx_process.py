@@ -23,23 +23,23 @@ from typing import Protocol, TypeAlias
 
 from unisono.core.generation import CompletionJob
 from unisono.errors import BackendUnavailable
-from unisono_adapters.mlx_jobs import Limits
+from unisono_adapters.mlx_jobs import BatchLimits
 from unisono_adapters.mlx_log import Log, meaning
 from unisono_adapters.mlx_wire import (
     LINE_LIMIT,
-    Ask,
     Cancel,
     Count,
-    Counted,
+    CountAnswer,
     Encoded,
     Failed,
-    Output,
+    GenerateCommand,
     Pulse,
     Ready,
-    Refused,
+    RequestRefused,
     ToEngine,
     ToGateway,
     Tokenize,
+    TokenOutput,
     WireError,
     from_line,
     to_line,
@@ -70,9 +70,9 @@ class Inbox:
     tokens: array[int] = field(default_factory=lambda: array("I"))
     finish: str | None = None
     cached: int | None = None
-    refused: Refused | None = None
+    refused: RequestRefused | None = None
     encoded: Encoded | None = None
-    counted: Counted | None = None
+    counted: CountAnswer | None = None
 
 
 Process: TypeAlias = subprocess.Popen[bytes]
@@ -81,7 +81,7 @@ SHARED = "UNISONO_ENGINES"
 """The variable that names the folder where the workers of one gateway find the engines they share."""
 
 
-class Life(Protocol):
+class ProcessHandle(Protocol):
     """A process as its gateway holds it. What it does may take a moment, and is done in a thread."""
 
     pid: int
@@ -99,13 +99,13 @@ class Life(Protocol):
         ...
 
 
-class Engine:
+class EngineProcess:
     """A started process with a connection to it. Belongs to one event loop.
 
     `lost` is None while the process can be asked, and then why it cannot; every inbox is woken when that changes.
     """
 
-    def __init__(self, life: Life, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, life: ProcessHandle, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.lost: str | None = None
         self.served = False
         """Whether it has finished a request, which says more than that it started."""
@@ -120,7 +120,7 @@ class Engine:
         self._listening = asyncio.create_task(self._listen())
 
     @classmethod
-    async def start(cls, model: str, limits: Limits) -> Engine:
+    async def start(cls, model: str, limits: BatchLimits) -> EngineProcess:
         """Connect to a process of its own, or to one that all workers of a gateway share, where there are some. The
         model loads after that: see `ready`. Raises BackendUnavailable."""
         spawning = asyncio.create_task(asyncio.to_thread(_begun, model, limits))
@@ -152,7 +152,9 @@ class Engine:
         """Begin a generation; `drop` must follow. Raises BackendUnavailable when the engine is lost."""
         number, inbox = self._open()
         self._writer.write(
-            to_line(Ask(number, job.prompt.tokens, job.max_tokens, job.sampling, job.cache_salt, job.constraint))
+            to_line(
+                GenerateCommand(number, job.prompt.tokens, job.max_tokens, job.sampling, job.cache_salt, job.constraint)
+            )
         )
         return number, inbox
 
@@ -175,7 +177,7 @@ class Engine:
         finally:
             del self._inboxes[number]
 
-    async def count(self) -> Counted:
+    async def count(self) -> CountAnswer:
         """What there is to do. Raises BackendUnavailable."""
         number, inbox = self._open()
         try:
@@ -231,14 +233,14 @@ class Engine:
                     self._life.pid = message.pid
                 if not self._greeting.done():
                     self._greeting.set_result(message)
-            case Output(number, tokens, finish, cached):
+            case TokenOutput(number, tokens, finish, cached):
                 if inbox := self._inboxes.get(number):
                     inbox.tokens.extend(tokens)
                     inbox.finish = finish
                     inbox.cached = cached if inbox.cached is None else inbox.cached
                     inbox.arrived.set()
                     self.served = self.served or finish is not None
-            case Refused(number):
+            case RequestRefused(number):
                 if inbox := self._inboxes.get(number):
                     inbox.refused = message
                     inbox.arrived.set()
@@ -246,13 +248,13 @@ class Engine:
                 if inbox := self._inboxes.get(number):
                     inbox.encoded = message
                     inbox.arrived.set()
-            case Counted(number):
+            case CountAnswer(number):
                 if inbox := self._inboxes.get(number):
                     inbox.counted = message
                     inbox.arrived.set()
             case Pulse():
                 pass
-            case Ask() | Cancel() | Tokenize() | Count():
+            case GenerateCommand() | Cancel() | Tokenize() | Count():
                 raise WireError(f"{type(message).__name__} is not for a gateway")
 
     def _lose(self, why: str) -> None:
@@ -283,7 +285,7 @@ class _Owned:
         return meaning(_discard(self._process, self._folder)), self._log.last_words()
 
 
-def _begun(model: str, limits: Limits) -> tuple[Life, socket.socket]:
+def _begun(model: str, limits: BatchLimits) -> tuple[ProcessHandle, socket.socket]:
     folder = os.environ.get(SHARED)
     if folder is None:
         return _spawn(model, limits)
@@ -292,7 +294,7 @@ def _begun(model: str, limits: Limits) -> tuple[Life, socket.socket]:
     return joined(Path(folder), model, limits)
 
 
-def _spawn(model: str, limits: Limits) -> tuple[Life, socket.socket]:
+def _spawn(model: str, limits: BatchLimits) -> tuple[ProcessHandle, socket.socket]:
     """Start the process with a listening socket to which the returned one is already connected, so that nothing has to
     be waited for and the end of the process is the end of the connection at any moment."""
     folder = _private_folder()
@@ -305,7 +307,7 @@ def _spawn(model: str, limits: Limits) -> tuple[Life, socket.socket]:
 
 
 def spawned(
-    address: Path, model: str, limits: Limits, *, stdin: int, stdout: int = subprocess.PIPE, shared: bool = False
+    address: Path, model: str, limits: BatchLimits, *, stdin: int, stdout: int = subprocess.PIPE, shared: bool = False
 ) -> tuple[Process, socket.socket]:
     """A process that listens at `address`, and a connection to it. Raises OSError."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -330,7 +332,7 @@ def spawned(
     return process, connection
 
 
-def _command(model: str, limits: Limits, listener: int) -> list[str]:
+def _command(model: str, limits: BatchLimits, listener: int) -> list[str]:
     options = {
         "--model": model,
         "--listener": listener,

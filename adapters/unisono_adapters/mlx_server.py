@@ -16,11 +16,11 @@ from unisono.core.generation import Capabilities, Chunk, CompletionJob, Load, Ou
 from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Probe
 from unisono.errors import BackendError, BackendProtocolError, BackendUnavailable
-from unisono_adapters import _completions, _seam
+from unisono_adapters import _completions, _leading_space
 from unisono_adapters._constraints import refused_kind
-from unisono_adapters._examine import Subject, examine
-from unisono_adapters._http import Wire
-from unisono_adapters._written import Written
+from unisono_adapters._http import BackendHttp
+from unisono_adapters._poison_prompts import PoisonPrompt
+from unisono_adapters._probe import Subject, examine
 
 LOADED = "default_model"
 """The model the server was started with. By any other name it would look for one on the hub."""
@@ -38,8 +38,8 @@ class MlxServerBackend:
     def __init__(self, options: BackendOptions) -> None:
         """Raises ConfigError."""
         # A client that it loses before it has sent its head is noticed nowhere: it generates to the limit for nobody.
-        self._wire = Wire(options, {404: (BackendError, "the backend failed while it generated")}, polite=True)
-        self._written = Written()
+        self._wire = BackendHttp(options, {404: (BackendError, "the backend failed while it generated")}, polite=True)
+        self._written = PoisonPrompt()
 
     async def probe(self) -> Probe:
         """Asks for its health, which knows whether the generating thread lives, then examines it. The server does not
@@ -58,8 +58,8 @@ class MlxServerBackend:
         if job.constraint is not None:
             raise refused_kind(job.constraint)
         assert job.prompt.text is not None, "a text backend was given a prompt without text"
-        if _seam.is_inside(job.prompt) or job.prompt.text in self._written:
-            chunks = _seam.go_on(self._wire, job, _body, self._written)
+        if _leading_space.is_inside(job.prompt) or job.prompt.text in self._written:
+            chunks = _leading_space.go_on(self._wire, job, _body, self._written)
         else:
             self._written.asked(job.prompt)
             chunks = self._streamed(job)

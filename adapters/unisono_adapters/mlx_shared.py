@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from unisono_adapters.mlx_jobs import Limits
+from unisono_adapters.mlx_jobs import BatchLimits
 from unisono_adapters.mlx_log import meaning, quoted
-from unisono_adapters.mlx_process import Life, Process, spawned
+from unisono_adapters.mlx_process import Process, ProcessHandle, spawned
 
 _LOG_BYTES = 8192
 _CLOSED_S = 0.5
@@ -68,7 +68,7 @@ _FORGOTTEN: list[Process] = []
 """Engines that this process started and does not use any more. They are this process's to bury."""
 
 
-def joined(folder: Path, model: str, limits: Limits) -> tuple[Life, socket.socket]:
+def joined(folder: Path, model: str, limits: BatchLimits) -> tuple[ProcessHandle, socket.socket]:
     """The engine for a model with a connection to it; started where there is none. Blocks, though not for as long as
     the model loads. Raises OSError."""
     _FORGOTTEN[:] = [process for process in _FORGOTTEN if process.poll() is None]

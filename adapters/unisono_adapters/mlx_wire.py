@@ -23,7 +23,7 @@ Reason: TypeAlias = Literal["context", "rejected", "constraint", "overloaded", "
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class GenerateCommand:
     """Generate. `salt` keeps prompts of different tenants apart in the prefix cache."""
 
     id: int
@@ -74,7 +74,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class TokenOutput:
     """New ids of one request, the stop id included; `finish` is "stop" or "length" on the last. `cached` counts prompt
     tokens that were not computed again, on the first."""
 
@@ -85,7 +85,7 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RequestRefused:
     """Request `id` ends here."""
 
     id: int
@@ -102,7 +102,7 @@ class Encoded:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class CountAnswer:
     """Answers Count: requests in the batch and behind it, and the tokens that those in the batch hold."""
 
     id: int
@@ -116,12 +116,24 @@ class Pulse:
     """The generation thread is alive; at most one a second, only while it works."""
 
 
-ToEngine: TypeAlias = Ask | Cancel | Tokenize | Count
-ToGateway: TypeAlias = Ready | Failed | Output | Refused | Encoded | Counted | Pulse
+ToEngine: TypeAlias = GenerateCommand | Cancel | Tokenize | Count
+ToGateway: TypeAlias = Ready | Failed | TokenOutput | RequestRefused | Encoded | CountAnswer | Pulse
 
 _KINDS: dict[str, type[ToEngine | ToGateway]] = {
     kind.__name__.lower(): kind
-    for kind in (Ask, Cancel, Tokenize, Count, Ready, Failed, Output, Refused, Encoded, Counted, Pulse)
+    for kind in (
+        GenerateCommand,
+        Cancel,
+        Tokenize,
+        Count,
+        Ready,
+        Failed,
+        TokenOutput,
+        RequestRefused,
+        Encoded,
+        CountAnswer,
+        Pulse,
+    )
 }
 
 
@@ -132,7 +144,7 @@ class WireError(Exception):
 def to_line(message: ToEngine | ToGateway) -> bytes:
     # Field by field and not with dataclasses.asdict, which would copy a prompt id by id.
     body = {"kind": type(message).__name__.lower(), **{name: getattr(message, name) for name in message.__slots__}}
-    if isinstance(message, Ask) and message.constraint is not None:
+    if isinstance(message, GenerateCommand) and message.constraint is not None:
         body["constraint"] = [message.constraint.kind, message.constraint]
     return orjson.dumps(body, default=_plain, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE)
 
@@ -150,11 +162,11 @@ def from_line(line: bytes) -> ToEngine | ToGateway:
     try:
         body = orjson.loads(line)
         kind = _KINDS[body.pop("kind")]
-        if kind is Ask:
+        if kind is GenerateCommand:
             sampling = body.pop("sampling")
             bias = {int(token): float(value) for token, value in sampling.pop("logit_bias").items()}
             constraint = _constraint(body.pop("constraint"))
-            return Ask(**body, sampling=Sampling(**sampling, logit_bias=bias), constraint=constraint)
+            return GenerateCommand(**body, sampling=Sampling(**sampling, logit_bias=bias), constraint=constraint)
         return kind(**body)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise WireError(f"not a message: {line[:80]!r}") from error

@@ -42,11 +42,11 @@ from unisono.errors import BackendError, BackendOverloaded, BackendProtocolError
 from unisono.harmony.encoding import load_encoding
 from unisono_adapters._constraints import refused_kind, schema_of
 from unisono_adapters._events import generate
-from unisono_adapters._examine import REQUEST_ID, Subject, examine
 from unisono_adapters._failures import IdsMissing
 from unisono_adapters._framing import NDJSON
-from unisono_adapters._http import Wire
+from unisono_adapters._http import BackendHttp
 from unisono_adapters._ollama_lines import RawFold, TemplateFold
+from unisono_adapters._probe import REQUEST_ID, Subject, examine
 
 MOST_NUM_CTX = 32_768
 """The context asked for when neither the operator nor the Modelfile says one, in tokens: less memory than the model's
@@ -61,16 +61,16 @@ PROBE_TOKENS = 8
 """Enough for a header; an answer begins with one."""
 
 
-class Route(StrEnum):
+class OllamaRoute(StrEnum):
     RAW = "raw"
     TEMPLATE = "template"
     MARKERLESS = "markerless"
 
 
-ROUTE_FIELDS: Mapping[Route, Mapping[str, object]] = {
-    Route.RAW: {"raw": True},
-    Route.TEMPLATE: {"template": "{{ .Prompt }}"},
-    Route.MARKERLESS: {"raw": True},
+ROUTE_FIELDS: Mapping[OllamaRoute, Mapping[str, object]] = {
+    OllamaRoute.RAW: {"raw": True},
+    OllamaRoute.TEMPLATE: {"template": "{{ .Prompt }}"},
+    OllamaRoute.MARKERLESS: {"raw": True},
 }
 
 CONSTRAINED = frozenset({JsonSchema.kind, AnyJson.kind})
@@ -84,7 +84,7 @@ HEADER_MARKERS = ("<|channel|>", "<|message|>")
 class _Plan:
     """How the server is spoken to. `version` is empty when it was not asked."""
 
-    route: Route
+    route: OllamaRoute
     num_ctx: int
     version: str = ""
 
@@ -122,10 +122,10 @@ class OllamaBackend:
         if self._keep_alive is not None and type(self._keep_alive) not in (int, float, str):
             raise ConfigError("litellm_params.keep_alive: must be seconds, or a duration like 30m")
         route = options.extra.get("route")
-        if route not in (None, Route.RAW, Route.TEMPLATE):
+        if route not in (None, OllamaRoute.RAW, OllamaRoute.TEMPLATE):
             raise ConfigError("litellm_params.route: must be raw or template")
-        self._route = None if route is None else Route(str(route))
-        self._wire = Wire(options)
+        self._route = None if route is None else OllamaRoute(str(route))
+        self._wire = BackendHttp(options)
         self._plan = _Plan(self._route, self._num_ctx) if self._route and self._num_ctx else None
         self._found: Probe | None = None
         self._found_of = ("", "")
@@ -146,7 +146,7 @@ class OllamaBackend:
             await self.probe()
         plan = self._plan
         assert plan is not None, "a probe left no plan"
-        if isinstance(job.constraint, OneOf) or (job.constraint and plan.route is Route.TEMPLATE):
+        if isinstance(job.constraint, OneOf) or (job.constraint and plan.route is OllamaRoute.TEMPLATE):
             raise refused_kind(job.constraint)
         try:
             async with aclosing(self._generated(job, plan)) as chunks:
@@ -168,7 +168,7 @@ class OllamaBackend:
     def _generated(self, job: CompletionJob, plan: _Plan) -> AsyncGenerator[Chunk]:
         failures = self._wire.failures
         fold = RawFold(failures, plan.version)
-        if plan.route is Route.TEMPLATE:
+        if plan.route is OllamaRoute.TEMPLATE:
             fold = TemplateFold(failures, plan.version, job.prompt)
         return generate(self._wire, "api/generate", self._body(job, plan), job, fold, NDJSON)
 
@@ -223,11 +223,11 @@ class OllamaBackend:
             return self._plan, of
         return _Plan(await self._decided(num_ctx, version), num_ctx, version), of
 
-    async def _decided(self, num_ctx: int, version: str) -> Route:
+    async def _decided(self, num_ctx: int, version: str) -> OllamaRoute:
         """The first route that shows markers in a few tokens of an answer."""
         prompt = Prompt(load_encoding().encode_marked(PROBE_PROMPT), PROBE_PROMPT)
         job = CompletionJob(prompt, PROBE_TOKENS, Sampling(temperature=0.0), request_id=REQUEST_ID)
-        for route in (Route.RAW, Route.TEMPLATE):
+        for route in (OllamaRoute.RAW, OllamaRoute.TEMPLATE):
             try:
                 texts = [chunk.text async for chunk in self._generated(job, _Plan(route, num_ctx, version))]
             except IdsMissing:
@@ -235,10 +235,10 @@ class OllamaBackend:
                 continue
             if any(marker in "".join(texts) for marker in HEADER_MARKERS):
                 return route
-        return Route.MARKERLESS
+        return OllamaRoute.MARKERLESS
 
     async def _examined(self, plan: _Plan) -> Probe:
-        output = OutputForm.MARKERLESS if plan.route is Route.MARKERLESS else OutputForm.TEXT
+        output = OutputForm.MARKERLESS if plan.route is OllamaRoute.MARKERLESS else OutputForm.TEXT
         subject = Subject(
             lambda job: self._generated(job, plan),
             Capabilities(
@@ -247,15 +247,15 @@ class OllamaBackend:
                 stop_visible=False,
                 context=plan.num_ctx,
                 # On the other route its own parser would misread a prompt that ends inside of a message.
-                constrain=frozenset() if plan.route is Route.TEMPLATE else CONSTRAINED,
-                prefill=plan.route is not Route.TEMPLATE,
+                constrain=frozenset() if plan.route is OllamaRoute.TEMPLATE else CONSTRAINED,
+                prefill=plan.route is not OllamaRoute.TEMPLATE,
             ),
             remedies=REMEDIES,
             long_prompt=LONG_PROMPT if plan.num_ctx > LONG_PROMPT + PROBE_TOKENS else 0,
             first_token_s=LOADING_S,
         )
         found = await examine(subject)
-        if plan.route is not Route.TEMPLATE:
+        if plan.route is not OllamaRoute.TEMPLATE:
             return found
         told = (LATE if finding.check is Check.MARKERS and finding.ok else finding for finding in found.findings)
         return replace(found, findings=tuple(told))

@@ -30,11 +30,11 @@ from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check, Probe
 from unisono_adapters import _completions
 from unisono_adapters._constraints import as_regex, schema_of
-from unisono_adapters._examine import Subject
-from unisono_adapters._http import Wire
+from unisono_adapters._http import BackendHttp
 from unisono_adapters._load import LoadPages, amount, document, part
 from unisono_adapters._metrics import by_part, samples
 from unisono_adapters._model_list import examine_served, model_list
+from unisono_adapters._probe import Subject
 
 REMEDIES = {
     Check.MODEL: "Write a name of its model list behind `sglang/`, or start SGLang with --served-model-name.",
@@ -51,7 +51,7 @@ class SglangBackend:
     def __init__(self, options: BackendOptions) -> None:
         """Raises ConfigError."""
         self._model = options.model
-        self._wire = Wire(options)
+        self._wire = BackendHttp(options)
         self._load = LoadPages(self._wire, {"metrics": _gauges, "v1/loads": _ranks, "get_load": _ranks})
 
     async def probe(self) -> Probe:

@@ -32,12 +32,12 @@ from unisono.core.symptom import Symptom
 from unisono.errors import ConfigError, ConstraintRefused
 from unisono_adapters import _completions
 from unisono_adapters._constraints import schema_of
-from unisono_adapters._examine import Subject
-from unisono_adapters._http import Wire
+from unisono_adapters._http import BackendHttp
 from unisono_adapters._load import LoadPages, amount, document, part
 from unisono_adapters._metrics import by_part, samples
 from unisono_adapters._model_list import examine_served, model_list
-from unisono_adapters._whitespace import as_tag
+from unisono_adapters._probe import Subject
+from unisono_adapters._structural_tag import as_tag
 
 REMEDIES = {
     Check.MODEL: "Write a name of its model list behind `vllm/`, or start vLLM with --served-model-name.",
@@ -56,7 +56,7 @@ class VllmBackend:
         self._interval = options.extra.get("stream_interval")
         if self._interval is not None and (type(self._interval) is not int or self._interval < 1):
             raise ConfigError("litellm_params.stream_interval: must be a whole number of tokens, 1 or more")
-        self._wire = Wire(options)
+        self._wire = BackendHttp(options)
         self._load = LoadPages(self._wire, {"metrics": _gauges, "load": self._counted})
         self._counts = False
 

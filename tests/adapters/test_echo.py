@@ -5,7 +5,7 @@ import pytest
 
 from unisono.core.generation import OutputForm
 from unisono_adapters._completions import ECHO, LONG_EVENT, CompletionFold, without_echo
-from unisono_adapters._failures import Failures
+from unisono_adapters._failures import FailureTable
 
 IDS = list(range(100, 3000))
 SPELLED = 'see "prompt_token_ids":[1,2] and \\"prompt_token_ids":[3] ' * 100
@@ -40,7 +40,7 @@ def test_what_is_no_plain_echo_stays_as_it_is(kept: bytes) -> None:
 
 
 def test_the_answers_own_ids_arrive_beside_a_long_echo() -> None:
-    fold = CompletionFold(OutputForm.IDS, Failures())
+    fold = CompletionFold(OutputForm.IDS, FailureTable())
     long = event(prompt_token_ids=IDS)
     assert ECHO in long
     chunk = fold.feed([long, event(token_ids=[7])])

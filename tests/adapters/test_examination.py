@@ -22,8 +22,8 @@ from unisono.errors import (
     BackendUnavailable,
 )
 from unisono.harmony.encoding import load_encoding
-from unisono_adapters import _examine
-from unisono_adapters._examine import Subject, examine
+from unisono_adapters import _probe
+from unisono_adapters._probe import Subject, examine
 from unisono_adapters.mlx_server import MlxServerBackend
 from unisono_adapters.vllm import VllmBackend
 
@@ -198,7 +198,7 @@ WRONG: dict[str, Case] = {
 
 @pytest.mark.parametrize("case", WRONG.values(), ids=WRONG)
 async def test_what_is_wrong_is_named_with_its_remedy(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_examine, "FIRST_TOKEN_S", 0.2)
+    monkeypatch.setattr(_probe, "FIRST_TOKEN_S", 0.2)
     probe = await probed(case.server, case.patient())
     found = {finding.check: finding for finding in probe.findings}
     assert found[case.check].weight is case.severity

@@ -17,9 +17,9 @@ from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check
 from unisono.errors import BackendOverloaded, BackendProtocolError, ContextTooLong
 from unisono.harmony.encoding import load_encoding
-from unisono_adapters._failures import Failures, IdsMissing
-from unisono_adapters._lost_ids import LostIds
-from unisono_adapters.llamacpp import CompletionFold, LlamaCppBackend
+from unisono_adapters._failures import FailureTable, IdsMissing
+from unisono_adapters._restore_ids import LostIds
+from unisono_adapters.llamacpp import LlamaCppBackend, LlamaCppFold
 
 ENCODING = load_encoding()
 JOB = CompletionJob(Prompt([200006, 1428, 200008]), max_tokens=50)
@@ -135,7 +135,7 @@ def test_whatever_ids_come_their_text_and_their_markers_arrive(ids: list[int], s
     # Letters at the end: what is held within a character when generation ends is never sent.
     tokens = [*ids, 64, 64, 64, *([stop] if stop else [])]
     events = LlamaCppScript(tokens=tokens).events({"prompt": [1], "n_predict": 100, "return_tokens": True})
-    (chunk,) = [CompletionFold(Failures()).feed([event.removeprefix(b"data: ").strip() for event in events])]
+    (chunk,) = [LlamaCppFold(FailureTable()).feed([event.removeprefix(b"data: ").strip() for event in events])]
     assert chunk is not None
     assert ENCODING.decode(chunk.tokens) == ENCODING.decode(tokens)
     assert ENCODING.special_ids(chunk.tokens) == ENCODING.special_ids(tokens)

@@ -14,8 +14,8 @@ from unisono.core.generation import CALL, ENDOFTEXT, RETURN, Chunk, CompletionJo
 from unisono.core.ports import BackendOptions
 from unisono.errors import BackendError, BackendProtocolError, BackendTimeout, CannotGoOn
 from unisono.harmony.encoding import load_encoding
-from unisono_adapters._seam import FEW, is_inside, places_in, with_space
-from unisono_adapters._written import MOST, Written
+from unisono_adapters._leading_space import FEW, is_inside, places_in, with_space
+from unisono_adapters._poison_prompts import MOST, PoisonPrompt
 from unisono_adapters.mlx_server import MlxServerBackend
 
 ENCODING = load_encoding()
@@ -252,7 +252,7 @@ async def test_what_does_not_come_again_is_not_gone_on_with(fake: FakeMlxServer,
 
 
 def test_what_was_written_is_forgotten_in_the_end() -> None:
-    written = Written()
+    written = PoisonPrompt()
     for number in range(MOST + 1):
         written.add(f"text {number}")
     assert ("text 0" in written, "text 1" in written, f"text {MOST}" in written) == (False, True, True)

@@ -13,40 +13,42 @@ from unisono.core.ports import BackendOptions
 from unisono.errors import ConfigError
 from unisono_adapters.mlx_local import MlxLocalBackend
 from unisono_adapters.mlx_wire import (
-    Ask,
     Cancel,
     Count,
-    Counted,
+    CountAnswer,
     Encoded,
     Failed,
-    Output,
+    GenerateCommand,
     Pulse,
     Ready,
-    Refused,
+    RequestRefused,
     ToEngine,
     ToGateway,
     Tokenize,
+    TokenOutput,
     WireError,
     from_line,
     to_line,
 )
 
 MESSAGES: dict[str, ToEngine | ToGateway] = {
-    "ask": Ask(3, [200006, 5], 10, Sampling(seed=2**63, logit_bias={5: -1.5, 200002: 3.0}), "tenant"),
+    "ask": GenerateCommand(3, [200006, 5], 10, Sampling(seed=2**63, logit_bias={5: -1.5, 200002: 3.0}), "tenant"),
     "cancel": Cancel(3),
     "tokenize": Tokenize(4, ["a\nb", "\u2028 \U0001f642"]),
-    "ask for a schema": Ask(3, [5], 10, Sampling(), constraint=JsonSchema({"enum": ["é", None, 1.5], "$ref": "#/a"})),
-    "ask for any JSON": Ask(3, [5], 10, Sampling(), constraint=AnyJson()),
-    "ask for a choice": Ask(3, [5], 10, Sampling(), constraint=OneOf(("a", '"\n'))),
+    "ask for a schema": GenerateCommand(
+        3, [5], 10, Sampling(), constraint=JsonSchema({"enum": ["é", None, 1.5], "$ref": "#/a"})
+    ),
+    "ask for any JSON": GenerateCommand(3, [5], 10, Sampling(), constraint=AnyJson()),
+    "ask for a choice": GenerateCommand(3, [5], 10, Sampling(), constraint=OneOf(("a", '"\n'))),
     "ready": Ready(131072, guides=True),
     "ready without a context": Ready(None),
     "failed": Failed("no\nmodel"),
-    "output": Output(3, [5, 200002], "stop", 17),
-    "output in the middle": Output(3, [5]),
-    "refused": Refused(3, "context", "too long"),
+    "output": TokenOutput(3, [5, 200002], "stop", 17),
+    "output in the middle": TokenOutput(3, [5]),
+    "refused": RequestRefused(3, "context", "too long"),
     "encoded": Encoded(4, [[1, 2], []]),
     "count": Count(5),
-    "counted": Counted(5, 2, 1, 300),
+    "counted": CountAnswer(5, 2, 1, 300),
     "pulse": Pulse(),
 }
 
@@ -60,9 +62,9 @@ def test_a_message_is_one_line_and_comes_back_equal(message: ToEngine | ToGatewa
 
 
 def test_any_sequence_and_mapping_travels() -> None:
-    sent = Ask(0, range(3), 1, Sampling(logit_bias=MappingProxyType({7: 1.0})))
+    sent = GenerateCommand(0, range(3), 1, Sampling(logit_bias=MappingProxyType({7: 1.0})))
 
-    assert from_line(to_line(sent)) == Ask(0, [0, 1, 2], 1, Sampling(logit_bias={7: 1.0}))
+    assert from_line(to_line(sent)) == GenerateCommand(0, [0, 1, 2], 1, Sampling(logit_bias={7: 1.0}))
 
 
 GARBAGE = {

@@ -10,7 +10,7 @@ import pytest
 
 from unisono.core.secrecy import is_plausible_secret
 from unisono.observe.logs import REDACTED, start_logging
-from unisono_adapters._failures import Failures
+from unisono_adapters._failures import FailureTable
 
 WORDS = ["none", "None", "EMPTY", "dummy", "null", "test", "token-abc", "lm-studio", "not-needed", "sk-no-key-required"]
 NUMBERS = ["1234", "000000000000", "65536", "1700000000"]
@@ -48,4 +48,4 @@ def logged(secret: str, message: str) -> str:
 def test_a_failure_of_a_backend_keeps_its_words() -> None:
     body = {"error": {"message": "none of the models is loaded; hunter2! is the key"}}
     for key, expected in {"none": "none of the models", "hunter2!": "[key] is the key"}.items():
-        assert expected in str(Failures(None, [key]).refusal(400, body, {}).args)
+        assert expected in str(FailureTable(None, [key]).refusal(400, body, {}).args)

@@ -19,7 +19,7 @@ from tests.fakes.openai_api import FakeOpenAi, OpenAiScript
 from tests.fakes.wire import Stall, Step
 from unisono.harmony.encoding import load_encoding
 from unisono.routing.deployment import LiveDeployment
-from unisono_adapters import _examine
+from unisono_adapters import _probe
 
 SCRIPT = (
     "<|channel|>analysis<|message|>Hm, let me see.<|end|><|start|>assistant<|channel|>final<|message|>Done.<|return|>"
@@ -119,7 +119,7 @@ async def test_a_long_prompt_may_take_its_time(warm: bool, stream: bool) -> None
 async def test_new_requests_go_elsewhere_while_one_waits_for_a_backend_that_hangs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_examine, "FIRST_TOKEN_S", 0.3)
+    monkeypatch.setattr(_probe, "FIRST_TOKEN_S", 0.3)
     async with FakeVllm(tokens=ANSWER) as one, FakeVllm(tokens=ANSWER) as other:
         config = config_of(f"vllm@{one.url}", f"vllm@{other.url}")
         for order, entry in enumerate(config["model_list"]):

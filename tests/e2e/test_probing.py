@@ -13,14 +13,14 @@ from tests.fakes import FakeMlxServer, FakeVllm, Patient, VllmScript
 from unisono.core.probe import MEANINGS, Check
 from unisono.harmony.encoding import load_encoding
 from unisono.routing import deployment, pool
-from unisono_adapters import _examine
+from unisono_adapters import _probe
 
 ANSWER = VllmScript(tokens=load_encoding().encode_marked("<|channel|>final<|message|>Here I am.<|return|>"))
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_examine, "FIRST_TOKEN_S", 0.3)
+    monkeypatch.setattr(_probe, "FIRST_TOKEN_S", 0.3)
     monkeypatch.setattr(pool, "WATCH_EVERY_S", 0.02)
     monkeypatch.setattr(deployment, "FAILURE_REMEMBERED_S", 0.05)
     monkeypatch.setattr(deployment, "UNFIT_AT_MOST_S", 0.1)

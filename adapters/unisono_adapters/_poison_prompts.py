@@ -18,7 +18,7 @@ MOST = 256
 """Prompts that are known; the server keeps ten by default."""
 
 
-class Written:
+class PoisonPrompt:
     __slots__ = ("_digests",)
 
     def __init__(self) -> None:

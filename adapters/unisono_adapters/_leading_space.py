@@ -37,11 +37,11 @@ from unisono.errors import CannotGoOn
 from unisono.harmony.encoding import Encoding, load_encoding
 from unisono_adapters._completions import CompletionFold, complete
 from unisono_adapters._events import decoded, generate, token_ids
-from unisono_adapters._failures import Failures
+from unisono_adapters._failures import FailureTable
 from unisono_adapters._framing import Framing
-from unisono_adapters._http import Wire
+from unisono_adapters._http import BackendHttp
 from unisono_adapters._ndjson import LineCutter
-from unisono_adapters._written import Written
+from unisono_adapters._poison_prompts import PoisonPrompt
 
 FEW = 16
 """Tokens asked for in one piece: among so many one is certain, and a client waits for no more than these."""
@@ -72,7 +72,7 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class FirstPiece:
     """What the first piece comes to: the ids handed on and their text; then an end, or what the rest begins with."""
 
     ids: Sequence[int] = ()
@@ -89,7 +89,7 @@ def is_inside(prompt: Prompt) -> bool:
     return len(tokens) > 1 and tokens[-1] < FIRST_SPECIAL and tokens[-2] != START
 
 
-async def go_on(wire: Wire, job: CompletionJob, body: Body, written: Written) -> AsyncGenerator[Chunk]:
+async def go_on(wire: BackendHttp, job: CompletionJob, body: Body, written: PoisonPrompt) -> AsyncGenerator[Chunk]:
     """What `job` asks for, as text, with the counts of its own prompt. Raises the `BackendError` family."""
     now = asyncio.get_running_loop().time
     began = now()
@@ -115,7 +115,7 @@ async def go_on(wire: Wire, job: CompletionJob, body: Body, written: Written) ->
 
 
 async def _first(
-    wire: Wire, job: CompletionJob, body: Body, written: Written, encoding: Encoding
+    wire: BackendHttp, job: CompletionJob, body: Body, written: PoisonPrompt, encoding: Encoding
 ) -> tuple[Chunk, Sequence[Token]]:
     """The first piece behind the prompt of `job`, and its tokens: none where the server does not tell them."""
     prompt, again = before_written(encoding, job.prompt, written)
@@ -144,7 +144,7 @@ async def _first(
     raise CannotGoOn(UNBEARABLE)
 
 
-def before_written(encoding: Encoding, prompt: Prompt, written: Written) -> tuple[Prompt, list[int]]:
+def before_written(encoding: Encoding, prompt: Prompt, written: PoisonPrompt) -> tuple[Prompt, list[int]]:
     """The prompt, and which of its last tokens are left out because the server would not bear all of them. Raises
     CannotGoOn for one that cannot be shortened."""
     assert prompt.text is not None, "a text backend was given a prompt without text"
@@ -163,17 +163,19 @@ def before_written(encoding: Encoding, prompt: Prompt, written: Written) -> tupl
     return Prompt(tokens, text), again
 
 
-def read(encoding: Encoding, job: CompletionJob, piece: Chunk, tokens: Sequence[Token], written: Written) -> Begun:
+def read(
+    encoding: Encoding, job: CompletionJob, piece: Chunk, tokens: Sequence[Token], written: PoisonPrompt
+) -> FirstPiece:
     """What the first piece of `job` brought. Without tokens nothing is handed on: the rest is then a stream as it would
     be anywhere else."""
     ids = [token.id for token in tokens]
     if not tokens:
-        return Begun()
+        return FirstPiece()
     if piece.finish is FinishReason.STOP:
         stop = ids[-1] if ids[-1] in _ENDS else None
-        return Begun(ids[:-1], encoding.decode(ids[:-1]), FinishReason.STOP, stop)
+        return FirstPiece(ids[:-1], encoding.decode(ids[:-1]), FinishReason.STOP, stop)
     if len(ids) >= job.max_tokens:
-        return Begun(ids, encoding.decode(ids), FinishReason.LENGTH)
+        return FirstPiece(ids, encoding.decode(ids), FinishReason.LENGTH)
     assert job.prompt.text is not None, "a text backend was given a prompt without text"
     before = job.prompt.text
     places = [p for p in places_in(encoding, before, ids[:-1]) if before + encoding.decode(ids[:p]) not in written]
@@ -182,7 +184,7 @@ def read(encoding: Encoding, job: CompletionJob, piece: Chunk, tokens: Sequence[
     # The last one of the certain ones, else the one that is nearest to it.
     place = max(places, key=lambda place: (min(tokens[place].probability, SURE), place))
     kept = ids[:place]
-    return Begun(kept, encoding.decode(kept), expected=encoding.decode([ids[place]]))
+    return FirstPiece(kept, encoding.decode(kept), expected=encoding.decode([ids[place]]))
 
 
 def places_in(encoding: Encoding, before: str, ids: Sequence[int]) -> list[int]:
@@ -221,7 +223,7 @@ def _account_for(text: str, spelled: str) -> bool:
     return spelled.removeprefix(" ").startswith(compared[0])
 
 
-def _behind(job: CompletionJob, begun: Begun, spent_s: float) -> CompletionJob:
+def _behind(job: CompletionJob, begun: FirstPiece, spent_s: float) -> CompletionJob:
     """What is left to ask for, `spent_s` seconds later."""
     assert job.prompt.text is not None, "a text backend was given a prompt without text"
     return replace(
@@ -244,7 +246,7 @@ class _PieceFold:
     """The one document of an answer in one piece. `tokens` are all it generated, the stop token too; None where it does
     not tell them."""
 
-    def __init__(self, failures: Failures) -> None:
+    def __init__(self, failures: FailureTable) -> None:
         self._whole = CompletionFold(OutputForm.TEXT, failures)
         self.tokens: list[Token] | None = None
         self.done = False

@@ -19,7 +19,7 @@ from unisono.core.ports import BackendOptions, PassthroughFactory
 from unisono.core.probe import Check, Finding, Probe, Severity
 from unisono.errors import BackendProtocolError, UnsupportedValue
 from unisono_adapters._failures import is_error
-from unisono_adapters._http import Wire
+from unisono_adapters._http import BackendHttp
 from unisono_adapters._model_list import model_list
 
 DONE = b"[DONE]"
@@ -28,9 +28,9 @@ LAST = frozenset({"response.completed", "response.failed", "response.incomplete"
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerTraits:
     """What is particular about a kind of server. `model` is the name it is asked for, where that is always the same;
-    `responses` says whether it has a Responses API of its own; `polite` is `Wire`'s."""
+    `responses` says whether it has a Responses API of its own; `polite` is `BackendHttp`'s."""
 
     model: str = ""
     responses: bool = True
@@ -40,9 +40,9 @@ class Server:
 class OpenAiApi:
     """What the server says is handed on; it is read only as far as it takes to know that it has ended well."""
 
-    def __init__(self, options: BackendOptions, server: Server) -> None:
+    def __init__(self, options: BackendOptions, server: ServerTraits) -> None:
         """Raises ConfigError."""
-        self._wire = Wire(options, polite=server.polite)
+        self._wire = BackendHttp(options, polite=server.polite)
         self._server = server
         self._model = server.model or options.model
         self._kind = options.kind
@@ -118,12 +118,12 @@ def _same(listed: str, model: str) -> bool:
     return "*" in model or listed in (model, f"{model}:latest")
 
 
-def _factory(server: Server) -> PassthroughFactory:
+def _factory(server: ServerTraits) -> PassthroughFactory:
     return partial(OpenAiApi, server=server)
 
 
-vllm = _factory(Server())
-sglang = _factory(Server())
-llamacpp = _factory(Server())
-ollama = _factory(Server())
-mlx_server = _factory(Server(model="default_model", responses=False, polite=True))
+vllm = _factory(ServerTraits())
+sglang = _factory(ServerTraits())
+llamacpp = _factory(ServerTraits())
+ollama = _factory(ServerTraits())
+mlx_server = _factory(ServerTraits(model="default_model", responses=False, polite=True))
