@@ -17,7 +17,7 @@ from tests.fakes import FakeVllm
 from unisono.config import HookSettings, load, parse
 from unisono.engine.engine import Engine
 from unisono.errors import ConfigError
-from unisono.hooking import HookedTurns
+from unisono.hooking import HookedService
 from unisono.hookset import Hookset, build_hooks
 
 PAGE = Path(__file__).parent.parent / "docs" / "hooks.md"
@@ -92,7 +92,7 @@ async def test_nothing_stands_before_the_engine_where_no_hook_is_named() -> None
         assert "hooks" not in answer.body["unisono"]
     engine = object.__new__(Engine)
     assert build_hooks(()).turns(engine) is engine
-    assert isinstance(build_hooks(settings_of(["hearing"])).turns(engine), HookedTurns)
+    assert isinstance(build_hooks(settings_of(["hearing"])).turns(engine), HookedService)
 
 
 def config_with(fake: FakeVllm, hooks: Any) -> dict[str, Any]:

@@ -60,15 +60,15 @@ from unisono.errors import ConfigError, InvalidRequest
 from unisono.harmony.encoding import load_encoding
 from unisono.harmony.render import Renderer
 from unisono.hookset import build_hooks
-from unisono.hosting import Hosting, build_hosting
-from unisono.metering import MeteredTurns
+from unisono.hosting import ServerToolSetup, build_hosting
+from unisono.metering import MeteredService
 from unisono.observing import Observing, build_observing, kinds_of
 from unisono.offering import cards, chat_model, messages_model, raw_model, readiness, responses_model, ways
 from unisono.overview import Overview
-from unisono.parts import Part, kept
+from unisono.parts import SharedResource, kept
 from unisono.passthrough.dispatch import PassthroughService
 from unisono.routing.pool import RoutingPool
-from unisono.running import EndingTurns
+from unisono.running import DrainingService
 from unisono.salting import Salt, cache_salts
 from unisono.store import open_store, sqlite_path
 from unisono.store.health_monitor import Upkeep
@@ -118,8 +118,8 @@ class Gateway:
 class Parts:
     """What a gateway with another configuration may go on with."""
 
-    store: Part[tuple[Store, Upkeep]]
-    hosting: Part[Hosting]
+    store: SharedResource[tuple[Store, Upkeep]]
+    hosting: SharedResource[ServerToolSetup]
     memory: ConversationCache
     renderer: Renderer
     observing: Observing
@@ -145,7 +145,7 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     books = UsageLedger(store, held_s=config.store.lease_s, spool=build_spool(config.store), on_failure=upkeep.look_now)
     hooks = build_hooks(config.unisono.hooks, parts.observing.hook_failed)
     salts = cache_salts(shared=config.unisono.share_prompt_caches)
-    engine = MeteredTurns(
+    engine = MeteredService(
         hooks.turns(PassthroughService(build_engine(pool, hosting.host, parts, salts), pool)),
         books,
         build_prices(config, catalogue),
@@ -158,7 +158,7 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     background = replace(responses_means(gateway, behind, hosting.rules), charge_journal=engine.charge_journal)
     runner = BackgroundRunner(background, process=token_hex(8))
     gateway = replace(gateway, runner=runner)
-    turns = observing.turns(EndingTurns(engine), recorder=recorder)
+    turns = observing.turns(DrainingService(engine), recorder=recorder)
     means = responses_means(gateway, turns, hosting.rules)
 
     @asynccontextmanager
@@ -265,7 +265,7 @@ def responses_means(gateway: Gateway, turns: GenerationService, servers: ServerR
     )
 
 
-def messages_means(gateway: Gateway, turns: GenerationService, hosting: Hosting) -> MessagesMeans:
+def messages_means(gateway: Gateway, turns: GenerationService, hosting: ServerToolSetup) -> MessagesMeans:
     """What the Messages API works with."""
     pause_after = gateway.config.unisono.pause_after_rounds
     return MessagesMeans(
@@ -282,16 +282,16 @@ def build_parts(config: Config, old: Parts | None, share: int) -> Parts:
     """Raises ConfigError."""
     observing = build_observing(config, None if old is None else old.observing, share)
 
-    def store() -> Part[tuple[Store, Upkeep]]:
+    def store() -> SharedResource[tuple[Store, Upkeep]]:
         opened = observing.store(build_store(config.store, share))
         upkeep = Upkeep(opened)
-        return Part((opened, upkeep), config.store, start=upkeep.start, close=upkeep.aclose)
+        return SharedResource((opened, upkeep), config.store, start=upkeep.start, close=upkeep.aclose)
 
     settings = (config.mcp_servers, config.unisono.mcp_allowed_hosts, config.unisono.builtin_tools)
 
-    def hosting() -> Part[Hosting]:
+    def hosting() -> SharedResource[ServerToolSetup]:
         built = build_hosting(config)
-        return Part(built, settings, start=built.host.start, close=built.host.aclose)
+        return SharedResource(built, settings, start=built.host.start, close=built.host.aclose)
 
     return Parts(
         store=kept(None if old is None else old.store, config.store, store),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from unisono.engine.turn import BatchStream, GenerationStream
 
 
-class Around(BatchStream):
+class WrappedStream(BatchStream):
     """Closes its own batches first and the run `run` behind them; the report is that run's."""
 
     def __init__(self, run: GenerationStream) -> None:

@@ -84,7 +84,7 @@ class NamedHook:
         return type(self.hook).after is not Hook.after
 
 
-class HookedTurns(GenerationService):
+class HookedService(GenerationService):
     """`turns`, with hooks that are asked in order."""
 
     def __init__(self, turns: GenerationService, hooks: Sequence[NamedHook]) -> None:
@@ -93,16 +93,16 @@ class HookedTurns(GenerationService):
         self.looking_behind = tuple(hook for hook in self.hooks if hook.looks_behind)
 
     def start(self, turn: GenerationRequest) -> GenerationStream:
-        return HookedRun(self, turn)
+        return HookedStream(self, turn)
 
     async def count(self, turn: GenerationRequest) -> int:
         return await self.turns.count(turn)
 
 
-class HookedRun(BatchStream):
+class HookedStream(BatchStream):
     """A run of the turn that hooks made of another one. They are asked when it is let in or iterated."""
 
-    def __init__(self, hooked: HookedTurns, turn: GenerationRequest) -> None:
+    def __init__(self, hooked: HookedService, turn: GenerationRequest) -> None:
         self.report = GenerationReport()
         self._hooked = hooked
         self._turn = turn

@@ -16,7 +16,7 @@ from unisono.core.hooks import Hook, HookFactory
 from unisono.deployments import AdapterSettings
 from unisono.engine.turn import GenerationService
 from unisono.errors import ConfigError
-from unisono.hooking import FAULTS, Failed, HookedTurns, NamedHook
+from unisono.hooking import FAULTS, Failed, HookedService, NamedHook
 
 HOOKS = "unisono.hooks"
 """The entry-point group hooks register themselves in, and the key that names those that are asked."""
@@ -33,7 +33,7 @@ class Hookset:
 
     def turns(self, turns: GenerationService) -> GenerationService:
         """`turns`, with these asked about each; without any, `turns` themselves."""
-        return HookedTurns(turns, self.hooks) if self.hooks else turns
+        return HookedService(turns, self.hooks) if self.hooks else turns
 
     async def aclose(self) -> None:
         for named in self.hooks:

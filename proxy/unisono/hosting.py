@@ -46,7 +46,7 @@ class LeftOutTools:
 
 
 @dataclass(frozen=True, slots=True)
-class Hosting:
+class ServerToolSetup:
     """`configured` are the operator's servers by label."""
 
     host: ToolHost
@@ -95,7 +95,7 @@ class NoTools(ToolHost):
         """Nothing was opened."""
 
 
-def build_hosting(config: Config) -> Hosting:
+def build_hosting(config: Config) -> ServerToolSetup:
     """The host and the rules of a configuration; nobody is asked anything yet. Raises ConfigError."""
     hosts = config.unisono.mcp_allowed_hosts
     builtins = {str(builtin): label for builtin, label in config.unisono.builtin_tools.items()}
@@ -103,7 +103,7 @@ def build_hosting(config: Config) -> Hosting:
         if label not in config.mcp_servers:
             raise ConfigError(f"unisono.builtin_tools.{builtin}: there is no {label!r} in mcp_servers")
     if not config.mcp_servers and not hosts:
-        return Hosting(NoTools())
+        return ServerToolSetup(NoTools())
     from unisono.mcp import McpHost, check_headers
     from unisono.net.ssrf_guard import AllowedHost, SsrfGuard
 
@@ -114,4 +114,4 @@ def build_hosting(config: Config) -> Hosting:
         except InvalidRequest as error:
             raise ConfigError(f"mcp_servers.{label}: {error.message}") from None
     guard = SsrfGuard([AllowedHost(host.host, frozenset(host.ports), host.plain_http, host.private) for host in hosts])
-    return Hosting(McpHost(guard), ServerRules(servers, builtins, guard.is_listed, check_headers))
+    return ServerToolSetup(McpHost(guard), ServerRules(servers, builtins, guard.is_listed, check_headers))

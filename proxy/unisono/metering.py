@@ -18,7 +18,7 @@ from typing import Final
 from unisono.access.prices import PriceList
 from unisono.access.usage_ledger import UsageLedger
 from unisono.api.unisono_object import limit_headers
-from unisono.around import Around
+from unisono.around import WrappedStream
 from unisono.core.access import Caller
 from unisono.core.conversation import AssistantCall, Conversation, Preamble, Tokens, ToolResult
 from unisono.core.events import Event, Finished
@@ -60,7 +60,7 @@ REFUSALS: Final[Mapping[QuotaKind, Refusal]] = {
 }
 
 
-class MeteredTurns(GenerationService):
+class MeteredService(GenerationService):
     """A turn reserves at the highest of `prices` that its answer may have, and settles at the price of the deployment
     that answered. While the store takes no writes, keys with a budget are refused, and other limits are counted by this
     process alone; with `lenient` turns run without limits then. `clock` gives seconds since 1970."""
@@ -81,7 +81,7 @@ class MeteredTurns(GenerationService):
         self.clock = clock
 
     def start(self, turn: GenerationRequest) -> GenerationStream:
-        return MeteredRun(self, turn)
+        return MeteredStream(self, turn)
 
     async def count(self, turn: GenerationRequest) -> int:
         return await self.turns.count(turn)
@@ -157,10 +157,10 @@ class MeteredTurns(GenerationService):
         return UsageRecord(turn.seed or token_hex(12), entry, claim)
 
 
-class MeteredRun(Around):
+class MeteredStream(WrappedStream):
     """A run of `metered`'s turns. Nothing is counted of one that nobody ever iterates."""
 
-    def __init__(self, metered: MeteredTurns, turn: GenerationRequest) -> None:
+    def __init__(self, metered: MeteredService, turn: GenerationRequest) -> None:
         super().__init__(metered.turns.start(turn))
         self._metered = metered
         self._turn = turn

@@ -25,10 +25,10 @@ from unisono.engine.turn import GenerationService
 from unisono.errors import ConfigError, UnisonoError
 from unisono.hooking import Failed
 from unisono.observe.recent_stats import RecentStats
-from unisono.parts import Part, kept
+from unisono.parts import SharedResource, kept
 from unisono.routing.pool import RoutingPool
 from unisono.store.health_monitor import Upkeep
-from unisono.watching import WatchedTurns, spans_of
+from unisono.watching import ObservedService, spans_of
 
 if TYPE_CHECKING:
     from unisono.observe.metrics import Metrics
@@ -46,8 +46,8 @@ class Observing:
     """What there is to watch with; None for what is off."""
 
     metrics: Metrics | None
-    exporter: Part[Exporter] | None
-    listener: Part[MetricsListener] | None
+    exporter: SharedResource[Exporter] | None
+    listener: SharedResource[MetricsListener] | None
     sample: float = 1.0
     recent: RecentStats = field(default_factory=RecentStats)
 
@@ -62,7 +62,7 @@ class Observing:
             observers.append(recorder)
         new_trace = None if self.exporter is None else spans_of(self.sample)
         recorded = recorder is not None
-        return WatchedTurns(turns, observers, background=background, recorded=recorded, new_trace=new_trace)
+        return ObservedService(turns, observers, background=background, recorded=recorded, new_trace=new_trace)
 
     def recorder(self, settings: TraceSettings, store: TraceStore) -> Recorder | None:
         """Whoever records answers; None when nobody does."""
@@ -136,19 +136,19 @@ def build_observing(config: Config, old: Observing | None, share: int = 1) -> Ob
 
         metrics = Metrics(__version__)
     on = metrics if settings.metrics else None
-    listener: Part[MetricsListener] | None = None
+    listener: SharedResource[MetricsListener] | None = None
     if settings.metrics_listen is not None:
         if on is None:
             raise ConfigError("unisono.metrics_listen: there are no metrics with `metrics: false`")
         text, at = on.text, settings.metrics_listen
 
-        def listen() -> Part[MetricsListener]:
+        def listen() -> SharedResource[MetricsListener]:
             # Each of several workers takes what it is given, and shows what all of them count.
             try:
                 listening = MetricsListener(at, text, shared=share > 1)
             except ValueError as error:
                 raise ConfigError(f"unisono.metrics_listen: {error}") from None
-            return Part(listening, at, start=listening.start, close=listening.aclose)
+            return SharedResource(listening, at, start=listening.start, close=listening.aclose)
 
         listener = kept(None if old is None else old.listener, at, listen)
     exporter = _exporter(config, None if old is None else old.exporter, metrics)
@@ -156,7 +156,9 @@ def build_observing(config: Config, old: Observing | None, share: int = 1) -> Ob
     return Observing(on, exporter, listener, sample, RecentStats() if old is None else old.recent)
 
 
-def _exporter(config: Config, old: Part[Exporter] | None, metrics: Metrics | None) -> Part[Exporter] | None:
+def _exporter(
+    config: Config, old: SharedResource[Exporter] | None, metrics: Metrics | None
+) -> SharedResource[Exporter] | None:
     settings = config.unisono.otel
     if settings is None:
         return None
@@ -167,7 +169,7 @@ def _exporter(config: Config, old: Part[Exporter] | None, metrics: Metrics | Non
             f"unisono.otel: spans need an extra that is not installed (`pip install 'unisono[otel]'`): {error}"
         ) from error
 
-    def build() -> Part[Exporter]:
+    def build() -> SharedResource[Exporter]:
         exporter = Exporter(
             endpoint=None if settings.endpoint is None else settings.endpoint.get_secret_value(),
             headers={name: value.get_secret_value() for name, value in settings.headers.items()},
@@ -177,7 +179,7 @@ def _exporter(config: Config, old: Part[Exporter] | None, metrics: Metrics | Non
             most=settings.max_queue,
             count=_uncounted if metrics is None else metrics.spans,
         )
-        return Part(exporter, settings, start=exporter.start, close=exporter.aclose)
+        return SharedResource(exporter, settings, start=exporter.start, close=exporter.aclose)
 
     return kept(old, settings, build)
 

@@ -19,7 +19,7 @@ from unisono.core.access import Caller
 from unisono.core.passthrough_request import AnswerMode, ServedName
 from unisono.engine.turn import ForbiddenTools
 from unisono.errors import ModelNotAllowed, UnknownModel, UnsupportedValue
-from unisono.hosting import Hosting
+from unisono.hosting import ServerToolSetup
 from unisono.routing.pool import RoutingPool
 from unisono.store.health_monitor import Upkeep
 
@@ -55,7 +55,7 @@ def model_rules(model: ServedModel) -> ModelRules:
     return ModelRules(settings.reasoning_budget, settings.unmended, settings.failover, forbidden_tools)
 
 
-def chat_model(catalogue: ModelRegistry, name: str, hosting: Hosting, caller: Caller) -> ChatModel:
+def chat_model(catalogue: ModelRegistry, name: str, hosting: ServerToolSetup, caller: Caller) -> ChatModel:
     """The group a client's name stands for, as Chat Completions shows it. Raises as `allowed_model`."""
     model = allowed_model(catalogue, name, caller)
     return ChatModel(
@@ -92,7 +92,7 @@ def responses_model(catalogue: ModelRegistry, name: str, caller: Caller) -> Resp
 
 
 def messages_model(
-    catalogue: ModelRegistry, name: str, hosting: Hosting, caller: Caller, pause_after: int
+    catalogue: ModelRegistry, name: str, hosting: ServerToolSetup, caller: Caller, pause_after: int
 ) -> MessagesModel:
     """The group a client's name stands for, as Messages shows it; its answers pause behind `pause_after` rounds of
     server tools. Raises as `allowed_model`."""

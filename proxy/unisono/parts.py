@@ -8,7 +8,7 @@ from typing import Generic, Self, TypeVar
 T = TypeVar("T")
 
 
-class Part(Generic[T]):
+class SharedResource(Generic[T]):
     """Something that one application opens and several may hold. As a context it is held: the first to hold it opens
     it, and the last to let go closes it, for good. `made_of` are the settings it was built from."""
 
@@ -38,6 +38,6 @@ class Part(Generic[T]):
             await self._close()
 
 
-def kept(old: Part[T] | None, made_of: object, build: Callable[[], Part[T]]) -> Part[T]:
+def kept(old: SharedResource[T] | None, made_of: object, build: Callable[[], SharedResource[T]]) -> SharedResource[T]:
     """The old part where its settings are the same, else a new one. Raises what `build` raises."""
     return old if old is not None and old.made_of == made_of else build()

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from time import monotonic
 
-from unisono.around import Around
+from unisono.around import WrappedStream
 from unisono.core.events import Event
 from unisono.engine.turn import GenerationRequest, GenerationService, GenerationStream
 from unisono.errors import ShuttingDown
@@ -37,7 +37,7 @@ class OpenRequest:
 
     task: asyncio.Task[object]
     socket: bool = False
-    runs: set[EndingRun] = field(default_factory=set)
+    runs: set[DrainingStream] = field(default_factory=set)
     active_at: float = 0.0
     ended: bool = False
 
@@ -61,7 +61,7 @@ OPEN: ContextVar[OpenRequest | None] = ContextVar("OPEN", default=None)
 """The request that whatever runs now, runs for; None for what runs by itself."""
 
 
-class EndingTurns(GenerationService):
+class DrainingService(GenerationService):
     """Turns whose runs end with the request they are for."""
 
     def __init__(self, turns: GenerationService) -> None:
@@ -69,13 +69,13 @@ class EndingTurns(GenerationService):
 
     def start(self, turn: GenerationRequest) -> GenerationStream:
         run, request = self._turns.start(turn), OPEN.get()
-        return run if request is None else EndingRun(run, request)
+        return run if request is None else DrainingStream(run, request)
 
     async def count(self, turn: GenerationRequest) -> int:
         return await self._turns.count(turn)
 
 
-class EndingRun(Around):
+class DrainingStream(WrappedStream):
     """A run that can be made to fail from outside. Its batches are those of the run."""
 
     def __init__(self, run: GenerationStream, request: OpenRequest) -> None:

@@ -17,7 +17,7 @@ from random import random
 from secrets import token_hex
 from typing import Final, TypeVar
 
-from unisono.around import Around
+from unisono.around import WrappedStream
 from unisono.core.conversation import Phase, Tokens
 from unisono.core.events import (
     Closed,
@@ -62,7 +62,7 @@ def spans_of(sample: float) -> NewTrace:
     return new
 
 
-class WatchedTurns(GenerationService):
+class ObservedService(GenerationService):
     """`background` says that no request waits for these turns; with `recorded` the prompts of their steps are told
     too, what they asked for and what was said; such a turn has a seed, so that it is read again to the same ids."""
 
@@ -101,14 +101,14 @@ class WatchedTurns(GenerationService):
             span_parent=arrived.span_id if arrived is not None else "",
             asked=to_asked(turn) if self._recorded else None,
         )
-        return WatchedRun(self._turns.start(turn), began, self._observers)
+        return ObservedStream(self._turns.start(turn), began, self._observers)
 
     async def count(self, turn: GenerationRequest) -> int:
         return await self._turns.count(turn)
 
 
 @dataclass(slots=True)
-class Seen:
+class ObservedProgress:
     """What of a run is seen from outside, as far as it went."""
 
     first_s: float | None = None
@@ -152,7 +152,7 @@ def _channel(item: Item) -> str:
     return "" if isinstance(item, Listing) else CHANNELS[type(item)]
 
 
-class WatchedRun(Around):
+class ObservedStream(WrappedStream):
     """A run whose batches are those of `run`. Nothing is told of one that nobody ever iterates."""
 
     def __init__(self, run: GenerationStream, began: GenerationBegan, observers: Sequence[Observer]) -> None:
@@ -163,7 +163,7 @@ class WatchedRun(Around):
     async def _each(self) -> AsyncGenerator[list[Event]]:
         for observer in self._observers:
             _shielded(observer.began, self._began)
-        seen, outcome, error = Seen(), GenerationOutcome.LEFT, ""
+        seen, outcome, error = ObservedProgress(), GenerationOutcome.LEFT, ""
         # What an earlier run left was told of when that ended.
         told, recorded = self._began.resumed, self._began.asked is not None
         try:
@@ -196,7 +196,7 @@ class WatchedRun(Around):
 
 
 def done_of(
-    began: GenerationBegan, report: GenerationReport, seen: Seen, outcome: GenerationOutcome, error: str
+    began: GenerationBegan, report: GenerationReport, seen: ObservedProgress, outcome: GenerationOutcome, error: str
 ) -> GenerationDone:
     finished, facts = seen.finished, report.facts
     return GenerationDone(

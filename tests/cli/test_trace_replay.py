@@ -21,7 +21,7 @@ from unisono.core.observer import GenerationBegan, GenerationDone, Observer
 from unisono.engine.turn import GenerationRequest, GenerationService
 from unisono.errors import BackendUnavailable
 from unisono.observe.recording import Document, checked, dumped, to_document
-from unisono.watching import WatchedTurns
+from unisono.watching import ObservedService
 
 LARGE = 1 << 22
 SAID = Conversation(Preamble(tools=TOOLS, date="2026-01-01"), (UserMessage("Hi"),))
@@ -41,7 +41,7 @@ class Noting(Observer):
 async def recorded(turns: GenerationService, asked: GenerationRequest, *, batches: int = 10**9) -> Document:
     """The recording of a turn of which so many batches were taken."""
     noting = Noting()
-    run = WatchedTurns(turns, [noting], recorded=True).start(asked)
+    run = ObservedService(turns, [noting], recorded=True).start(asked)
     taken = 0
     async for _ in run:
         taken += 1
@@ -131,7 +131,7 @@ async def test_an_answer_that_moved_to_another_backend_is_read_again_alike(
 async def test_an_answer_that_failed_is_read_as_far_as_it_came(dies_after: int) -> None:
     case = planned.tokens_of("<|channel|>analysis<|message|>Hm.<|channel|>final<|message|>one two three<|return|>")
     noting = Noting()
-    turns = WatchedTurns(_engine([failing.Mortal([case], dies_after=dies_after)]), [noting], recorded=True)
+    turns = ObservedService(_engine([failing.Mortal([case], dies_after=dies_after)]), [noting], recorded=True)
     with pytest.raises(BackendUnavailable):
         async for _ in turns.start(failing.TURN):
             pass

@@ -16,7 +16,7 @@ from unisono.core.trace_context import TraceContext
 from unisono.engine.turn import GenerationReport, GenerationRequest, GenerationService, GenerationStream
 from unisono.errors import BackendTimeout, UnisonoError
 from unisono.harmony.encoding import load_encoding
-from unisono.watching import WatchedTurns
+from unisono.watching import ObservedService
 
 ITEM = Reasoning(0)
 TOKENS = tuple(load_encoding().encode_marked("<|start|>assistant<|channel|>analysis<|message|>Hm, so.<|end|>"))
@@ -102,7 +102,7 @@ TURN = GenerationRequest("gpt-oss", Conversation(Preamble()), surface="chat", te
 
 async def test_an_answer_is_told_when_it_begins_and_when_it_ended() -> None:
     noting = Noting()
-    run = WatchedTurns(OneTurn(Scripted([FIRST, LAST], None)), [noting]).start(TURN)
+    run = ObservedService(OneTurn(Scripted([FIRST, LAST], None)), [noting]).start(TURN)
     assert noting.told == []
     assert [batch async for batch in run] == [FIRST, LAST]
     began, done = noting.told
@@ -117,7 +117,7 @@ async def test_an_answer_is_told_when_it_begins_and_when_it_ended() -> None:
 async def test_what_an_earlier_run_left_is_not_told_again() -> None:
     noting = Noting()
     turn = GenerationRequest("gpt-oss", Conversation(Preamble()), journal=(1, 2))
-    run = WatchedTurns(OneTurn(Scripted([LAST[:1], LAST[1:]], None)), [noting]).start(turn)
+    run = ObservedService(OneTurn(Scripted([LAST[:1], LAST[1:]], None)), [noting]).start(turn)
     assert len([batch async for batch in run]) == 2
     assert noting.told[0].resumed
     assert noting.told[1].channels == {}
@@ -125,12 +125,12 @@ async def test_what_an_earlier_run_left_is_not_told_again() -> None:
 
 async def test_failures_and_clients_that_leave_are_told_apart() -> None:
     noting = Noting()
-    run = WatchedTurns(OneTurn(Scripted([FIRST], BackendTimeout("late"))), [noting]).start(TURN)
+    run = ObservedService(OneTurn(Scripted([FIRST], BackendTimeout("late"))), [noting]).start(TURN)
     with pytest.raises(BackendTimeout):
         assert [batch async for batch in run]
     assert (noting.told[1].outcome, noting.told[1].error) == (GenerationOutcome.FAILED, "backend_timeout")
     scripted = Scripted([FIRST, LAST], None)
-    left = WatchedTurns(OneTurn(scripted), [noting]).start(TURN)
+    left = ObservedService(OneTurn(scripted), [noting]).start(TURN)
     async for _ in left:
         break
     await left.aclose()
@@ -140,7 +140,7 @@ async def test_failures_and_clients_that_leave_are_told_apart() -> None:
 
 async def test_an_observer_that_fails_costs_nobody_anything(caplog: pytest.LogCaptureFixture) -> None:
     failing, other = Noting(fails=True), Noting()
-    run = WatchedTurns(OneTurn(Scripted([FIRST, LAST], None)), [failing, other]).start(TURN)
+    run = ObservedService(OneTurn(Scripted([FIRST, LAST], None)), [failing, other]).start(TURN)
     with caplog.at_level(logging.ERROR, "unisono.watching"):
         assert [batch async for batch in run] == [FIRST, LAST]
     assert len(failing.told) == len(other.told) == 2

@@ -29,7 +29,7 @@ from unisono.api.sse import (
 )
 from unisono.api.unisono_object import backend_header
 from unisono.api.whole import to_whole
-from unisono.around import Around
+from unisono.around import WrappedStream
 from unisono.core.access import Caller
 from unisono.core.conversation import (
     AssistantMessage,
@@ -219,7 +219,7 @@ BROKEN: Final[Mapping[Api, Callable[[UnisonoError], bytes]]] = {
 """The events in which a stream ends that failed behind its head."""
 
 
-class StartedStream(Around):
+class StartedStream(WrappedStream):
     """A run of which the first batch was looked at, and is told again."""
 
     def __init__(self, run: GenerationStream, first: list[Event] | None, rest: AsyncIterator[list[Event]]) -> None:

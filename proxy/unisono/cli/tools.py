@@ -14,7 +14,7 @@ from unisono.cli.terminal_escape import harmless
 from unisono.core.tool_arguments import ToolArguments, read_arguments
 from unisono.core.tools import HostedTool, ToolHost, ToolOutcome, ToolServer
 from unisono.errors import ConfigError, UnisonoError
-from unisono.hosting import Hosting, build_hosting
+from unisono.hosting import ServerToolSetup, build_hosting
 
 T = TypeVar("T")
 
@@ -64,14 +64,14 @@ def call(config_path: Path, label: str, tool: str, arguments: str) -> None:
         raise SystemExit(1)
 
 
-def _hosting(config_path: Path) -> Hosting:
+def _hosting(config_path: Path) -> ServerToolSetup:
     try:
         return build_hosting(configured(config_path).config)
     except ConfigError as error:
         raise click.ClickException(str(error)) from error
 
 
-def _server(hosting: Hosting, label: str) -> ToolServer:
+def _server(hosting: ServerToolSetup, label: str) -> ToolServer:
     server = hosting.configured.get(label)
     if server is None:
         known = ", ".join(hosting.configured) or "none"
