@@ -17,8 +17,8 @@ from tests.fakes import FakeVllm
 from unisono.config import HookSettings, load, parse
 from unisono.engine.engine import Engine
 from unisono.errors import ConfigError
-from unisono.hooking import HookedService
 from unisono.hookset import Hookset, build_hooks
+from unisono.middleware.hooks import HookedService
 
 PAGE = Path(__file__).parent.parent / "docs" / "hooks.md"
 ANSWER = ENCODING.encode_marked("<|channel|>final<|message|>Four.<|return|>")

@@ -61,14 +61,14 @@ from unisono.harmony.encoding import load_encoding
 from unisono.harmony.render import Renderer
 from unisono.hookset import build_hooks
 from unisono.hosting import ServerToolSetup, build_hosting
-from unisono.metering import MeteredService
+from unisono.middleware.drain import DrainingService
+from unisono.middleware.quota import MeteredService
 from unisono.observing import Observing, build_observing, kinds_of
 from unisono.offering import cards, chat_model, messages_model, raw_model, readiness, responses_model, ways
 from unisono.overview import Overview
 from unisono.parts import SharedResource, kept
 from unisono.passthrough.dispatch import PassthroughService
 from unisono.routing.pool import RoutingPool
-from unisono.running import DrainingService
 from unisono.salting import Salt, cache_salts
 from unisono.store import open_store, sqlite_path
 from unisono.store.health_monitor import Upkeep

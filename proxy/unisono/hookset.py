@@ -16,7 +16,7 @@ from unisono.core.hooks import Hook, HookFactory
 from unisono.deployments import AdapterSettings
 from unisono.engine.turn import GenerationService
 from unisono.errors import ConfigError
-from unisono.hooking import FAULTS, Failed, HookedService, NamedHook
+from unisono.middleware.hooks import FAULTS, Failed, HookedService, NamedHook
 
 HOOKS = "unisono.hooks"
 """The entry-point group hooks register themselves in, and the key that names those that are asked."""

@@ -23,12 +23,12 @@ from unisono.core.state_store import Store
 from unisono.deployments import deployment_names
 from unisono.engine.turn import GenerationService
 from unisono.errors import ConfigError, UnisonoError
-from unisono.hooking import Failed
+from unisono.middleware.hooks import Failed
+from unisono.middleware.telemetry import ObservedService, spans_of
 from unisono.observe.recent_stats import RecentStats
 from unisono.parts import SharedResource, kept
 from unisono.routing.pool import RoutingPool
 from unisono.store.health_monitor import Upkeep
-from unisono.watching import ObservedService, spans_of
 
 if TYPE_CHECKING:
     from unisono.observe.metrics import Metrics

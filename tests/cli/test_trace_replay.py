@@ -20,8 +20,8 @@ from unisono.core.generation import Capabilities, FinishReason
 from unisono.core.observer import GenerationBegan, GenerationDone, Observer
 from unisono.engine.turn import GenerationRequest, GenerationService
 from unisono.errors import BackendUnavailable
+from unisono.middleware.telemetry import ObservedService
 from unisono.observe.recording import Document, checked, dumped, to_document
-from unisono.watching import ObservedService
 
 LARGE = 1 << 22
 SAID = Conversation(Preamble(tools=TOOLS, date="2026-01-01"), (UserMessage("Hi"),))

@@ -16,7 +16,7 @@ from unisono.core.trace_context import TraceContext
 from unisono.engine.turn import GenerationReport, GenerationRequest, GenerationService, GenerationStream
 from unisono.errors import BackendTimeout, UnisonoError
 from unisono.harmony.encoding import load_encoding
-from unisono.watching import ObservedService
+from unisono.middleware.telemetry import ObservedService
 
 ITEM = Reasoning(0)
 TOKENS = tuple(load_encoding().encode_marked("<|start|>assistant<|channel|>analysis<|message|>Hm, so.<|end|>"))
@@ -141,7 +141,7 @@ async def test_failures_and_clients_that_leave_are_told_apart() -> None:
 async def test_an_observer_that_fails_costs_nobody_anything(caplog: pytest.LogCaptureFixture) -> None:
     failing, other = Noting(fails=True), Noting()
     run = ObservedService(OneTurn(Scripted([FIRST, LAST], None)), [failing, other]).start(TURN)
-    with caplog.at_level(logging.ERROR, "unisono.watching"):
+    with caplog.at_level(logging.ERROR, "unisono.middleware.telemetry"):
         assert [batch async for batch in run] == [FIRST, LAST]
     assert len(failing.told) == len(other.told) == 2
     assert caplog.text.count("an observer failed") == 2

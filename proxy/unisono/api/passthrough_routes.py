@@ -29,7 +29,6 @@ from unisono.api.sse import (
 )
 from unisono.api.unisono_object import backend_header
 from unisono.api.whole import to_whole
-from unisono.around import WrappedStream
 from unisono.core.access import Caller
 from unisono.core.conversation import (
     AssistantMessage,
@@ -45,6 +44,7 @@ from unisono.core.events import Event, Passed
 from unisono.core.passthrough_request import AnswerMode, Api, PassthroughRequest, ServedName
 from unisono.engine.turn import GenerationRequest, GenerationService, GenerationStream
 from unisono.errors import InvalidRequest, UnisonoError, UnsupportedValue
+from unisono.middleware.wrapped_stream import WrappedStream
 
 FindWay = Callable[[str, Caller], ServedName]
 """How a name is served. Raises UnknownModel, and ModelNotAllowed."""

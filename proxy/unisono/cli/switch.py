@@ -21,7 +21,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from unisono.api.error_responses import to_event, to_response
 from unisono.app import Gateway
-from unisono.running import OPEN, OpenRequest, leaving
+from unisono.middleware.drain import OPEN, OpenRequest, leaving
 
 READINESS = "/health/readiness"
 LONGEST_S = 2 * 3600.0

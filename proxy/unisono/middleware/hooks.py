@@ -18,7 +18,6 @@ from typing import Final, TypeAlias, TypeVar
 
 import orjson
 
-from unisono.changes import changed, from_note, to_note
 from unisono.core.conversation import Json
 from unisono.core.events import Closed, Event, Finished
 from unisono.core.hooks import Annotation, Answer, Changes, Hook, Request
@@ -26,6 +25,7 @@ from unisono.core.passthrough_request import AnswerMode, PassthroughRequest
 from unisono.engine.journal import noted_in
 from unisono.engine.turn import BatchStream, GenerationReport, GenerationRequest, GenerationService, GenerationStream
 from unisono.errors import HookFailed, Refused
+from unisono.middleware.hook_changes import changed, from_note, to_note
 
 LONGEST: Final = 10_000
 """Characters of what one hook says beside an answer, as JSON."""

@@ -18,7 +18,6 @@ from typing import Final
 from unisono.access.prices import PriceList
 from unisono.access.usage_ledger import UsageLedger
 from unisono.api.unisono_object import limit_headers
-from unisono.around import WrappedStream
 from unisono.core.access import Caller
 from unisono.core.conversation import AssistantCall, Conversation, Preamble, Tokens, ToolResult
 from unisono.core.events import Event, Finished
@@ -27,6 +26,7 @@ from unisono.core.quotas import Account, LedgerLine, QuotaKind, QuotaReservation
 from unisono.engine.journal import generated_in
 from unisono.engine.turn import GenerationRequest, GenerationService, GenerationStream
 from unisono.errors import LimitReached, QuotaExceeded, StoreUnavailable, TokensLimited, UnisonoError
+from unisono.middleware.wrapped_stream import WrappedStream
 
 BYTES_PER_TOKEN: Final = 3
 """Fewer than most text has: an estimate is rather too high."""

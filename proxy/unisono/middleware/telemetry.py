@@ -17,7 +17,6 @@ from random import random
 from secrets import token_hex
 from typing import Final, TypeVar
 
-from unisono.around import WrappedStream
 from unisono.core.conversation import Phase, Tokens
 from unisono.core.events import (
     Closed,
@@ -38,8 +37,9 @@ from unisono.core.trace_context import ARRIVED, TraceContext
 from unisono.engine.asked import to_asked
 from unisono.engine.turn import GenerationReport, GenerationRequest, GenerationService, GenerationStream
 from unisono.errors import InternalError, UnisonoError
+from unisono.middleware.wrapped_stream import WrappedStream
 
-log = logging.getLogger("unisono.watching")
+log = logging.getLogger("unisono.middleware.telemetry")
 
 Told = TypeVar("Told", GenerationBegan, GenerationDone)
 

@@ -13,10 +13,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from time import monotonic
 
-from unisono.around import WrappedStream
 from unisono.core.events import Event
 from unisono.engine.turn import GenerationRequest, GenerationService, GenerationStream
 from unisono.errors import ShuttingDown
+from unisono.middleware.wrapped_stream import WrappedStream
 
 AGAIN_S = 1.0
 """What a client is told to wait before it asks again, in seconds."""

@@ -1,0 +1,1 @@
+"""Observers and gates around a generation: hooks, quotas, telemetry, draining."""
