@@ -116,7 +116,7 @@ def test_what_cannot_be_served_is_refused_by_its_path(entries: list[dict[str, An
 
 def test_a_kind_whose_adapter_is_not_installed_is_refused_by_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
     there = [point for point in entry_points(group="unisono.backends") if point.name != "sglang"]
-    monkeypatch.setattr("unisono.factories.entry_points", lambda group: there)
+    monkeypatch.setattr("unisono.bootstrap.adapter_factories.entry_points", lambda group: there)
     with pytest.raises(ConfigError) as refused:
         built(entry("gpt-oss", "sglang/gpt-oss"))
     assert str(refused.value) == (

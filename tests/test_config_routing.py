@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
+from unisono.bootstrap.backends import build_pool, routing_rules
 from unisono.config import Config, ModelRegistry, StandIns, parse
-from unisono.deployments import build_pool, routing_rules
 from unisono.errors import ConfigError
 from unisono.routing.attempt_limits import MinTimeouts
 from unisono.routing.circuit_breaker import REST_AT_MOST_S

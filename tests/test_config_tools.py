@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from unisono.bootstrap.tool_servers import build_hosting
 from unisono.config import parse
 from unisono.core.tools import (
     Approval,
@@ -18,7 +19,6 @@ from unisono.core.tools import (
     ToolTransport,
 )
 from unisono.errors import ConfigError
-from unisono.hosting import build_hosting
 
 URL = "https://mcp.example.com/mcp"
 

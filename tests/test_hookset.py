@@ -14,10 +14,10 @@ from tests.e2e.gateway import gateway
 from tests.e2e.hooked import install
 from tests.e2e.wires import ENCODING
 from tests.fakes import FakeVllm
+from unisono.bootstrap.hooks import Hookset, build_hooks
 from unisono.config import HookSettings, load, parse
 from unisono.engine.engine import Engine
 from unisono.errors import ConfigError
-from unisono.hookset import Hookset, build_hooks
 from unisono.middleware.hooks import HookedService
 
 PAGE = Path(__file__).parent.parent / "docs" / "hooks.md"

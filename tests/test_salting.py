@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from unisono.bootstrap.salt import BYTES, NAME, Salt
 from unisono.config import parse
-from unisono.salting import BYTES, NAME, Salt
 from unisono.store.sqlite import SqliteStore
 
 

@@ -41,6 +41,14 @@ from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.routes import responses_router
 from unisono.api.responses.server_tools.servers import ServerRules
 from unisono.api.usage import usage_router
+from unisono.bootstrap.backends import build_pool, deployment_names
+from unisono.bootstrap.hooks import build_hooks
+from unisono.bootstrap.models import cards, chat_model, messages_model, raw_model, readiness, responses_model, ways
+from unisono.bootstrap.observability import Observing, build_observing, kinds_of
+from unisono.bootstrap.salt import Salt, cache_salts
+from unisono.bootstrap.shared_resources import SharedResource, kept
+from unisono.bootstrap.status import Overview
+from unisono.bootstrap.tool_servers import ServerToolSetup, build_hosting
 from unisono.config import (
     Config,
     GatewaySettings,
@@ -52,24 +60,16 @@ from unisono.core.access import Caller
 from unisono.core.conversation import Json
 from unisono.core.state_store import Retention, Store
 from unisono.core.tools import ToolHost
-from unisono.deployments import build_pool, deployment_names
 from unisono.engine.engine import Engine
 from unisono.engine.memory import ConversationCache
 from unisono.engine.turn import GenerationService
 from unisono.errors import ConfigError, InvalidRequest
 from unisono.harmony.encoding import load_encoding
 from unisono.harmony.render import Renderer
-from unisono.hookset import build_hooks
-from unisono.hosting import ServerToolSetup, build_hosting
 from unisono.middleware.drain import DrainingService
 from unisono.middleware.quota import MeteredService
-from unisono.observing import Observing, build_observing, kinds_of
-from unisono.offering import cards, chat_model, messages_model, raw_model, readiness, responses_model, ways
-from unisono.overview import Overview
-from unisono.parts import SharedResource, kept
 from unisono.passthrough.dispatch import PassthroughService
 from unisono.routing.pool import RoutingPool
-from unisono.salting import Salt, cache_salts
 from unisono.store import open_store, sqlite_path
 from unisono.store.health_monitor import Upkeep
 from unisono.web.files import PATHS, files_router

@@ -15,9 +15,9 @@ import pytest
 from tests.e2e.gateway import Answer, Gateway, gateway, message_of
 from tests.fakes import FakeVllm, Refusal, VllmScript, reset_at, stall_at
 from unisono.app import build_engine
+from unisono.bootstrap.backends import build_pool
 from unisono.config import ModelRegistry, parse
 from unisono.core.conversation import Conversation, Preamble, UserMessage
-from unisono.deployments import build_pool
 from unisono.engine.turn import GenerationRequest
 from unisono.errors import BackendError, BackendOverloaded, ShareExceeded
 from unisono.harmony.encoding import load_encoding

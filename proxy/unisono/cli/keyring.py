@@ -17,13 +17,13 @@ import click
 from unisono.access.key_format import Mint
 from unisono.access.key_lifecycle import Issued, issued, revoked, rotated
 from unisono.app import store_address
+from unisono.bootstrap.salt import Salt
 from unisono.cli.param_types import MICRO, written_period
 from unisono.cli.resolve_config import configured
 from unisono.config import Config
 from unisono.core.access import KeyLimits, KeyRecord
 from unisono.core.state_store import Store
 from unisono.errors import ConfigError, StoreConflict, UnisonoError
-from unisono.salting import Salt
 from unisono.store import open_store
 
 PATIENCE_S = 5.0

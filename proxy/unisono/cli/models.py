@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
+from unisono.bootstrap.backends import build_pool, deployment_names
 from unisono.cli.resolve_config import configured
 from unisono.config import ModelRegistry
-from unisono.deployments import build_pool, deployment_names
 from unisono.errors import ConfigError
 
 HEADINGS = ("MODEL", "BACKEND", "KIND", "ITS NAME THERE")

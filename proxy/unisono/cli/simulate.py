@@ -84,8 +84,8 @@ def _read(path: Path) -> dict[str, object]:
 
 def _configured(path: Path, model: str | None, speeds: Sequence[str]) -> dict[str, object]:
     """The backends of one group of a configuration, each as fast as it is said to be, and the line before them."""
+    from unisono.bootstrap.backends import deployment_names
     from unisono.cli.resolve_config import configured
-    from unisono.deployments import deployment_names
 
     config = configured(path).config
     names = deployment_names(config.model_list)

@@ -9,12 +9,12 @@ from typing import TypeVar
 
 import click
 
+from unisono.bootstrap.tool_servers import ServerToolSetup, build_hosting
 from unisono.cli.resolve_config import configured
 from unisono.cli.terminal_escape import harmless
 from unisono.core.tool_arguments import ToolArguments, read_arguments
 from unisono.core.tools import HostedTool, ToolHost, ToolOutcome, ToolServer
 from unisono.errors import ConfigError, UnisonoError
-from unisono.hosting import ServerToolSetup, build_hosting
 
 T = TypeVar("T")
 

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 
 from unisono.app import Gateway, build
+from unisono.bootstrap.observability import share_metrics
 from unisono.cli.accepting import AcceptingProcess, Loads
 from unisono.cli.orders import Reload, Serve, Up, first_message, next_message, to_bytes
 from unisono.cli.reloading import apply, tell_kept
@@ -24,7 +25,6 @@ from unisono.cli.server import GatewayServer, server_config
 from unisono.cli.switch import AppSwitch
 from unisono.errors import ConfigError
 from unisono.observe.logs import start_logging
-from unisono.observing import share_metrics
 
 
 class Worker:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from unisono.app import build_engine
+from unisono.bootstrap.backends import build_pool
 from unisono.config import Config, ModelRegistry, parse
-from unisono.deployments import build_pool
 from unisono.engine.turn import GenerationService
 from unisono.routing.pool import RoutingPool
 

@@ -16,9 +16,9 @@ from unisono.api.responses.background.runner import BackgroundRunner
 from unisono.api.responses.conversations.routes import conversations_router
 from unisono.api.responses.routes import responses_router
 from unisono.app import Gateway, build, build_engine, responses_means
+from unisono.bootstrap.tool_servers import build_hosting
 from unisono.config import parse
 from unisono.core.state_store import Store
-from unisono.hosting import build_hosting
 
 
 class Mounted:

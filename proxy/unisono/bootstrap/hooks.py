@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 
+from unisono.bootstrap.backends import AdapterSettings
 from unisono.config import HookSettings
 from unisono.core.hooks import Hook, HookFactory
-from unisono.deployments import AdapterSettings
 from unisono.engine.turn import GenerationService
 from unisono.errors import ConfigError
 from unisono.middleware.hooks import FAULTS, Failed, HookedService, NamedHook

@@ -14,12 +14,12 @@ from unisono.api.model_rules import ModelRules
 from unisono.api.passthrough_routes import FindWay
 from unisono.api.reasoning import ReasoningField
 from unisono.api.responses.deps import ResponsesModel
+from unisono.bootstrap.tool_servers import ServerToolSetup
 from unisono.config import ModelRegistry, ServedModel
 from unisono.core.access import Caller
 from unisono.core.passthrough_request import AnswerMode, ServedName
 from unisono.engine.turn import ForbiddenTools
 from unisono.errors import ModelNotAllowed, UnknownModel, UnsupportedValue
-from unisono.hosting import ServerToolSetup
 from unisono.routing.pool import RoutingPool
 from unisono.store.health_monitor import Upkeep
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 
+from unisono.bootstrap.adapter_factories import Factories, provider_settings
 from unisono.config import Config, ModelEntry, ModelRegistry
 from unisono.core.ports import BackendOptions, Endpoint
 from unisono.errors import ConfigError
-from unisono.factories import Factories, provider_settings
 from unisono.routing.attempt_limits import MinTimeouts
 from unisono.routing.circuit_breaker import BreakerConfig
 from unisono.routing.deployment import DeploymentConfig, LiveDeployment

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any, cast
 from unisono import __version__
 from unisono.api.asgi_layers import Answered
 from unisono.api.metrics import MetricsListener
+from unisono.bootstrap.backends import deployment_names
+from unisono.bootstrap.shared_resources import SharedResource, kept
 from unisono.config import Config, ModelRegistry, TraceSettings
 from unisono.core.observer import Observer
 from unisono.core.recordings import TraceStore
 from unisono.core.state_store import Store
-from unisono.deployments import deployment_names
 from unisono.engine.turn import GenerationService
 from unisono.errors import ConfigError, UnisonoError
 from unisono.middleware.hooks import Failed
 from unisono.middleware.telemetry import ObservedService, spans_of
 from unisono.observe.recent_stats import RecentStats
-from unisono.parts import SharedResource, kept
 from unisono.routing.pool import RoutingPool
 from unisono.store.health_monitor import Upkeep
 

@@ -1,0 +1,1 @@
+"""From the configuration to the objects of a running gateway."""
