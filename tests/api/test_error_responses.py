@@ -13,8 +13,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from tests.api.asgi import Exchange
 from unisono.api.error_responses import ErrorResponses, failure_of, register, to_body, to_response
-from unisono.cli.heads import refusal
 from unisono.errors import BackendOverloaded, BodyTooLarge, InternalError, InvalidRequest, UnisonoError
+from unisono.server.request_head import refusal
 
 
 def tree(root: type[UnisonoError]) -> Iterator[type[UnisonoError]]:

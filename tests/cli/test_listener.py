@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 
 from tests.e2e.slow_clients import over_http
-from unisono.cli.listener import connections
+from unisono.server.listener import connections
 
 HEADER_TIMEOUT_S = 0.25
 WRITE_TIMEOUT_S = 0.4

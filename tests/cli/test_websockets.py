@@ -22,11 +22,11 @@ from unisono.access.keys import MasterKey, NoKeys
 from unisono.api.asgi_layers import doors
 from unisono.api.error_responses import register
 from unisono.app import build
-from unisono.cli import listener
-from unisono.cli.server import server_config
 from unisono.config import parse
 from unisono.core.log_rate import RateLimitedWarning
 from unisono.errors import InvalidRequest
+from unisono.server import listener
+from unisono.server.server import server_config
 
 KEY = "sk-right"
 BEARER = {"authorization": f"Bearer {KEY}"}
@@ -336,7 +336,7 @@ async def test_a_message_has_a_limited_number_of_fragments(fragment: bytes) -> N
 async def test_text_that_is_not_utf8_is_logged_without_a_traceback_and_rarely(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener, "MALFORMED_TEXT", RateLimitedWarning(logging.getLogger("unisono.cli.listener")))
+    monkeypatch.setattr(listener, "MALFORMED_TEXT", RateLimitedWarning(logging.getLogger("unisono.server.listener")))
     async with listening(echoing(None)) as port:
         for pieces in ([b"\xff\xfe"], [b"ab", b"\xc3"], [b"\x80"]):
             async with opened(port) as client:
@@ -347,5 +347,5 @@ async def test_text_that_is_not_utf8_is_logged_without_a_traceback_and_rarely(
                 assert closed.value.rcvd is not None
                 assert closed.value.rcvd.code == 1007
     records = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert [record.name for record in records] == ["unisono.cli.listener"]
+    assert [record.name for record in records] == ["unisono.server.listener"]
     assert records[0].exc_info is None

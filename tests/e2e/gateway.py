@@ -16,8 +16,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from unisono.app import build
-from unisono.cli.server import server_config
 from unisono.config import parse
+from unisono.server.server import server_config
 
 
 @dataclass(frozen=True)

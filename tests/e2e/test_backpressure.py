@@ -23,9 +23,9 @@ from tests.e2e.replicas import Client, Replica, Told, replica
 from tests.e2e.slow_clients import SURFACES, SlowClient, chat, over_http, request
 from tests.fakes import Seen, flood_from
 from unisono.app import build
-from unisono.cli.listener import connections
-from unisono.cli.server import server_config
 from unisono.config import parse
+from unisono.server.listener import connections
+from unisono.server.server import server_config
 
 STREAMS = 6
 OFFERED = 100 * MB

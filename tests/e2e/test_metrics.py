@@ -261,7 +261,7 @@ async def asks(url: str, count: int) -> None:
 
 async def kill_a_worker(supervisor: int) -> None:
     children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
-    workers = [pid for pid in children if b"unisono.cli.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    workers = [pid for pid in children if b"unisono.server.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     os.kill(int(workers[0]), signal.SIGKILL)
 
 

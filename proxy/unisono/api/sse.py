@@ -4,7 +4,7 @@ The answer's head goes out with the first bytes or with the first keep-alive, wh
 before either is a real HTTP error. After the head a failure ends the stream in the event `data: {"error": {...}}`,
 without `data: [DONE]`, which only ever means success. A client that leaves ends the source at once, in every phase,
 before the first byte too. Nothing is taken from the source while the client has not taken what was written; one that
-takes nothing at all loses its connection (see `cli/delivery.py`), and so has left.
+takes nothing at all loses its connection (see `server/delivery.py`), and so has left.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from unisono import __version__
 from unisono.cli.keys import keys
 from unisono.cli.mcp import mcp
 from unisono.cli.options import CONFIG, CONFIG_REQUIRED, CommandGroup
-from unisono.cli.start_signals import StartSignals
+from unisono.server.start_signals import StartSignals
 
 
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -14,16 +14,16 @@ from pathlib import Path
 import click
 
 from unisono.app import Gateway, build
-from unisono.cli.orders import Reload, Serve
-from unisono.cli.reloading import NothingToRead, apply, tell_kept
 from unisono.cli.resolve_config import MASTER_KEY_VARIABLE, ResolvedConfig, prepared
 from unisono.cli.secrecy import secrets_of
-from unisono.cli.server import BACKLOG, GatewayServer, server_config
-from unisono.cli.start_signals import StartSignals
-from unisono.cli.switch import AppSwitch
 from unisono.config import Config, Loaded, load
 from unisono.errors import ConfigError
 from unisono.observe.logs import start_logging
+from unisono.server.app_switch import AppSwitch
+from unisono.server.ipc import Reload, Serve
+from unisono.server.reload import NothingToRead, apply, tell_kept
+from unisono.server.server import BACKLOG, GatewayServer, server_config
+from unisono.server.start_signals import StartSignals
 
 STATES = {
     "ready": "ready",
@@ -103,7 +103,7 @@ def serve_here(
 
 def serve_by_workers(ready: ResolvedConfig, listener: socket.socket, address: str, reading: ConfigReader) -> None:
     """In processes of their own, which this one looks after."""
-    from unisono.cli.supervisor import Supervisor
+    from unisono.server.supervisor import Supervisor
 
     config = ready.loaded.config
     order = Serve(config, reading.workers, address, ready.remarks)

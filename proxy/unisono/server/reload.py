@@ -9,10 +9,10 @@ import logging
 
 from unisono.app import build
 from unisono.cli.secrecy import secrets_of
-from unisono.cli.switch import AppSwitch
 from unisono.config import Config
 from unisono.errors import ConfigError
 from unisono.observe.logs import start_logging
+from unisono.server.app_switch import AppSwitch
 
 AT_START = ("header_timeout_s", "max_connections", "shutdown_grace_s")
 """Settings under `unisono:` that belong to the listener and to the process."""

@@ -22,11 +22,11 @@ from pathlib import Path
 from time import monotonic
 from typing import IO
 
-from unisono.cli.accepting import GONE, Loads
-from unisono.cli.orders import Reload, Serve, Up, next_message, to_bytes
-from unisono.cli.reloading import tell_kept
-from unisono.cli.start_signals import StartSignals
 from unisono.errors import ConfigError
+from unisono.server.accept_balancer import GONE, Loads
+from unisono.server.ipc import Reload, Serve, Up, next_message, to_bytes
+from unisono.server.reload import tell_kept
+from unisono.server.start_signals import StartSignals
 
 PAUSES_S = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Before a worker is started again, by how many in a row did not live long; the last for all after it."""
@@ -168,7 +168,7 @@ class Supervisor:
         with theirs:
             process = await asyncio.create_subprocess_exec(
                 # -P: the current directory is no place to import from.
-                *(sys.executable, "-P", "-m", "unisono.cli.worker", *options),
+                *(sys.executable, "-P", "-m", "unisono.server.worker", *options),
                 pass_fds=tuple(files.values()),
                 env={**os.environ, ENGINES: self._engines, METRICS: self._metrics},
                 stdin=asyncio.subprocess.DEVNULL,

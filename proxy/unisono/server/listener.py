@@ -25,11 +25,18 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from unisono.api.asgi_layers import HEALTH_PATHS
 from unisono.api.error_responses import Formats
-from unisono.cli.closing import HalfClosed, LingeringTransport
-from unisono.cli.delivery import Delivering, Delivery, hold_little
-from unisono.cli.heads import check_head, close_unless_continued, path_of, refusal, until_close, without_upgrade
 from unisono.core.log_rate import RateLimitedWarning
 from unisono.errors import HeadersTimeout, HeadersTooLarge, MalformedRequest, TooManyConnections, UnisonoError
+from unisono.server.closing import HalfClosed, LingeringTransport
+from unisono.server.delivery import Delivering, Delivery, hold_little
+from unisono.server.request_head import (
+    check_head,
+    close_unless_continued,
+    path_of,
+    refusal,
+    until_close,
+    without_upgrade,
+)
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message

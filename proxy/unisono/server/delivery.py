@@ -10,7 +10,7 @@ import socket
 from asyncio import TimerHandle, Transport
 from typing import Final
 
-from unisono.cli.closing import reset, unacknowledged
+from unisono.server.closing import reset, unacknowledged
 
 # What the system takes of a response before the client does. By default it is megabytes, all of which a backend would
 # have generated for somebody who may not read on.

@@ -22,11 +22,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from unisono.api.messages.routes import FORMATS
 from unisono.app import Gateway
-from unisono.cli.accepting import Accepting, AcceptingProcess
-from unisono.cli.listener import connections
-from unisono.cli.start_signals import StartSignals
-from unisono.cli.switch import AppSwitch
 from unisono.config import Config
+from unisono.server.accept_balancer import Accepting, AcceptingProcess
+from unisono.server.app_switch import AppSwitch
+from unisono.server.listener import connections
+from unisono.server.start_signals import StartSignals
 
 PROBE_PATIENCE_S = 3.0
 """How long a start waits to know the state of the backends, in seconds."""

@@ -1,6 +1,6 @@
 """One worker: a gateway in a process of its own, on a listener that it shares with others.
 
-Started by the supervisor as `python -m unisono.cli.worker`, which hands it three descriptors: the listener, the memory
+Started by the supervisor as `python -m unisono.server.worker`, which hands it three descriptors: the listener, the memory
 with the loads of all workers, and the socket over which orders come. When that socket ends the supervisor is gone, and
 the worker goes too: what it answers is finished first.
 """
@@ -16,15 +16,15 @@ from collections.abc import Sequence
 
 from unisono.app import Gateway, build
 from unisono.bootstrap.observability import share_metrics
-from unisono.cli.accepting import AcceptingProcess, Loads
-from unisono.cli.orders import Reload, Serve, Up, first_message, next_message, to_bytes
-from unisono.cli.reloading import apply, tell_kept
 from unisono.cli.secrecy import secrets_of
 from unisono.cli.serve import screen
-from unisono.cli.server import GatewayServer, server_config
-from unisono.cli.switch import AppSwitch
 from unisono.errors import ConfigError
 from unisono.observe.logs import start_logging
+from unisono.server.accept_balancer import AcceptingProcess, Loads
+from unisono.server.app_switch import AppSwitch
+from unisono.server.ipc import Reload, Serve, Up, first_message, next_message, to_bytes
+from unisono.server.reload import apply, tell_kept
+from unisono.server.server import GatewayServer, server_config
 
 
 class Worker:
@@ -65,7 +65,7 @@ class Worker:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m unisono.cli.worker", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m unisono.server.worker", description=__doc__)
     for name in ("listener", "loads", "channel", "workers"):
         parser.add_argument(f"--{name}", type=int, required=True)
     given = parser.parse_args(arguments)

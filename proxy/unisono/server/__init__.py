@@ -1,0 +1,1 @@
+"""The serving process: listener, workers, reload. It covers what uvicorn does not."""
