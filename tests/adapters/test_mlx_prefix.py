@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from unisono_adapters.mlx_prefix import Prefixes
+from unisono_adapters.mlx.prefix import Prefixes
 
 
 @dataclass(frozen=True)

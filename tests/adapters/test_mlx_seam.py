@@ -16,7 +16,7 @@ from unisono.errors import BackendError, BackendProtocolError, BackendTimeout, C
 from unisono.harmony.encoding import load_encoding
 from unisono_adapters._leading_space import FEW, is_inside, places_in, with_space
 from unisono_adapters._poison_prompts import MOST, PoisonPrompt
-from unisono_adapters.mlx_server import MlxServerBackend
+from unisono_adapters.mlx.server import MlxServerBackend
 
 ENCODING = load_encoding()
 BEGUN = "<|start|>user<|message|>Hi<|end|><|start|>assistant"

@@ -11,8 +11,8 @@ import pytest
 from unisono.core.generation import AnyJson, JsonSchema, OneOf, Sampling
 from unisono.core.ports import BackendOptions
 from unisono.errors import ConfigError
-from unisono_adapters.mlx_local import MlxLocalBackend
-from unisono_adapters.mlx_wire import (
+from unisono_adapters.mlx.local import MlxLocalBackend
+from unisono_adapters.mlx.wire import (
     Cancel,
     Count,
     CountAnswer,
@@ -88,7 +88,7 @@ def test_what_is_no_message_is_refused_as_such(line: bytes) -> None:
 
 def test_a_gateway_that_imports_the_backend_loads_no_engine() -> None:
     program = (
-        "import sys, unisono_adapters.mlx_local, unisono_adapters.demo;"
+        "import sys, unisono_adapters.mlx.local, unisono_adapters.demo;"
         "print(*sorted({'mlx', 'mlx_lm', 'numpy', 'tokenizers', 'transformers'} & sys.modules.keys()))"
     )
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -32,7 +32,7 @@ from unisono.core.generation import (
 )
 from unisono.core.ports import Backend, BackendOptions
 from unisono.errors import BackendRejected, ContextTooLong
-from unisono_adapters.mlx_local import MlxLocalBackend
+from unisono_adapters.mlx.local import MlxLocalBackend
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 

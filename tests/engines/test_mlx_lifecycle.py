@@ -21,7 +21,7 @@ from unisono.core.ports import BackendOptions
 from unisono.core.probe import Check
 from unisono.errors import BackendOverloaded, BackendTimeout, BackendUnavailable
 from unisono_adapters import demo
-from unisono_adapters.mlx_local import MlxLocalBackend
+from unisono_adapters.mlx.local import MlxLocalBackend
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
 
@@ -148,7 +148,7 @@ async def test_a_stopped_engine_times_out_and_one_that_stays_silent_is_replaced(
     assert await greets(narrow)
     assert narrow.engine_pid == stopped
 
-    monkeypatch.setattr("unisono_adapters.mlx_local._STALLED_S", 0.2)
+    monkeypatch.setattr("unisono_adapters.mlx.local._STALLED_S", 0.2)
     os.kill(stopped, signal.SIGSTOP)
     with pytest.raises(BackendTimeout):
         await run(narrow, hurried)
@@ -301,7 +301,7 @@ async def test_closing_while_the_model_loads_leaves_no_process() -> None:
 GATEWAY = """
 import asyncio
 from unisono.core.ports import BackendOptions
-from unisono_adapters.mlx_local import MlxLocalBackend
+from unisono_adapters.mlx.local import MlxLocalBackend
 
 async def main():
     backend = MlxLocalBackend(BackendOptions("mlx", "demo"))

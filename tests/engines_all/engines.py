@@ -33,8 +33,8 @@ from tests.engines_all.setup.places import (
 )  # fmt: skip
 from unisono.core.ports import Backend, BackendOptions
 from unisono_adapters.llamacpp import LlamaCppBackend
-from unisono_adapters.mlx_local import MlxLocalBackend
-from unisono_adapters.mlx_server import MlxServerBackend
+from unisono_adapters.mlx.local import MlxLocalBackend
+from unisono_adapters.mlx.server import MlxServerBackend
 from unisono_adapters.vllm import VllmBackend
 
 CONTEXT = 4096

@@ -118,7 +118,7 @@ async def test_every_answer_of_a_name_must_be_public(answers: list[str], allowed
 # Packages that open connections of their own, and the modules that use them for addresses that the operator wrote.
 CONNECTING_PACKAGES = {"huggingface_hub", "litellm", "redis", "requests", "urllib3"}
 CONFIGURED = {
-    "adapters/unisono_adapters/mlx_engine.py",
+    "adapters/unisono_adapters/mlx/engine.py",
     "adapters/unisono_adapters/snapshots.py",
     "proxy/unisono/integrations/litellm_provider.py",
     "proxy/unisono/store/redis/",

@@ -1,6 +1,6 @@
 """The engine process: loads a model with mlx-lm and continues prompts for the gateways that connect to its socket.
 
-Started by `mlx_local` as `python -m unisono_adapters.mlx_engine`, with a listening socket already open and the read
+Started by `mlx_local` as `python -m unisono_adapters.mlx.engine`, with a listening socket already open and the read
 end of a pipe as its standard input. It lives as long as that pipe: when the process that started it goes away, however
 that happens, the pipe ends and so does the engine. With `--shared` it has no pipe and lives as long as anybody is
 connected. The socket loop runs in the main thread and stays responsive, the
@@ -24,9 +24,9 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unisono_adapters.mlx_guides import Guide, Guides, Unguidable, installed
-from unisono_adapters.mlx_jobs import EVERYONE, BatchLimits, Submit, Told, Withdraw
-from unisono_adapters.mlx_wire import (
+from unisono_adapters.mlx.guides import Guide, Guides, Unguidable, installed
+from unisono_adapters.mlx.jobs import EVERYONE, BatchLimits, Submit, Told, Withdraw
+from unisono_adapters.mlx.wire import (
     LINE_LIMIT,
     Cancel,
     Count,
@@ -47,7 +47,7 @@ from unisono_adapters.snapshots import SNAPSHOT_FILES
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from unisono_adapters.mlx_batch import Batch
+    from unisono_adapters.mlx.batch import Batch
 
 DEMO = "demo"
 
@@ -226,7 +226,7 @@ def _load(model: str, engine: _Engine, limits: BatchLimits) -> _Loaded:
     from mlx_lm.utils import load_model
     from tokenizers import Tokenizer
 
-    from unisono_adapters.mlx_batch import Batch
+    from unisono_adapters.mlx.batch import Batch
 
     if not (folder / "tokenizer.json").is_file():
         raise ModelUnusable(f"{model} has no tokenizer.json")
@@ -293,7 +293,7 @@ async def _run(args: argparse.Namespace) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m unisono_adapters.mlx_engine", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m unisono_adapters.mlx.engine", description=__doc__)
     parser.add_argument("--model", required=True)
     parser.add_argument("--listener", type=int, required=True, help="file descriptor of a listening Unix socket")
     parser.add_argument("--batch", type=int, required=True)

@@ -37,9 +37,9 @@ from unisono.errors import (
 from unisono_adapters._constraints import refusal
 from unisono_adapters._load import LOAD_S
 from unisono_adapters._probe import Subject, examine
-from unisono_adapters.mlx_jobs import BatchLimits
-from unisono_adapters.mlx_process import EngineProcess, Inbox
-from unisono_adapters.mlx_wire import Ready, Reason
+from unisono_adapters.mlx.jobs import BatchLimits
+from unisono_adapters.mlx.process import EngineProcess, Inbox
+from unisono_adapters.mlx.wire import Ready, Reason
 
 _PAUSES_S = (0.0, 0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Before the next start, by how many lives in a row ended without a finished request; the last for all after it."""

@@ -18,11 +18,11 @@ import mlx.core as mx
 from mlx_lm.generate import BatchGenerator
 
 from unisono.core.generation import CALL, ENDOFTEXT, RETURN, START, VOCABULARY
-from unisono_adapters.mlx_guides import Guide
-from unisono_adapters.mlx_jobs import EVERYONE, BatchLimits, Command, Submit, Told, Withdraw
-from unisono_adapters.mlx_prefix import Layers, Prefixes
+from unisono_adapters.mlx.guides import Guide
+from unisono_adapters.mlx.jobs import EVERYONE, BatchLimits, Command, Submit, Told, Withdraw
+from unisono_adapters.mlx.prefix import Layers, Prefixes
+from unisono_adapters.mlx.wire import GenerateCommand, Pulse, Reason, RequestRefused, TokenOutput
 from unisono_adapters.mlx_sampling import Processor, Sampler, check_sampling, make_processors, make_sampler
-from unisono_adapters.mlx_wire import GenerateCommand, Pulse, Reason, RequestRefused, TokenOutput
 
 Route: TypeAlias = tuple[int, int]
 """Whose request it is: the connection's number and the id chosen there."""

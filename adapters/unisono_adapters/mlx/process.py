@@ -23,9 +23,9 @@ from typing import Protocol, TypeAlias
 
 from unisono.core.generation import CompletionJob
 from unisono.errors import BackendUnavailable
-from unisono_adapters.mlx_jobs import BatchLimits
-from unisono_adapters.mlx_log import Log, meaning
-from unisono_adapters.mlx_wire import (
+from unisono_adapters.mlx.jobs import BatchLimits
+from unisono_adapters.mlx.log import Log, meaning
+from unisono_adapters.mlx.wire import (
     LINE_LIMIT,
     Cancel,
     Count,
@@ -289,7 +289,7 @@ def _begun(model: str, limits: BatchLimits) -> tuple[ProcessHandle, socket.socke
     folder = os.environ.get(SHARED)
     if folder is None:
         return _spawn(model, limits)
-    from unisono_adapters.mlx_shared import joined
+    from unisono_adapters.mlx.shared import joined
 
     return joined(Path(folder), model, limits)
 
@@ -342,7 +342,7 @@ def _command(model: str, limits: BatchLimits, listener: int) -> list[str]:
         "--prefix-cache-bytes": limits.prefix_cache_bytes,
     }
     # -P: the current directory is no place to import from.
-    return [sys.executable, "-P", "-m", "unisono_adapters.mlx_engine", *(f"{k}={v}" for k, v in options.items())]
+    return [sys.executable, "-P", "-m", "unisono_adapters.mlx.engine", *(f"{k}={v}" for k, v in options.items())]
 
 
 def _private_folder() -> Path:

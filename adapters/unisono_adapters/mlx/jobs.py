@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from unisono_adapters.mlx_guides import Guide
-from unisono_adapters.mlx_wire import GenerateCommand, ToGateway
+from unisono_adapters.mlx.guides import Guide
+from unisono_adapters.mlx.wire import GenerateCommand, ToGateway
 
 EVERYONE = -1
 

@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from unisono_adapters.mlx_jobs import BatchLimits
-from unisono_adapters.mlx_log import meaning, quoted
-from unisono_adapters.mlx_process import Process, ProcessHandle, spawned
+from unisono_adapters.mlx.jobs import BatchLimits
+from unisono_adapters.mlx.log import meaning, quoted
+from unisono_adapters.mlx.process import Process, ProcessHandle, spawned
 
 _LOG_BYTES = 8192
 _CLOSED_S = 0.5
