@@ -15,10 +15,10 @@ import yaml
 from click.testing import CliRunner
 
 from unisono.cli import main
-from unisono.cli.secrecy import secrets_of
 from unisono.config import Loaded, ModelRegistry, imported, load, parse
 from unisono.core.passthrough_request import AnswerMode
 from unisono.errors import ConfigError
+from unisono.observe.redaction import secrets_of
 
 FOLDER = Path(__file__).parent / "litellm_files"
 FILES = {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}

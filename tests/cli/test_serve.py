@@ -22,9 +22,10 @@ from urllib.request import Request, urlopen
 import pytest
 
 from tests.fakes import FakeVllm
-from unisono.cli.secrecy import passwords_of
-from unisono.cli.serve import curl_line, is_loopback
+from unisono.cli.serve import is_loopback
 from unisono.harmony.encoding import load_encoding
+from unisono.observe.redaction import passwords_of
+from unisono.server.startup_screen import curl_line
 
 UNISONO = str(Path(sys.executable).with_name("unisono"))
 KEY = "sk-planted-canary"

@@ -15,9 +15,9 @@ import pytest
 
 from tests.e2e.gateway import config_of, gateway
 from tests.fakes import FakeVllm, Refusal
-from unisono.cli.secrecy import secrets_of
 from unisono.config import parse
 from unisono.observe.logs import start_logging
+from unisono.observe.redaction import secrets_of
 
 SECRET = "p/läntéd+k\"e'y&Z9=="
 ASCII_SECRET = "Planted+K/ey&Z9=="

@@ -44,7 +44,7 @@ class Site:
 
     @property
     def pid(self) -> int:
-        [pid] = [self.server] if self.server is not None else children_that_run("mlx_engine")
+        [pid] = [self.server] if self.server is not None else children_that_run("mlx.engine")
         return pid
 
     def rules(self, *rules: str) -> list[str]:

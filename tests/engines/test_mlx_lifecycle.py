@@ -342,7 +342,7 @@ def alive(process: int) -> bool:
 def children() -> set[int]:
     listed = subprocess.run(["ps", "-o", "pid=,ppid=,args=", "-A"], capture_output=True, text=True, check=True).stdout
     rows = [line.split(None, 2) for line in listed.splitlines()]
-    return {int(pid) for pid, parent, args in rows if int(parent) == os.getpid() and "mlx_engine" in args}
+    return {int(pid) for pid, parent, args in rows if int(parent) == os.getpid() and "mlx.engine" in args}
 
 
 async def until(condition: Callable[[], bool], within_s: float = 5.0) -> None:

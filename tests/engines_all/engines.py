@@ -78,7 +78,7 @@ class Running:
             counts = re.findall(pattern, await asyncio.to_thread(page_of, f"{self.url}/{path}"), re.MULTILINE)
             assert counts, "the engine's own count is gone"
             return any(float(count) > 0 for count in counts)
-        pids = children_that_run("mlx_engine") if self.pid is None else [self.pid]
+        pids = children_that_run("mlx.engine") if self.pid is None else [self.pid]
         return any(await asyncio.gather(*map(works, pids)))
 
 

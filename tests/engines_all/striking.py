@@ -103,7 +103,7 @@ def to_strike(engine: Running, before: list[int]) -> Iterator[Struck]:
     if engine.pid is not None:
         struck = Struck(engine.pid, True, runs_s)
     else:
-        [pid] = set(children_that_run("mlx_engine")) - set(before)
+        [pid] = set(children_that_run("mlx.engine")) - set(before)
         struck = Struck(pid, False, runs_s)
     try:
         yield struck

@@ -76,7 +76,7 @@ async def test_an_answer_goes_on_when_its_engine_is_back(
     caplog.set_level(logging.INFO, "unisono.routing")
     engine = fleet.well(name)
     place, question = PLACES["in its text"], asked(PLACES["in its text"], surface)
-    before = children_that_run("mlx_engine")
+    before = children_that_run("mlx.engine")
     async with gateway(config(engine, blow)) as site:
         await all_examined(caplog, (name,))
         expected = await question.answered(site)

@@ -217,7 +217,7 @@ async def test_an_answer_goes_on_where_its_engine_was_struck(
     async with gateway(config(second)) as alone:
         expected = await question.answered(alone)
     caplog.clear()
-    before = children_that_run("mlx_engine")
+    before = children_that_run("mlx.engine")
     async with gateway(config(first, second, silence_s=SILENCE_S if blow == "frozen" else 60.0)) as both:
         await all_examined(caplog, pair)
         undisturbed = await question.answered(both)

@@ -1,10 +1,10 @@
 """The engine process: loads a model with mlx-lm and continues prompts for the gateways that connect to its socket.
 
-Started by `mlx_local` as `python -m unisono_adapters.mlx.engine`, with a listening socket already open and the read
+Started by `mlx.local` as `python -m unisono_adapters.mlx.engine`, with a listening socket already open and the read
 end of a pipe as its standard input. It lives as long as that pipe: when the process that started it goes away, however
 that happens, the pipe ends and so does the engine. With `--shared` it has no pipe and lives as long as anybody is
 connected. The socket loop runs in the main thread and stays responsive, the
-model in a thread of its own (`mlx_batch`). What libraries print goes to standard error, never to a client.
+model in a thread of its own (`mlx.batch`). What libraries print goes to standard error, never to a client.
 """
 
 from __future__ import annotations

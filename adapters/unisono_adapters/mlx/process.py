@@ -289,7 +289,7 @@ def _begun(model: str, limits: BatchLimits) -> tuple[ProcessHandle, socket.socke
     folder = os.environ.get(SHARED)
     if folder is None:
         return _spawn(model, limits)
-    from unisono_adapters.mlx.shared import joined
+    from unisono_adapters.mlx.shared_engine import joined
 
     return joined(Path(folder), model, limits)
 

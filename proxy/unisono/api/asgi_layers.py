@@ -1,8 +1,8 @@
 """The door: what a request must pass before any route sees it, as pure ASGI layers.
 
-Each layer raises a `UnisonoError`; `ErrorResponses`, outside of them, answers. `doors` puts them in order. Decisions are made
-on the raw `scope["path"]` and raw headers, never on a URL that a Host header took part in. A layer costs nothing per
-streamed event except the request id's header on the first.
+Each layer raises a `UnisonoError`; `ErrorResponses`, outside of them, answers. `doors` puts them in order. Decisions
+are made on the raw `scope["path"]` and raw headers, never on a URL that a Host header took part in. A layer costs
+nothing per streamed event except the request id's header on the first.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ The body is OpenAI's, unless another API is spoken at the request's path: then i
 one that is stands in the scope before anything can fail (`FailureFormat`), so that all who answer agree.
 
 `failure_of` is the only broad catch's translation: what is not on the tree of `unisono.errors` is a fault of the
-gateway, logged with its traceback and shown to the client without any detail. `ErrorResponses` is the outermost layer that
-answers for whatever a request raises; the handlers for FastAPI answer for what it raises itself (unknown paths, wrong
-methods, invalid bodies).
+gateway, logged with its traceback and shown to the client without any detail. `ErrorResponses` is the outermost layer
+that answers for whatever a request raises; the handlers for FastAPI answer for what it raises itself (unknown paths,
+wrong methods, invalid bodies).
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ from unisono.core.conversation import (
 from unisono.core.events import Event, Passed
 from unisono.core.passthrough_request import AnswerMode, Api, PassthroughRequest, ServedName
 from unisono.engine.turn import GenerationRequest, GenerationService, GenerationStream
+from unisono.engine.wrapped_stream import WrappedStream
 from unisono.errors import InvalidRequest, UnisonoError, UnsupportedValue
-from unisono.middleware.wrapped_stream import WrappedStream
 
 FindWay = Callable[[str, Caller], ServedName]
 """How a name is served. Raises UnknownModel, and ModelNotAllowed."""

@@ -23,12 +23,12 @@ from unisono.app import build_store, store_address
 from unisono.bootstrap.backends import build_pool, deployment_names
 from unisono.bootstrap.hooks import build_hooks
 from unisono.cli.resolve_config import prepared
-from unisono.cli.secrecy import secrets_of
 from unisono.config import Config, ModelRegistry
 from unisono.core.probe import Check, Finding, Probe, Severity, unreached
 from unisono.core.state_store import Store
 from unisono.errors import BackendUnfit, ConfigError, UnisonoError
 from unisono.observe.logs import Secrets
+from unisono.observe.redaction import secrets_of
 from unisono.routing.deployment import LiveDeployment
 from unisono.routing.pool import PROBES_AT_ONCE
 

@@ -14,6 +14,7 @@ import click
 
 from unisono.cli.discover import DiscoveredBackend, discover
 from unisono.config import Loaded, load, parse
+from unisono.config.load import MASTER_KEY_VARIABLE
 from unisono.errors import ConfigError
 
 DEMOS = "unisono.demo"
@@ -22,7 +23,6 @@ when it can, else what is missing."""
 
 DEMOS_KEPT = 50
 """How many answers of a demo are recorded."""
-MASTER_KEY_VARIABLE = "UNISONO_MASTER_KEY"
 DEMO_NAME = "gpt-oss-demo"
 
 

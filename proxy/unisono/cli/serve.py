@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import logging
 import socket
 from collections.abc import Sequence
@@ -14,25 +13,18 @@ from pathlib import Path
 import click
 
 from unisono.app import Gateway, build
-from unisono.cli.resolve_config import MASTER_KEY_VARIABLE, ResolvedConfig, prepared
-from unisono.cli.secrecy import secrets_of
+from unisono.cli.resolve_config import ResolvedConfig, prepared
 from unisono.config import Config, Loaded, load
+from unisono.config.load import MASTER_KEY_VARIABLE
 from unisono.errors import ConfigError
 from unisono.observe.logs import start_logging
+from unisono.observe.redaction import secrets_of
 from unisono.server.app_switch import AppSwitch
 from unisono.server.ipc import Reload, Serve
 from unisono.server.reload import NothingToRead, apply, tell_kept
 from unisono.server.server import BACKLOG, GatewayServer, server_config
 from unisono.server.start_signals import StartSignals
-
-STATES = {
-    "ready": "ready",
-    "unknown": "starting",
-    "failing": "not reachable now, will be tried again",
-    "resting": "failing, rests for a while",
-    "half-open": "failing not long ago, tried again now",
-    "unfit": "not fit for use; `unisono check` says why",
-}
+from unisono.server.startup_screen import screen
 
 
 def serve(config_path: Path | None, host: str, port: int, workers: int, signals: StartSignals) -> None:
@@ -165,32 +157,3 @@ def address_of(listener: socket.socket, host: str) -> str:
     if host in {"0.0.0.0", "::"}:  # noqa: S104 - compared, not bound
         host = "127.0.0.1"
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def screen(gateway: Gateway, address: str, remarks: Sequence[str]) -> list[str]:
-    """What an operator reads first: what is served, where, by which backends, and one line that works."""
-    lines = [*remarks, ""] if remarks else []
-    lines += [f"Unisono listens on {address}/v1, and shows itself at {address}/", ""]
-    states = {status.name: status for status in gateway.pool.status()}
-    for model, deployments in gateway.pool.members().items():
-        lines.append(f"  {model}")
-        for deployment in deployments:
-            status = states[deployment.name]
-            lines.append(f"    {deployment.name}: {STATES[status.state]}")
-    names = [name for name, _ in gateway.catalogue.listed()]
-    if names:
-        lines += ["", "Try it:", "", f"  {curl_line(address, names[0], keyed=_keyed(gateway))}"]
-    lines += ["", "Ctrl-C stops it."]
-    return lines
-
-
-def _keyed(gateway: Gateway) -> bool:
-    return gateway.config.general_settings.master_key is not None
-
-
-def curl_line(address: str, model: str, *, keyed: bool) -> str:
-    """One command that gets an answer. The key stays in the caller's shell."""
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}]})
-    key = f' -H "Authorization: Bearer ${MASTER_KEY_VARIABLE}"' if keyed else ""
-    quoted = body.replace("'", "'\\''")
-    return f"curl {address}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{quoted}'"

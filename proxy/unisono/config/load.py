@@ -24,6 +24,7 @@ from unisono.core.surrogates import is_well_formed, well_formed
 from unisono.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "os.environ/"
+MASTER_KEY_VARIABLE = "UNISONO_MASTER_KEY"
 DATA_HOME = "XDG_DATA_HOME"
 PROVIDER = "provider"
 """What of an entry is handed to litellm, in `LitellmParams`."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar, TypeAlias
 
+from unisono.core.renamed import renamed
 from unisono.core.trace_context import TraceContext
 
 RETURN = 200002
@@ -191,3 +192,7 @@ class Load:
     waiting: int
     tokens: int | None = None
     cache_used: float | None = None
+
+
+def __getattr__(name: str) -> object:
+    return renamed(__name__, name, {"Generation": CompletionJob, "Form": OutputForm})

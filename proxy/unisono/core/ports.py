@@ -10,6 +10,7 @@ from unisono.core.conversation import Json
 from unisono.core.generation import Capabilities, Chunk, CompletionJob, Load, Timeouts
 from unisono.core.passthrough_request import PassthroughJob
 from unisono.core.probe import Probe
+from unisono.core.renamed import renamed
 
 
 class Endpoint(Protocol):
@@ -105,3 +106,7 @@ class Deployment(Protocol):
     async def capabilities(self) -> Capabilities:
         """By the last good probe, probing first when there is none. Raises the `BackendError` family."""
         ...
+
+
+def __getattr__(name: str) -> object:
+    return renamed(__name__, name, {"PassingBackend": PassthroughBackend, "PassingFactory": PassthroughFactory})

@@ -141,8 +141,8 @@ class GenerationRequest:
     seed: str = ""
     """What the ids of calls are derived from, so that a replayed journal has the same ones; empty for random ids."""
     journal: Tokens = ()
-    """What an earlier run of this very turn left in `GenerationReport.journal`: the run goes on behind it. Its first batch then
-    holds all that is said in the journal, and nothing else; it may be empty, and no backend was asked for it."""
+    """`GenerationReport.journal` of an earlier stream of this very request: this one continues after it. Its first
+    batch then holds all that the journal says, and nothing else. It may be empty; no backend was asked for it."""
     lasting: bool = False
     """Whether its journal is kept, for another run to go on behind."""
     noted: Mapping[str, Json] | None = None
@@ -183,9 +183,9 @@ class GenerationRequest:
     history_at: str = "messages"
     """The request's field that holds the conversation, for errors that name it."""
     raw: RawPrompt | None = None
-    """What stands in the place of a rendered conversation. That holds the prompt then as one message of the user's, for
-    whoever looks at it; of the answer there is one item, its text, and `GenerationReport.journal` holds its tokens. Such a turn
-    has a limit, and no tools, no form and no journal of before."""
+    """Replaces the rendered conversation, which then holds the prompt as one user message for observers. The answer
+    is one text item, and `GenerationReport.journal` holds its tokens. Such a request has a token limit, and no tools,
+    no answer form and no earlier journal."""
     counted: PromptCache = field(default_factory=PromptCache, compare=False, repr=False)
     """What its prompt was when it was counted, if it was."""
 

@@ -1,8 +1,8 @@
 """Any tokens in, well-formed Harmony out, with a name for everything that had to be mended.
 
-The output is a sequence of messages: `OpenPart` with a legal header, `BodyPart` of ordinary text, `ClosedPart` with a terminator.
-`OpenPart` waits for the first body token, since an empty preamble may be the beginning of a call. Work is linear in the
-tokens. At most one header is held, or one message that its end decides.
+The output is a sequence of messages: `OpenPart` with a legal header, `BodyPart` of ordinary text, `ClosedPart` with a
+terminator. `OpenPart` waits for the first body token, since an empty preamble may be the beginning of a call. Work is
+linear in the tokens. At most one header is buffered, or one message that its end decides.
 """
 
 from __future__ import annotations

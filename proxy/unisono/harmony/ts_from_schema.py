@@ -2,7 +2,7 @@
 
 Promises that what comes out prints as right TypeScript: references are followed, `allOf` is merged, alternatives become
 unions, constraints end up in comments, and nothing is silently turned into `any`. What TypeScript cannot say is said in
-the comment; what could break out of the declaration is refused. Work is bounded by a `SchemaBudget`, whatever the schema is.
+the comment; what could break out of the declaration is refused. A `SchemaBudget` bounds the work for any schema.
 """
 
 from __future__ import annotations

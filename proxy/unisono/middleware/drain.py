@@ -15,8 +15,8 @@ from time import monotonic
 
 from unisono.core.events import Event
 from unisono.engine.turn import GenerationRequest, GenerationService, GenerationStream
+from unisono.engine.wrapped_stream import WrappedStream
 from unisono.errors import ShuttingDown
-from unisono.middleware.wrapped_stream import WrappedStream
 
 AGAIN_S = 1.0
 """What a client is told to wait before it asks again, in seconds."""

@@ -25,8 +25,8 @@ from unisono.core.generation import FinishReason, Usage
 from unisono.core.quotas import Account, LedgerLine, QuotaKind, QuotaReservation, QuotaStatus, TokenUsage, UsageRecord
 from unisono.engine.journal import generated_in
 from unisono.engine.turn import GenerationRequest, GenerationService, GenerationStream
+from unisono.engine.wrapped_stream import WrappedStream
 from unisono.errors import LimitReached, QuotaExceeded, StoreUnavailable, TokensLimited, UnisonoError
-from unisono.middleware.wrapped_stream import WrappedStream
 
 BYTES_PER_TOKEN: Final = 3
 """Fewer than most text has: an estimate is rather too high."""

@@ -36,8 +36,8 @@ from unisono.core.observer import GenerationBegan, GenerationDone, GenerationOut
 from unisono.core.trace_context import ARRIVED, TraceContext
 from unisono.engine.asked import to_asked
 from unisono.engine.turn import GenerationReport, GenerationRequest, GenerationService, GenerationStream
+from unisono.engine.wrapped_stream import WrappedStream
 from unisono.errors import InternalError, UnisonoError
-from unisono.middleware.wrapped_stream import WrappedStream
 
 log = logging.getLogger("unisono.middleware.telemetry")
 

@@ -1,1 +1,1 @@
-"""The serving process: listener, workers, reload. It covers what uvicorn does not."""
+"""The serving process: listener, workers, reload. It covers what uvicorn does not serve."""

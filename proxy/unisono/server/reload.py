@@ -8,10 +8,10 @@ from __future__ import annotations
 import logging
 
 from unisono.app import build
-from unisono.cli.secrecy import secrets_of
 from unisono.config import Config
 from unisono.errors import ConfigError
 from unisono.observe.logs import start_logging
+from unisono.observe.redaction import secrets_of
 from unisono.server.app_switch import AppSwitch
 
 AT_START = ("header_timeout_s", "max_connections", "shutdown_grace_s")

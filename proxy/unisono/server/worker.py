@@ -1,8 +1,8 @@
 """One worker: a gateway in a process of its own, on a listener that it shares with others.
 
-Started by the supervisor as `python -m unisono.server.worker`, which hands it three descriptors: the listener, the memory
-with the loads of all workers, and the socket over which orders come. When that socket ends the supervisor is gone, and
-the worker goes too: what it answers is finished first.
+Started by the supervisor as `python -m unisono.server.worker` with three descriptors: the listener, the memory with the
+loads of all workers, and the socket for orders. When that socket ends, the supervisor is gone: the worker finishes its
+answers and exits.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from collections.abc import Sequence
 
 from unisono.app import Gateway, build
 from unisono.bootstrap.observability import share_metrics
-from unisono.cli.secrecy import secrets_of
-from unisono.cli.serve import screen
 from unisono.errors import ConfigError
 from unisono.observe.logs import start_logging
+from unisono.observe.redaction import secrets_of
 from unisono.server.accept_balancer import AcceptingProcess, Loads
 from unisono.server.app_switch import AppSwitch
 from unisono.server.ipc import Reload, Serve, Up, first_message, next_message, to_bytes
 from unisono.server.reload import apply, tell_kept
 from unisono.server.server import GatewayServer, server_config
+from unisono.server.startup_screen import screen
 
 
 class Worker:

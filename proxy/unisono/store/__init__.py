@@ -1,4 +1,4 @@
-"""State that outlives a request: one Protocol (`unisono.core.state_store.Store`), an embedded engine and a shared one."""
+"""State that outlives a request: one Protocol (`core.state_store.Store`), an embedded store and a shared one."""
 
 from __future__ import annotations
 

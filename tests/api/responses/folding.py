@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from unisono.api.responses.outbound.events import WireEvent
+from unisono.api.responses.outbound.serializer import WireEvent
 
 FIRST = ("response.created", "response.queued", "response.in_progress")
 TERMINAL = ("response.completed", "response.incomplete", "response.failed")

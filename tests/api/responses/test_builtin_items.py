@@ -3,6 +3,7 @@ is to the model."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -123,14 +124,17 @@ BATCHES: list[list[Event]] = [
 ]
 
 
+def numbered() -> Callable[[str], str]:
+    """Makes ids that are numbered from 0."""
+    numbers = iter(range(1000))
+    return lambda prefix: f"{prefix}{next(numbers)}"
+
+
 def told(
     dialect: Dialect = OPENAI, *include: str, batches: list[list[Event]] = BATCHES
 ) -> tuple[list[Any], ResponseEvents]:
-    numbers = iter(range(1000))
     frame = ResponseFrame("resp_1", 1, "m", {"tools": []}, dialect=dialect, include=frozenset(include))
-    events = ResponseEvents(
-        frame, GenerationReport(), new_id=lambda prefix: f"{prefix}{next(numbers)}", clock=lambda: 2.0
-    )
+    events = ResponseEvents(frame, GenerationReport(), new_id=numbered(), clock=lambda: 2.0)
     wire = [event for batch in batches for event in events.write(batch)]
     wire.append(events.last())
     return parsed(wire), events
@@ -185,18 +189,11 @@ def test_sources_and_outputs_are_shown_where_they_are_wanted() -> None:
 
 def test_events_that_somebody_else_began_go_on_with_the_same_numbers() -> None:
     whole, _ = told()
-    numbers = iter(range(1000))
     for cut in range(1, len(BATCHES)):
-        numbers = iter(range(1000))
         frame = ResponseFrame("resp_1", 1, "m", {"tools": []})
-        before = ResponseEvents(
-            frame, GenerationReport(), new_id=lambda prefix: f"{prefix}{next(numbers)}", clock=lambda: 2.0
-        )
+        before = ResponseEvents(frame, GenerationReport(), new_id=numbered(), clock=lambda: 2.0)
         count = sum(len(before.write(batch)) for batch in BATCHES[:cut])
-        numbers = iter(range(1000))
-        after = ResponseEvents(
-            frame, GenerationReport(), new_id=lambda prefix: f"{prefix}{next(numbers)}", clock=lambda: 2.0
-        )
+        after = ResponseEvents(frame, GenerationReport(), new_id=numbered(), clock=lambda: 2.0)
         after.resume([event for batch in BATCHES[:cut] for event in batch], count)
         rest = [event for batch in BATCHES[cut:] for event in after.write(batch)]
         assert parsed([*rest, after.last()]) == whole[count:]
@@ -204,11 +201,8 @@ def test_events_that_somebody_else_began_go_on_with_the_same_numbers() -> None:
 
 @pytest.mark.parametrize("cut", range(1, 4))
 def test_what_was_broken_off_is_incomplete(cut: int) -> None:
-    numbers = iter(range(1000))
     frame = ResponseFrame("resp_1", 1, "m", {"tools": []})
-    events = ResponseEvents(
-        frame, GenerationReport(), new_id=lambda prefix: f"{prefix}{next(numbers)}", clock=lambda: 2.0
-    )
+    events = ResponseEvents(frame, GenerationReport(), new_id=numbered(), clock=lambda: 2.0)
     batch = BATCHES[3][:cut]
     wire = [*events.write(batch), *events.cancel(), events.last()]
     [*items] = fold(parsed(wire)).output

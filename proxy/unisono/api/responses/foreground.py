@@ -10,7 +10,8 @@ from collections.abc import AsyncGenerator, Callable
 
 from unisono.api.error_responses import failure_of
 from unisono.api.responses.deps import ResponsesDeps
-from unisono.api.responses.outbound.events import ResponseEvents, WireEvent
+from unisono.api.responses.outbound.events import ResponseEvents
+from unisono.api.responses.outbound.serializer import WireEvent
 from unisono.api.responses.persistence import keep
 from unisono.api.responses.prepared_request import PreparedRequest
 from unisono.core.state_store import StoredResponse

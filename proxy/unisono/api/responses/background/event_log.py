@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from unisono.api.responses.deps import ResponsesDeps
-from unisono.api.responses.outbound.events import WireEvent
+from unisono.api.responses.outbound.serializer import WireEvent
 from unisono.api.responses.persistence import insisting
 from unisono.core.state_store import NOTHING_LOGGED, Lease, LogWrite
 

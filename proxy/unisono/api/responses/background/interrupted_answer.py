@@ -15,9 +15,8 @@ import orjson
 from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.items import INCOMPLETE, Wire
 from unisono.api.responses.outbound.dialects import OPENAI
-from unisono.api.responses.outbound.events import LAST
 from unisono.api.responses.outbound.item_lifecycle import ARGUMENTS, INPUT, REASONING, REFUSAL, TEXT, ItemLifecycle
-from unisono.api.responses.outbound.response import to_error, to_notes, to_response
+from unisono.api.responses.outbound.response import LAST_EVENTS, to_error, to_notes, to_response
 from unisono.api.responses.persistence import insisting
 from unisono.core.state_store import BackgroundRun, Lease, LogWrite, Status, StoredItem, StoredResponse
 from unisono.errors import UnisonoError
@@ -48,7 +47,7 @@ async def fallen(
         error=to_error(error),
         notes=to_notes(Status.FAILED, {}, means.clock()),
     )
-    made.append({"type": LAST[last.status], "response": to_response(last)})
+    made.append({"type": LAST_EVENTS[last.status], "response": to_response(last)})
     events = (
         orjson.dumps({"type": event["type"], "sequence_number": number, **event})
         for number, event in enumerate(made, broken.count)

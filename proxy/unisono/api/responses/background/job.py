@@ -21,7 +21,8 @@ from unisono.api.responses.background.interrupted_answer import fallen
 from unisono.api.responses.background.job_record import handed_over
 from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.lease_keeper import RENEWALS
-from unisono.api.responses.outbound.events import ResponseEvents, WireEvent
+from unisono.api.responses.outbound.events import ResponseEvents
+from unisono.api.responses.outbound.serializer import WireEvent
 from unisono.api.responses.persistence import as_kept, insisting, revision_for
 from unisono.api.responses.prepared_request import PreparedRequest
 from unisono.core.conversation import Tokens

@@ -8,7 +8,7 @@ import orjson
 
 from unisono.api.responses.background.event_log import PATIENCE_S
 from unisono.api.responses.outbound.dialects import OPENAI, Dialect
-from unisono.api.responses.outbound.events import WireEvent
+from unisono.api.responses.outbound.serializer import WireEvent
 from unisono.api.responses.persistence import insisting
 from unisono.core.state_store import EventPage, Store
 from unisono.errors import NotFound

@@ -28,6 +28,7 @@ from unisono.api.responses.outbound.item_lifecycle import (
     ShownItem,
 )
 from unisono.api.responses.outbound.response import (
+    LAST_EVENTS,
     ResponseFrame,
     is_shown,
     silent,
@@ -36,8 +37,7 @@ from unisono.api.responses.outbound.response import (
     to_response,
     to_status,
 )
-from unisono.api.responses.outbound.serializer import EventSerializer
-from unisono.api.responses.outbound.serializer import WireEvent as WireEvent
+from unisono.api.responses.outbound.serializer import EventSerializer, WireEvent
 from unisono.api.tools import CallForm, unwrap_input
 from unisono.api.unisono_object import to_about
 from unisono.core.conversation import AssistantMessage, Item, Phase
@@ -61,14 +61,6 @@ from unisono.core.events import Item as Made
 from unisono.core.state_store import Status, StoredItem, StoredResponse
 from unisono.engine.turn import GenerationReport
 from unisono.errors import UnisonoError
-
-LAST = {
-    Status.COMPLETED: "response.completed",
-    Status.INCOMPLETE: "response.incomplete",
-    Status.FAILED: "response.failed",
-    Status.CANCELLED: "response.incomplete",
-}
-"""The last event of a stream. OpenAI has none of its own for a cancelled response."""
 
 
 class ResponseEvents:
@@ -110,8 +102,7 @@ class ResponseEvents:
         return self.stored is not None
 
     def begin(self, *, queued: bool = False) -> list[WireEvent]:
-        """The events every stream begins with; not asked for, they come before whatever is first. `queued` is for a
-        response that waits for its turn."""
+        """First events of the stream, with `queued` if the response waits. Without a call, they precede any other."""
         self._begin(queued=queued)
         return self._telling.take()
 
@@ -155,8 +146,7 @@ class ResponseEvents:
         return self._telling.take()
 
     def fail(self, error: UnisonoError, *, keep_output: bool = True) -> list[WireEvent]:
-        """What is open is closed as it stands, and the error is told; `last` is `response.failed`. Without
-        `keep_output` the response holds none, where it is too large to be kept."""
+        """Close what is open and report the error. Without `keep_output` the response has none: it was too large."""
         self._begin()
         self._settle(INCOMPLETE)
         if not keep_output:
@@ -175,7 +165,7 @@ class ResponseEvents:
     def last(self) -> WireEvent:
         """The one event that ends the stream, when `ended`. Where it is not sent after all, `fail` may follow."""
         assert self.stored is not None
-        self._response(LAST[self.stored.status], self.stored)
+        self._response(LAST_EVENTS[self.stored.status], self.stored)
         [event] = self._telling.take()
         self._telling.number = event.number
         return event

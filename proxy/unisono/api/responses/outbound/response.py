@@ -55,6 +55,14 @@ FAILURES: Mapping[str, type[UnisonoError]] = {
 Seal = Callable[[Item], str]
 """An item in a form that only this gateway can read."""
 
+LAST_EVENTS = {
+    Status.COMPLETED: "response.completed",
+    Status.INCOMPLETE: "response.incomplete",
+    Status.FAILED: "response.failed",
+    Status.CANCELLED: "response.incomplete",
+}
+"""The last event of a stream. OpenAI has none of its own for a cancelled response."""
+
 
 @dataclass(frozen=True, slots=True)
 class ResponseFrame:

@@ -11,7 +11,6 @@ import orjson
 
 from unisono.api.responses.items import FAILED, IN_PROGRESS, INCOMPLETE, Wire
 from unisono.api.responses.outbound.dialects import OPENAI, Dialect
-from unisono.api.responses.outbound.events import LAST, WireEvent
 from unisono.api.responses.outbound.item_lifecycle import (
     ARGUMENTS,
     CODE,
@@ -24,7 +23,8 @@ from unisono.api.responses.outbound.item_lifecycle import (
     TEXT,
     ItemLifecycle,
 )
-from unisono.api.responses.outbound.response import to_response
+from unisono.api.responses.outbound.response import LAST_EVENTS, to_response
+from unisono.api.responses.outbound.serializer import WireEvent
 from unisono.core.state_store import Status, StoredResponse
 
 PARTS: Mapping[str, ItemLifecycle] = {"output_text": TEXT, "refusal": REFUSAL, "reasoning_text": REASONING}
@@ -54,7 +54,7 @@ def events_again(response: StoredResponse, dialect: Dialect = OPENAI) -> list[Wi
         told += _life(dict(item.shown), place)
     if response.error is not None:
         told.append({"type": "error", "param": None, **response.error})
-    told.append({"type": LAST[response.status], "response": to_response(response)})
+    told.append({"type": LAST_EVENTS[response.status], "response": to_response(response)})
     return [_numbered(event, number, dialect) for number, event in enumerate(told)]
 
 

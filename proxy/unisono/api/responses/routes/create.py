@@ -31,8 +31,9 @@ from unisono.api.responses.idempotency import (
     started,
 )
 from unisono.api.responses.outbound.dialects import Dialect
-from unisono.api.responses.outbound.events import LAST, ResponseEvents, WireEvent
-from unisono.api.responses.outbound.response import ResponseFrame, failure_in, to_echo, to_response
+from unisono.api.responses.outbound.events import ResponseEvents
+from unisono.api.responses.outbound.response import LAST_EVENTS, ResponseFrame, failure_in, to_echo, to_response
+from unisono.api.responses.outbound.serializer import WireEvent
 from unisono.api.responses.outbound.stored_stream import events_again
 from unisono.api.responses.persistence import insisting
 from unisono.api.responses.prepared_request import Sender, judged, understood
@@ -158,7 +159,7 @@ class ResponseCreation:
         async with aclosing(logged_events(self._means.store, tenant, response_id, 0, dialect)) as events:
             async for made in events:
                 begun = True
-                if claim is not None and made[-1].type == LAST[Status.FAILED]:
+                if claim is not None and made[-1].type == LAST_EVENTS[Status.FAILED]:
                     await give_back(self._means, claim, response_id)
                 yield made
         if not begun:
@@ -253,7 +254,7 @@ async def told(events: AsyncGenerator[list[WireEvent]]) -> AsyncGenerator[bytes]
         async for made in events:
             yield b"".join([event.sse() for event in made])
             last = made[-1].type
-        if last in LAST.values():
+        if last in LAST_EVENTS.values():
             yield DONE
     finally:
         await events.aclose()

@@ -24,7 +24,8 @@ from unisono.api.error_responses import failure_of
 from unisono.api.responses.deps import ResponsesDeps
 from unisono.api.responses.foreground import answer_events
 from unisono.api.responses.outbound.dialects import Dialect
-from unisono.api.responses.outbound.events import ResponseEvents, WireEvent
+from unisono.api.responses.outbound.events import ResponseEvents
+from unisono.api.responses.outbound.serializer import WireEvent
 from unisono.api.responses.persistence import keep
 from unisono.api.responses.prepared_request import PreparedRequest, Sender, judged, understood
 from unisono.api.responses.websocket.frames import (

@@ -1,0 +1,16 @@
+"""Names that adapters and hooks import and that have changed: the old ones work for one release, with a warning."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+
+
+def renamed(module: str, name: str, new: Mapping[str, object]) -> object:
+    """The object that `name` stood for in `module`, by its table `new`. Raises AttributeError for any other name."""
+    if name not in new:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    found = new[name]
+    said = f"{module}.{name} is now called {getattr(found, '__name__', name)}; the old name ends with the next release"
+    warnings.warn(said, DeprecationWarning, stacklevel=3)
+    return found

@@ -1,0 +1,47 @@
+"""Lines that an operator reads at the start: models, backends, and one command that works."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from unisono.app import Gateway
+from unisono.config.load import MASTER_KEY_VARIABLE
+
+STATES = {
+    "ready": "ready",
+    "unknown": "starting",
+    "failing": "not reachable now, will be tried again",
+    "resting": "failing, rests for a while",
+    "half-open": "failing not long ago, tried again now",
+    "unfit": "not fit for use; `unisono check` says why",
+}
+
+
+def screen(gateway: Gateway, address: str, remarks: Sequence[str]) -> list[str]:
+    """What an operator reads first: what is served, where, by which backends, and one line that works."""
+    lines = [*remarks, ""] if remarks else []
+    lines += [f"Unisono listens on {address}/v1, and shows itself at {address}/", ""]
+    states = {status.name: status for status in gateway.pool.status()}
+    for model, deployments in gateway.pool.members().items():
+        lines.append(f"  {model}")
+        for deployment in deployments:
+            status = states[deployment.name]
+            lines.append(f"    {deployment.name}: {STATES[status.state]}")
+    names = [name for name, _ in gateway.catalogue.listed()]
+    if names:
+        lines += ["", "Try it:", "", f"  {curl_line(address, names[0], keyed=_keyed(gateway))}"]
+    lines += ["", "Ctrl-C stops it."]
+    return lines
+
+
+def _keyed(gateway: Gateway) -> bool:
+    return gateway.config.general_settings.master_key is not None
+
+
+def curl_line(address: str, model: str, *, keyed: bool) -> str:
+    """One command that gets an answer. The key stays in the caller's shell."""
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}]})
+    key = f' -H "Authorization: Bearer ${MASTER_KEY_VARIABLE}"' if keyed else ""
+    quoted = body.replace("'", "'\\''")
+    return f"curl {address}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{quoted}'"
