@@ -26,6 +26,7 @@ from unisono.errors import (
     BackendTimeout,
     BackendUnavailable,
     ContextTooLong,
+    is_permanent,
 )
 from unisono_adapters._ndjson import EventTooLong
 
@@ -50,9 +51,6 @@ STATUSES: dict[int, tuple[type[BackendError], str]] = {
     504: (BackendTimeout, "the backend timed out"),
 }
 """What an HTTP status means. Other 5xx are BackendError, anything else BackendProtocolError."""
-
-TRANSIENT = (408, 409, 425, 429)
-"""Statuses below 500 after which the same request may succeed."""
 
 _LENGTHS = ("input_tokens", "max_tokens")
 """Parameters vLLM names for a prompt that is too long, or leaves no room: at least one token is always asked for."""
@@ -137,7 +135,7 @@ class FailureTable:
                 retry_after_s=retry_after(headers) if kind is BackendOverloaded else None,
                 symptom=Symptom.SERVER_ERROR if status >= 500 else None,
             )
-            failure.permanent = status < 500 and status not in TRANSIENT
+            failure.permanent = is_permanent(status)
         failure.__cause__ = UpstreamSaid(f"HTTP {status}{detail}")
         return failure
 

@@ -59,7 +59,7 @@ What the model writes is never on this tree. `ConfigError` stands apart: it is f
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from unisono.core.surrogates import well_formed
 from unisono.core.symptom import Symptom
@@ -232,6 +232,15 @@ class ToolServerNotAllowed(NotAllowed):
     there is behind the gateway."""
 
     code = "tool_server_not_allowed"
+
+
+TRANSIENT_STATUSES: Final = frozenset({408, 409, 425, 429})
+"""Statuses of a backend below 500 after which the same request may succeed."""
+
+
+def is_permanent(status: int) -> bool:
+    """Whether a backend that answered with this HTTP status would answer so again."""
+    return 400 <= status < 500 and status not in TRANSIENT_STATUSES
 
 
 class BackendError(UnisonoError):

@@ -289,7 +289,8 @@ async def test_failures_are_told_as_those_of_any_backend(
         answer = await running.chat(model="m", stream=stream)
     assert (answer.status, answer.body["error"]["code"]) == (status, code), answer.raw
     assert "sk-theirs" not in answer.raw.decode()
-    assert len(fake.requests) == 1
+    # What may pass is tried again, since there is no other deployment.
+    assert len(fake.requests) == (3 if code in {"backend_overloaded", "backend_error"} else 1)
 
 
 async def test_an_entry_for_all_models_of_a_provider_takes_the_clients_name() -> None:

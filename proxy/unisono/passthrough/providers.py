@@ -40,6 +40,7 @@ from unisono.errors import (
     ContextTooLong,
     InvalidRequest,
     UnsupportedValue,
+    is_permanent,
 )
 
 log = logging.getLogger("unisono.passthrough")
@@ -205,7 +206,9 @@ class LitellmProvider:
             # Whoever asks for something odd must not have the provider rest for everybody.
             return BackendRejected("the request cannot be translated for the provider of this model")
         kind, message = STATUSES.get(status if isinstance(status, int) else 0, (BackendError, "the provider failed"))
-        return kind(f"{message}: {said}" if kind is BackendRejected and said else message)
+        failure = kind(f"{message}: {said}" if kind is BackendRejected and said else message)
+        failure.permanent = isinstance(status, int) and is_permanent(status)
+        return failure
 
     def _cleaned(self, text: str) -> str:
         """On one line, printable, without anything that only the operator knows."""
