@@ -205,7 +205,7 @@ class McpHost(ToolHost):
                 if self._closed:
                     raise ToolServerUnavailable("The gateway is shutting down.")
                 if self._sessions is None:
-                    for name in ("sessions", "asking"):
+                    for name in ("session_pool", "calls"):
                         await asyncio.to_thread(importlib.import_module, f"unisono.mcp.{name}")
                     from unisono.mcp.session_pool import SessionPool
 

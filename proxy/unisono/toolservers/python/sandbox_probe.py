@@ -16,7 +16,7 @@ from typing import Final
 from unisono.errors import ConfigError
 from unisono.toolservers.python.syscall_filter import FilterUnavailable, compile_filter
 
-CAGE: Final = Path(__file__).with_name("cage.py")
+CAGE: Final = Path(__file__).with_name("sandbox.py")
 NOBODIES: Final = range(60706, 61184)
 """User ids that systems leave unused. Each run of a server of root has its own, so that concurrent runs cannot touch
 each other, nor use up each other's processes."""
