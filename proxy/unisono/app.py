@@ -329,10 +329,7 @@ def build_prices(config: Config, catalogue: ModelRegistry) -> PriceList:
 
 
 def build_spool(settings: StoreSettings) -> UsageSpool:
-    """Return the local spool of usage records.
-
-    None for a store in memory, which ends with the process.
-    """
+    """Return the local spool of usage records; disabled for a store in memory, lost at exit."""
     address = store_address(settings)
     if settings.spool_dir is not None:
         folder = Path(settings.spool_dir)

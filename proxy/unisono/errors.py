@@ -1,4 +1,4 @@
-"""Every failure a client can see, as one tree; class attributes carry its HTTP status, type and code.
+"""Tree of all client-visible errors; class attributes give HTTP status, type and code.
 
     UnisonoError
       InvalidRequest                400 invalid_request_error
@@ -53,7 +53,7 @@
       ShuttingDown                  503 shutting_down
       InternalError                 500 internal_error
 
-What the model writes is never on this tree. `ConfigError` stands apart: it is for operators, at start.
+Model output never raises these. `ConfigError` is separate: it is for operators, at start.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class UnisonoError(Exception):
     code: ClassVar[str] = "internal_error"
 
     def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
-        self.message = well_formed(message)  # always safe to send
+        self.message = well_formed(message)  # without lone surrogates, so that it can be sent
         super().__init__(self.message)
         self.param = None if param is None else well_formed(param)  # dotted form: messages.0.role
         self.retry_after_s = retry_after_s

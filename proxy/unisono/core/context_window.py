@@ -1,4 +1,4 @@
-"""Token counts in a backend's report of a full context window, and the report's wording for each API."""
+"""Context window errors: token counts in a backend's report, and the wording for each API."""
 
 from __future__ import annotations
 

@@ -3,9 +3,6 @@
 All state belongs to a tenant. A missing id and an id of another tenant both return None. Callers create the ids, which
 must be unguessable. Every write may be repeated with the same arguments if its reply was lost; it takes effect once. A
 refused write changes nothing. Failures of the store raise the `StoreError` family.
-
-A response is stored under its anchor: its conversation, or itself. Leases apply to anchors. The holder of a
-conversation's lease is therefore the only writer of the conversation and its responses.
 """
 
 from __future__ import annotations
@@ -58,7 +55,8 @@ class StoredResponse:
     `request` echoes the request; `notes` holds other data that the API surface needs again. `input` holds the items of
     this turn only. Earlier items are found through `ancestors` or in `conversation`. `ancestors` are the ids of the
     responses that this one continues, oldest first, the parent last. `first_day` is the date of the preamble,
-    YYYY-MM-DD; `created_at` is in seconds since 1970.
+    YYYY-MM-DD; `created_at` is in seconds since 1970. A response is stored under its anchor: its conversation, or
+    itself.
     """
 
     id: str
@@ -102,7 +100,8 @@ class StoredConversation:
 class Lease:
     """Right to write under an anchor.
 
-    `fence` grows with every new owner. The store refuses a writer whose fence is not the newest.
+    The holder of a conversation's lease is the only writer of the conversation and its responses. `fence` grows with
+    every new owner. The store refuses a writer whose fence is not the newest.
     """
 
     tenant: str

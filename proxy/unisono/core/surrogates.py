@@ -1,7 +1,7 @@
 """Replacement of lone surrogates, which neither UTF-8 nor JSON can carry, in Python text.
 
-They come from arguments and variables that are not UTF-8, from JSON that spells them, and from strings that other code
-cut in the middle of a character.
+They come from arguments and variables that are not UTF-8, from JSON escapes, and from strings that other code cut in
+the middle of a character.
 """
 
 from __future__ import annotations

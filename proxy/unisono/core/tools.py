@@ -239,5 +239,5 @@ class ToolHost(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Close every connection and end every process; no calls may follow."""
+        """Close every connection and end every process; later calls fail."""
         ...
