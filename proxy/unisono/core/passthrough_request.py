@@ -73,7 +73,7 @@ def named(pattern: str, asked: str) -> str:
 def starred(pattern: str, asked: str) -> str:
     """Return the part of a requested name that matches the star of its pattern.
 
-    All of it without one.
+    Without a star, return the whole name.
     """
     before, star, after = pattern.partition("*")
     return asked.removeprefix(before).removesuffix(after) if star else asked
