@@ -1,6 +1,6 @@
-"""Composition root: from a Config to a wired FastAPI application. The only module that knows everyone.
+"""Composition root: builds a FastAPI application from a Config. It alone knows all packages.
 
-Importing it and building touch neither the network nor a model: backends are probed, and the store is opened, once the
+Importing and building access neither the network nor a model. Backends are probed, and the store is opened, once the
 server runs.
 """
 
@@ -81,7 +81,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """What was built, for whoever runs the application: at `app.state.gateway`."""
+    """Built components for the code that runs the application, at `app.state.gateway`."""
 
     config: Config
     catalogue: ModelRegistry
@@ -91,12 +91,12 @@ class Gateway:
     parts: Parts
     virtual_keys: VirtualKeys
     salt: Salt
-    """What seals and keys are made with."""
+    """Secret for seals and keys."""
     runner: BackgroundRunner | None = None
     _sealers: list[Sealer] = field(default_factory=list)
 
     async def sealer(self) -> Sealer:
-        """The one sealer of this gateway, made when it is first needed. Raises `StoreUnavailable`."""
+        """Return the gateway's sealer, created on first use. Raises `StoreUnavailable`."""
         if not self._sealers:
             from unisono.api.sealing import Sealer
 
@@ -104,19 +104,18 @@ class Gateway:
         return self._sealers[0]
 
     async def caller(self, tenant: str, key: str) -> Caller:
-        """Who began something, by tenant and id of their key. Raises `StoreUnavailable`."""
+        """Return the caller by tenant and key id. Raises `StoreUnavailable`."""
         return await self.virtual_keys.caller(tenant, key) if key else Caller(tenant, raw=True)
 
     async def hand_over(self, grace_s: float) -> None:
-        """Hand background responses over to the next process and start no more of them here. Running tool calls have
-        `grace_s` seconds to finish."""
+        """Hand background responses to the next process; running tool calls get `grace_s` seconds."""
         if self.runner is not None:
             await self.runner.aclose(grace_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a gateway with another configuration may go on with."""
+    """Components that a gateway with another configuration may reuse."""
 
     store: SharedResource[tuple[Store, Upkeep]]
     hosting: SharedResource[ServerToolSetup]
@@ -126,8 +125,11 @@ class Parts:
 
 
 def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> FastAPI:
-    """The whole gateway. What of `keep` is open and fits the configuration is used on. `share` is how many processes
-    like this one there are: limits are divided among them. Raises ConfigError; needs no running loop."""
+    """Build the whole gateway; reuse open components of `keep` that fit the configuration.
+
+    `share` is the number of processes like this one, among which limits are divided. Raises ConfigError; needs no
+    running loop.
+    """
     if not config.model_list:
         raise ConfigError("model_list: there is no model in it")
     catalogue = ModelRegistry(config)
@@ -151,7 +153,7 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
         build_prices(config, catalogue),
         lenient=config.unisono.when_store_is_down == "known_keys",
     )
-    # Background responses end with no request: they are left to others where they are.
+    # Background responses belong to no request: at shutdown, other processes take them over.
     observing = parts.observing
     recorder = observing.recorder(config.unisono.traces, store)
     behind = observing.turns(engine, background=True, recorder=recorder)
@@ -167,7 +169,7 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
             opened.push_async_callback(pool.aclose)
             opened.push_async_callback(hooks.aclose)
             pool.start()
-            # Side by side: each may take its time where something is not there.
+            # Concurrently: each may be slow if its peer is absent.
             await asyncio.gather(
                 opened.enter_async_context(parts.store),
                 opened.enter_async_context(parts.hosting),
@@ -188,7 +190,7 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
     app = FastAPI(
         title="Unisono",
         version=__version__,
-        # The document is one of the routes: FastAPI's own knows nothing of plain ones.
+        # The OpenAPI document is one of the routes: FastAPI's own does not know plain routes.
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
@@ -248,7 +250,7 @@ def build(config: Config, *, keep: Gateway | None = None, share: int = 1) -> Fas
 
 
 def responses_means(gateway: Gateway, turns: GenerationService, servers: ServerRules | None = None) -> ResponsesDeps:
-    """What the Responses API works with."""
+    """Return the dependencies of the Responses API."""
     return ResponsesDeps(
         turns=turns,
         store=gateway.store,
@@ -266,7 +268,7 @@ def responses_means(gateway: Gateway, turns: GenerationService, servers: ServerR
 
 
 def messages_means(gateway: Gateway, turns: GenerationService, hosting: ServerToolSetup) -> MessagesMeans:
-    """What the Messages API works with."""
+    """Return the dependencies of the Messages API."""
     pause_after = gateway.config.unisono.pause_after_rounds
     return MessagesMeans(
         turns=turns,
@@ -279,7 +281,7 @@ def messages_means(gateway: Gateway, turns: GenerationService, hosting: ServerTo
 
 
 def build_parts(config: Config, old: Parts | None, share: int) -> Parts:
-    """Raises ConfigError."""
+    """Build the reusable components. Raises ConfigError."""
     observing = build_observing(config, None if old is None else old.observing, share)
 
     def store() -> SharedResource[tuple[Store, Upkeep]]:
@@ -303,8 +305,10 @@ def build_parts(config: Config, old: Parts | None, share: int) -> Parts:
 
 
 def build_store(settings: StoreSettings, share: int = 1) -> Store:
-    """The configured store, or a file in the user's data folder, which memory replaces where nothing can be written
-    and nobody else is to find it. Not started yet. Raises ConfigError."""
+    """Open the configured store, or a file in the user's data folder. Raises ConfigError.
+
+    Memory replaces the file if it cannot be written and no other process shares it. The store is not started yet.
+    """
     if share > 1 and store_address(settings).startswith("memory:"):
         raise ConfigError(
             f"store.url: {share} workers cannot share state that is kept in memory; use redis://, or leave it out to "
@@ -325,7 +329,7 @@ def build_prices(config: Config, catalogue: ModelRegistry) -> PriceList:
 
 
 def build_spool(settings: StoreSettings) -> UsageSpool:
-    """The local spool of usage records; none for a store in memory, which ends with the process itself."""
+    """Return the local spool of usage records; disabled for a store in memory, lost at exit."""
     address = store_address(settings)
     if settings.spool_dir is not None:
         folder = Path(settings.spool_dir)
@@ -336,20 +340,20 @@ def build_spool(settings: StoreSettings) -> UsageSpool:
     else:
         folder = Path(data_folder()) / "spool"
     with suppress(RuntimeError):
-        # Without a home the folder cannot be made, which is logged when it is needed.
+        # Without a home the folder cannot be made; that is logged when it is needed.
         folder = folder.expanduser()
     return UsageSpool(folder, address, settings.spool_max_bytes)
 
 
 def store_address(settings: StoreSettings) -> str:
-    """The configured one, which may hold a password, or a file in the user's data folder."""
+    """Return the configured URL, which may hold a password, or a file in the user's data folder."""
     if settings.url is not None:
         return settings.url.get_secret_value()
     return f"sqlite:///{quote(data_folder().removeprefix('/'))}/state.db"
 
 
 def current_date(settings: GatewaySettings) -> str:
-    """The day prompts begin with, as YYYY-MM-DD; empty for none."""
+    """Return the date for prompts as YYYY-MM-DD; empty for none."""
     match settings.current_date:
         case "today":
             return datetime.now(UTC).date().isoformat()
@@ -365,7 +369,7 @@ def build_engine(
     parts: Parts | None = None,
     salt_of: Callable[[str], str] | None = None,
 ) -> Engine:
-    """The engine over a pool and whoever runs tools; reads the vocabulary that comes with the package."""
+    """Build the engine; reads the vocabulary that comes with the package."""
     encoding = load_encoding()
     return Engine(
         encoding=encoding,
@@ -381,8 +385,11 @@ def build_engine(
 
 
 def violation(schema: Mapping[str, Json], text: str) -> str | None:
-    """What is wrong with JSON that has to match a schema. One that cannot be honoured allows everything: the schemas
-    of strict tools and answers were checked, all others are the word of whoever wrote them."""
+    """Return the mismatch between JSON text and a schema, None if there is none.
+
+    An unsupported schema allows everything: strict tools and answer forms were checked before, others are not
+    guaranteed.
+    """
     try:
         schemas.check(schema, "schema")
     except InvalidRequest:

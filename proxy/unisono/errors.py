@@ -1,4 +1,4 @@
-"""Every failure a client can see, as one tree; class attributes carry its HTTP status, type and code.
+"""Tree of all client-visible errors; class attributes give HTTP status, type and code.
 
     UnisonoError
       InvalidRequest                400 invalid_request_error
@@ -53,7 +53,7 @@
       ShuttingDown                  503 shutting_down
       InternalError                 500 internal_error
 
-What the model writes is never on this tree. `ConfigError` stands apart: it is for operators, at start.
+Model output never raises these. `ConfigError` is separate: it is for operators, at start.
 """
 
 from __future__ import annotations
@@ -66,22 +66,21 @@ from unisono.core.symptom import Symptom
 
 
 class UnisonoError(Exception):
-    """`message` is for the client; `param` names the request field, in OpenAI's dotted form (`messages.0.role`).
-    Whoever wrote what they say, both can be sent."""
+    """Base of all client-visible errors; `param` names the request field."""
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     code: ClassVar[str] = "internal_error"
 
     def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
-        self.message = well_formed(message)
+        self.message = well_formed(message)  # without lone surrogates, so that it can be sent
         super().__init__(self.message)
-        self.param = None if param is None else well_formed(param)
+        self.param = None if param is None else well_formed(param)  # dotted form: messages.0.role
         self.retry_after_s = retry_after_s
 
 
 class InternalError(UnisonoError):
-    """A fault of the gateway itself."""
+    """Fault of the gateway itself."""
 
 
 class InvalidRequest(UnisonoError):
@@ -89,26 +88,25 @@ class InvalidRequest(UnisonoError):
 
 
 class UnsupportedValue(InvalidRequest):
-    """A field or value this gateway understands and refuses."""
+    """Field or value that the gateway understands but refuses."""
 
     code = "unsupported_value"
 
 
 class ThreadsUnsupported(UnsupportedValue):
-    """A conversation that Anthropic's servers would keep: its clients send all of it when they see this code."""
+    """Conversation stored on Anthropic's servers; on this code, clients send the whole of it."""
 
     code = "thread_unsupported_request"
 
 
 class ApprovalUsed(InvalidRequest):
-    """An approval is for one call: another response makes it, or has made it."""
+    """Approval that another response has used or is using; it is valid for one call."""
 
     status, code = 409, "approval_used"
 
 
 class Refused(InvalidRequest):
-    """A hook of the operator's does not want this. Hooks raise it, or a kind of their own with another code and status
-    (of 400 to 499)."""
+    """Refusal by a hook; hooks may raise subclasses with their own code and status (400 to 499)."""
 
     code = "refused_by_hook"
 
@@ -122,7 +120,7 @@ class NotFound(InvalidRequest):
 
 
 class PreviousResponseNotFound(NotFound):
-    """The response a request continues is not there: agents start over when they see this code."""
+    """The continued response does not exist; agents start over on this code."""
 
     code = "previous_response_not_found"
 
@@ -132,7 +130,7 @@ class MethodNotAllowed(InvalidRequest):
 
 
 class MalformedRequest(InvalidRequest):
-    """No HTTP, or HTTP that could be read in more than one way."""
+    """Not HTTP, or ambiguous HTTP."""
 
     code = "malformed_request"
 
@@ -158,7 +156,7 @@ class UnsupportedMediaType(InvalidRequest):
 
 
 class ContextTooLong(InvalidRequest):
-    """The prompt does not fit into the context window. `tokens` and `limit` are 0 where they are not known."""
+    """Prompt too long for the context window; `tokens` and `limit` are 0 if unknown."""
 
     code = "context_length_exceeded"
 
@@ -169,25 +167,21 @@ class ContextTooLong(InvalidRequest):
 
 
 class InvalidStreamId(InvalidRequest):
-    """A name that a stream of responses on one connection cannot have."""
-
     code = "invalid_stream_id"
 
 
 class TooManyStreams(InvalidRequest):
-    """One connection carries only so many streams of responses."""
-
     code = "websocket_stream_limit_reached"
 
 
 class ConnectionTooOld(InvalidRequest):
-    """A connection has an end; clients open another one when they see this code."""
+    """Connection at its maximum age; clients open another one on this code."""
 
     code = "websocket_connection_limit_reached"
 
 
 class LimitReached(UnisonoError):
-    """A key asked for more than it may use now. `headers` tell what it may."""
+    """Limit of a key exceeded; `headers` state the limits."""
 
     status, type, code = 429, "requests", "rate_limit_exceeded"
 
@@ -208,7 +202,7 @@ class TokensLimited(LimitReached):
 
 
 class QuotaExceeded(LimitReached):
-    """A budget is spent until its next period."""
+    """Budget spent until its next period."""
 
     type, code = "insufficient_quota", "insufficient_quota"
 
@@ -222,33 +216,31 @@ class NotAllowed(UnisonoError):
 
 
 class ModelNotAllowed(NotAllowed):
-    """A model that a key may not use. It reads the same whether there is such a model or not."""
+    """Model that a key may not use; the message is the same if no such model exists."""
 
     code = "model_not_allowed"
 
 
 class ToolServerNotAllowed(NotAllowed):
-    """A tool server that is not to be reached from here. Every reason reads the same: the answer must not tell what
-    there is behind the gateway."""
+    """Forbidden tool server; all reasons read alike, to reveal nothing about the network."""
 
     code = "tool_server_not_allowed"
 
 
 TRANSIENT_STATUSES: Final = frozenset({408, 409, 425, 429})
-"""Statuses of a backend below 500 after which the same request may succeed."""
+"""Backend statuses below 500 after which the same request may succeed."""
 
 
 def is_permanent(status: int) -> bool:
-    """Whether a backend that answered with this HTTP status would answer so again."""
+    """Return True if a backend that answered with this HTTP status would do so again."""
     return 400 <= status < 500 and status not in TRANSIENT_STATUSES
 
 
 class BackendError(UnisonoError):
-    """A backend failed. `symptom` is set by adapters where they know it. `permanent` says that the same backend would
-    fail in the same way if it were asked again, such as one that refuses the gateway's credentials."""
+    """Failure of a backend; adapters set `symptom` where they know it."""
 
     status, type, code = 502, "server_error", "backend_error"
-    permanent = False
+    permanent = False  # True if the same backend would fail again, e.g. if it refuses the credentials
 
     def __init__(
         self,
@@ -263,19 +255,19 @@ class BackendError(UnisonoError):
 
 
 class BackendUnavailable(BackendError):
-    """Not reachable, shutting down, or dead."""
+    """Backend not reachable, shutting down, or dead."""
 
     status, code = 503, "backend_unavailable"
 
 
 class BackendUnfit(BackendError):
-    """Examined and found wrong: what it would answer could not be trusted."""
+    """Backend that failed its examination; its answers could not be trusted."""
 
     status, code = 503, "backend_unfit"
 
 
 class CannotGoOn(BackendUnfit):
-    """Nothing is wrong with it, but it would not see what was said so far as it was said."""
+    """Usable backend that cannot represent the answer so far exactly, so it cannot continue it."""
 
     code = "backend_cannot_go_on"
 
@@ -285,7 +277,7 @@ class BackendOverloaded(BackendError):
 
 
 class ShareExceeded(BackendOverloaded):
-    """What one key asked for is more than its share of a model that others are waiting for too."""
+    """Requests of one key exceed its share of a model that other keys wait for too."""
 
     status, type, code = 429, "requests", "rate_limit_exceeded"
 
@@ -295,69 +287,70 @@ class BackendTimeout(BackendError):
 
 
 class BackendProtocolError(BackendError):
-    """It answered, but not in its own protocol: garbage, an error under HTTP 200, an end without an end."""
+    """Response outside the backend's protocol: garbage, an error under HTTP 200, a missing end."""
 
     code = "backend_protocol_error"
 
 
 class BackendRejected(BackendError):
-    """The backend called the request itself wrong; another one would too."""
+    """Request that the backend called invalid; another backend would too."""
 
     status, type, code = 400, "invalid_request_error", "backend_rejected_request"
 
 
 class ConstraintRefused(BackendRejected):
-    """The backend rejected the constraint it was given, or failed on it before the first token (`symptom`); without it
-    the same request may be fine."""
+    """Constraint rejected, or failed on before the first token (`symptom`); try without it."""
 
     code = "constraint_refused"
 
 
 class StoreError(UnisonoError):
-    """State could not be kept or found again. Nothing is half-written when one of these is raised."""
+    """State could not be stored or read; nothing is half-written."""
 
     code = "store_error"
 
 
 class StoreUnavailable(StoreError):
-    """The store cannot be reached, is too slow, is full, or takes no writes. Whether a write that failed like this
-    was done is unknown; the same write may be repeated, and then it is done once."""
+    """Store unreachable, too slow, full or read-only.
+
+    The outcome of a failed write is unknown. The same write may be repeated and takes effect once.
+    """
 
     status, code = 503, "store_unavailable"
 
 
 class StoreConflict(StoreError):
-    """The state is not what the writer took it for: somebody else wrote, or holds it, or it is finished."""
+    """Unexpected state: changed or leased by another writer, or finished."""
 
     status, type, code = 409, "invalid_request_error", "state_conflict"
 
 
 class KeyReused(StoreConflict):
-    """An idempotency key came again with another body."""
+    """Idempotency key reused with another body."""
 
     code = "idempotency_key_reused"
 
 
 class StoreTooLarge(StoreError):
-    """An item, a response or a conversation would be larger than state may be."""
+    """Item, response or conversation above the size limit."""
 
     status, type, code = 413, "invalid_request_error", "state_too_large"
 
 
 class StoreUnreadable(StoreError):
-    """A record that this version cannot read: written by a newer one, or damaged."""
+    """Record written by a newer version, or damaged."""
 
     code = "state_unreadable"
 
 
 class ToolServerError(UnisonoError):
-    """A tool server's tools cannot be had. What goes wrong in a call is no error but the outcome of the call."""
+    """Tools of a server are unavailable. Errors during a call are outcomes of the call instead."""
 
     status, type, code = 502, "server_error", "tool_server_error"
 
 
 class ToolServerUnavailable(ToolServerError):
-    """Not reachable, not to be started, or dead."""
+    """Tool server not reachable, not startable, or dead."""
 
     status, code = 503, "tool_server_unavailable"
 
@@ -367,19 +360,19 @@ class ToolServerTimeout(ToolServerError):
 
 
 class ToolServerProtocolError(ToolServerError):
-    """It answered, but not in its own protocol, or more than is taken from it."""
+    """Response outside the tool server's protocol, or larger than accepted."""
 
     code = "tool_server_protocol_error"
 
 
 class ToolServerUnauthorized(ToolServerError):
-    """It wants other credentials than the ones it was shown."""
+    """Tool server requires other credentials."""
 
     code = "tool_server_unauthorized"
 
 
 class HookFailed(UnisonoError):
-    """A hook that has to be asked raised something, or took too long."""
+    """Mandatory hook raised an error or took too long."""
 
     status, code = 503, "hook_failed"
 
@@ -389,14 +382,17 @@ class TooManyConnections(UnisonoError):
 
 
 class ShuttingDown(UnisonoError):
-    """The gateway ends, or this process of it, and cannot finish what it began. Another one answers."""
+    """This gateway or process ends before finishing the request; another one answers."""
 
     status, code = 503, "shutting_down"
 
 
 class PullError(Exception):
-    """A model cannot be downloaded or used. The message is for the operator: the reason and what to do."""
+    """Model cannot be downloaded or used.
+
+    The message gives the operator the reason and a remedy.
+    """
 
 
 class ConfigError(Exception):
-    """The configuration cannot be used; the message begins with the path of the key."""
+    """Configuration cannot be used; the message begins with the path of the key."""

@@ -1,1 +1,1 @@
-"""Who may ask: keys, callers and what they may do."""
+"""Access control: keys, callers and their permissions."""

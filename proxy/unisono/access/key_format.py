@@ -1,7 +1,7 @@
-"""The plaintext of virtual keys: how one is made, told from anything else, and turned into what is kept of it.
+"""Plaintext of virtual keys: creation, recognition, and the digest that is stored.
 
-A key ends in a seal that only this gateway's pepper makes. What somebody made up is known as that without asking
-anyone, so that a flood of invented keys costs neither memory nor the store anything.
+A key ends in a seal that requires this gateway's pepper. An invented key is therefore recognised locally, so that a
+flood of invented keys costs neither memory nor store access.
 """
 
 from __future__ import annotations
@@ -16,28 +16,34 @@ from typing import Final
 PREFIX: Final = "sk-uni-"
 ENTROPY_BYTES: Final = 32
 SEAL_BYTES: Final = 10
-"""Together 42 bytes, which have one spelling of 56 letters and no padding."""
+"""Size of the seal; with the entropy 42 bytes, which are 56 base64 letters without padding."""
 FORM: Final = re.compile(PREFIX + r"[A-Za-z0-9_-]{56}")
 
 
 class Mint:
-    """`salt` is the gateway's secret, the same on all replicas: with another one every key is another's."""
+    """Maker of keys; `salt` is the gateway's secret, the same on all replicas.
+
+    With another salt, all existing keys become invalid.
+    """
 
     def __init__(self, salt: bytes) -> None:
         self._seal_key = hmac.digest(salt, b"unisono virtual keys: seal", hashlib.sha256)
         self._pepper = hmac.digest(salt, b"unisono virtual keys: digest", hashlib.sha256)
 
     def new(self) -> str:
-        """A key nobody can guess. It is known to whoever asked for it, and to nobody else."""
+        """Return a new unguessable key. Its plaintext is not stored."""
         entropy = secrets.token_bytes(ENTROPY_BYTES)
         return PREFIX + urlsafe_b64encode(entropy + self._seal(entropy)).decode()
 
     def digest(self, key: str) -> str:
-        """What the store knows a key by, in hexadecimal."""
+        """Return the hexadecimal digest that identifies a key in the store."""
         return hmac.digest(self._pepper, key.encode(), hashlib.sha256).hex()
 
     def made(self, presented: str) -> bool:
-        """Whether a key was made with this salt, whatever became of it; as long for any that has the right form."""
+        """Return True if a key was made with this salt, even if it was revoked since.
+
+        The check takes constant time for all keys of the right form.
+        """
         if not has_form(presented):
             return False
         content = urlsafe_b64decode(presented[len(PREFIX) :])
@@ -49,5 +55,5 @@ class Mint:
 
 
 def has_form(presented: str) -> bool:
-    """Whether it looks like a virtual key, of any gateway."""
+    """Return True if it looks like a virtual key of any gateway."""
     return FORM.fullmatch(presented) is not None

@@ -1,6 +1,6 @@
-"""What becomes of a virtual key: made, given another secret, revoked. Pure: the time comes in as an argument.
+"""Life cycle of a virtual key: creation, rotation, revocation.
 
-A plaintext is returned once, to whoever shows it to its owner, and is in no record.
+Pure: the time is an argument. A plaintext is returned once, for its owner, and is in no record.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ ENDING_LETTERS = 4
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """`plaintext` is what its owner sends."""
+    """New or rotated key; its owner sends `plaintext`."""
 
     record: KeyRecord
     plaintext: str = field(repr=False)
 
 
 def issued(mint: Mint, now: float, *, tenant: str = "") -> Issued:
-    """A new key that may do everything. Without a `tenant` it is one of its own: nobody else sees what it stores."""
+    """Return a new key without restrictions.
+
+    Without `tenant`, the key gets its own tenant, so that no other key can read the state that it stores.
+    """
     key_id, plaintext = f"key_{secrets.token_hex(12)}", mint.new()
     record = KeyRecord(
         id=key_id,
@@ -36,8 +39,10 @@ def issued(mint: Mint, now: float, *, tenant: str = "") -> Issued:
 
 
 def rotated(record: KeyRecord, mint: Mint, now: float, grace_s: float) -> Issued:
-    """The same key with another secret. Those it had are good for `grace_s` seconds more, and no longer than they were
-    to be."""
+    """Return the key with another secret.
+
+    Earlier secrets stay valid for `grace_s` seconds, but no longer than before.
+    """
     plaintext = mint.new()
     until = now + grace_s
     earlier = (replace(one, until=until if one.until is None else min(one.until, until)) for one in record.digests)
@@ -47,5 +52,5 @@ def rotated(record: KeyRecord, mint: Mint, now: float, grace_s: float) -> Issued
 
 
 def revoked(record: KeyRecord, now: float) -> KeyRecord:
-    """No good any more, now and for ever."""
+    """Return the key, revoked permanently."""
     return record if record.revoked_at is not None else replace(record, revoked_at=now)

@@ -1,8 +1,8 @@
-"""Virtual keys: from what was presented to the record in the store, remembered for half a second.
+"""Lookup of virtual keys in the store, with a cache of half a second.
 
-Every replica sees a revoked or changed key within that time. The store is asked once for all requests that wait for
-the same key, and never for what was not made here, except now and then for the secret that keys are made with. What
-this process remembers is bounded.
+Every replica sees a revoked or changed key within that time. Concurrent requests with one key share one lookup. Keys
+not made by this gateway cause no lookup, except an occasional one for the secret that keys are made with. The cache is
+bounded.
 """
 
 from __future__ import annotations
@@ -21,29 +21,31 @@ from unisono.core.access import Caller, KeyRecord, KeyStore
 from unisono.errors import StoreUnavailable
 
 FRESH_S: Final = 0.5
-"""How long an answer of the store is good, in seconds."""
+"""Cache lifetime of a lookup result, in seconds."""
 STALLED_FRESH_S: Final = 5.0
-"""Longest age of a known key that is still accepted while a new lookup in the store has no result yet."""
+"""Maximum age of a valid cached key, in seconds, while a new lookup is pending."""
 LOOKUP_WAIT_S: Final = 0.05
-"""How long a request waits for that second answer, in seconds."""
+"""Time that a request waits for that new lookup, in seconds."""
 MOST_REMEMBERED: Final = 4096
 
 Salt = Callable[[], Awaitable[bytes]]
-"""The gateway's secret, which may have to be fetched from the store: raises `StoreUnavailable`."""
+"""Source of the gateway's secret, possibly from the store: raises `StoreUnavailable`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What the store knew of a digest when it was asked, by the monotonic clock."""
+    """Result of a lookup, and its start by the monotonic clock."""
 
     record: KeyRecord | None
     at: float
 
 
 class VirtualKeys:
-    """`known_while_down` lets keys in that were seen before, as they were then, for as long as the store does not
-    answer; otherwise nobody's key is good then. `clock` gives seconds since 1970, `monotonic` seconds that never go
-    back."""
+    """Cached lookup of virtual keys.
+
+    With `known_while_down`, keys seen before are accepted, as they were then, while the store is down; otherwise all
+    keys are refused then. `clock` gives seconds since 1970, `monotonic` seconds that never decrease.
+    """
 
     def __init__(
         self,
@@ -66,8 +68,10 @@ class VirtualKeys:
         self._down_until = 0.0
 
     async def find(self, presented: str) -> Caller | None:
-        """Whose key this is; None when it is nobody's, or may not be used any more, without a word on which of the two.
-        Raises `StoreUnavailable`."""
+        """Return the caller with this key; None if it is unknown or no longer valid.
+
+        The result does not reveal which of the two applies. Raises `StoreUnavailable`.
+        """
         if not has_form(presented):
             return None
         mint = await self._maker(presented)
@@ -84,16 +88,20 @@ class VirtualKeys:
         return None
 
     async def caller(self, tenant: str, key: str) -> Caller:
-        """Whoever began something under that key's id, as the key is now, whether or not more may be begun with it;
-        somebody who may do nothing, where there is no such key any more. Raises `StoreUnavailable`."""
+        """Return the caller with that key's current settings, even if the key is no longer valid.
+
+        If there is no such key any more, the caller has no permissions. Raises `StoreUnavailable`.
+        """
         record = await self._store.key(key)
         if record is None or record.tenant != tenant:
             return Caller(tenant, key, models=frozenset(), mcp_servers=frozenset())
         return record.caller
 
     async def _maker(self, presented: str) -> Mint | None:
-        """Who made a key, if it was made with the gateway's secret. That may be another one by now: a store that lost
-        all it knew has a new one as soon as somebody makes a key."""
+        """Return the maker of a key if it was made with the gateway's secret.
+
+        The secret may have changed: a store that lost its data gets a new one when the next key is made.
+        """
         if self._mint is not None and self._mint.made(presented):
             return self._mint
         now = self._monotonic()
@@ -126,13 +134,12 @@ class VirtualKeys:
             return seen.record
 
     async def _asked(self, digest: str) -> KeyRecord | None:
-        """What the store knows, asked once for everyone who waits; one of them who leaves takes nothing from the
-        others."""
+        """Look up a record; concurrent callers share one lookup, which survives their cancellation."""
         return await asyncio.shield(self._lookup(digest))
 
     async def _asked_again(self, digest: str, known: KeyRecord) -> KeyRecord | None:
-        """What the store knows, or `known` if it stalls: a request does not wait for a key that was good just now."""
-        # Only the first request waits at all; those that find an overdue lookup go on at once.
+        """Look up a record, or return `known` if the store stalls: it was valid a moment ago."""
+        # Only the first request waits; those that find a pending lookup continue at once.
         is_overdue = digest in self._looking
         looking = self._lookup(digest)
         if not is_overdue:
@@ -148,14 +155,15 @@ class VirtualKeys:
         return looking
 
     async def _look(self, digest: str) -> KeyRecord | None:
-        # From before the question on: what changes while it is on its way is seen by the next one.
+        # The age counts from the start of the lookup, so that a change during it is seen by the next one.
         at = self._monotonic()
         try:
             record = await self._store.key_of(digest)
         except StoreUnavailable:
             if self._known_while_down and digest in self._seen:
                 raise
-            # A busy machine misses a short deadline now and then; everybody who waits here would be refused for it.
+            # A busy machine sometimes misses a short deadline; without a retry, all waiting requests would be
+            # refused.
             record = await self._store.key_of(digest)
         self._seen[digest] = _Seen(record, at)
         self._seen.move_to_end(digest)
@@ -166,5 +174,5 @@ class VirtualKeys:
     def _looked(self, digest: str, task: asyncio.Task[KeyRecord | None]) -> None:
         del self._looking[digest]
         if not task.cancelled():
-            # Everyone who waited may have left.
+            # Retrieve the exception, since all waiting requests may have left.
             task.exception()

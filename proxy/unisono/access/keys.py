@@ -1,7 +1,7 @@
-"""Who is calling: a bearer key becomes a Caller, or nobody.
+"""Authentication: maps a bearer key to a Caller.
 
-Keys are compared as HMAC digests: the comparison takes the same time whatever was sent, and no plaintext is kept. What
-is no key, is no longer one, or is another gateway's is refused in the same words.
+Keys are compared as HMAC digests: the comparison takes constant time, and no plaintext is stored. Invalid, expired and
+foreign keys are refused with the same message.
 """
 
 from __future__ import annotations
@@ -16,27 +16,30 @@ from unisono.errors import NotAuthenticated
 
 
 class Keys(Protocol):
-    """What the door asks of whatever knows keys."""
+    """Authentication interface of the ASGI layers."""
 
     async def identify(self, presented: str | None) -> Caller:
-        """The caller a bearer key belongs to; `presented` is the key without its scheme, None when none was sent.
-        Raises `NotAuthenticated`, and `StoreUnavailable` where it has to be looked up and cannot be."""
+        """Return the caller of a bearer key.
+
+        `presented` is the key without its scheme, None if none was sent. Raises `NotAuthenticated`, and
+        `StoreUnavailable` if a necessary lookup fails.
+        """
         ...
 
 
 class KeyFinder(Protocol):
-    """Where keys besides the master key are looked for."""
+    """Lookup of keys other than the master key."""
 
     async def find(self, presented: str) -> Caller | None: ...
 
 
 class MasterKey:
-    """The operator's key, for a tenant of its own; others are looked for in `others`. Anything may be presented."""
+    """The operator's key, with its own tenant; `others` finds other keys. Accepts any input."""
 
     def __init__(self, key: str, others: KeyFinder | None = None) -> None:
         if not key:
             raise ValueError("an empty master key would let everyone in")
-        # Made at start: neither the key nor its digest outlives the process or means anything elsewhere.
+        # Random per process: neither the key nor its digest outlives the process or means anything elsewhere.
         self._pepper = secrets.token_bytes(32)
         self._digest = self._digest_of(key)
         self._others = others
@@ -59,8 +62,8 @@ class MasterKey:
 
 
 class NoKeys:
-    """A gateway without keys: everyone who reaches it is the local user. `serve` binds it to loopback only."""
+    """Gateway without keys: every client is the local user. `serve` binds it to loopback only."""
 
     async def identify(self, presented: str | None) -> Caller:
-        del presented  # SDKs insist on sending some key; without keys of our own it means nothing
+        del presented  # SDKs insist on sending some key; a gateway without keys ignores it
         return Caller(LOCAL_TENANT, raw=True)

@@ -1,6 +1,6 @@
-"""Limits without a budget, counted by this process alone while the store takes no writes.
+"""Limits without a budget, counted by this process alone while the store accepts no writes.
 
-Claims that the store granted count too: an outage does not begin a new minute in this process.
+Claims that the store granted count too, so that an outage does not start a new minute.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from unisono.core.minute import Minute
 from unisono.core.quotas import WINDOW_S, Account, QuotaReservation, QuotaStatus
 
 MAX_ACCOUNTS: Final = 4096
-"""The least recently used accounts are dropped above this number."""
+"""Maximum number of accounts; the least recently used ones are dropped."""
 
 
 @dataclass(slots=True)
@@ -36,14 +36,14 @@ class _Counts:
 
 
 class LocalLimits:
-    """`clock` gives seconds that never decrease."""
+    """Local counter of limits; `clock` gives seconds that never decrease."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._accounts: OrderedDict[Account, _Counts] = OrderedDict()
 
     def reserve(self, claim: QuotaReservation) -> QuotaStatus:
-        """Hold what a claim without a budget needs, or refuse it as a store would."""
+        """Reserve for a claim without a budget, or refuse it as a store would."""
         counts, now = self._counts(claim.account), self._clock()
         refusal = counts.minute(now).refusal(claim, len(counts.running))
         if refusal is not None:
@@ -56,7 +56,7 @@ class LocalLimits:
         self._hold(self._counts(claim.account), claim, self._clock())
 
     def settle(self, claim: QuotaReservation, tokens: int) -> None:
-        """Count `tokens` in place of what `claim` holds, and end it; nothing happens if it is not held."""
+        """Replace the reservation of `claim` by `tokens` and end it; ignore an unknown claim."""
         counts = self._accounts.get(claim.account)
         if counts is None or (held := counts.running.pop(claim.once, None)) is None:
             return

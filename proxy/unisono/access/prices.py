@@ -1,7 +1,7 @@
-"""What tokens cost: prices of models from the configuration, or from LiteLLM's list where that is installed.
+"""Prices of models from the configuration, or from LiteLLM's list if that is installed.
 
-Money is whole micro-USD everywhere: a part of one is a whole one, once for what is sent and once for what is generated,
-so that what is reserved for a turn covers what it costs.
+Money is in whole micro-USD everywhere. Fractions are rounded up, separately for input and output, so that a
+reservation covers the actual cost.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from unisono.config import ModelEntry
 from unisono.core.quotas import MILLION
 
 PER_TOKEN: Final = ("input_cost_per_token", "output_cost_per_token", "cache_read_input_token_cost")
-"""LiteLLM's names, of USD for a token."""
+"""LiteLLM's names of prices in USD per token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Micro-USD for a million tokens; `cached` for those that a backend had in its cache."""
+    """Price in micro-USD per million tokens; `cached` applies to tokens from a backend's cache."""
 
     input: int = 0
     output: int = 0
     cached: int = 0
 
     def of_input(self, tokens: int, cached: int = 0) -> int:
-        """Micro-USD for what is sent, `cached` of it from a cache."""
+        """Return the cost of input in micro-USD, `cached` tokens of it from a cache."""
         cached = min(cached, tokens)
         return _up((tokens - cached) * self.input + cached * self.cached)
 
@@ -48,8 +48,11 @@ def _up(amount: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PriceList:
-    """`of_deployment` by public name; `ceilings` by requested model: the highest prices, of each kind, of all
-    deployments that may answer it, fallbacks included."""
+    """Prices of deployments and the price ceilings of models.
+
+    `of_deployment` is by public name. `ceilings` is by requested model: for each kind of price, the maximum over all
+    deployments that may answer, fallbacks included.
+    """
 
     of_deployment: Mapping[str, Price] = field(default_factory=dict)
     ceilings: Mapping[str, Price] = field(default_factory=dict)
@@ -58,14 +61,17 @@ class PriceList:
         return self.ceilings.get(model, FREE)
 
     def settled(self, model: str, deployment: str) -> Price:
-        """What an answer costs that `deployment` generated; without one, at most the ceiling of its model."""
+        """Return the price of `deployment`; if it is unknown, the ceiling of the model."""
         return self.of_deployment.get(deployment, self.ceiling(model))
 
 
 def price_list(
     entries: Sequence[ModelEntry], deployments: Sequence[str], fallbacks: Mapping[str, Sequence[str]]
 ) -> PriceList:
-    """`deployments` are the names of `entries`, in their order; `fallbacks` are models by the one they stand in for."""
+    """Build the price list.
+
+    `deployments` are the names of `entries`, in their order; `fallbacks` maps a model to its fallback models.
+    """
     prices = [_price(entry) for entry in entries]
     own: dict[str, Price] = {}
     for entry, price in zip(entries, prices, strict=True):
@@ -114,8 +120,10 @@ def _listed(entry: ModelEntry) -> Mapping[str, Any]:
 
 @cache
 def litellm_prices() -> Mapping[str, Mapping[str, Any]]:
-    """LiteLLM's list by its names for models, empty where it is not installed. The package itself is not loaded: that
-    takes seconds."""
+    """Return LiteLLM's price list by its model names, empty if it is not installed.
+
+    The package itself is not loaded, because that takes seconds.
+    """
     spec = find_spec("litellm")
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         path = Path(folder) / "model_prices_and_context_window_backup.json"

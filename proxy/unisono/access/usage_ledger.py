@@ -1,7 +1,7 @@
-"""Reservations of this process, renewed while their turns run, and settlements on their way to the store.
+"""Reservations of this process, renewed while requests run, and settlements for the store.
 
-An answer waits for its settlement until that is durable: in the ledger, or in the local spool if the store is slow or
-fails. A settlement that could not be written is retried; one that the store rejects is dropped alone and logged.
+An answer waits until its settlement is durable: in the ledger, or in the local spool if the store is slow or fails. A
+failed settlement is retried; one that the store rejects is dropped alone and logged.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from unisono.errors import StoreError, StoreUnavailable
 log = logging.getLogger("unisono.access")
 
 RENEWALS: Final = 3
-"""How often a claim is renewed in the time it is held for."""
+"""Renewals of a claim during its reservation time."""
 TOGETHER: Final = 128
-"""Settlements of one write."""
+"""Settlements per write."""
 MOST_WAITING: Final = 100_000
-"""Settlements that wait for a store that is down; the oldest are given up behind so many."""
+"""Maximum settlements waiting for a store that is down; the oldest are dropped."""
 CLOSING_TIMEOUT_S: Final = 3.0
-"""For the last write when the process ends."""
+"""Time for the last write when the process ends, in seconds."""
 LEDGER_WAIT_S: Final = 0.05
-"""How long an answer waits for the store before its settlement is spooled instead."""
+"""Time that an answer waits for the store before its settlement is spooled, in seconds."""
 AGAIN_S: Final = 0.1
 LONGEST_AGAIN_S: Final = 2.0
-"""Between two tries of a write that failed, the first time and at most, in seconds."""
+"""First and longest pause between attempts of a failed write, in seconds."""
 
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """A settlement that is not written yet. `durable` is done once it is in the ledger or in the spool."""
+    """Settlement that is not written yet; `durable` is done once it is in the ledger or spool."""
 
     settlement: UsageRecord
     durable: asyncio.Future[None]
@@ -63,12 +63,15 @@ class _Waiting:
 
 
 def _ignore() -> None:
-    """Default of `on_failure`."""
+    """Do nothing (default of `on_failure`)."""
 
 
 class UsageLedger:
-    """Reserves and settles for the turns of this process. Claims are held for `held_s` seconds at a time. `on_failure`
-    is called when the store rejects a write that it should accept."""
+    """Reserves and settles for the generations of this process.
+
+    Claims are reserved for `held_s` seconds at a time. `on_failure` is called when the store rejects a write that it
+    should accept.
+    """
 
     def __init__(
         self,
@@ -90,26 +93,31 @@ class UsageLedger:
         self._replaying: asyncio.Task[None] | None = None
         self._down = False
         self._is_slow = False
-        """The last answer waited in vain, and no write since was fast: further ones are spooled at once."""
+        """True if the last wait was in vain and no write since was fast.
+
+        Settlements are then spooled at once.
+        """
 
     def start(self) -> None:
-        """Begin to replay what other processes, or earlier ones, left in the spool."""
+        """Start replaying spooled records of other or earlier processes."""
         if self._spool.folder is not None:
             self._replaying = asyncio.create_task(self._replay(), name="replaying the usage spool")
 
     @property
     def unaccounted(self) -> int:
-        """Usage records that the ledger should have and does not have yet."""
+        """Number of usage records that the ledger lacks so far."""
         unspooled = sum(1 for one in self._waiting if one.has_usage and not one.is_spooled) if self._down else 0
         return self._spool.pending + unspooled
 
     async def reserve(self, claim: QuotaReservation, *, insist: bool = False) -> QuotaStatus:
-        """With `insist` a store that does not answer is asked once more: the same claim is held once. Raises
-        `StoreUnavailable`."""
+        """Reserve a claim. Raises `StoreUnavailable`.
+
+        With `insist`, a failed attempt is repeated once; a repeated claim is reserved only once.
+        """
         try:
             standing = replace(await self._held(claim, insist=insist), limits=claim.limits)
         except BaseException:
-            # Whether it is held now is unknown.
+            # The claim may be reserved or not.
             self.release(claim)
             raise
         if standing.refused is None:
@@ -122,11 +130,11 @@ class UsageLedger:
 
     @property
     def is_down(self) -> bool:
-        """Whether the last write failed; it is repeated until the store accepts it."""
+        """True if the last write failed; it is repeated until the store accepts it."""
         return self._down
 
     def reserve_locally(self, claim: QuotaReservation) -> QuotaStatus:
-        """Reserve in this process alone, for a claim without a budget that the store could not hold."""
+        """Reserve in this process alone, for a claim without a budget, while the store is down."""
         return replace(self._local.reserve(claim), limits=claim.limits)
 
     async def _held(self, claim: QuotaReservation, *, insist: bool) -> QuotaStatus:
@@ -137,11 +145,11 @@ class UsageLedger:
         return await self._accounts.reserve(claim)
 
     def release(self, claim: QuotaReservation) -> None:
-        """Give back what was held: nothing came of it."""
+        """Release a reservation that was not used."""
         self.enter(UsageRecord(f"given back {claim.once}", LedgerLine(claim.account, "", "", TokenUsage()), claim))
 
     def enter(self, settlement: UsageRecord) -> None:
-        """Have it written, without waiting."""
+        """Queue a settlement for writing, without waiting."""
         self._entered(settlement)
 
     def _entered(self, settlement: UsageRecord) -> _Waiting:
@@ -152,7 +160,7 @@ class UsageLedger:
         self._waiting.append(waiting)
         if len(self._waiting) > MOST_WAITING:
             oldest = self._waiting.popleft()
-            # A spooled one is replayed from its file.
+            # A spooled settlement is replayed from its file.
             if not oldest.is_spooled:
                 about = _about(oldest.settlement)
                 log.error("an entry of the ledger is lost: the store has been down for too long", extra=about)
@@ -161,8 +169,10 @@ class UsageLedger:
         return waiting
 
     async def settle(self, settlement: UsageRecord) -> None:
-        """Return when it is durable, or when neither the store nor the spool takes it. An answer is never held back
-        longer: it was generated, and the settlement is retried."""
+        """Return when the settlement is durable, or when both the store and the spool fail.
+
+        The answer is not delayed further, since it is already generated. The settlement is retried.
+        """
         waiting = self._entered(settlement)
         if not self._is_slow:
             await asyncio.wait({waiting.durable}, timeout=LEDGER_WAIT_S)
@@ -181,7 +191,10 @@ class UsageLedger:
             one.finish()
 
     async def aclose(self) -> None:
-        """Write what waits, for a while, and renew no more. What remains stays in the spool."""
+        """Write waiting settlements for a limited time and stop renewals.
+
+        The rest stays in the spool.
+        """
         for task in (self._renewing, self._replaying):
             if task is not None:
                 task.cancel()
@@ -226,7 +239,7 @@ class UsageLedger:
     async def _write(self) -> None:
         while self._waiting:
             await self._write_waiting()
-            # Spooled records that memory had no room for. Further settlements may come meanwhile.
+            # Unlock spooled records that were dropped from memory. Further settlements may arrive meanwhile.
             await self._spool.seal()
 
     async def _write_waiting(self) -> None:
@@ -250,7 +263,7 @@ class UsageLedger:
                     log.exception("an entry of the ledger is lost: it cannot be written", exc_info=error, extra=about)
                     await self._wrote(batch)
                 else:
-                    # One of them has something no store takes; which one shows when each goes by itself.
+                    # The store rejects one of them; writing them one by one finds it.
                     self._waiting.extendleft(reversed(batch))
                     alone = len(batch)
             except BaseException:

@@ -31,7 +31,7 @@ log = logging.getLogger("unisono.access")
 RECORD_VERSION: Final = 1
 SUFFIX: Final = ".jsonl"
 NEW_SUFFIX: Final = ".new"
-"""Of a segment before its first record; its process may die before it gets its name."""
+"""Suffix of a segment before its first record; its process may die before renaming it."""
 STALE_S: Final = 60.0
 COMPACTION_BYTES: Final = 1024 * 1024
 REPLAY_BATCH: Final = 128
@@ -39,7 +39,7 @@ SCAN_INTERVAL_S: Final = 2.0
 
 
 def to_record(settlement: UsageRecord) -> bytes:
-    """One line of a segment."""
+    """Return one line of a segment."""
     entry, claim = settlement.entry, settlement.claim
     record: dict[str, Any] = {
         "v": RECORD_VERSION,
@@ -58,7 +58,7 @@ def to_record(settlement: UsageRecord) -> bytes:
 
 
 def from_record(line: bytes) -> UsageRecord:
-    """Raises ValueError for a damaged line."""
+    """Parse a line. Raises ValueError for a damaged one."""
     try:
         return _parsed(line)
     # Damage can be anything: nesting without end, numbers without bound, fields of any type.
@@ -84,7 +84,7 @@ def _parsed(line: bytes) -> UsageRecord:
 
 @dataclass(slots=True)
 class _Segment:
-    """A locked file of records. Closing it releases the lock."""
+    """Locked file of records; closing it releases the lock."""
 
     path: Path
     descriptor: int
@@ -92,7 +92,7 @@ class _Segment:
     records: int = 0
 
     def write(self, data: bytes, max_bytes: int) -> None:
-        """Append and sync. Raises OSError; a part that was written is cut off again."""
+        """Append and sync. Raises OSError after removing a partial write."""
         if self.size + len(data) > max_bytes:
             raise OSError("the usage spool has reached `store.spool_max_bytes`")
         try:
@@ -129,10 +129,10 @@ class _Segment:
 
 @dataclass(slots=True)
 class UsageSpool:
-    """The segments of one store in `folder`; without a folder nothing is spooled. `store` is the store's address."""
+    """Segments of one store in `folder`; without a folder nothing is spooled."""
 
     folder: Path | None = None
-    store: str = ""
+    store: str = ""  # the store's address
     max_bytes: int = 64 * COMPACTION_BYTES
     _own: _Segment | None = None
     _adopted: list[_Segment] = field(default_factory=list)
@@ -144,11 +144,11 @@ class UsageSpool:
 
     @property
     def pending(self) -> int:
-        """Records in the spool that the ledger does not have yet, as far as this process is responsible for them."""
+        """Records that the ledger lacks so far, among those this process is responsible for."""
         return len(self._outstanding) + sum(segment.records for segment in self._adopted)
 
     async def append(self, settlements: Sequence[UsageRecord]) -> bool:
-        """Return whether the records are on disk. Records of concurrent calls share one sync."""
+        """Return True if the records are on disk; concurrent calls share one sync."""
         if self.folder is None:
             return False
         self._queue += settlements
@@ -159,29 +159,32 @@ class UsageSpool:
         return all(one in self._outstanding for one in settlements)
 
     def settled(self, settlements: Sequence[UsageRecord]) -> None:
-        """Note that the ledger has these."""
+        """Mark records as written to the ledger."""
         for one in settlements:
             self._outstanding.pop(one, None)
 
     async def shrink(self) -> None:
-        """Give space back after `settled`."""
+        """Free disk space of records that `settled` marked."""
         if self._own is not None and self._own.size:
             async with self._writing:
                 await self._run(self._shrink)
 
     async def seal(self) -> None:
-        """Unlock the segment of this process if it holds records, so that they are replayed from the file."""
+        """Unlock this process's segment if it holds records; they are replayed from the file."""
         if self._outstanding:
             async with self._writing:
                 await self._run(self._seal)
 
     async def release(self) -> None:
-        """Unlock all segments, so that another process, or a later replay of this one, can adopt them."""
+        """Unlock all segments, so that another process or a later replay can adopt them."""
         async with self._writing:
             await self._run(self._release)
 
     async def replay(self, accounts: AccountStore) -> None:
-        """Adopt segments without an owner, enter their records in the ledger and delete them. Raises `StoreError`."""
+        """Adopt segments without an owner, enter their records in the ledger and delete them.
+
+        Raises `StoreError`.
+        """
         async with self._writing:
             await self._run(self._adopt)
         for segment in list(self._adopted):
@@ -272,7 +275,7 @@ class UsageSpool:
         return _Segment(path, descriptor)
 
     def _adopt(self) -> None:
-        """Lock the segments that have no owner. Raises OSError for a folder that cannot be read."""
+        """Lock the segments without an owner. Raises OSError if the folder cannot be read."""
         if self.folder is None:
             return
         try:
@@ -304,7 +307,10 @@ class UsageSpool:
 
     @property
     def _prefix(self) -> str:
-        """A digest of the store's address, without credentials: records must not reach another store."""
+        """File name prefix: a digest of the store's address without credentials.
+
+        It prevents records from reaching another store.
+        """
         scheme, separator, rest = self.store.partition("://")
         host, slash, path = rest.partition("/")
         address = scheme.replace("valkey", "redis") + separator + host.rpartition("@")[2] + slash + path
@@ -356,7 +362,7 @@ def _open_segment(path: Path) -> _Segment:
 
 
 def _open_file(path: Path) -> int:
-    """Descriptor of a regular file. Raises OSError for anything else, which is neither waited for nor followed."""
+    """Open a regular file. Raises OSError for anything else, without waiting or following links."""
     descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -365,14 +371,14 @@ def _open_file(path: Path) -> int:
 
 
 def _lock(descriptor: int) -> None:
-    """Raises OSError if another process has the lock, or has deleted the file before it was locked."""
+    """Lock a file. Raises OSError if another process holds the lock or has deleted the file."""
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     if not os.fstat(descriptor).st_nlink:
         raise FileNotFoundError("the segment is deleted")
 
 
 def _sync_folder(folder: Path) -> None:
-    """A new file's name is durable only after its folder was synced."""
+    """Sync a folder; a new file's name is durable only then."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,1 +1,4 @@
-"""From the configuration to the objects of a running gateway. Only `app` and the command line import it."""
+"""Construction of a gateway's objects from the configuration.
+
+Imported by `app` and the CLI only.
+"""

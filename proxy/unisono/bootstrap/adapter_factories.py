@@ -1,7 +1,7 @@
-"""Who makes a deployment's backend: adapters of this and other packages by their entry points, by kind.
+"""Factories of backends by kind: adapters of this and other packages, found by entry points.
 
-Part of the composition root. An entry that is not Harmony gets an adapter that answers in OpenAI's own API; one of
-another provider is litellm's, which is loaded with the first request.
+Part of the composition root. An entry that is not Harmony gets an adapter that answers in the OpenAI API. An entry of
+another provider uses litellm, which is loaded on the first request.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from unisono.core.ports import BackendOptions, Endpoint
 from unisono.errors import ConfigError
 
 BACKENDS = "unisono.backends"
-"""The entry-point group of adapters for Harmony."""
+"""Entry-point group of Harmony adapters."""
 PASSING = "unisono.passing"
-"""That of adapters that hand requests on as they came."""
+"""Entry-point group of pass-through adapters."""
 
 Factory = Callable[[BackendOptions], Endpoint]
 
@@ -33,7 +33,7 @@ class Factories:
         self._passing = _installed(PASSING)
 
     def of(self, entry: ModelEntry, path: str) -> Factory:
-        """The factory for an entry that can be served. Raises ConfigError naming what can be instead."""
+        """Return the factory for an entry. Raises ConfigError that names the alternatives."""
         path = f"{path}.litellm_params.model"
         if entry.by_litellm:
             return self._provider(entry, path)
@@ -63,7 +63,7 @@ class Factories:
         return factory
 
     def _provider(self, entry: ModelEntry, path: str) -> Factory:
-        """For an entry of another provider. Raises ConfigError where what serves it is not installed."""
+        """Return the litellm factory; raises ConfigError if litellm is not installed."""
         model = entry.litellm_params.model
         if find_spec("litellm") is None:
             hint = f" Or {entry.harmony_hint}." if entry.harmony_hint else ""
@@ -79,7 +79,7 @@ class Factories:
 
 
 def provider_settings(entry: ModelEntry, config: Config) -> dict[str, Any]:
-    """What litellm is told of an entry that it serves, besides where that is; empty for any other."""
+    """Return litellm's settings for an entry, besides its address; empty for any other entry."""
     if not entry.by_litellm:
         return {}
     return {

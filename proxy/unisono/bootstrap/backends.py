@@ -1,4 +1,4 @@
-"""Deployments of a configuration: every backend of every group, built from its adapter and none asked anything yet.
+"""Deployments of a configuration: builds the backend of every entry without contacting it.
 
 Part of the composition root.
 """
@@ -23,15 +23,16 @@ from unisono.routing.queue import QueueConfig
 log = logging.getLogger(__name__)
 
 SETTINGS = "unisono.backend"
-"""Where an entry holds what is its adapter's alone."""
+"""Path of the adapter-specific settings within an entry."""
 
 
 def build_pool(
     config: Config, catalogue: ModelRegistry, *, share: int = 1, keep: RoutingPool | None = None
 ) -> RoutingPool:
-    """Every deployment of every group, none of them asked anything yet. So many processes `share` what limits allow.
-    Deployments of the pool to `keep` that mean the same backend go on in this one, with all that is known of them, from
-    its start on. Raises ConfigError."""
+    """Build every deployment of every group without contacting any. Raises ConfigError.
+
+    Limits are divided by `share`, the number of processes. Deployments of `keep` continue with their state.
+    """
     check_recoveries(config)
     factories = Factories(config)
     names = deployment_names(config.model_list)
@@ -44,10 +45,10 @@ def build_pool(
         options = _options(entry)
         terms = _terms(entry, name, config, share)
         context = entry.model_info.max_input_tokens
-        # Built in any case: it is the adapter that knows whether the settings can be used.
+        # Always built: only the adapter knows if the settings are valid.
         backend = _backend(entry, options, path, factories)
         if not entry.harmony:
-            # Who meant a gpt-oss under another name is to see it.
+            # Logged for an operator whose gpt-oss has another name.
             log.info("not gpt-oss: requests pass through", extra={"model": entry.model_name, "backend": name})
         identity = (
             entry.harmony,
@@ -78,7 +79,7 @@ def build_pool(
 
 
 def routing_rules(config: Config, share: int = 1) -> RoutingRules:
-    """How requests find their way."""
+    """Return the routing settings."""
     router, gateway = config.router_settings, config.unisono
     per_key = gateway.max_queue_per_key
     return RoutingRules(
@@ -132,7 +133,10 @@ def check_recoveries(config: Config) -> None:
 
 
 def deployment_names(entries: Iterable[ModelEntry]) -> list[str]:
-    """Public names: the configured id, else the kind and a number. No address, no path."""
+    """Return public names: the configured id, else the kind and a number; no address, no path.
+
+    Raises ConfigError for a duplicate.
+    """
     counts: dict[str, int] = {}
     names: list[str] = []
     for index, entry in enumerate(entries):
@@ -170,8 +174,10 @@ def _backend(entry: ModelEntry, options: BackendOptions, path: str, factories: F
 
 
 class AdapterSettings(Mapping[str, object]):
-    """What `unisono: {backend: ...}` of a model says. Only its adapter knows which keys there are, so what it did not
-    look at while it was built is a key nobody knows."""
+    """Settings in a model's `unisono: {backend: ...}`, with a record of the keys that were read.
+
+    Only the adapter knows the valid keys. A key that it did not read while it was built is therefore unknown.
+    """
 
     def __init__(self, settings: Mapping[str, object]) -> None:
         self._settings = settings
@@ -193,6 +199,9 @@ class AdapterSettings(Mapping[str, object]):
         return [key for key in self._settings if key not in self._read]
 
     def placed(self, message: str) -> str:
-        """An adapter's complaint with the key's path as it is in the file: the adapter cannot know it."""
+        """Return an adapter's error message with the full path of the key in the file.
+
+        The adapter cannot know that path.
+        """
         key, colon, rest = message.removeprefix("litellm_params.").partition(":")
         return f"{SETTINGS}.{key}{colon}{rest}" if key in self._settings else message

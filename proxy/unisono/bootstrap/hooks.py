@@ -1,6 +1,6 @@
-"""Hooks of a configuration: those it names, found by their entry points, in its order.
+"""Hooks of a configuration, found by entry point, in configured order.
 
-Part of the composition root. Nothing runs that is not named, however much is installed.
+Part of the composition root. Installed hooks that the configuration does not name never run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from unisono.errors import ConfigError
 from unisono.middleware.hooks import FAULTS, Failed, HookedService, NamedHook
 
 HOOKS = "unisono.hooks"
-"""The entry-point group hooks register themselves in, and the key that names those that are asked."""
+"""Entry-point group of hooks, and the configuration key that names the active ones."""
 METHODS = ("before", "after", "aclose")
 
 log = logging.getLogger("unisono.hooks")
@@ -27,12 +27,12 @@ log = logging.getLogger("unisono.hooks")
 
 @dataclass(frozen=True, slots=True)
 class Hookset:
-    """The hooks of one gateway."""
+    """Hooks of one gateway."""
 
     hooks: tuple[NamedHook, ...] = ()
 
     def turns(self, turns: GenerationService) -> GenerationService:
-        """`turns`, with these asked about each; without any, `turns` themselves."""
+        """Wrap `turns` with the hooks; return `turns` itself if there are none."""
         return HookedService(turns, self.hooks) if self.hooks else turns
 
     async def aclose(self) -> None:
@@ -44,7 +44,10 @@ class Hookset:
 
 
 def build_hooks(settings: Sequence[HookSettings], failed: Failed | None = None) -> Hookset:
-    """None of them asked anything yet; `failed` is told of what fails when they are. Raises ConfigError."""
+    """Build the hooks without calling them; `failed` is called on each failure.
+
+    Raises ConfigError.
+    """
     if not settings:
         return Hookset()
     installed = {point.name: point for point in entry_points(group=HOOKS)}
@@ -53,7 +56,7 @@ def build_hooks(settings: Sequence[HookSettings], failed: Failed | None = None) 
     for index, entry in enumerate(settings):
         hook = _hook(entry, f"{HOOKS}[{index}]", installed)
         counts[entry.name] += 1
-        # One that is asked twice says two things.
+        # A hook that is configured twice has two annotations.
         name = entry.name if counts[entry.name] == 1 else f"{entry.name}-{counts[entry.name]}"
         hooks.append(NamedHook(name, hook, entry.timeout_s, entry.fail == "open", failed))
     return Hookset(tuple(hooks))
@@ -73,7 +76,7 @@ def _hook(entry: HookSettings, path: str, installed: dict[str, EntryPoint]) -> H
     except ConfigError as error:
         raise ConfigError(f"{path}.{entry.name}.{error}") from error
     except (Exception, SystemExit) as error:
-        # A process that reads its configuration again goes on with the last one.
+        # A process that reloads its configuration continues with the last valid one.
         raise ConfigError(f"{path}: the hook {entry.name!r} cannot be made: {type(error).__name__}: {error}") from error
     if options.unread:
         raise ConfigError(f"{path}.{entry.name}.{options.unread[0]}: the hook does not know this key")

@@ -1,5 +1,7 @@
-"""What each surface is told of a model: the group that serves a name, whether the caller may use it, and how its
-answers are shown. Read from the catalogue and the pool; nothing is kept here."""
+"""Model lookups for each API surface, from the registry and the pool; stateless.
+
+A lookup gives the group that serves a name, checks the caller's permission, and selects the output settings.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,11 @@ from unisono.store.health_monitor import Upkeep
 
 
 def allowed_model(catalogue: ModelRegistry, name: str, caller: Caller) -> ServedModel:
-    """The group a client's name stands for, if the caller may use it by this name or by its own. Raises UnknownModel,
-    and ModelNotAllowed, which tells whoever may not use all models nothing of which others there are."""
+    """Return the group for a client's name, if the caller may use it by this or its own name.
+
+    Raises UnknownModel or ModelNotAllowed. A caller with restricted models cannot learn from the latter which other
+    models exist.
+    """
     model = None
     try:
         model = catalogue.resolve(name)
@@ -39,8 +44,10 @@ def allowed_model(catalogue: ModelRegistry, name: str, caller: Caller) -> Served
 
 
 def ways(catalogue: ModelRegistry) -> FindWay | None:
-    """What finds how a client's name is served; None where that is always by the engine. It raises as
-    `allowed_model`."""
+    """Return a function that finds the answer mode of a name; None if the engine serves all.
+
+    It raises as `allowed_model`.
+    """
 
     def way_of(name: str, caller: Caller) -> ServedName:
         model = allowed_model(catalogue, name, caller)
@@ -56,7 +63,7 @@ def model_rules(model: ServedModel) -> ModelRules:
 
 
 def chat_model(catalogue: ModelRegistry, name: str, hosting: ServerToolSetup, caller: Caller) -> ChatModel:
-    """The group a client's name stands for, as Chat Completions shows it. Raises as `allowed_model`."""
+    """Return the settings of a model for Chat Completions. Raises as `allowed_model`."""
     model = allowed_model(catalogue, name, caller)
     return ChatModel(
         group=model.name,
@@ -68,14 +75,16 @@ def chat_model(catalogue: ModelRegistry, name: str, hosting: ServerToolSetup, ca
 
 
 def raw_model(catalogue: ModelRegistry, name: str, caller: Caller) -> RawModel:
-    """The group a client's name stands for, for prompts that are not rendered here. Raises as `allowed_model`."""
+    """Return the settings of a model for raw prompts. Raises as `allowed_model`."""
     model = allowed_model(catalogue, name, caller)
     return RawModel(model.name, model_rules(model))
 
 
 def responses_model(catalogue: ModelRegistry, name: str, caller: Caller) -> ResponsesModel:
-    """The group a client's name stands for, as the Responses API shows it. Raises as `allowed_model`, and
-    UnsupportedValue for one that only passes through: nothing is kept of what it answers."""
+    """Return the settings of a model for the Responses API.
+
+    Raises as `allowed_model`, and UnsupportedValue for a pass-through model, whose answers are not stored.
+    """
     model = allowed_model(catalogue, name, caller)
     if catalogue.way(model) in (AnswerMode.PASSING, AnswerMode.PASSING_THEN_ENGINE):
         raise UnsupportedValue(
@@ -94,8 +103,10 @@ def responses_model(catalogue: ModelRegistry, name: str, caller: Caller) -> Resp
 def messages_model(
     catalogue: ModelRegistry, name: str, hosting: ServerToolSetup, caller: Caller, pause_after: int
 ) -> MessagesModel:
-    """The group a client's name stands for, as Messages shows it; its answers pause behind `pause_after` rounds of
-    server tools. Raises as `allowed_model`."""
+    """Return the settings of a model for Messages. Raises as `allowed_model`.
+
+    Its answers pause after `pause_after` rounds of server tools.
+    """
     model = allowed_model(catalogue, name, caller)
     labels = model.settings.mcp_servers
     return MessagesModel(
@@ -111,7 +122,7 @@ def messages_model(
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What is public about a model."""
+    """Public facts about a model."""
 
     id: str
     context: int | None
@@ -120,7 +131,7 @@ class Card:
 
 
 def cards(catalogue: ModelRegistry, pool: RoutingPool, caller: Caller) -> list[Card]:
-    """Every name a caller may see, with the window as far as it is known by now."""
+    """Return every name the caller may see, with the context window if it is known."""
     return [
         Card(
             name, pool.context(model.name), catalogue.way(model) in (AnswerMode.PASSING, AnswerMode.PASSING_THEN_ENGINE)
@@ -131,8 +142,10 @@ def cards(catalogue: ModelRegistry, pool: RoutingPool, caller: Caller) -> list[C
 
 
 def readiness(pool: RoutingPool, upkeep: Upkeep, *, unaccounted: int = 0) -> Readiness:
-    """Which models have a deployment that works. A store that does not is a reason and no more: what needs no state is
-    answered all the same."""
+    """Return the models with a working deployment, and reasons for any degradation.
+
+    A failed store is only a reason, because requests without state are still answered.
+    """
     models: dict[str, bool] = {}
     reasons = [upkeep.reason] if upkeep.reason else []
     if unaccounted:

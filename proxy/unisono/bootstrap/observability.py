@@ -1,7 +1,7 @@
-"""Who watches over a gateway: metrics, their listener, spans, recordings, and the clock on the store.
+"""Observability of a gateway: metrics and their listener, spans, recordings, store timing.
 
-Part of the composition root. The numbers live as long as the process; what is open (the exporter, the listener) goes on
-over a configuration that is read again as long as its settings are the same. Libraries are loaded only for what is on.
+Part of the composition root. The numbers live as long as the process. Open resources (exporter, listener) survive a
+configuration reload if their settings are unchanged. Libraries are loaded only for enabled features.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from unisono.observe.recorder import Recorder
 
 WAITING = frozenset({"events"})
-"""Operations of a store that wait for something to happen: how long they take says nothing of it."""
+"""Store operations that wait for an event; their duration says nothing about the store."""
 
 ALWAYS_ON = frozenset({"start", "aclose"})
 
 
 @dataclass(frozen=True, slots=True)
 class Observing:
-    """What there is to watch with; None for what is off."""
+    """Observability components; None for disabled ones."""
 
     metrics: Metrics | None
     exporter: SharedResource[Exporter] | None
@@ -54,7 +54,7 @@ class Observing:
     def turns(
         self, turns: GenerationService, *, background: bool = False, recorder: Recorder | None = None
     ) -> GenerationService:
-        """`turns`, told to all of these and to whoever records them."""
+        """Wrap `turns` so that all observers and `recorder` see every generation."""
         observers: list[Observer] = [self.recent, *([] if self.metrics is None else [self.metrics])]
         if self.exporter is not None:
             observers.append(self.exporter.value)
@@ -65,7 +65,7 @@ class Observing:
         return ObservedService(turns, observers, background=background, recorded=recorded, new_trace=new_trace)
 
     def recorder(self, settings: TraceSettings, store: TraceStore) -> Recorder | None:
-        """Whoever records answers; None when nobody does."""
+        """Return the recorder of answers; None if recording is off."""
         if settings.mode == "off":
             return None
         from unisono.observe.recorder import Recorder
@@ -83,11 +83,11 @@ class Observing:
         return None if self.metrics is None else self.metrics.hook_failed
 
     def store(self, store: Store) -> Store:
-        """`store`, with a clock on each of its operations."""
+        """Return `store` with each operation timed."""
         return store if self.metrics is None else cast(Store, _Timed(store, self.metrics.stored))
 
     async def shown(self) -> bytes | None:
-        """What Prometheus reads; None when nothing is counted."""
+        """Return the metrics in Prometheus format; None if metrics are off."""
         return None if self.metrics is None else await self.metrics.text()
 
     @asynccontextmanager
@@ -99,7 +99,7 @@ class Observing:
         upkeep: Upkeep,
         unaccounted: Callable[[], int],
     ) -> AsyncIterator[None]:
-        """From here on it is these that are looked at."""
+        """Observe these components while the context is open."""
         async with AsyncExitStack() as opened:
             if self.exporter is not None:
                 self.exporter.value.kinds = kinds_of(config)
@@ -120,7 +120,7 @@ class Observing:
 
 
 def share_metrics(config: Config, place: int) -> None:
-    """This process is the worker at `place`: what it counts, others show too."""
+    """Share the metrics of this process, the worker number `place`, with the other workers."""
     if config.unisono.metrics:
         from unisono.observe.metric_definitions import share_values
 
@@ -128,7 +128,7 @@ def share_metrics(config: Config, place: int) -> None:
 
 
 def build_observing(config: Config, old: Observing | None, share: int = 1) -> Observing:
-    """Raises ConfigError."""
+    """Build the observability components. Raises ConfigError."""
     settings = config.unisono
     metrics = old.metrics if old is not None else None
     if settings.metrics and metrics is None:
@@ -143,7 +143,7 @@ def build_observing(config: Config, old: Observing | None, share: int = 1) -> Ob
         text, at = on.text, settings.metrics_listen
 
         def listen() -> SharedResource[MetricsListener]:
-            # Each of several workers takes what it is given, and shows what all of them count.
+            # Each of several workers accepts connections on the port, and reports the metrics of all workers.
             try:
                 listening = MetricsListener(at, text, shared=share > 1)
             except ValueError as error:
@@ -185,17 +185,17 @@ def _exporter(
 
 
 def _uncounted(outcome: str, count: int) -> None:
-    """Without metrics nobody asks."""
+    """Discard counts if metrics are off."""
 
 
 def kinds_of(config: Config) -> dict[str, str]:
-    """The kinds of backends, by deployment."""
+    """Return the kind of each deployment's backend."""
     names = deployment_names(config.model_list)
     return {name: entry.kind for name, entry in zip(names, config.model_list, strict=True)}
 
 
 class _Timed:
-    """A store whose operations are timed. Everything else of it is its own."""
+    """Store proxy that times operations and delegates everything else."""
 
     def __init__(self, store: Store, told: Callable[[str, float, str], None]) -> None:
         self._store = store
@@ -206,7 +206,7 @@ class _Timed:
         if name.startswith("_") or name in WAITING | ALWAYS_ON or not asyncio.iscoroutinefunction(found):
             return found
         timed = self._timed(name, found)
-        # The next time it is found without asking here.
+        # Later look-ups bypass `__getattr__`.
         setattr(self, name, timed)
         return timed
 

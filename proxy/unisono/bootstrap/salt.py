@@ -1,8 +1,7 @@
-"""The gateway's secret, from which everything is made that clients carry for it: the configured one, else one that the
-store keeps for all replicas. And what keeps tenants apart at backends, which is no secret.
+"""Gateway secret for all client-held values, and the non-secret salts that separate tenants.
 
-Part of the composition root. A store that lost what it knew gets back the secret that this process knows, unless
-another process was faster and made a new one; then that one counts, here too.
+Part of the composition root. The secret is configured or, by default, stored for all replicas. If the store loses it,
+this process restores it, unless another process has already stored a new one, which this process then adopts.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from unisono.core.access import LOCAL_TENANT, MASTER_TENANT
 from unisono.core.state_store import Store
 
 NAME: Final = "salt"
-"""Under which name the store keeps it."""
+"""Name of the secret in the store."""
 BYTES: Final = 32
 
 
 class Salt:
-    """Asks the store each time it is asked itself. Raises `StoreUnavailable`."""
+    """Gateway secret, read from the store on every call. Raises `StoreUnavailable`."""
 
     def __init__(self, config: Config, store: Store) -> None:
         self._configured = config.unisono.salt_key
@@ -37,8 +36,10 @@ class Salt:
 
 
 def cache_salts(*, shared: bool) -> Callable[[str], str]:
-    """By tenant: what its prompts are cached under at backends, the same on every replica. Nothing for the operator's
-    own, and for nobody where what is cached is `shared`."""
+    """Return a function from tenant to cache salt for backends, equal on every replica.
+
+    The salt is empty for the operator's own tenants, and for all tenants if prompt caches are `shared`.
+    """
 
     def salt_of(tenant: str) -> str:
         if shared or tenant in {LOCAL_TENANT, MASTER_TENANT}:

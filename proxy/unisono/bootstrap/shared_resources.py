@@ -1,4 +1,4 @@
-"""Parts of a gateway that outlive one configuration: what is open and unchanged is handed on, not opened again."""
+"""Resources that outlive one configuration: open and unchanged ones are reused."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ T = TypeVar("T")
 
 
 class SharedResource(Generic[T]):
-    """Something that one application opens and several may hold. As a context it is held: the first to hold it opens
-    it, and the last to let go closes it, for good. `made_of` are the settings it was built from."""
+    """Resource that one application opens and several may hold.
+
+    It is a context manager: the first holder opens it, and the last one closes it permanently. `made_of` are the
+    settings it was built from.
+    """
 
     def __init__(
         self,
@@ -39,5 +42,5 @@ class SharedResource(Generic[T]):
 
 
 def kept(old: SharedResource[T] | None, made_of: object, build: Callable[[], SharedResource[T]]) -> SharedResource[T]:
-    """The old part where its settings are the same, else a new one. Raises what `build` raises."""
+    """Return the old resource if its settings are unchanged, else a new one. Raises as `build`."""
     return old if old is not None and old.made_of == made_of else build()

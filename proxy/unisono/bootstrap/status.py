@@ -1,7 +1,7 @@
-"""What `GET /v1/status` tells: models and their deployments, what of their load is known, and the last hour.
+"""Content of `GET /v1/status`: models, deployments, known load, and the last hour.
 
-Part of the composition root, read from the catalogue and the pool. Whoever has a virtual key is told of the models it
-may use, and whether they work; where they run and what others do is for the operator's own key.
+Part of the composition root; reads the registry and the pool. A virtual key sees only its permitted models and their
+health. Locations and other callers' activity are visible to the operator's own key only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ WELL = "ready"
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """`clock` gives seconds since 1970; `workers` are the processes that share the work, of which this is one."""
+    """Status report; `clock` gives seconds since 1970.
+
+    `workers` is the number of processes that share the work, including this one.
+    """
 
     config: Config
     catalogue: ModelRegistry

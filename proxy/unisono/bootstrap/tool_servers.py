@@ -1,6 +1,6 @@
-"""Tool servers of a configuration: the host that runs their tools, and what requests may ask of it.
+"""Tool servers of a configuration: their host, and the rules for requests.
 
-Part of the composition root. A gateway that has no tool servers loads nothing of what it takes to talk to one.
+Part of the composition root. A gateway without tool servers does not load the MCP client.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger("unisono.tools")
 
 
 class LeftOutTools:
-    """Logs the tools that servers list and the model is not offered, once per server and list."""
+    """Logger of tools that servers list but the model is not offered, once per server and list."""
 
     def __init__(self) -> None:
         self._logged: OrderedDict[tuple[str, tuple[tuple[str, str], ...]], None] = OrderedDict()
@@ -47,7 +47,7 @@ class LeftOutTools:
 
 @dataclass(frozen=True, slots=True)
 class ServerToolSetup:
-    """`configured` are the operator's servers by label."""
+    """Tool host and rules; `configured` are the operator's servers by label."""
 
     host: ToolHost
     rules: ServerRules = field(default_factory=ServerRules)
@@ -58,8 +58,10 @@ class ServerToolSetup:
         return self.rules.configured
 
     def unasked(self, labels: Collection[str] | None, caller: Caller) -> tuple[ToolServer, ...]:
-        """The servers of a model that a caller may use, with those of their tools alone that run without approval. One
-        that stands for a tool gpt-oss was trained on is there as that."""
+        """Return a model's servers that a caller may use, limited to tools that need no approval.
+
+        A server that implements a builtin tool appears as that tool.
+        """
         rules = self.rules.for_model(labels).for_caller(caller)
         named = {server.label for server in rules.trained.values()}
         others = [server for label, server in rules.configured.items() if label not in named]
@@ -72,10 +74,10 @@ class ServerToolSetup:
 
 
 class NoTools(ToolHost):
-    """The host of a gateway without tool servers."""
+    """Host of a gateway without tool servers."""
 
     async def start(self) -> None:
-        """Nothing is needed."""
+        """Do nothing."""
 
     async def list_tools(self, server: ToolServer, *, deadline: float | None = None) -> ToolList:
         raise ToolServerNotAllowed("There are no tool servers here.")
@@ -92,11 +94,11 @@ class NoTools(ToolHost):
         raise ToolServerNotAllowed("There are no tool servers here.")
 
     async def aclose(self) -> None:
-        """Nothing was opened."""
+        """Do nothing."""
 
 
 def build_hosting(config: Config) -> ServerToolSetup:
-    """The host and the rules of a configuration; nobody is asked anything yet. Raises ConfigError."""
+    """Build the host and the rules without contacting a server. Raises ConfigError."""
     hosts = config.unisono.mcp_allowed_hosts
     builtins = {str(builtin): label for builtin, label in config.unisono.builtin_tools.items()}
     for builtin, label in builtins.items():

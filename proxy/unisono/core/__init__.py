@@ -1,1 +1,1 @@
-"""Nouns shared by every package: what a conversation, a generation and an event are. Standard library only."""
+"""Nouns and protocols shared by every package. Standard library only."""

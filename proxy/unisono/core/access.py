@@ -1,6 +1,6 @@
-"""Who asks and what they may do: a key as it is kept, and the caller that a request with it comes from.
+"""Access: virtual keys as they are stored, and the caller that a key identifies.
 
-A key's plaintext is in none of these: a record knows it by digests, and everything else by the key's public id.
+No type here holds a key's plaintext: a record knows it by digests, everything else by the key's public id.
 """
 
 from __future__ import annotations
@@ -18,15 +18,20 @@ PeriodKind: TypeAlias = Literal["none", "day", "month", "every"]
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """After how long a budget is full again: `none` for never, `day` and `month` by the calendar of UTC, `every` so
-    many `seconds`, whole ones, counted from when the key was made."""
+    """Renewal period of a budget.
+
+    `none` never renews, `day` and `month` follow the UTC calendar. `every` renews after that many whole `seconds`,
+    counted from the creation of the key.
+    """
 
     kind: PeriodKind = "none"
     seconds: int = 0
 
     def window(self, now: float, since: float = 0.0) -> tuple[float, float | None]:
-        """The period that `now` is in: where it begins, and where the next one does, None for never. All in seconds
-        since 1970; `since` is where the first period of so many seconds began."""
+        """Return the start of the period that contains `now` and of the next, None for never.
+
+        All times are in seconds since 1970; `since` is the start of the first period of kind `every`.
+        """
         if self.kind == "none":
             return 0.0, None
         if self.kind == "every":
@@ -44,9 +49,12 @@ NO_PERIOD = Period()
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """What a key may use; None for any amount. `rpm` and `tpm` are requests and tokens in any 60 seconds,
-    `max_parallel` requests at once, `token_budget` tokens and `money_budget` micro-USD in each `budget_period`, of
-    which the first began at `budget_since`, in seconds since 1970."""
+    """Limits of a key; None for unlimited.
+
+    `rpm` and `tpm` limit requests and tokens in any 60 seconds, `max_parallel` simultaneous requests. `token_budget`
+    (tokens) and `money_budget` (micro-USD) apply to each `budget_period`. The first period began at `budget_since`, in
+    seconds since 1970.
+    """
 
     rpm: int | None = None
     tpm: int | None = None
@@ -58,7 +66,7 @@ class KeyLimits:
 
     @property
     def limited(self) -> bool:
-        """Whether there is one at all."""
+        """True if any limit is set."""
         return any(
             limit is not None for limit in (self.rpm, self.tpm, self.max_parallel, self.token_budget, self.money_budget)
         )
@@ -73,10 +81,13 @@ NO_LIMITS = KeyLimits()
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who a request counts for. `tenant` owns what the request stores and separates it from other tenants' state.
-    `key` is the public id of a virtual key, empty for the master key and for a gateway without keys. `models` are
-    names clients may ask for and `mcp_servers` labels of the operator's tool servers, None for all of them; `raw` is
-    the permission for completions that are not rendered here; `expires_at` in seconds since 1970."""
+    """Party that a request is attributed to.
+
+    `tenant` owns the state that the request stores and separates it from other tenants' state. `key` is the public id
+    of a virtual key, empty for the master key and for a gateway without keys. `models` are permitted client-side model
+    names, `mcp_servers` permitted labels of configured tool servers; None permits all. `raw` permits completions that
+    the gateway does not render. `expires_at` is in seconds since 1970.
+    """
 
     tenant: str
     key: str = ""
@@ -88,13 +99,13 @@ class Caller:
     expires_at: float | None = None
 
     def may_ask(self, *names: str) -> bool:
-        """Whether one of the names a model goes by is allowed."""
+        """Return True if one of the names of a model is permitted."""
         return self.models is None or any(name in self.models for name in names)
 
 
 @dataclass(frozen=True, slots=True)
 class KeyDigest:
-    """One secret a key is known by: its keyed digest in hexadecimal, and until when it is good, None for ever."""
+    """Secret of a key: its keyed digest in hexadecimal, and its expiry, None for none."""
 
     digest: str
     until: float | None = None
@@ -102,9 +113,12 @@ class KeyDigest:
 
 @dataclass(frozen=True, slots=True)
 class KeyRecord:
-    """A virtual key. `digests` has more than one while an earlier secret is still good; `ending` are the last letters
-    of the newest, by which its owner recognises it. `revision` grows by one with every change and is the store's to
-    set. What is not said of a field is as in `Caller`; times in seconds since 1970."""
+    """Virtual key.
+
+    `digests` has more than one entry while an earlier secret is still valid. `ending` are the last letters of the
+    newest secret, by which its owner recognises it. `revision` grows by one with every change and is set by the store.
+    Other fields are as in `Caller`; times are in seconds since 1970.
+    """
 
     id: str
     tenant: str
@@ -135,27 +149,32 @@ class KeyRecord:
         )
 
     def good(self, now: float) -> bool:
-        """Whether the key itself may be used."""
+        """Return True if the key is neither revoked nor expired."""
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
 
 
 class KeyStore(Protocol):
-    """Where virtual keys are kept, those of all tenants together; `StoreUnavailable` may come of each."""
+    """Storage for the virtual keys of all tenants. Every method may raise `StoreUnavailable`."""
 
     async def put_key(self, record: KeyRecord) -> KeyRecord:
-        """Keep a new key, of revision 0, or change the one that has the record's revision, and return it as it is now.
-        From then on it is found by the digests of this record and by no earlier ones. Raises `NotFound`,
-        `StoreConflict` (another key has the id or a digest, or the key was changed meanwhile)."""
+        """Store a new key (revision 0) or replace the one with the record's revision.
+
+        Return the result. From then on, only the digests of this record find the key. Raises `NotFound`,
+        `StoreConflict` (another key has the id or a digest, or the key was changed meanwhile).
+        """
         ...
 
     async def key(self, key: str) -> KeyRecord | None:
-        """By its public id. Raises `StoreUnreadable`."""
+        """Return the key with this public id. Raises `StoreUnreadable`."""
         ...
 
     async def key_of(self, digest: str) -> KeyRecord | None:
-        """The key that has this digest, whatever else is to be said of it. Raises `StoreUnreadable`."""
+        """Return the key that has this digest, even if it is revoked or expired.
+
+        Raises `StoreUnreadable`.
+        """
         ...
 
     async def keys(self) -> tuple[KeyRecord, ...]:
-        """All of them, revoked ones too, the oldest first. Raises `StoreUnreadable`."""
+        """Return all keys, revoked ones too, oldest first. Raises `StoreUnreadable`."""
         ...

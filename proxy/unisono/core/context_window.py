@@ -1,4 +1,4 @@
-"""Token counts in a backend's report of a full context window, and the report's wording for each API."""
+"""Context window errors: token counts in a backend's report, and the wording for each API."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class MatchedText:
-    """An error text that clients recognise by its words. `clients` has the pattern by the client's name."""
+    """Error text that clients recognise by its words; `clients` maps client names to patterns."""
 
     template: str
     clients: dict[str, str]
 
 
-# Rewording one of these breaks the named clients: they compact the conversation when they recognise it, and end the
-# session otherwise. Every other error text may change freely.
+# Do not reword these: the named clients recognise them and then compact the conversation; otherwise they end the
+# session. Every other error text may change freely.
 OPENAI_PROMPT_TOO_LONG: Final = MatchedText(
     "This model's maximum context length is {limit} tokens, but {subject} resulted in {tokens} tokens. "
     "Please reduce {length}.",
@@ -35,11 +35,11 @@ _NUMBER: Final = re.compile(r"\d{1,9}")
 
 
 def read_counts(text: str) -> tuple[int, int]:
-    """(requested tokens, limit) in a backend's report; 0 for what it does not state."""
+    """Return (requested tokens, limit) from a backend's report; 0 if not stated."""
     found = _LIMIT.search(text)
     if found is None:
         return 0, 0
     limit = int(found[1] or found[2])
-    # Of prompt, output and their sum, the smallest number above the limit is the one that did not fit.
+    # Prompt, output and their sum may all be named; the smallest number above the limit is the one that did not fit.
     above = [number for number in map(int, _NUMBER.findall(text)) if number > limit]
     return min(above, default=0), limit

@@ -1,8 +1,8 @@
-"""Conversation: what is said to the model, append-only and free of any wire format.
+"""Conversation nouns: append-only and independent of any wire format.
 
 Every API surface translates its request into these nouns, and the renderer turns them into Harmony tokens. An
-assistant item may carry the token ids the model generated for it; the renderer then uses those verbatim, so that a
-continued conversation extends the very tokens a backend has cached.
+assistant item may carry the token ids that the model generated for it. The renderer then uses those verbatim, so that
+a continued conversation extends exactly the tokens that a backend has cached.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Tokens: TypeAlias = tuple[int, ...]
 
 
 class Effort(StrEnum):
-    """How long gpt-oss thinks; the three values its system message knows."""
+    """Reasoning effort of gpt-oss; the three values that its system message defines."""
 
     LOW = "low"
     MEDIUM = "medium"
@@ -26,7 +26,7 @@ class Effort(StrEnum):
 
 
 class Phase(StrEnum):
-    """Which kind of visible text a message is; the value is its Harmony channel."""
+    """Kind of a visible message; the value is its Harmony channel."""
 
     COMMENTARY = "commentary"
     FINAL = "final"
@@ -37,27 +37,37 @@ MESSAGE_SEPARATOR: Final = "\n\n"
 
 
 def join_messages(texts: Iterable[str]) -> str:
-    """The visible messages of an answer as one text; empty ones leave no trace."""
+    """Join the visible messages of an answer into one text; empty messages are skipped."""
     return MESSAGE_SEPARATOR.join(text for text in texts if text)
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionTool:
-    """A tool the client runs. `name` is the client's own; `parameters` is JSON Schema, None for no parameters."""
+    """Tool that the client runs.
+
+    `name` is the client's own; `parameters` is JSON Schema, None for no parameters.
+    """
 
     name: str
     description: str = ""
     parameters: Mapping[str, Json] | None = None
     strict: bool = False
     free_text: bool = False
-    """Whether arguments that are no JSON are good too: then all of them is the text that the tool takes."""
+    """True if arguments that are not JSON are valid too.
+
+    The whole text is then the tool's input.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Builtin:
-    """A tool gpt-oss was trained on (`browser`, `python`, `container`), declared in the form it was trained with.
-    `description` stands in the place of the trained one, which for `python` and `container` promises what another
-    implementation need not keep; empty for the trained one."""
+    """Tool gpt-oss was trained on, declared in its trained form.
+
+    These are `browser`, `python` and `container`.
+
+    `description` replaces the trained description; empty for the trained one. For `python` and `container`, the
+    trained description promises behaviour that another implementation need not provide.
+    """
 
     name: str
     description: str = ""
@@ -65,8 +75,10 @@ class Builtin:
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """What an answer has to be: JSON that `schema` allows, or any JSON object where there is none. `strict` says that
-    the schema is one of those that can be kept to the letter."""
+    """Required form of an answer: JSON that matches `schema`, or any JSON object without one.
+
+    `strict` marks a schema that can be enforced exactly.
+    """
 
     name: str = "json"
     schema: Mapping[str, Json] | None = None
@@ -76,10 +88,10 @@ class AnswerForm:
 
 @dataclass(frozen=True, slots=True)
 class Preamble:
-    """What stands before the first message; rebuilt for every request, byte-stable for equal values.
+    """Prompt content before the first message.
 
-    `date` is the conversation's first day as YYYY-MM-DD, pinned so that midnight does not break prefix caches; empty
-    leaves the line out.
+    Rebuilt per request, byte-stable for equal values. `date` is the conversation's first day as YYYY-MM-DD, pinned so
+    that midnight does not break prefix caches. An empty `date` omits the line.
     """
 
     instructions: str = ""
@@ -99,7 +111,7 @@ class UserMessage:
 
 @dataclass(frozen=True, slots=True)
 class DeveloperMessage:
-    """Instructions given in the middle of a conversation; leading ones belong to the preamble."""
+    """Instructions in the middle of a conversation; leading ones belong to the preamble."""
 
     text: str
 
@@ -119,8 +131,11 @@ class AssistantMessage:
 
 @dataclass(frozen=True, slots=True)
 class AssistantCall:
-    """A tool call the model made. `name` is the client's name, or that of a builtin tool (`browser.search`, `python`);
-    `arguments` are the exact bytes, as text: for `python` the code."""
+    """Tool call that the model made.
+
+    `name` is the client's name, or that of a builtin tool (`browser.search`, `python`). `arguments` are the exact
+    bytes, as text; for `python`, the code.
+    """
 
     call_id: str
     name: str
@@ -140,7 +155,10 @@ Item: TypeAlias = UserMessage | DeveloperMessage | AssistantReasoning | Assistan
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """`prefill` is the beginning of the answer the client wrote itself; the model continues it."""
+    """Conversation for one prompt.
+
+    `prefill` is the beginning of the answer, written by the client; the model continues it.
+    """
 
     preamble: Preamble
     items: tuple[Item, ...] = ()

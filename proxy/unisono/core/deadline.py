@@ -1,6 +1,6 @@
-"""The time that one answer has, however many backends it takes: its clock stands while it is somebody else's turn.
+"""Time limit of one answer across all backends; its clock can be stopped and resumed.
 
-Pure: the time comes in as an argument, in seconds of any clock that never goes back.
+Pure: the time is an argument, in seconds of a monotonic clock.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from unisono.core.generation import Timeouts
 
 
 class Deadline:
-    """Waiting and generating count, from the `now` it is made at."""
+    """Clock that counts waiting and generating, from the `now` of its creation."""
 
     def __init__(self, now: float) -> None:
         self._running_since: float | None = now
         self._before = 0.0
 
     def spent(self, now: float) -> float:
-        """Seconds that count."""
+        """Return the seconds counted so far."""
         return self._before + (0.0 if self._running_since is None else now - self._running_since)
 
     def stop(self, now: float) -> None:
-        """What follows counts for something else, until `go_on`."""
+        """Stop counting until `go_on`."""
         self._before, self._running_since = self.spent(now), None
 
     def go_on(self, now: float) -> None:
@@ -30,8 +30,10 @@ class Deadline:
             self._running_since = now
 
     def left(self, timeouts: Timeouts, now: float) -> Timeouts:
-        """What remains of a deployment's own times: nothing may take longer than all that is left. That is `total_s`,
-        0 when it is over."""
+        """Return a deployment's time limits, each capped by the remaining time.
+
+        `total_s` is the remaining time, 0 when it is used up.
+        """
         total_s = max(timeouts.total_s - self.spent(now), 0.0)
         return replace(
             timeouts,

@@ -1,8 +1,9 @@
-"""What happens while the model answers: one lifecycle, Opened, Delta*, Closed, over every kind of item. A call the
-gateway makes itself is followed by Ran; a server's tools are Opened, then Listed.
+"""Events of an answer. Every kind of item has one lifecycle: Opened, Delta*, Closed.
 
-The router emits these from tokens; every surface translates them to its own wire. An item's deltas concatenate to the
-text of its Closed. Items never overlap: one is closed before the next opens.
+A call that the gateway makes itself is followed by Ran. The tool list of a server is Opened, then Listed.
+
+The router emits these events from tokens; every API surface translates them to its wire format. An item's deltas
+concatenate to the text of its Closed. Items never overlap: one is closed before the next opens.
 """
 
 from __future__ import annotations
@@ -19,15 +20,17 @@ from unisono.core.tools import HostedTool, ToolOutcome
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Thoughts. `index` counts items over the whole answer, from 0."""
+    """Reasoning item; `index` counts items over the whole answer, from 0."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Visible text: an answer (`final`) or a preamble (`commentary`). An `unfit` one had to be of a form and is not;
-    nothing of it was shown before that was known."""
+    """Visible text: an answer (`final`) or a preamble (`commentary`).
+
+    `unfit` marks a text that violates the required answer form. None of it was emitted before the violation was known.
+    """
 
     index: int
     phase: Phase
@@ -36,7 +39,10 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call for the client. `call_index` counts calls over the whole answer, from 0; `name` is the client's name."""
+    """Call for the client.
+
+    `call_index` counts calls over the whole answer, from 0; `name` is the client's name for the tool.
+    """
 
     index: int
     call_index: int
@@ -46,12 +52,15 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class HostedCall:
-    """A call of a tool that the gateway runs itself; `server` and `tool` are their own names, `name` the one the model
-    knows. Where the model made a name up, `server` may be empty: nothing is run then, and the model is told.
+    """Call of a tool that the gateway runs itself.
 
-    With `needs_approval` it is not run: the turn ends behind it, and a later one may say that it is. `approval` is the
-    id of such a request where this is the call that was agreed to: its message stands in the conversation already, so
-    its Closed has no tokens."""
+    `server` and `tool` are their own names, `name` is the one the model uses. If the model invented a name, `server`
+    may be empty: nothing is run, and the model gets an error as the result.
+
+    A call with `needs_approval` is not run: the turn ends after it, and a later turn may approve it. For an approved
+    call, `approval` is the id of its approval request. Its message is already in the conversation, so its Closed has
+    no tokens.
+    """
 
     index: int
     call_id: str
@@ -65,7 +74,7 @@ class HostedCall:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The tools of a server are asked for; `index` counts listings of an answer, from 0."""
+    """Request for the tools of a server; `index` counts listings of an answer, from 0."""
 
     index: int
     server: str
@@ -87,8 +96,10 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """`tokens` is the item's whole Harmony message as it may stand in a later prompt, from `<|start|>` to its
-    terminator, repaired where it had to be; empty when the message was cut. `complete` is False for a cut item.
+    """End of an item; `complete` is False for an item that was cut off.
+
+    `tokens` is the item's whole Harmony message as a later prompt may contain it, from `<|start|>` to its terminator,
+    repaired where necessary. It is empty if the message was cut off.
     """
 
     item: Item
@@ -99,10 +110,13 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What came of a hosted call, behind its Closed. The batch that holds the Closed is yielded before the call is
-    made, and the call is made only when the next batch is asked for: whoever must know that it may have been made
-    writes that down in between. `said` is what the model reads, the outcome's text or what stands in its place; `rule`
-    is why, where it is something else (see `core.rules.RULES`)."""
+    """Result of a server tool call, emitted after its Closed.
+
+    The batch that holds the Closed is yielded before the call is made. The call is made only when the next batch is
+    requested. A consumer can therefore record in between that the call may have been made. `said` is the text that the
+    model reads: the outcome's text or a replacement for it. `rule` names the reason for a replacement (see
+    `core.recovery_rules.RULES`).
+    """
 
     item: HostedCall
     outcome: ToolOutcome
@@ -112,7 +126,10 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A server's tools, behind the Opened of their Listing; or, with `error`, why there are none."""
+    """Tools of a server, emitted after the Opened of their Listing.
+
+    `error` states why there are none.
+    """
 
     item: Listing
     tools: tuple[HostedTool, ...] = ()
@@ -121,8 +138,11 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """Something malformed was mended. `rule` is a stable name from `core.rules.RULES`; `position` is the offset,
-    in generated tokens, at which it was decided; `dropped` counts characters that reach nobody."""
+    """Repair of malformed output.
+
+    `rule` is a stable name from `core.recovery_rules.RULES`. `position` is the offset of the decision, in generated
+    tokens. `dropped` counts characters that were discarded.
+    """
 
     rule: str
     position: int
@@ -131,9 +151,12 @@ class Repaired:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last event. `reason` is what stopped the model; `stop_sequence` the client's stop string, when one did.
-    `cut_call` says that a tool call was begun and never completed: it was not shown. `paused` says that the answer is
-    to go on behind what was said, as soon as its client wants that."""
+    """Last event of an answer.
+
+    `reason` states why the model stopped; `stop_sequence` is the client's stop string that ended the answer, if one
+    did. `cut_call` is True if a tool call was begun but not completed; that call was not emitted. `paused` is True if
+    the answer can be continued on the client's request.
+    """
 
     reason: FinishReason
     usage: Usage
@@ -144,8 +167,10 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """A part of an answer that a backend gave in OpenAI's own API, as it is handed out: the whole body, or an event of
-    a stream. A turn that passes through has no other events, but for Finished."""
+    """Part of a pass-through answer: the whole body, or one event of a stream.
+
+    It is emitted unchanged. A pass-through answer has no other events except Finished.
+    """
 
     body: Mapping[str, Json]
 

@@ -1,4 +1,4 @@
-"""One generation: what a backend is asked and what it gives back, in token ids wherever the backend knows them."""
+"""Completion jobs for backends and their results, as token ids if the backend has them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ MESSAGE = 200008
 CALL = 200012
 ENDOFTEXT = 199999
 FIRST_SPECIAL = 199998
-"""Ids from here up are special tokens; below are ordinary text (o200k_harmony)."""
+"""First special token id; smaller ids are ordinary text (o200k_harmony)."""
 VOCABULARY = 201088
 """Rows of the model's embedding: ids in range(VOCABULARY) are legal input."""
 
 STOP_TOKENS = (RETURN, CALL)
-"""Ids that end an assistant turn; always sent to the backend. Source: openai-harmony's
-`stop_tokens_for_assistant_actions`."""
+"""Ids that end an assistant turn; always sent to the backend.
+
+Source: openai-harmony's `stop_tokens_for_assistant_actions`.
+"""
 
 
 class FinishReason(StrEnum):
@@ -34,7 +36,7 @@ class FinishReason(StrEnum):
 
 
 class OutputForm(StrEnum):
-    """How a backend speaks in one direction."""
+    """Representation that a backend uses for prompts or for output."""
 
     IDS = "ids"
     TEXT = "text"
@@ -45,24 +47,30 @@ class OutputForm(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a backend can do, as data. `context` is its window in tokens (prompt + output), None when unknown."""
+    """Capabilities of a backend, as data.
+
+    `context` is its window in tokens (prompt and output), None if unknown.
+    """
 
     prompt: OutputForm
     output: OutputForm
     stop_visible: bool
-    """Whether the stop token itself arrives (as an id or as text)."""
+    """True if the stop token itself arrives (as an id or as text)."""
     context: int | None = None
     logit_bias: bool = False
     constrain: frozenset[str] = frozenset()
-    """The kinds of `Constraint` it keeps to, by their names: a subset of CONSTRAINT_KINDS."""
+    """Supported kinds of `Constraint`, by name: a subset of CONSTRAINT_KINDS."""
     prefill: bool = True
-    """Whether it goes on inside a message that another backend began."""
+    """True if the backend can continue a message that another backend began."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A rendered prompt. `tokens` is always there; `text` only when the backend takes text, and then it has passed the
-    gate: tokenised with special tokens allowed, it holds exactly the structural markers that were rendered."""
+    """Rendered prompt; `tokens` is always set.
+
+    `text` is set only for backends that take text. It has been verified: tokenised with special tokens allowed, it
+    holds exactly the structural markers that were rendered.
+    """
 
     tokens: Sequence[int]
     text: str | None = None
@@ -70,7 +78,10 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sent explicitly, every field, every time: engines have defaults of their own. `top_k` 0 means off."""
+    """Sampling parameters; `top_k` 0 means off.
+
+    Every field is sent every time, because engines have their own defaults.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -85,7 +96,10 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds. `silence_s` is the longest gap between chunks after the first; `total_s` the whole answer."""
+    """Time limits in seconds.
+
+    `silence_s` is the longest gap between chunks after the first; `total_s` limits the whole answer.
+    """
 
     connect_s: float = 10.0
     first_token_s: float = 300.0
@@ -95,7 +109,10 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True)
 class JsonSchema:
-    """JSON that the schema allows. It is sent as it is, so it should be one that `unisono.schemas` has checked."""
+    """Constraint to JSON that the schema allows.
+
+    The schema is sent unchanged, so `unisono.schemas` should have checked it.
+    """
 
     schema: Mapping[str, object]
     kind: ClassVar[str] = "json_schema"
@@ -103,31 +120,34 @@ class JsonSchema:
 
 @dataclass(frozen=True, slots=True)
 class AnyJson:
-    """A JSON object, whatever it holds."""
+    """Constraint to any JSON object."""
 
     kind: ClassVar[str] = "json_object"
 
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """One of these texts, to the letter; none of them empty, and at least one."""
+    """Constraint to exactly one of these texts; at least one text, none of them empty."""
 
     texts: tuple[str, ...]
     kind: ClassVar[str] = "choice"
 
 
 Constraint: TypeAlias = JsonSchema | AnyJson | OneOf
-"""What the whole generation has to be, from its first token to the stop token behind it: the prompt ends where a
-message's body begins, and no marker can be written but the one that ends the turn."""
+"""Constraint on the whole generation, from its first token up to the stop token.
+
+The prompt ends where a message body begins. The only marker that can be generated is the one that ends the turn.
+"""
 
 CONSTRAINT_KINDS = (JsonSchema.kind, AnyJson.kind, OneOf.kind)
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionJob:
-    """A job for a backend. Stop tokens are STOP_TOKENS, always; client stop strings never reach a backend.
+    """Job for a backend.
 
-    `constraint` is for a backend whose capabilities hold its kind; any other refuses the job.
+    Stop tokens are always STOP_TOKENS; client stop strings never reach a backend. `constraint` requires a backend
+    whose capabilities include its kind; any other backend refuses the job.
     """
 
     prompt: Prompt
@@ -136,19 +156,20 @@ class CompletionJob:
     timeouts: Timeouts = field(default_factory=Timeouts)
     request_id: str = ""
     cache_salt: str = ""
-    """Separates tenants in a backend's prefix cache; empty for none."""
+    """Separates tenants in a backend's prefix cache; empty for no separation."""
     constraint: Constraint | None = None
     trace: TraceContext | None = None
-    """The span it is generated in, for the backend to go on below it."""
+    """Parent span for the spans of the backend."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What one network read brought: several server events are merged into one chunk.
+    """Content of one network read: several server events are merged into one chunk.
 
-    Exactly one of `tokens` (ids backends; a delta, the stop id included where visible) and `text` (text backends; a
-    delta) is used. The last chunk has `finish`. `stop_token` is the id that ended generation where the backend names
-    it although it is not in `tokens`. Counts are the backend's own claim, None when it makes none.
+    Exactly one of `tokens` and `text` is used. Both are deltas: `tokens` from ids backends (with the stop id where it
+    is visible), `text` from text backends. The last chunk has `finish`. `stop_token` is the id that ended generation,
+    if the backend reports it without including it in `tokens`. Counts are reported by the backend, None if it reports
+    none.
     """
 
     tokens: Sequence[int] = ()
@@ -161,10 +182,12 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens, counted by the gateway from ids. `prompt_tokens` are those of an answer's first prompt,
-    `completion_tokens` what was generated in all of its steps; `reasoning_tokens` are the bodies of reasoning items;
-    control tokens count in `completion_tokens` only. `tool_output_tokens` are results of hosted tools that later
-    prompts of the answer held."""
+    """Token counts of an answer, counted by the gateway from ids.
+
+    `prompt_tokens` counts the first prompt only, `completion_tokens` the tokens generated in all steps.
+    `reasoning_tokens` counts the bodies of reasoning items. Control tokens count in `completion_tokens` only.
+    `tool_output_tokens` counts the results of server tools that later prompts of the answer contained.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -184,9 +207,12 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a server says of its own load at one moment, requests of others included. `running` are the requests it is
-    generating for, `waiting` those that it has taken and not begun. `tokens` are what those that run hold in its KV
-    cache, and `cache_used` the part of that cache which this is, from 0 to 1; None where it does not say."""
+    """Load that a server reports at one moment, requests of other clients included.
+
+    `running` counts requests that are being generated, `waiting` accepted requests that have not begun. `tokens` is
+    the size of the running requests in the KV cache, `cache_used` their share of that cache, from 0 to 1. Both are
+    None if not reported.
+    """
 
     running: int
     waiting: int

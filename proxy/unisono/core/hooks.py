@@ -1,8 +1,8 @@
-"""Hooks: code of the operator's that sees every turn before it is rendered and when it is over.
+"""Hooks: operator code that sees every request before rendering and every answer at its end.
 
-A hook is an object behind one Protocol, found by its entry point (`unisono.hooks`) and run only where the configuration
-names it. It may refuse a turn, change what the model reads, and say something beside the answer. What a client sent is
-kept as it was sent: a conversation that goes on is shown to hooks again, whole and as the client knows it.
+A hook is an object that implements the `Hook` protocol. It is found by its entry point (`unisono.hooks`) and runs only
+if the configuration names it. It may refuse a request, change the model's input, and annotate the answer. The client's
+input is stored as sent: when a conversation continues, hooks see it again, whole and in the client's version.
 """
 
 from __future__ import annotations
@@ -16,16 +16,21 @@ from unisono.core.events import Closed
 from unisono.core.generation import FinishReason, Sampling, Usage
 
 Annotation: TypeAlias = Mapping[str, Json]
-"""What a hook says beside an answer: in the `unisono` object, at `hooks.<name>`. Plain JSON, a few thousand characters
-at most; what `before` and `after` say is put together, key by key."""
+"""Annotation of an answer by a hook: in the `unisono` object, at `hooks.<name>`.
+
+Plain JSON, a few thousand characters at most. The annotations of `before` and `after` are merged key by key.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A turn that is asked for. `model` is the group's name after aliases, `surface` is `chat`, `responses`,
-    `messages` or `completions`, and `key` the public id of a virtual key, empty for the master key. `conversation` is
-    all of it, what earlier turns said included, as earlier hooks left it; a raw prompt (`completions`) is one message
-    of the user's. `whole` says that nothing is shown before the answer is over."""
+    """Generation request as hooks see it.
+
+    `model` is the group's name after aliases. `surface` is `chat`, `responses`, `messages` or `completions`. `key` is
+    the public id of a virtual key, empty for the master key. `conversation` is the whole conversation with earlier
+    turns, as earlier hooks changed it; a raw prompt (`completions`) is one user message. `whole` means that nothing is
+    emitted before the answer is complete.
+    """
 
     request_id: str
     tenant: str
@@ -36,13 +41,16 @@ class Request:
     sampling: Sampling
     whole: bool = False
     tags: Mapping[str, str] = field(default_factory=dict)
-    """Those of the virtual key."""
+    """Tags of the virtual key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What a hook wants otherwise; None leaves it as it is. `items` are all of the conversation's; one that is not an
-    item of before loses its exact tokens, since they would say what it said before."""
+    """Changes that a hook requests; None leaves a value unchanged.
+
+    `items` replaces all items of the conversation. An item that was not in it before loses its exact tokens, because
+    they would still carry the old content.
+    """
 
     items: tuple[Item, ...] | None = None
     instructions: str | None = None
@@ -53,8 +61,10 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a turn: everything that was said, thoughts and calls too, in order. `recoveries` are names of rules
-    by which it was mended."""
+    """Finished answer: all items in order, reasoning and calls included.
+
+    `recoveries` are the names of the recovery rules that were applied.
+    """
 
     items: tuple[Closed, ...]
     reason: FinishReason
@@ -63,28 +73,38 @@ class Answer:
 
 
 class Hook(Protocol):
-    """Either method may be left out by a class that inherits this one. A hook is asked by many turns at once. It may
-    take its time, up to its deadline, but never hold the event loop."""
+    """Hook interface; a class that inherits it may omit methods.
+
+    Many requests call a hook concurrently. It may take time up to its deadline, but must never block the event loop.
+    """
 
     async def before(self, request: Request) -> Changes | None:
-        """Called once for a turn, before anything is rendered: again only when a response is begun anew because nothing
-        of it was there yet. Raises `unisono.errors.Refused` to refuse the turn."""
+        """Check or change a request before rendering.
+
+        Called once per request, and again only if a response is restarted before any of it was stored. Raises
+        `unisono.errors.Refused` to refuse the request.
+        """
         return None
 
     async def after(self, request: Request, answer: Answer) -> Annotation | None:
-        """Called when everything was generated and the end is not told yet; a second time where a gateway dies at just
-        that moment. Raises `unisono.errors.Refused` to keep a `whole` answer from its client; of any other the client
-        has most already, and the refusal is an annotation."""
+        """Check or annotate an answer when it is generated but its end is not yet emitted.
+
+        Called a second time if a gateway process dies at that moment. Raises `unisono.errors.Refused` to withhold a
+        `whole` answer. The client already has most of any other answer, so the refusal becomes an annotation.
+        """
         return None
 
     async def aclose(self) -> None:
-        """No more turns come."""
+        """Close the hook; no more calls follow."""
         return
 
 
 class HookFactory(Protocol):
-    """What the entry point holds, usually the class itself. `options` is what the configuration says of the hook
-    besides `timeout_s` and `fail`; a key that is not looked at is reported as one nobody knows. Touches neither network
-    nor disk. Raises `ConfigError` that begins with the key."""
+    """Object registered in the entry point, usually the hook class.
+
+    `options` are the hook's configured settings except `timeout_s` and `fail`. A key that the hook does not read is
+    reported as unknown. The call accesses neither network nor disk. Raises `ConfigError` with a message that begins
+    with the key.
+    """
 
     def __call__(self, options: Mapping[str, object]) -> Hook: ...

@@ -1,4 +1,4 @@
-"""Ids that follow from a seed: whoever replays the same events makes the same ids."""
+"""Ids derived from a seed: replaying the same events gives the same ids."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ BYTES: Final = 16
 
 
 class DerivedIds:
-    """Ids one after the other, each as unguessable as `seed` is. `purpose` separates series of one seed."""
+    """Series of ids, each as unguessable as `seed`; `purpose` separates series of one seed."""
 
     def __init__(self, seed: str, purpose: str) -> None:
         self._seed = f"{purpose}\0{seed}".encode()
         self._made = 0
 
     def __call__(self, prefix: str) -> str:
-        """The next id: `prefix` and 32 hexadecimal digits."""
+        """Return the next id: `prefix` and 32 hexadecimal digits."""
         self._made += 1
         digest = blake2b(self._seed + self._made.to_bytes(8, "big"), digest_size=BYTES, person=b"unisono-ids")
         return prefix + digest.hexdigest()

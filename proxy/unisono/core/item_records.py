@@ -1,7 +1,7 @@
-"""Items as plain records and back, for whoever keeps or carries them: the store, and sealed reasoning.
+"""Conversion between items and plain records, for the store and for sealed reasoning.
 
-A record holds only what JSON holds, and a round trip gives an equal item, its exact tokens included. What such records
-are wrapped in, a version above all, is for those who write them.
+A record holds only JSON values. A round trip gives an equal item, including its exact tokens. The wrapping of records,
+such as a version, is the writer's responsibility.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Record = dict[str, Json]
 
 
 def text_of(record: Record, key: str = "text") -> str:
-    """Raises KeyError, TypeError."""
+    """Return a string field. Raises KeyError, TypeError."""
     value = record[key]
     if not isinstance(value, str):
         raise TypeError(key)
@@ -48,7 +48,7 @@ SAID: Mapping[str, tuple[type[Item], Callable[[Record], Item]]] = {
     ),
     "result": (ToolResult, lambda r: ToolResult(text_of(r, "call_id"), text_of(r, "name"), text_of(r, "output"))),
 }
-"""How each item of a conversation is named in a record, and read from one."""
+"""Kind name and reader for each type of item."""
 
 KIND = {kind: name for name, (kind, _) in SAID.items()}
 
@@ -65,5 +65,8 @@ def to_record(item: Item) -> Record:
 
 
 def to_item(record: Record) -> Item:
-    """Raises KeyError, TypeError, ValueError or AttributeError for what is no record of an item."""
+    """Convert a record to an item.
+
+    Raises KeyError, TypeError, ValueError or AttributeError for an invalid record.
+    """
     return SAID[text_of(record, "kind")][1](record)

@@ -1,4 +1,4 @@
-"""Whether a text is JSON, without limits on the length of its numbers."""
+"""JSON syntax check without limits on the length of numbers."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from collections.abc import Iterator
 from typing import Final
 
 MAX_LEVELS: Final = 10_000
-"""Levels of nesting. Deeper text is not JSON here, so that it is not read to its end."""
+"""Maximum nesting.
 
-# The last alternative reads from any fault to the end, so that no string that is not closed is read twice.
+Deeper text is rejected as not JSON, so that it need not be read to its end.
+"""
+
+# The last alternative consumes from any fault to the end, so that no unclosed string is read twice.
 _TOKEN: Final = re.compile(
     r"""(?P<blanks>[ \t\n\r]++)|(?P<open>[\[{])|(?P<close>[]}])|(?P<comma>,)"""
     r"""|"(?:[^"\\\x00-\x1f]++|\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4}))*+"(?:[ \t\n\r]*+(?P<name>:)|(?P<text>))"""
     r"""|(?P<scalar>-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?|true|false|null)|(?P<fault>.++)""",
     re.DOTALL,
 )
-# What may come next in a text, as groups of `_TOKEN`.
+# Token kinds that may follow, as groups of `_TOKEN`.
 _VALUE: Final = frozenset({"open", "text", "scalar"})
 _VALUE_OR_END: Final = _VALUE | {"close"}
 _NAME: Final = frozenset({"name"})
@@ -26,7 +29,7 @@ _COMMA_OR_END: Final = frozenset({"comma", "close"})
 
 
 def json_kind(text: str) -> type | None:
-    """The Python type of the value that `text` is as JSON, None for text that is not JSON."""
+    """Return the Python type of the JSON value in `text`, None if it is not JSON."""
     try:
         # Numbers are not converted: `int` refuses more than 4,300 digits, and needs quadratic time for fewer.
         value = json.loads(text, parse_int=len, parse_float=len, parse_constant=_refuse)
@@ -38,7 +41,7 @@ def json_kind(text: str) -> type | None:
 
 
 def levels(text: str) -> int:
-    """Levels of nesting of JSON, counted up to one more than `MAX_LEVELS`."""
+    """Return the nesting depth of JSON, counted up to `MAX_LEVELS` + 1."""
     deepest = level = 0
     for token in _TOKEN.finditer(text):
         if token.lastgroup == "open":
@@ -52,7 +55,7 @@ def levels(text: str) -> int:
 
 
 def leaves(text: str) -> Iterator[str]:
-    """Every name, string, number and constant of JSON as it is written."""
+    """Yield every name, string, number and constant of JSON as written."""
     for token in _TOKEN.finditer(text):
         if token.lastgroup == "name":
             yield token[0].rstrip(": \t\n\r")
@@ -65,9 +68,9 @@ def _refuse(constant: str) -> None:
 
 
 def _deep_kind(text: str) -> type | None:
-    """The same for a text of up to `MAX_LEVELS` levels, without recursion."""
+    """Do the same as `json_kind` without recursion, for up to `MAX_LEVELS` levels."""
     kind: type | None = None
-    # The brackets that end the values that are open.
+    # Closing brackets of the values that are open.
     ends: list[str] = []
     expected = _VALUE
     for token in _TOKEN.finditer(text):

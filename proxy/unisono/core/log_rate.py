@@ -10,7 +10,7 @@ INTERVAL_S: Final = 60.0
 
 
 class RateLimitedWarning:
-    """A warning that is logged once per interval, with the number of times it was left out since."""
+    """Warning that is logged at most once per interval, with the number of omitted ones."""
 
     def __init__(self, logger: logging.Logger, interval_s: float = INTERVAL_S) -> None:
         self._logger = logger

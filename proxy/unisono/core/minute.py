@@ -1,4 +1,4 @@
-"""Limits of a minute and of parallel requests, by what an account used in each of the last seconds."""
+"""Limits per minute and of parallel requests, from an account's usage by second."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from unisono.core.quotas import WINDOW_S, QuotaKind, QuotaReservation, QuotaStat
 
 @dataclass(frozen=True, slots=True)
 class Minute:
-    """The seconds that count now, the oldest first: which it is, its requests and its tokens."""
+    """Seconds of the current window, oldest first: (second, requests, tokens)."""
 
     seconds: Sequence[tuple[int, int, int]]
     now: float
@@ -24,7 +24,10 @@ class Minute:
         return sum(second[2] for second in self.seconds)
 
     def frees(self, kind: int, much: int) -> tuple[float, float]:
-        """Seconds until so much of requests (1) or tokens (2) is free again, and until all of it is."""
+        """Return the seconds until `much` of a kind is free again, and until all of it is.
+
+        `kind` is 1 for requests and 2 for tokens.
+        """
         again = every = 0.0
         for second in self.seconds:
             if second[kind] > 0:
@@ -34,7 +37,7 @@ class Minute:
         return again, every
 
     def refusal(self, claim: QuotaReservation, running: int) -> QuotaStatus | None:
-        """Standing of a claim that has no room in this minute, or beside `running` requests."""
+        """Return the status of a refused claim; None if the minute and `running` requests allow it."""
         limits = claim.limits
         if claim.owed:
             return None

@@ -1,7 +1,7 @@
-"""What is told about a turn to whoever counts, traces or records: facts, gathered while it runs and told when it ends.
+"""Facts about a generation for metrics, traces and recordings: gathered while it runs.
 
-Times are seconds of the monotonic clock since the turn began, but for the one of the wall clock it began at. Telling
-costs the answer time, so observers only note what they are told and do the work elsewhere.
+Times are seconds of the monotonic clock since the generation began, except its start on the wall clock. Calling
+observers delays the answer, so they only store the facts and do their work elsewhere.
 """
 
 from __future__ import annotations
@@ -19,23 +19,29 @@ from unisono.core.route_protocol import Attempt
 from unisono.core.trace_context import TraceContext
 
 GAPS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Bounds by which times between tokens are counted, in seconds; longer ones come behind the last."""
+"""Upper bounds of the histogram of times between tokens, in seconds.
+
+A last bucket is unbounded.
+"""
 
 
 class GenerationOutcome(StrEnum):
-    """How a turn ended."""
+    """Outcome of a generation."""
 
     COMPLETED = "completed"
     FAILED = "failed"
     LEFT = "left"
-    """Nobody waited for the rest of it."""
+    """The client left before the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationBegan:
-    """A turn that begins. `key` is the public id of a virtual key, `model` a group's name from the configuration,
-    `at` the time in seconds since 1970, and `span` the turn's own; `span_parent` is the id of the one it came from.
-    `asked` is what a turn that is recorded asked for (`engine.asked`)."""
+    """Start of a generation.
+
+    `key` is the public id of a virtual key, `model` a group's name from the configuration. `at` is the time in seconds
+    since 1970. `span` is the generation's own, `span_parent` the id of its parent. `asked` is the request of a
+    recorded generation (`engine.asked`).
+    """
 
     request_id: str
     tenant: str
@@ -45,7 +51,7 @@ class GenerationBegan:
     background: bool
     at: float
     resumed: bool = False
-    """Whether it goes on behind what another run left."""
+    """True if it continues an interrupted generation."""
     span: TraceContext | None = None
     span_parent: str = ""
     asked: Mapping[str, Json] | None = None
@@ -53,7 +59,7 @@ class GenerationBegan:
 
 @dataclass(frozen=True, slots=True)
 class SlotWait:
-    """A wait for a place on a deployment; `failure` is the code of what it ended in when there was none."""
+    """Wait for a slot; `failure` is the error code if no slot was available."""
 
     began_s: float
     ended_s: float
@@ -62,11 +68,14 @@ class SlotWait:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """One generation on one deployment. A step of the answer has several where one failed, or where something was put
-    into the answer; `step` counts steps from 0. `prompt_tokens` are all it went on behind, `cached_tokens` what the
-    backend says it had of them, None when it says nothing. `finish` is what stopped it, empty where the gateway did;
-    `failure` the code of the error it ended in. `gaps` counts times between tokens by `GAPS_S`, and `gaps_s` is all of
-    them together. `prompt` holds the tokens only of a turn that is recorded."""
+    """One generation on one deployment.
+
+    A step of the answer has several if one failed or if the gateway inserted tokens. `step` counts steps from 0.
+    `prompt_tokens` counts the whole prompt. `cached_tokens` is the part that the backend reports as cached, None if
+    not reported. `finish` is the finish reason, empty if the gateway stopped the generation. `failure` is an error
+    code. `gaps` counts times between tokens by `GAPS_S`; `gaps_s` is their sum. `prompt` holds the tokens of a
+    recorded generation only.
+    """
 
     step: int
     deployment: str
@@ -85,28 +94,33 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True)
 class RefusedConstraint:
-    """A constraint that a generation on `deployment` ran without. `reason` is `rejected`, or the symptom of the
-    failure (`server_error`, `disconnected`), or `remembered`: the backend was not asked, since it had failed on that
-    constraint before."""
+    """Constraint that a generation on `deployment` ran without.
+
+    `reason` is `rejected`, the symptom of the failure (`server_error`, `disconnected`), or `remembered`. `remembered`
+    means that the constraint was not sent, because the backend had failed on it before.
+    """
 
     deployment: str
     reason: str
 
 
 class ToolEnd(StrEnum):
-    """What came of a hosted call that was made."""
+    """Outcome of a server tool call."""
 
     OK = "ok"
     ERROR = "error"
     UNKNOWN = "unknown"
-    """It may have been carried out."""
+    """The call may have been carried out."""
     LEFT = "left"
-    """Nobody waited for it any more."""
+    """The client left during the call."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolDone:
-    """One call of a hosted tool that was made. `server` is its label, `call_id` the one the model's call goes by."""
+    """One server tool call that was made.
+
+    `server` is the label of the tool server, `call_id` the id of the model's call.
+    """
 
     server: str
     name: str
@@ -118,7 +132,7 @@ class ToolDone:
 
 @dataclass(slots=True)
 class GenerationFacts:
-    """What the engine tells of a run: it grows while that runs, by the step and never by the token."""
+    """Facts about a running generation; they grow with each step, not with each token."""
 
     waits: list[SlotWait] = field(default_factory=list)
     steps: list[StepDone] = field(default_factory=list)
@@ -127,7 +141,7 @@ class GenerationFacts:
 
     @property
     def usage(self) -> Usage:
-        """What was taken so far, for a run that does not come to its end."""
+        """Usage so far, for a generation that does not complete."""
         if not self.steps:
             return Usage()
         return Usage(
@@ -139,11 +153,14 @@ class GenerationFacts:
 
 @dataclass(frozen=True, slots=True)
 class GenerationDone:
-    """A turn that ended. `first_s` is when the first events were handed to the surface; `error` is the code of what it
-    ended in. `channels` counts tokens in bodies of whole messages by what they were: `analysis`, `commentary`, `final`,
-    `call` for the client's calls, `hosted_call` for the gateway's own. `recoveries` are rules, each once, and `repairs`
-    where they were applied as far as it was shown. `journal` is the run's own (`engine.turn.Report`). `said` are all
-    items and repairs of a turn that is recorded, in their order, those that an earlier run left too."""
+    """End of a generation.
+
+    `first_s` is the time at which the first events reached the API surface; `error` is an error code. `channels`
+    counts tokens in bodies of whole messages by kind: `analysis`, `commentary`, `final`, `call` for the client's
+    calls, `hosted_call` for the gateway's own. `recoveries` are rule names, each once; `repairs` are their
+    applications in the emitted part. `journal` is the stream's own (`GenerationReport`). `said` holds all items and
+    repairs of a recorded generation, in order, including those of an earlier interrupted generation.
+    """
 
     began: GenerationBegan
     ended_s: float
@@ -169,12 +186,12 @@ class GenerationDone:
 
     @property
     def waited_s(self) -> float:
-        """All the time it waited for places."""
+        """Total time spent waiting for slots."""
         return sum(wait.ended_s - wait.began_s for wait in self.waits)
 
 
 class Observer(Protocol):
-    """Is told of every turn. Both methods return at once and do not raise."""
+    """Observer of all generations. Both methods return at once and do not raise."""
 
     def began(self, began: GenerationBegan) -> None: ...
 
@@ -182,7 +199,7 @@ class Observer(Protocol):
 
 
 class Pace:
-    """When the tokens of one generation came, in seconds of any clock that never goes back."""
+    """Timing of the tokens of one generation, in seconds of a monotonic clock."""
 
     __slots__ = ("_last", "first", "gaps", "gaps_s", "largest_gap_s", "tokens")
 
@@ -190,16 +207,16 @@ class Pace:
         self.first: float | None = None
         self.tokens = 0
         self.gaps: list[int] = []
-        """By `GAPS_S`; empty before there is a token."""
+        """Counts by `GAPS_S`; empty before the first token."""
         self.gaps_s = 0.0
         self.largest_gap_s = 0.0
         self._last = 0.0
 
     def came(self, tokens: int, now: float) -> None:
-        """Some tokens, at least one, came at once: the time since the last ones is shared among them."""
+        """Record that `tokens` (at least one) arrived at `now`; the gap is divided among them."""
         if self.first is None:
             self.first = now
-            # What came with the first token was not waited for.
+            # Tokens that arrived with the first one involved no wait.
             self.gaps = [0] * (len(GAPS_S) + 1)
         else:
             gap = now - self._last

@@ -1,7 +1,7 @@
-"""Requests that pass through: what a model that is not Harmony is asked, in OpenAI's own words, and by which rules.
+"""Pass-through requests: OpenAI request bodies for non-Harmony models, and their rules.
 
-A passage is the client's body as it came. A turn that has one may be answered by a deployment of the kind
-`ports.PassingBackend`; what it answers are `events.Passed`, which surfaces hand out as they are.
+A `PassthroughRequest` holds the client's body unchanged. A deployment of the kind `ports.PassthroughBackend` may
+answer it. The answer consists of `events.Passed`, which surfaces emit unchanged.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ from unisono.core.trace_context import TraceContext
 
 
 class Api(StrEnum):
-    """Which of OpenAI's APIs a body is of; the value is its path below `/v1`."""
+    """OpenAI API of a body; the value is its path below `/v1`."""
 
     CHAT = "chat/completions"
     RESPONSES = "responses"
 
 
 WITHOUT_OUTPUT: Final = frozenset({"response.created", "response.queued", "response.in_progress", "keepalive"})
-"""Events of the Responses API that only say that an answer was accepted, or goes on."""
+"""Responses API events that only report that an answer was accepted or is in progress."""
 
 
 def has_output(api: Api, event: Mapping[str, Json]) -> bool:
-    """Whether an event of a stream holds something generated, or an end. Servers may send a role, empty text or the
-    usage long before the first token."""
+    """Return True if a stream event holds generated content or an end.
+
+    Servers may send a role, empty text or the usage long before the first token.
+    """
     if api is Api.RESPONSES:
         return event.get("type") not in WITHOUT_OUTPUT
     choices = event.get("choices")
@@ -45,7 +47,7 @@ def _choice_has_output(choice: Json) -> bool:
 
 
 class AnswerMode(StrEnum):
-    """Who may answer the requests for a model: the engine, deployments that answer in OpenAI's own API, or both."""
+    """Eligible answerers for a model: the engine, pass-through deployments, or both in an order."""
 
     ENGINE = "engine"
     PASSING = "passing"
@@ -58,8 +60,10 @@ class AnswerMode(StrEnum):
 
 
 def named(pattern: str, asked: str) -> str:
-    """The backend's name for a model that was asked for: `pattern` itself, or what the client says in the place of the
-    star in it."""
+    """Return the backend's name for a requested model.
+
+    This is `pattern` itself, or the pattern with its star replaced by the client's text.
+    """
     before, star, after = pattern.partition("*")
     if not star:
         return pattern
@@ -67,15 +71,21 @@ def named(pattern: str, asked: str) -> str:
 
 
 def starred(pattern: str, asked: str) -> str:
-    """What a name that was asked for has in the place of the star of the pattern it was found by; all of it without."""
+    """Return the part of a requested name that matches the star of its pattern.
+
+    Without a star, return the whole name.
+    """
     before, star, after = pattern.partition("*")
     return asked.removeprefix(before).removesuffix(after) if star else asked
 
 
 @dataclass(frozen=True, slots=True)
 class ServedName:
-    """How a name that clients ask for is served: by which group, and by whom. `keeps` says that whoever answers keeps
-    responses and runs tools itself, so that requests may lean on what is kept there."""
+    """Serving of a model name: its group and its answer mode.
+
+    `keeps` is True if the deployments store responses and run tools themselves, so that requests may refer to their
+    state.
+    """
 
     group: str = ""
     way: AnswerMode = AnswerMode.ENGINE
@@ -84,9 +94,11 @@ class ServedName:
 
 @dataclass(frozen=True, slots=True)
 class PassthroughRequest:
-    """A request as it came. `model` is the name that was asked for, which the answer carries too; `tokens` is what its
-    text is taken for. `choices` are the answers it asks for, `most` the tokens that each of them may have, None for
-    any number."""
+    """Request as the client sent it.
+
+    `model` is the requested name, which the answer carries too. `tokens` is the estimated size of its text. `choices`
+    is the number of requested answers, `most` the maximum tokens of each, None for any number.
+    """
 
     api: Api
     way: AnswerMode
@@ -97,13 +109,15 @@ class PassthroughRequest:
     choices: int = 1
     most: int | None = None
     wants_usage: bool = True
-    """Whether the client is told the usage; a stream of Chat Completions tells it only where that was asked for."""
+    """True if the client gets the usage; a Chat Completions stream reports it only on request."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassthroughJob:
-    """A request for a backend: the body as it is sent, but for the model's name, which the backend knows. `asked` is
-    what the client asked for, for a backend that serves many (`named`)."""
+    """Pass-through request for a backend: the body to send, except for the model's name.
+
+    The backend sets that name. `asked` is the requested name, for a backend that serves many models (`named`).
+    """
 
     api: Api
     body: Mapping[str, Json]

@@ -1,4 +1,4 @@
-"""Protocols between packages: the engine sees backends and the pool only as these."""
+"""Protocols between packages: the engine depends on backends and the pool only through them."""
 
 from __future__ import annotations
 
@@ -14,51 +14,68 @@ from unisono.core.renamed import renamed
 
 
 class Endpoint(Protocol):
-    """What routing knows of a backend of either kind: whether it is well, how busy it is, and its end.
+    """Common interface of all backends, as routing uses it: probe, load, close.
 
-    Every method raises only the `BackendError` family (or `ContextTooLong`) for what goes wrong out there.
+    Methods raise only the `BackendError` family (or `ContextTooLong`) for failures of the server or the network.
     """
 
     async def probe(self) -> Probe:
-        """Examine the server: what it can do, and what is wrong with it. Bounded in time, safe while it is busy, and
-        cancelled cleanly. Called again when it comes back after a failure. Raises what keeps it from being examined;
-        what was examined and found wrong is a finding, and a fatal one (`Probe.fatal`) keeps the backend from being
-        used."""
+        """Examine the server: its capabilities and its faults.
+
+        Bounded in time, safe while the server is busy, and cancelled cleanly. Called again when the server returns
+        after a failure. Raises an error if the examination is impossible. A fault that the examination discovers is a
+        finding; a fatal one (`Probe.fatal`) excludes the backend from use.
+        """
         ...
 
     async def load(self) -> Load | None:
-        """What the server says of its own load, requests of others included; None when it does not say. Bounded to a
-        second, cheap enough to be asked every few of them, and never a reason to start or to load anything. A failure
-        says only that the question found no answer: a server that is busy enough may have no time for it."""
+        """Return the load that the server reports, other clients' requests included.
+
+        None if unknown. Takes at most a second and is cheap enough to be called every few seconds. It never starts or
+        loads anything. A failure only means that the load is unknown: a busy server may not have the time to answer.
+        """
         ...
 
     async def aclose(self) -> None: ...
 
 
 class Backend(Endpoint, Protocol):
-    """One server (or engine process) that continues raw Harmony prompts. It knows nothing of Harmony or OpenAI."""
+    """Server (or engine process) that continues raw Harmony prompts.
+
+    It knows nothing of the Harmony format or of the OpenAI API.
+    """
 
     def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
-        """Stream a generation. Closing the iterator (or cancelling the task) at any moment, before the first chunk
-        too, frees the backend. A stream that ends without a finish raises `BackendProtocolError`."""
+        """Stream a generation.
+
+        Closing the iterator (or cancelling the task) at any moment, even before the first chunk, frees the backend. A
+        stream that ends without a finish reason raises `BackendProtocolError`.
+        """
         ...
 
 
 class PassthroughBackend(Endpoint, Protocol):
-    """One server, or one provider, that answers requests in OpenAI's own API. What it serves need not be gpt-oss."""
+    """Server or provider that answers requests in the OpenAI API.
+
+    Its models need not be gpt-oss.
+    """
 
     def answer(self, job: PassthroughJob) -> AsyncIterator[Sequence[Mapping[str, Json]]]:
-        """The JSON objects of the answer: of a stream its events in order, those that came together at once, and else
-        the one body. Closing the iterator (or cancelling the task) at any moment ends the request there. A stream that
-        breaks off raises `BackendProtocolError`."""
+        """Yield the JSON objects of the answer.
+
+        A streamed answer yields its events in order, in batches that arrived together. Any other answer yields its one
+        body. Closing the iterator (or cancelling the task) at any moment ends the request at the backend. A stream
+        that breaks off raises `BackendProtocolError`.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class BackendOptions:
-    """What an adapter is built from: `kind` is its entry-point name, `model` the backend's own name for the model.
+    """Arguments for building an adapter.
 
-    `api_base` comes with or without a trailing `/v1`; adapters accept both. `extra` holds adapter-specific settings.
+    `kind` is the adapter's entry-point name, `model` the backend's own name for the model. `api_base` may end in `/v1`
+    or not; adapters accept both. `extra` holds adapter-specific settings.
     """
 
     kind: str
@@ -69,42 +86,49 @@ class BackendOptions:
 
 
 class PassthroughFactory(Protocol):
-    """What the entry-point group `unisono.passing` holds, by backend kind. Building one touches neither network nor
-    disk."""
+    """Object registered in the entry-point group `unisono.passing`, by backend kind.
+
+    Building a backend accesses neither network nor disk.
+    """
 
     def __call__(self, options: BackendOptions) -> PassthroughBackend: ...
 
 
 class BackendFactory(Protocol):
-    """What the entry-point group `unisono.backends` holds, usually the adapter class itself. Building one touches
-    neither network nor disk."""
+    """Object registered in the entry-point group `unisono.backends`, usually the adapter class.
+
+    Building a backend accesses neither network nor disk.
+    """
 
     def __call__(self, options: BackendOptions) -> Backend: ...
 
 
 class Deployment(Protocol):
-    """One backend that serves a model name, with how it is to be used."""
+    """One backend that serves a model name, with its settings."""
 
     @property
     def name(self) -> str:
-        """Shown to clients and operators; holds no address and no path."""
+        """Name for clients and operators; contains no address and no path."""
         ...
 
     @property
     def backend(self) -> Backend:
-        """For places on deployments that speak Harmony."""
+        """The backend of a Harmony deployment."""
         ...
 
     @property
     def passing(self) -> PassthroughBackend:
-        """For places on those that answer in OpenAI's own API."""
+        """The backend of a pass-through deployment."""
         ...
 
     @property
     def timeouts(self) -> Timeouts: ...
 
     async def capabilities(self) -> Capabilities:
-        """By the last good probe, probing first when there is none. Raises the `BackendError` family."""
+        """Return the capabilities from the last successful probe; probe first if there is none.
+
+        Raises the `BackendError` family.
+        """
         ...
 
 

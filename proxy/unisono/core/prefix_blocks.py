@@ -1,7 +1,7 @@
-"""A prompt in blocks, each known by a number that stands for all tokens up to its end.
+"""Prompt prefixes as blocks; a block's hash covers all tokens up to its end.
 
-Two prompts have as many numbers in common as they have whole blocks of the same tokens from the beginning, which is
-what a backend's prefix cache can use of the one for the other. No randomness: every process makes the same numbers.
+Two prompts share as many hashes as they share whole blocks from the beginning. That is the part of one that a
+backend's prefix cache can reuse for the other. No randomness: every process computes the same hashes.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from hashlib import blake2b
 from typing import Final
 
 BLOCK_TOKENS: Final = 128
-"""Coarser than any engine's own: what is lost to a cut at the last one is a fraction of a prompt worth moving."""
+"""Block size in tokens, coarser than any engine's own.
+
+The loss from cutting at a block end is a small part of any prompt worth routing by prefix.
+"""
 
 
 def blocks_of(tokens: Sequence[int], salt: str = "") -> tuple[int, ...]:
-    """The numbers of all whole blocks of a prompt, 64 bits each. What has another `salt` has no number in common."""
+    """Return 64-bit hashes of all whole blocks; prompts with different `salt` share none."""
     digest = blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=8)
     data = memoryview(array("I", tokens).tobytes())
     size = BLOCK_TOKENS * array("I").itemsize

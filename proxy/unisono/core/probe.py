@@ -1,8 +1,8 @@
-"""What an examination of a backend brings: what it can do, and what is wrong with it, as data.
+"""Results of examining a backend, as data: its capabilities and its faults.
 
-Two ways to fail are kept apart. A probe that raises could not examine the backend: it is not there, or not now. A probe
-that returns findings did, and every failed check has a severity: a fatal one makes the backend unusable, however well
-it answers, and a warning is for the operator to read.
+A probe that raises could not examine the backend: it is unreachable, perhaps only now. A probe that returns findings
+did examine it. Every failed check has a severity: a fatal one makes the backend unusable even if it answers, a warning
+is for the operator.
 """
 
 from __future__ import annotations
@@ -22,48 +22,51 @@ from unisono.errors import (
 
 
 class Check(StrEnum):
-    """What is examined. A backend kind reports the checks that mean something for it, in this order."""
+    """Checks of a probe; each backend kind reports those that apply to it, in this order."""
 
     REACHABLE = "reachable"
-    """It could be asked at all. Never part of a probe: `unreached` makes it of the error that a probe raised."""
+    """The backend responds. Never part of a probe: `unreached` derives it from a probe's error."""
     MODEL = "model"
-    """It serves the model it is configured with."""
+    """The backend serves its configured model."""
     GENERATION = "generation"
-    """It really generates: a token came in time, and the stream had a proper end."""
+    """The backend generates: a token arrived in time, and the stream ended properly."""
     TOKENIZER = "tokenizer"
-    """Its ids are those of o200k_harmony."""
+    """The backend's token ids are those of o200k_harmony."""
     IDS_IN = "ids_in"
-    """It reads a prompt of ids as exactly those ids."""
+    """The backend reads a prompt of ids as exactly those ids."""
     IDS_OUT = "ids_out"
-    """It returns the ids it generates."""
+    """The backend returns the ids it generates."""
     MARKERS = "markers"
-    """The structural markers it generates can be seen in its output."""
+    """Structural markers are visible in the output."""
     STOPS = "stops"
-    """It ends generation at each of the stop tokens."""
+    """The backend ends generation at each of the stop tokens."""
     STOP_TOKEN = "stop_token"  # noqa: S105 - a token of the vocabulary
-    """The token that ended generation can be seen, as an id or as text."""
+    """The token that ended generation is visible, as an id or as text."""
     TYPED_MARKERS = "typed_markers"
-    """A marker typed as text stays text. Only text prompts ask for it, and there the gateway breaks markers up."""
+    """A marker typed as text stays text. Matters for text prompts only.
+
+    The gateway breaks markers up.
+    """
     PROMPT_KEPT = "prompt_kept"
     """A prompt arrives whole: no part of it is silently cut."""
     CONTEXT = "context"
-    """The size of its context is known, and large enough to work with."""
+    """The context size is known and large enough."""
     CONSTRAIN = "constrain"
-    """It can keep generation to a schema or grammar."""
+    """The backend can constrain generation to a schema or grammar."""
 
 
 class Severity(StrEnum):
     FATAL = "fatal"
-    """The backend is not used while this fails."""
+    """The backend is not used while this check fails."""
     WARNING = "warning"
-    """It is used, and something works less well than it could."""
+    """The backend is used, with reduced function."""
     NOTE = "note"
-    """Many good backends are like this; it is told, and nothing more."""
+    """Common among good backends; reported without consequences."""
 
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What a failed check means, unless its finding says otherwise. `problem` and `remedy` are fit for anybody."""
+    """Default meaning of a failed check; `problem` and `remedy` are safe to publish."""
 
     severity: Severity
     problem: str
@@ -139,19 +142,21 @@ MEANINGS: Mapping[Check, Meaning] = {
 }
 
 SMALLEST_CONTEXT = 8192
-"""Tokens: what a conversation with tools needs to get anywhere."""
+"""Minimum context in tokens for a conversation with tools."""
 
 PASSING = frozenset({Check.REACHABLE, Check.GENERATION})
-"""Failures that may be over in a moment: a backend that was well before is not dropped for them."""
+"""Failures that may be temporary; they do not exclude a backend that was healthy before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One check and how it came out. `detail` says what was seen and `remedy` what the operator should do (which flag,
-    version or endpoint), each a plain sentence without an address or a path; where they are left out, the check's
-    meaning stands for them. `severity` is for a kind that can live with what is fatal elsewhere; None means what
-    `MEANINGS` says. `said` is what the backend itself said, cleaned: for the operator who asks, and for nobody else,
-    since it may hold addresses and paths."""
+    """Result of one check.
+
+    `detail` states the observation, `remedy` the operator's action (flag, version or endpoint). Each is a plain
+    sentence without address or path; if omitted, the check's meaning applies. `severity` is set by a backend kind that
+    tolerates a failure that is fatal elsewhere; None applies `MEANINGS`. `said` is the backend's own message, cleaned.
+    Only the operator may see it, since it may contain addresses and paths.
+    """
 
     check: Check
     ok: bool
@@ -162,7 +167,7 @@ class Finding:
 
     @property
     def weight(self) -> Severity | None:
-        """How bad it is; None for a check that passed."""
+        """Severity of a failed check; None for a check that passed."""
         return None if self.ok else self.severity or MEANINGS[self.check].severity
 
     @property
@@ -176,8 +181,11 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """`first_token_s` is how long the first token of the probe's own generation took, in seconds; None when none
-    came or none was asked for."""
+    """Result of examining a backend.
+
+    `first_token_s` is the time to the first token of the probe's own generation, in seconds. It is None if no token
+    arrived or none was requested.
+    """
 
     capabilities: Capabilities
     findings: tuple[Finding, ...] = ()
@@ -185,7 +193,7 @@ class Probe:
 
     @property
     def fatal(self) -> tuple[Finding, ...]:
-        """Why the backend must not be used; empty when it may be."""
+        """Findings that exclude the backend from use; empty if it may be used."""
         return tuple(finding for finding in self.findings if finding.weight is Severity.FATAL)
 
 
@@ -196,11 +204,11 @@ UNREACHED: tuple[tuple[type[UnisonoError], str], ...] = (
     (BackendProtocolError, "Check that api_base is the address of a server of this kind."),
     (UnisonoError, "Look into its log, and check that api_base is the address of a server of this kind."),
 )
-"""What to do about an error that kept a backend from being examined; the first row that fits."""
+"""Remedies for errors that prevented an examination; the first matching row applies."""
 
 
 def unreached(error: UnisonoError) -> Finding:
-    """The finding for the error that a probe raised. Its detail is the error's message."""
+    """Return the finding for an error that a probe raised; its detail is the error's message."""
     remedy = next(remedy for kind, remedy in UNREACHED if isinstance(error, kind))
     said = str(error.__cause__ or "")
     return Finding(Check.REACHABLE, ok=False, detail=error.message, remedy=remedy, said=said)

@@ -1,8 +1,8 @@
-"""Accounts: what a key has used, what is held for turns that run, and what it may still use.
+"""Quotas: the usage of a key, reservations of running requests, and the remaining amounts.
 
-A turn of a key with limits reserves before it begins, all or nothing, and is settled once when it ends; a reservation
-that is not renewed lapses. Whatever was used is entered in the ledger by the same act that settles. Money is in whole
-micro-USD, prices in micro-USD for a million tokens; times are the store's, in seconds.
+A request of a key with limits reserves before it begins, all or nothing, and is settled once when it ends. A
+reservation that is not renewed lapses. Settling enters the usage in the ledger in the same atomic operation. Money is
+in whole micro-USD, prices in micro-USD per million tokens. Times are the store's, in seconds.
 """
 
 from __future__ import annotations
@@ -15,23 +15,26 @@ from typing import Final, Protocol
 from unisono.core.access import NO_LIMITS, KeyLimits
 
 WINDOW_S: Final = 60
-"""In any so many seconds a key makes no more requests and takes no more tokens than it may."""
+"""Length of the sliding window for the limits of requests and tokens."""
 SHARE: Final = 4
-"""A turn that names no bound of its own holds one part in so many of what is left of a budget, or what it is expected
-to need where that is more: the turns beside it find something too."""
+"""Divisor of the remaining budget for a request without its own token limit.
+
+Such a request reserves this fraction or its expected usage, whichever is more, so that parallel requests find budget
+too.
+"""
 MILLION: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Who something is counted for: a virtual key by its public id, empty for what needs none, and its tenant."""
+    """Account: a tenant and a virtual key by its public id, empty if there is no key."""
 
     tenant: str
     key: str = ""
 
 
 class QuotaKind(StrEnum):
-    """What a turn was refused by."""
+    """Limit that refused a request."""
 
     REQUESTS = "requests"
     TOKENS = "tokens"
@@ -42,11 +45,13 @@ class QuotaKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class QuotaReservation:
-    """What a turn wants of its account. `once` is its own and nobody else's. `input` are the tokens it sends, `least`
-    those it is expected to generate and `most` those it could; `input_cost` and `output_price` say what they cost.
-    `period` names the budget's period and `period_ends` is when the next one begins, None for never, in seconds since
-    1970. The claim is held for `for_s` seconds unless it is renewed. One that is `owed` is never refused: what it is
-    for was let in before."""
+    """Reservation for one request.
+
+    `once` is its unique id. `input` counts the tokens it sends, `least` the tokens it is expected to generate, `most`
+    the maximum. `input_cost` and `output_price` give their cost. `period` names the budget's period. `period_ends` is
+    the start of the next period in seconds since 1970, None for never. The reservation lasts `for_s` seconds unless it
+    is renewed. An `owed` reservation is never refused, because its request was admitted before.
+    """
 
     account: Account
     once: str
@@ -63,16 +68,19 @@ class QuotaReservation:
 
     @property
     def tokens(self) -> int:
-        """What is held of the tokens of a minute."""
+        """Tokens reserved in the window of a minute."""
         return self.input + self.least
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaStatus:
-    """How an account stands behind a claim. `refused` is the limit that it met, None when it was granted, and
-    `again_s` when there is room for it, None for never by itself. What is left is None where there is no limit;
-    `requests_reset_s` and `tokens_reset_s` is when all of it is there again. `output` are the tokens that may be
-    generated, None for any number."""
+    """State of an account after a reservation.
+
+    `refused` is the limit that refused it, None if it was granted. `again_s` is the number of seconds until it would
+    be granted, None if waiting alone does not help. Remaining amounts are None without a limit. `requests_reset_s` and
+    `tokens_reset_s` are the seconds until they are full again. `output` is the number of tokens that may be generated,
+    None for any.
+    """
 
     refused: QuotaKind | None = None
     again_s: float | None = None
@@ -82,11 +90,10 @@ class QuotaStatus:
     tokens_left: int | None = None
     tokens_reset_s: float = 0.0
     limits: KeyLimits = NO_LIMITS
-    """What the account may use; the store does not say it."""
+    """Limits of the account; the store does not set them."""
 
     def windows(self) -> Iterator[tuple[str, int, int, float]]:
-        """What of a minute is limited: its name, how much may be used, how much is left, and in how many seconds all of
-        it is there again."""
+        """Yield each limit per minute: name, limit, remaining amount, seconds until full again."""
         for name, limit, left, reset_s in (
             ("requests", self.limits.rpm, self.requests_left, self.requests_reset_s),
             ("tokens", self.limits.tpm, self.tokens_left, self.tokens_reset_s),
@@ -97,7 +104,7 @@ class QuotaStatus:
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """What turns took: `cached` is part of `input`, `reasoning` of `output`."""
+    """Usage of requests: `cached` is part of `input`, `reasoning` of `output`."""
 
     requests: int = 0
     errors: int = 0
@@ -119,13 +126,15 @@ class TokenUsage:
 
 
 USED: Final = TokenUsage.__slots__
-"""The names of what is counted, in their order."""
+"""Names of the counted amounts, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerLine:
-    """A line of the ledger: what one account took of one model on one day of UTC, YYYY-MM-DD. `served` is the model
-    that answered in place of `model`; empty where `model` itself did."""
+    """Ledger entry: usage of one model by one account on one UTC day, YYYY-MM-DD.
+
+    `served` is the model that answered instead of `model`; empty if `model` itself did.
+    """
 
     account: Account
     model: str
@@ -140,8 +149,11 @@ class LedgerLine:
 
 @dataclass(frozen=True, slots=True)
 class UsageRecord:
-    """Usage for the ledger, in place of what `claim` reserves. Amounts are cumulative for each `once`: the store counts
-    only what exceeds the amounts that it counted for that id before. Repeating a settlement counts nothing."""
+    """Usage for the ledger, replacing the reservation `claim`.
+
+    Amounts are cumulative for each `once`: the store counts only the excess over the amounts it counted for that id
+    before. Repeating a settlement counts nothing.
+    """
 
     once: str
     entry: LedgerLine
@@ -151,8 +163,11 @@ class UsageRecord:
 def entries_of(
     account: Account, day: str, totals: Mapping[str, TokenUsage], served: Mapping[tuple[str, str], TokenUsage]
 ) -> Iterator[LedgerLine]:
-    """Lines of one account and day. `totals` are by requested model, whichever model answered: earlier versions know
-    nothing else. `served` is the part of them that other models answered, by requested and served model."""
+    """Yield the ledger entries of one account and day.
+
+    `totals` are by requested model, whichever model answered; earlier versions know only these. `served` is the part
+    of them that other models answered, by requested and served model.
+    """
     for model in sorted(totals):
         others = {other: used for (requested, other), used in sorted(served.items()) if requested == model}
         own = totals[model] - sum(others.values(), TokenUsage())
@@ -163,21 +178,23 @@ def entries_of(
 
 
 class AccountStore(Protocol):
-    """Where accounts are kept; `StoreUnavailable` may come of each."""
+    """Storage for accounts. Every method may raise `StoreUnavailable`."""
 
     async def reserve(self, claim: QuotaReservation) -> QuotaStatus:
-        """Hold what a claim wants, all of it or nothing. The same claim again is held once."""
+        """Reserve everything that a claim requests, or nothing. Repeating a claim reserves once."""
         ...
 
     async def extend(self, *claims: QuotaReservation) -> None:
-        """Hold claims for another `for_s` seconds from now; those that have lapsed are gone."""
+        """Extend claims to `for_s` seconds from now; lapsed claims stay lapsed."""
         ...
 
     async def settle(self, *settlements: UsageRecord) -> None:
-        """Each in one act: the truth in place of what was held, and its entry in the ledger."""
+        """Replace each claim by the actual usage and enter it in the ledger, each in one operation."""
         ...
 
     async def ledger(self, since: str, until: str, account: Account | None = None) -> tuple[LedgerLine, ...]:
-        """The entries of days from `since` to `until`, both of them too, of one account or of all, by day, account and
-        model."""
+        """Return the entries of the days `since` to `until`, inclusive, of one account or of all.
+
+        They are ordered by day, account and model.
+        """
         ...

@@ -1,4 +1,4 @@
-"""Recordings of answers, and the port they are kept behind. Like all state they belong to a tenant."""
+"""Recordings of answers and their store protocol. Like all state, they belong to a tenant."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class StoredTrace:
-    """One recording. `about` is what a list shows of it and `document` all of it, opaque bytes both; `at` in seconds
-    since 1970."""
+    """One recording.
+
+    `about` is its summary for lists, `document` the whole recording, both as opaque bytes; `at` is in seconds since
+    1970.
+    """
 
     tenant: str
     id: str
@@ -19,15 +22,17 @@ class StoredTrace:
 
 
 class TraceStore(Protocol):
-    """Where recordings are kept; `StoreUnavailable` may come of each."""
+    """Storage for recordings. Every method may raise `StoreUnavailable`."""
 
     async def keep_traces(self, *traces: StoredTrace, for_s: float, most: int) -> None:
-        """Keep each for so many seconds, and of each tenant no more than `most`: those that were kept first go. One of
-        the same id takes the place of the one before."""
+        """Store recordings for `for_s` seconds, at most `most` per tenant; the oldest are dropped.
+
+        A recording replaces an earlier one with the same id.
+        """
         ...
 
     async def trace(self, tenant: str, id: str) -> StoredTrace | None: ...
 
     async def traces(self, tenant: str, limit: int = 20) -> tuple[StoredTrace, ...]:
-        """Those kept last, without their documents, the newest first."""
+        """Return the latest recordings without their documents, newest first."""
         ...

@@ -1,7 +1,7 @@
-"""Every rule by which an answer is mended: its stable name, and the sentence that people are shown.
+"""Recovery rules: the stable name of each rule and a sentence that explains it.
 
-One table for the recordings that `unisono trace` shows, the documentation and whatever else explains an answer. Names
-are in headers, metrics and notes; they do not change.
+This one table serves the recordings in `unisono trace`, the documentation and other explanations. Names appear in
+headers, metrics and notes; they do not change.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ OF_READING: Final[Mapping[str, str]] = {
     "unfinished-call": "A tool call without its terminator is no call; nothing of it is run or shown.",
     "unknown-channel": "A channel that does not exist; the text is shown.",
 }
-"""What the model wrote was no proper Harmony."""
+"""Recoveries from malformed Harmony output."""
 
 OF_THE_ANSWER: Final[Mapping[str, str]] = {
     "analysis-only": "The model thought and stopped without an answer; the answer was opened and the model continued.",
@@ -55,7 +55,7 @@ OF_THE_ANSWER: Final[Mapping[str, str]] = {
     "repetition": "The same was repeated; thoughts were ended, blanks in JSON removed, anything else broken off.",
     "tool-not-allowed": "A tool was called that may not be called now; nothing of the call was shown.",
 }
-"""The answer was not what was asked for, or none at all."""
+"""Recoveries from an unsuitable or missing answer."""
 
 OF_HOSTED_TOOLS: Final[Mapping[str, str]] = {
     "approval-void": "A call was approved that belongs to no tool that may be run any more; the model was told.",
@@ -69,6 +69,6 @@ OF_HOSTED_TOOLS: Final[Mapping[str, str]] = {
     "tools-ended": "No more hosted tools were run; the answer was opened and the model continued.",
     "unknown-tool": "A hosted tool was called that there is not; the model was told what there is.",
 }
-"""A tool that the gateway runs itself was called in a way it cannot be."""
+"""Recoveries from invalid calls of server tools."""
 
 RULES: Final[Mapping[str, str]] = {**OF_READING, **OF_THE_ANSWER, **OF_HOSTED_TOOLS}

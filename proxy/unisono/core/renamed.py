@@ -1,4 +1,4 @@
-"""Names that adapters and hooks import and that have changed: the old ones work for one release, with a warning."""
+"""Support for renamed public names: old names work for one release, with a warning."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from collections.abc import Mapping
 
 
 def renamed(module: str, name: str, new: Mapping[str, object]) -> object:
-    """The object that `name` stood for in `module`, by its table `new`. Raises AttributeError for any other name."""
+    """Return the object formerly called `name` in `module`, from the table `new`.
+
+    Raises AttributeError for any other name.
+    """
     if name not in new:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
     found = new[name]

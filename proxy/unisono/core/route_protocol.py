@@ -1,7 +1,7 @@
-"""How a request finds its way to a backend: what the engine asks of the pool, and what it tells of how it went.
+"""Routing protocol between engine and pool: route requests, slots, reports on attempts.
 
-A request has one route. For each stretch of generating it takes a place on it: a deployment that is well, has room and
-is likely to hold the prompt already. A place that failed is told so, and the next one is somewhere else.
+Every request has one route. For each stretch of generating it gets a slot: on a healthy deployment with capacity that
+probably has the prompt cached. After a failure is reported, the next slot is on another deployment.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from unisono.errors import UnisonoError
 
 @dataclass(frozen=True, slots=True)
 class RouteRequest:
-    """What a route is asked for with. Requests of one `owner` wait for each other, and no other owner waits for all of
-    them. Those of one `sticky` value go to one deployment while it is well and no busier than others, so that its
-    prefix cache is of use; empty for any. `passing` asks for deployments that answer in OpenAI's own API, and for no
-    others; without it for those that speak Harmony. `identity` returns the name of who is asking, to which failures
-    are attributed; empty for nobody. It is called only after a failure."""
+    """Request for a route.
+
+    Requests of one `owner` wait for each other; no other owner waits for all of them. Requests with the same `sticky`
+    value go to one deployment while it is healthy and no busier than others, to use its prefix cache. An empty
+    `sticky` allows any deployment. `passing` selects deployments that answer in the OpenAI API, and only those;
+    without it, Harmony deployments. `identity` returns the name of the requester, to which failures are attributed;
+    empty for none. It is called only after a failure.
+    """
 
     model: str
     owner: str = ""
@@ -34,10 +37,13 @@ class RouteRequest:
 
 @dataclass(frozen=True, slots=True)
 class RouteRequirements:
-    """What the generation that comes takes. `prompt_tokens` are those that it begins behind, `blocks` their numbers
-    (`core.blocks`), `max_tokens` the most that may be generated, None for what the context holds. `wants` are names
-    from `Capabilities.constrain`, and `logit_bias`, that a deployment had better be able to do. What `resumes` has
-    begun for a client: it waits behind nobody who has not."""
+    """Requirements of the next generation.
+
+    `prompt_tokens` counts the tokens of its prompt, `blocks` are their hashes (`core.prefix_blocks`). `max_tokens` is
+    the most that may be generated, None for what the context holds. `wants` names preferred abilities, from
+    `Capabilities.constrain` and `logit_bias`. A generation with `resumes` continues an answer that the client already
+    receives; it never waits for one that has not begun.
+    """
 
     prompt_tokens: int
     blocks: Sequence[int] = ()
@@ -48,8 +54,10 @@ class RouteRequirements:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One deployment that a request was given, and the code of the error it ended in; empty for none. `model` is the
-    name under which the deployment is configured."""
+    """One attempt on a deployment; `failure` is the code of its error, empty for none.
+
+    `model` is the name under which the deployment is configured.
+    """
 
     deployment: str
     failure: str = ""
@@ -58,10 +66,10 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Prospects:
-    """Whether another attempt can be made after a failed one.
+    """Possibilities for another attempt after a failed one.
 
-    `available`: another deployment may be asked now. `later_s` is the pause, in seconds, after which a deployment that
-    failed before may be asked again; None when none may.
+    `available`: another deployment may be tried now. `later_s` is the pause, in seconds, after which a deployment that
+    failed before may be tried again; None if none may.
     """
 
     available: bool = False
@@ -69,56 +77,69 @@ class Prospects:
 
 
 class Slot(Protocol):
-    """The right to generate on one deployment, as a context: leaving it gives the place back, whatever happened."""
+    """Right to generate on one deployment, as a context; leaving it always releases the slot."""
 
     @property
     def deployment(self) -> Deployment: ...
 
     @property
     def capabilities(self) -> Capabilities:
-        """By the last good probe."""
+        """Capabilities from the last successful probe."""
         ...
 
     def attempt_limits(
         self, timeouts: Timeouts, *, retries_left: int, elsewhere: bool, other_kind: bool = False
     ) -> Timeouts:
-        """Begin an attempt and return its time limits. `timeouts` are the configured ones, `total_s` what is left of
-        the time for the answer. `elsewhere`: whether another deployment can be tried, `retries_left` how often.
-        `other_kind`: whether a deployment outside of this route takes over."""
+        """Begin an attempt and return its time limits.
+
+        `timeouts` are the configured ones; their `total_s` is the remaining time for the answer. `elsewhere`: whether
+        another deployment can be tried; `retries_left`: how often. `other_kind`: whether a deployment outside this
+        route takes over.
+        """
         ...
 
     def record_attempt(
         self, first_token_s: float, largest_gap_s: float | None = None, read_tokens: int | None = None
     ) -> None:
-        """Learn from an attempt that answered, before `took` ends it. `read_tokens` are the tokens of the prompt that
-        were not cached, None if the backend does not say."""
+        """Record the timing of an attempt that answered, before `took` ends it.
+
+        `read_tokens` counts the tokens of the prompt that were not cached, None if the backend does not report it.
+        """
         ...
 
     def first_token_limit(self) -> AbstractAsyncContextManager[None]:
-        """Around the reading of an attempt. Raises BackendTimeout if no first token came and the deployment generated
-        nothing for others either, for longer than the learned limit; `began` ends it."""
+        """Return a context for reading an attempt, which limits the wait for the first token.
+
+        Raises BackendTimeout if no first token arrived and the deployment generated nothing for other requests either,
+        for longer than the learned limit. `began` ends the limit.
+        """
         ...
 
     def on_failed_probe(self, callback: Callable[[float], None] | None) -> None:
-        """While this attempt waits for its first token, call `callback` whenever the deployment fails a probe, with the
-        seconds that the attempt may still take. None removes it. Never called if no other deployment can take over."""
+        """Set a callback for failed probes of the deployment during the wait for the first token.
+
+        The callback receives the seconds that the attempt may still take. None removes it. It is never called if no
+        other deployment can take over.
+        """
         ...
 
     def began(self) -> None:
-        """The first token came: the prompt is read, and what is left to be done is the answer. Told again it changes
-        nothing."""
+        """Report the first token: the prompt has been read. Repeated calls change nothing."""
         ...
 
     def failed(self, error: UnisonoError) -> None:
-        """The generation ended in `error`; whether that speaks against the deployment is the pool's to judge."""
+        """Report that the generation ended in `error`.
+
+        The pool decides if the deployment is at fault.
+        """
         ...
 
     def took(self, tokens: int) -> None:
-        """A generation is over, in whatever way, which took so many tokens of prompt and answer."""
+        """Report the end of a generation, for any reason, and its tokens (prompt and output)."""
         ...
 
     def succeeded(self) -> None:
-        """A generation came to its end."""
+        """Report that a generation completed."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -129,36 +150,42 @@ class Slot(Protocol):
 
 
 class FailoverRoute(Protocol):
-    """One request's way through the deployments of its model, and of those that stand in for it."""
+    """Route of one request through the deployments of its model and of its fallback models."""
 
     @property
     def tries(self) -> Sequence[Attempt]:
-        """Every place that was given, in order."""
+        """Attempts on all slots given so far, in order."""
         ...
 
     @property
     def retries_left(self) -> int:
-        """Retries that the configuration still allows after the attempt on the current place."""
+        """Retries that the configuration still allows after the attempt on the current slot."""
         ...
 
     @property
     def elsewhere(self) -> bool:
-        """Whether there is another deployment to try should the one that was given last fail."""
+        """True if another deployment can be tried if the current one fails."""
         ...
 
     def prospects(self, error: UnisonoError, *, resumes: bool, held: bool) -> Prospects:
-        """What is possible after an attempt that ended in `error`. Call it before `Slot.failed`. `resumes` as in
-        `RouteRequirements`. `held` is False if the attempt got no place; it counts as failed all the same."""
+        """Return the possibilities after an attempt that ended in `error`.
+
+        Call before `Slot.failed`. `resumes` is as in `RouteRequirements`. `held` is False if the attempt got no slot;
+        it counts as failed all the same.
+        """
         ...
 
     def retry_failed(self) -> None:
-        """The pause of `Prospects.later_s` is over: deployments that failed before may be given again."""
+        """Make failed deployments available again, once the pause of `Prospects.later_s` is over."""
         ...
 
     async def place(self, demand: RouteRequirements) -> Slot:
-        """The next place; without a failure since, the same deployment if it has one free. Waits in line for it.
-        Raises the error that the last place failed with when there is nowhere else to go, `BackendOverloaded` when the
-        line is full or took too long, `BackendUnavailable` or its relatives when nothing works. Cancelled cleanly."""
+        """Return the next slot, waiting in the queue for it.
+
+        Without a failure since the last slot, the same deployment is used if it has a free slot. If no other
+        deployment is left, the error of the last attempt is raised. Raises `BackendOverloaded` if the queue is full or
+        the wait too long, `BackendUnavailable` or its relatives if no deployment works. Cancelled cleanly.
+        """
         ...
 
 
@@ -166,5 +193,5 @@ class DeploymentPool(Protocol):
     """Live deployments by model name."""
 
     def route(self, ask: RouteRequest) -> FailoverRoute:
-        """Raises `UnknownModel`."""
+        """Return a route for one request. Raises `UnknownModel`."""
         ...

@@ -1,5 +1,7 @@
-"""Which configured values are plausible secrets, so that logs leave them out and keep ordinary words, and how they are
-spelled in logs and error messages."""
+"""Detection of secrets among configured values, and their spellings in logs and errors.
+
+Logs omit plausible secrets but not ordinary words.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,13 @@ from urllib.parse import quote, quote_plus
 MIN_LENGTH: Final = 6
 MIN_DISTINCT: Final = 4
 MIN_WORDS_LENGTH: Final = 20
-"""Characters of words from which on they are a passphrase; `sk-no-key-required` is no secret."""
+"""Minimum length of words that count as a passphrase; `sk-no-key-required` is not a secret."""
 MIN_DIGITS_LENGTH: Final = 12
-"""Digits from which on a number is a secret; shorter ones are counts and ports."""
+"""Minimum length of a number that counts as a secret; shorter ones are counts and ports."""
 
 
 def is_plausible_secret(value: str) -> bool:
-    """Whether a value is long and random enough to be one: `none`, `EMPTY` and `dummy` are not."""
+    """Return True if a value is long and random enough; `none`, `EMPTY` and `dummy` are not."""
     if len(value) < MIN_LENGTH or len(set(value)) < MIN_DISTINCT:
         return False
     if value.isascii() and value.isdigit():
@@ -31,13 +33,19 @@ def is_plausible_secret(value: str) -> bool:
 
 
 def secret_spellings(values: Iterable[str]) -> list[str]:
-    """All spellings of the plausible secrets among `values`, the longest first: one may begin another."""
+    """Return all spellings of the plausible secrets.
+
+    The longest come first, as one spelling may be a prefix of another.
+    """
     found = {spelling for value in values if is_plausible_secret(value) for spelling in _spellings(value)}
     return sorted(found, key=len, reverse=True)
 
 
 def _spellings(secret: str) -> Iterator[str]:
-    """As written, escaped for URLs, JSON and HTML, and in base64, also as a part of `user:secret`."""
+    """Yield the secret as written, escaped for URLs, JSON and HTML, and in base64.
+
+    The base64 spellings include the secret as a part of `user:secret`.
+    """
     yield secret
     raw = secret.encode("utf-8", "surrogatepass")
     for escaped in (quote(raw, safe=""), quote(raw), quote_plus(raw)):
@@ -46,7 +54,7 @@ def _spellings(secret: str) -> Iterator[str]:
     yield from (repr(secret)[1:-1], html.escape(secret))
     for bytes_before in range(3):
         encoded = b64encode(bytes(bytes_before) + raw).decode()
-        # Letters that bytes in front of the secret, or behind it, have a part in are left out.
+        # Omit base64 characters that also encode neighbouring bytes.
         begin, end = -(-bytes_before * 8 // 6), (bytes_before + len(raw)) * 8 // 6
         yield encoded[begin:end]
         yield encoded[begin:end].replace("+", "-").replace("/", "_")

@@ -1,12 +1,8 @@
-"""State: what outlives a request, and the port it is kept behind. Free of any wire format.
+"""State that outlives a request, and the `Store` protocol. Independent of any wire format.
 
-Everything belongs to a tenant, and an id that is missing and one of another tenant are the same None. Ids are made by
-callers and must be unguessable. Every write may be repeated with the same arguments, after an answer that never came,
-and is then done once; a write that is refused leaves nothing behind. What the store is asked and it cannot do it
-raises as the `StoreError` family.
-
-A response lives under its anchor: the conversation it belongs to, or itself. Leases are taken on anchors, so whoever
-holds a conversation's lease is the only one who writes to it or to its responses.
+All state belongs to a tenant. A missing id and an id of another tenant both return None. Callers create the ids, which
+must be unguessable. Every write may be repeated with the same arguments if its reply was lost; it takes effect once. A
+refused write changes nothing. Failures of the store raise the `StoreError` family.
 """
 
 from __future__ import annotations
@@ -35,15 +31,17 @@ class Status(StrEnum):
 
     @property
     def terminal(self) -> bool:
-        """Nothing changes any more."""
+        """True if the response no longer changes."""
         return self not in (Status.QUEUED, Status.IN_PROGRESS)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredItem:
-    """One item under its id. `shown` is how a surface shows it, in that surface's own form; `said` is what it means to
-    the model, with the exact generated token ids: empty for an item that is only shown, several items where one
-    stands for a call and its result."""
+    """One item under its id.
+
+    `shown` is the item in the form of its API surface. `said` is its meaning for the model, with the exact generated
+    token ids. `said` is empty for an item that is only displayed, and has several items for a call with its result.
+    """
 
     id: str
     said: tuple[Item, ...] = ()
@@ -52,10 +50,14 @@ class StoredItem:
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """One response. `request` is the echo of what was asked and `notes` whatever else its surface needs again;
-    `input` are the items of this turn only, earlier ones are found through `ancestors` (ids of the responses it
-    continues, oldest first, the parent last) or in `conversation`. `first_day` is the date of the preamble, YYYY-MM-DD;
-    `created_at` in seconds since 1970."""
+    """One response.
+
+    `request` echoes the request; `notes` holds other data that the API surface needs again. `input` holds the items of
+    this turn only. Earlier items are found through `ancestors` or in `conversation`. `ancestors` are the ids of the
+    responses that this one continues, oldest first, the parent last. `first_day` is the date of the preamble,
+    YYYY-MM-DD; `created_at` is in seconds since 1970. A response is stored under its anchor: its conversation, or
+    itself.
+    """
 
     id: str
     status: Status
@@ -82,8 +84,10 @@ class StoredResponse:
 
 @dataclass(frozen=True, slots=True)
 class StoredConversation:
-    """The head of a conversation; its items are read apart. `revision` grows by one with every change of the items and
-    is the store's to set: what a caller puts there is ignored."""
+    """Head of a conversation; its items are read separately.
+
+    `revision` grows by one with every change of the items. The store sets it and ignores the caller's value.
+    """
 
     id: str
     created_at: float
@@ -94,8 +98,11 @@ class StoredConversation:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to write under an anchor. `fence` grows with every new owner: a writer whose fence is not the newest
-    is refused, however sure it is of itself."""
+    """Right to write under an anchor.
+
+    The holder of a conversation's lease is the only writer of the conversation and its responses. `fence` grows with
+    every new owner. The store refuses a writer whose fence is not the newest.
+    """
 
     tenant: str
     anchor: str
@@ -105,8 +112,10 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class LogWrite:
-    """What a run adds to a response's log in one act: events (opaque bytes), the first of which has the sequence
-    number `first_event`, and generated token ids, the first of which is number `first_token`."""
+    """Addition to a response's log in one atomic operation: events (opaque bytes) and token ids.
+
+    `first_event` is the sequence number of the first event, `first_token` the number of the first generated token.
+    """
 
     first_event: int = 0
     events: tuple[bytes, ...] = ()
@@ -116,7 +125,7 @@ class LogWrite:
 
 @dataclass(frozen=True, slots=True)
 class EventPage:
-    """Events from `first` on, in sequence. `ended` says that nothing comes after them."""
+    """Events from number `first` on, in sequence; `ended` is True if no more events follow."""
 
     first: int
     events: tuple[bytes, ...] = ()
@@ -125,7 +134,7 @@ class EventPage:
 
 @dataclass(frozen=True, slots=True)
 class BackgroundRun:
-    """A background response somebody is to carry on with."""
+    """Background response that a replica must carry on."""
 
     tenant: str
     response: str
@@ -133,8 +142,11 @@ class BackgroundRun:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long state is kept, in seconds, from its last write; a conversation's last write counts for all of it.
-    `log_s` is for the log of a finished response, `key_s` for idempotency keys."""
+    """Retention of state in seconds since its last write.
+
+    A conversation's last write counts for the whole conversation. `log_s` applies to the log of a finished response,
+    `key_s` to idempotency keys.
+    """
 
     response_s: float = 30 * 86400.0
     conversation_s: float = 30 * 86400.0
@@ -144,7 +156,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class StateLimits:
-    """The largest an item, a response (input and output) and a conversation may be, in encoded bytes."""
+    """Size limits in encoded bytes; `response` covers input and output."""
 
     item: int = 1 * MIB
     response: int = 8 * MIB
@@ -155,17 +167,25 @@ NOTHING_LOGGED = LogWrite()
 
 
 class Store(KeyStore, AccountStore, TraceStore, Protocol):
-    """Where state is kept. Besides `StoreUnavailable`, which any method may raise, each names what it raises."""
+    """Storage for state.
+
+    Any method may raise `StoreUnavailable`; each method names its other errors.
+    """
 
     async def start(self) -> tuple[str, ...]:
-        """Make ready, and return what an operator should know: settings under which state can be lost."""
+        """Prepare the store and return warnings for the operator.
+
+        They name settings under which state can be lost.
+        """
         ...
 
     async def aclose(self) -> None: ...
 
     async def check(self, beginning: StoredResponse | None = None) -> None:
-        """Return when the store answers and takes writes, and `beginning`, a response before anything of it is made,
-        is not too large already. Writes nothing of it. Raises `StoreTooLarge`."""
+        """Return if the store answers and accepts writes, and `beginning` is not too large.
+
+        `beginning` is a response before anything of it is generated; it is not written. Raises `StoreTooLarge`.
+        """
         ...
 
     async def create(
@@ -177,10 +197,12 @@ class Store(KeyStore, AccountStore, TraceStore, Protocol):
         log: LogWrite = NOTHING_LOGGED,
         revision: int | None = None,
     ) -> None:
-        """Keep a new response, with the beginning of its log, in one act. One that is terminal already may be given
-        `revision`: its input and output are then appended to its conversation in the same act. Raises `NotFound`
-        (no such conversation), `StoreConflict` (another response has the id, the lease is lost or somebody else's,
-        the conversation changed), `StoreTooLarge`."""
+        """Store a new response and the beginning of its log, in one atomic operation.
+
+        A response that is already terminal may be given with `revision`: its input and output are then appended to its
+        conversation in the same operation. Raises `NotFound` (no such conversation), `StoreConflict` (another response
+        has the id, the lease is lost or belongs to another owner, the conversation changed), `StoreTooLarge`.
+        """
         ...
 
     async def update(
@@ -192,50 +214,67 @@ class Store(KeyStore, AccountStore, TraceStore, Protocol):
         log: LogWrite = NOTHING_LOGGED,
         revision: int | None = None,
     ) -> None:
-        """Replace what changes in a response that is not terminal; its input stays as created. A terminal status
-        closes the log behind `log`. `revision` and errors as for `create`; `NotFound` for one that was deleted."""
+        """Replace the mutable parts of a response that is not terminal; its input stays as created.
+
+        A terminal status closes the log after `log`. `revision` and errors are as for `create`; raises `NotFound` for
+        a deleted response.
+        """
         ...
 
     async def responses(self, tenant: str, ids: Sequence[str]) -> tuple[StoredResponse | None, ...]:
-        """In the order asked. Raises `StoreUnreadable`."""
+        """Return the responses in the order of `ids`, None for each missing one.
+
+        Raises `StoreUnreadable`.
+        """
         ...
 
     async def delete_response(self, tenant: str, response: str) -> bool:
-        """Forget a response, its items and its log; False when there was none. A run that still goes on finds out at
-        its next write."""
+        """Delete a response, its items and its log; return False if there was none.
+
+        A generation that is still running notices the deletion at its next write.
+        """
         ...
 
     async def item(self, tenant: str, item: str) -> StoredItem | None:
-        """An item of a response or of a conversation by its id alone, for as long as that response is kept, or
-        `Retention.conversation_s` after it was appended."""
+        """Return an item of a response or of a conversation by its id alone.
+
+        It is available as long as its response is stored, or `Retention.conversation_s` after it was appended.
+        """
         ...
 
     async def log(self, lease: Lease, response: str, write: LogWrite) -> None:
-        """Add to the log of a response that runs under `lease`. What is there already must be the same. Raises
-        `NotFound`, `StoreConflict` (lease lost, a gap, other content, or terminal)."""
+        """Append to the log of a response that runs under `lease`.
+
+        Content that is already logged must be identical. Raises `NotFound`, `StoreConflict` (lease lost, a gap, other
+        content, or terminal).
+        """
         ...
 
     async def is_log_complete(self, lease: Lease, response: str) -> bool:
-        """Return False if the store may have lost the last log writes of another owner, because the server failed over
-        or restarted since. A new owner calls this before its first write; False is permanent for the response. Raises
-        `NotFound`, `StoreConflict` (lease lost)."""
+        """Return False if the store may have lost the last log writes of another owner.
+
+        This happens if the server failed over or restarted since those writes. A new owner calls this before its first
+        write; False is permanent for the response. Raises `NotFound`, `StoreConflict` (lease lost).
+        """
         ...
 
     async def events(
         self, tenant: str, response: str, first: int, *, limit: int = 512, wait_s: float = 0.0
     ) -> EventPage | None:
-        """Logged events from number `first` on. With none there, waits up to `wait_s` seconds for some or for the end.
-        None when there is no log (any more)."""
+        """Return logged events from number `first` on; None if there is no log (any more).
+
+        If there are none, wait up to `wait_s` seconds for new events or for the end.
+        """
         ...
 
     async def tokens(self, tenant: str, response: str) -> Tokens:
-        """The token ids logged so far; empty when there is no log."""
+        """Return the token ids logged so far; empty if there is no log."""
         ...
 
     async def create_conversation(
         self, tenant: str, conversation: StoredConversation, items: Sequence[StoredItem] = ()
     ) -> None:
-        """Raises `StoreConflict` when another has the id, `StoreTooLarge`."""
+        """Store a new conversation. Raises `StoreConflict` (the id exists), `StoreTooLarge`."""
         ...
 
     async def conversation(self, tenant: str, conversation: str) -> StoredConversation | None: ...
@@ -249,8 +288,10 @@ class Store(KeyStore, AccountStore, TraceStore, Protocol):
         limit: int | None = None,
         newest_first: bool = False,
     ) -> tuple[StoredItem, ...] | None:
-        """Items in order, those behind the item `after` only, at most `limit`. None when there is no such conversation
-        or no item `after` in it."""
+        """Return at most `limit` items in order, only those that follow the item `after`.
+
+        None if there is no such conversation or no item `after` in it.
+        """
         ...
 
     async def conversation_item(self, tenant: str, conversation: str, item: str) -> StoredItem | None: ...
@@ -264,9 +305,12 @@ class Store(KeyStore, AccountStore, TraceStore, Protocol):
         revision: int | None = None,
         lease: Lease | None = None,
     ) -> int:
-        """Add items at the end, all or none, and return the new revision. With `revision`, only if it is still that
-        one; a repeat needs it to be known as one. Raises `NotFound`, `StoreConflict` (changed meanwhile, held by
-        somebody's lease, an id that is in it already), `StoreTooLarge`."""
+        """Append items, all or none, and return the new revision.
+
+        With `revision`, append only if the conversation still has that revision; without it, a repeated call is not
+        recognised. Raises `NotFound`, `StoreConflict` (changed meanwhile, leased by another owner, an id already
+        present), `StoreTooLarge`.
+        """
         ...
 
     async def set_metadata(
@@ -274,50 +318,65 @@ class Store(KeyStore, AccountStore, TraceStore, Protocol):
     ) -> StoredConversation | None: ...
 
     async def delete_item(self, tenant: str, conversation: str, item: str) -> bool:
-        """False when there was none. Raises `StoreConflict` while a lease is held."""
+        """Return False if there was none. Raises `StoreConflict` while a lease is held."""
         ...
 
     async def delete_conversation(self, tenant: str, conversation: str) -> bool:
-        """Its responses stay. False when there was none; raises `StoreConflict` while a lease is held."""
+        """Delete a conversation but not its responses; return False if there was none.
+
+        Raises `StoreConflict` while a lease is held.
+        """
         ...
 
     async def acquire(self, tenant: str, anchor: str, owner: str, for_s: float, *, force: bool = False) -> Lease | None:
-        """Take the lease of `anchor` for that many seconds; None when another owner has it. `force` takes it away
-        from them. The same owner gets the same fence again."""
+        """Acquire the lease of `anchor` for `for_s` seconds; return None if another owner has it.
+
+        `force` revokes the other owner's lease. The same owner gets the same fence again.
+        """
         ...
 
     async def renew(self, lease: Lease, for_s: float) -> bool:
-        """False when it is lost."""
+        """Return False if the lease is lost."""
         ...
 
     async def release(self, lease: Lease) -> None: ...
 
     async def watch(self, run: BackgroundRun, for_s: float) -> None:
-        """Unless this is called again within `for_s` seconds, `lapsed` names the run."""
+        """Report the job through `lapsed` unless this is called again within `for_s` seconds."""
         ...
 
     async def unwatch(self, run: BackgroundRun) -> None: ...
 
     async def lapsed(self, limit: int = 16) -> tuple[BackgroundRun, ...]:
-        """Runs nobody watches any more, longest first; each is named until somebody watches or unwatches it."""
+        """Return jobs whose watch has expired, the longest expired first.
+
+        Each is returned until a replica watches or unwatches it.
+        """
         ...
 
     async def claim(self, tenant: str, key: str, digest: str, response: str, *, for_s: float | None = None) -> str:
-        """Tie an idempotency key to a body (its digest) and a response id. Returns the response that has the key: the
-        one given for a first use, the earlier one for a repeat. Raises `KeyReused` for another body. A key is kept for
-        `Retention.key_s` from its first use on, or with `for_s` at least so many seconds from now, which the response
-        that has it may say again."""
+        """Bind an idempotency key to a body (its digest) and a response id.
+
+        Return the response that owns the key: the given one on first use, the earlier one on a repeat. Raises
+        `KeyReused` for another body. A key is stored for `Retention.key_s` from its first use. With `for_s`, it is
+        stored for at least that many seconds from now; the response that owns it may extend it again.
+        """
         ...
 
     async def unclaim(self, tenant: str, key: str, response: str) -> None:
-        """Give a key back, if it is still that response's: nothing came of it."""
+        """Release a key if it still belongs to that response, because the response was not created."""
         ...
 
     async def secret(self, name: str, candidate: bytes) -> bytes:
-        """The secret of that name, the same for all replicas and for ever: `candidate` if there is none yet."""
+        """Return the secret of that name, the same for all replicas for ever.
+
+        If there is none yet, store `candidate`.
+        """
         ...
 
     async def count(self, tenant: str, name: str, amount: int, *, once: str, for_s: float) -> int:
-        """Add to a counter that is forgotten `for_s` seconds after its last change, and return it. The same `once`
-        adds once."""
+        """Add to a counter and return its value; each value of `once` adds only once.
+
+        The counter is deleted `for_s` seconds after its last change.
+        """
         ...

@@ -1,7 +1,7 @@
-"""Text that can be sent and kept: Python's may hold halves of surrogate pairs, which neither UTF-8 nor JSON can carry.
+"""Replacement of lone surrogates, which neither UTF-8 nor JSON can carry, in Python text.
 
-They come from arguments and variables that are no UTF-8, from JSON that spells them, and from strings of somebody's
-code that were cut in the middle of a letter.
+They come from arguments and variables that are not UTF-8, from JSON escapes, and from strings that other code cut in
+the middle of a character.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _HALVES = re.compile("[\ud800-\udfff]")
 
 
 def well_formed(text: str) -> str:
-    """Text without lone surrogates: each becomes U+FFFD."""
+    """Return the text with each lone surrogate replaced by U+FFFD."""
     return text if text.isascii() else _HALVES.sub("\ufffd", text)
 
 
@@ -23,7 +23,7 @@ def is_well_formed(text: str) -> bool:
 
 
 def all_well_formed(value: Json) -> Json:
-    """The same for every text in a value, keys included."""
+    """Apply `well_formed` to every text in a value, keys included."""
     match value:
         case str():
             return well_formed(value)

@@ -1,4 +1,7 @@
-"""How far a request got before its backend failed. It helps to tell a bad request from a bad backend."""
+"""Progress of a request before its backend failed.
+
+Helps to distinguish bad requests from bad backends.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,13 @@ from enum import StrEnum
 
 
 class Symptom(StrEnum):
-    """Set by adapters on `BackendError`, where they know it."""
+    """Kind of failure, set by adapters on `BackendError` where they know it."""
 
     NO_CONNECTION = "no_connection"
-    """The backend never got the request: connection refused, name not resolved, or not accepted in time."""
+    """The backend never got the request.
+
+    The connection was refused, the name not resolved, or the request not accepted in time.
+    """
     DISCONNECTED = "disconnected"
     """The connection broke after the request was sent."""
     SERVER_ERROR = "server_error"

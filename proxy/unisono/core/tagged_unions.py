@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 MAX_REFERENCES: Final = 64
-"""References from one to the next."""
+"""Length of a chain of references."""
 
 _NAMED: Final = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 _DATA: Final = frozenset({"const", "enum", "default", "examples"})
 
 
 def is_tagged_union(schema: Mapping[str, object], root: Mapping[str, object]) -> bool:
-    """Whether the branches of `oneOf` exclude each other by the value of the discriminator's property."""
+    """Return True if the branches of `oneOf` exclude each other by the discriminator property."""
     branches, discriminator = schema.get("oneOf"), schema.get("discriminator")
     if not isinstance(branches, list | tuple) or not isinstance(discriminator, Mapping):
         return False
@@ -31,12 +31,15 @@ def is_tagged_union(schema: Mapping[str, object], root: Mapping[str, object]) ->
 
 
 def for_grammar(schema: Mapping[str, object]) -> Mapping[str, object]:
-    """The schema with `anyOf` for tagged unions, which means the same and which more grammars support."""
+    """Return the equivalent schema with `anyOf` for tagged unions, which more grammars support."""
     return _rewritten(schema, schema)
 
 
 def _tags(branch: object, tag: str, root: Mapping[str, object], depth: int = 0) -> frozenset[str]:
-    """Values, as JSON, that an object of this branch may have in its property `tag`; empty if it may have others."""
+    """Return the possible values, as JSON, of a branch's property `tag`.
+
+    Empty if others are possible.
+    """
     if not isinstance(branch, Mapping) or depth > MAX_REFERENCES:
         return frozenset()
     if isinstance(reference := branch.get("$ref"), str):

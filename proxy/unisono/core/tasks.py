@@ -1,4 +1,4 @@
-"""Tasks of the event loop that end before what started them."""
+"""Cancellation of event loop tasks."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 async def cancel_and_wait(*tasks: asyncio.Task[Any] | None) -> None:
-    """Cancel tasks and wait until they have ended, whatever they end with."""
+    """Cancel tasks and wait until they have ended, whatever their result."""
     running = [task for task in tasks if task is not None]
     for task in running:
         task.cancel()
     if running:
-        # To await a task itself would mix its cancellation up with one of the caller.
+        # Awaiting a task itself would confuse its cancellation with one of the caller.
         await asyncio.wait(running)

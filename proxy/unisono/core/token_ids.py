@@ -1,4 +1,4 @@
-"""Shared objects for token ids, so that answers in progress do not each hold their own."""
+"""Shared objects for token ids, so that concurrent answers do not hold their own copies."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Arguments of a server tool's call, read once: the text to send, its members, and a digest for comparisons.
+"""Arguments of a server tool call: the text to send, its members, a digest for comparisons.
 
-The text is sent as the model wrote it: Python converts no integer of more than 4,300 digits, and its readers and
-writers of JSON follow about a thousand levels of nesting.
+The text is sent as the model wrote it: Python converts no integer of more than 4,300 digits, and its JSON readers and
+writers support about a thousand levels of nesting.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from unisono.core.conversation import Json
 from unisono.core.json_syntax import MAX_LEVELS, json_kind, leaves, levels
 
 MAX_MEMBER_LEVELS: Final = 200
-"""Levels of nesting of arguments whose members are read."""
+"""Maximum nesting of arguments whose members are read."""
 MAX_MEMBER_DIGITS: Final = 4_000
-"""Digits of an integer that is read."""
+"""Maximum digits of an integer that is read."""
 QUOTED_CHARACTERS: Final = 40
-"""Characters of a number in an error."""
+"""Maximum characters of a number quoted in an error."""
 
 NOT_AN_OBJECT: Final = "they are no JSON object"
 
 PYTHON: Final = "python"
 CODE: Final = "code"
-"""The trained tool whose body is code and not JSON, and the argument that its server takes the code as."""
+"""Trained tool whose body is code instead of JSON, and the argument for the code."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolArguments:
-    """What a call says.
+    """Parsed arguments of a call.
 
-    `text` is a JSON object; with a `problem` it is not to be sent. `members` are its members, without those that Python
-    cannot represent: integers of more than `MAX_MEMBER_DIGITS` digits are None, and there are no members at all if they
-    are nested deeper than `MAX_MEMBER_LEVELS`. `digest` is equal for calls of one tool with equal arguments.
+    `text` is a JSON object; with a `problem` it must not be sent. `members` are its members, except those that Python
+    cannot represent: integers of more than `MAX_MEMBER_DIGITS` digits are None, and there are no members at all if
+    they are nested deeper than `MAX_MEMBER_LEVELS`. `digest` is equal for calls of one tool with equal arguments.
     """
 
     text: str
@@ -46,8 +46,10 @@ class ToolArguments:
 
 
 def read_arguments(tool: str, text: str) -> ToolArguments:
-    """The arguments that the model wrote for `tool`; an empty text is an empty object. Every text is code to `python`,
-    unless it is an object that holds the code."""
+    """Parse the arguments that the model wrote for `tool`; an empty text is an empty object.
+
+    For `python` every text is code, unless it is an object that holds the code.
+    """
     try:
         return _code(tool, text) if tool == PYTHON else _object(tool, text)
     except json.JSONDecodeError as error:
@@ -57,7 +59,7 @@ def read_arguments(tool: str, text: str) -> ToolArguments:
 
 
 def _code(tool: str, text: str) -> ToolArguments:
-    """Raises ValueError."""
+    """Wrap code in an object. Raises ValueError."""
     try:
         found = _object(tool, text)
     except ValueError:
@@ -70,7 +72,7 @@ def _code(tool: str, text: str) -> ToolArguments:
 
 
 def _object(tool: str, text: str) -> ToolArguments:
-    """Raises ValueError."""
+    """Parse a JSON object. Raises ValueError."""
     text = text.strip() or "{}"
     depth = levels(text) if text.count("[") + text.count("{") > MAX_MEMBER_LEVELS else 0
     if depth > MAX_LEVELS:
@@ -95,7 +97,7 @@ def _object(tool: str, text: str) -> ToolArguments:
 
 
 def _check_deep(text: str) -> None:
-    """Raises ValueError."""
+    """Check an object that is nested too deeply to parse. Raises ValueError."""
     if json_kind(text) is not dict:
         raise ValueError(f"{NOT_AN_OBJECT}: a bracket, a comma or a quote is missing or wrong")
     for leaf in leaves(text):
@@ -106,7 +108,7 @@ def _check_deep(text: str) -> None:
 
 
 def _check_characters(text: str) -> None:
-    """Raises ValueError."""
+    """Reject lone surrogates. Raises ValueError."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -115,7 +117,10 @@ def _check_characters(text: str) -> None:
 
 
 def _finite(text: str) -> float:
-    """Raises ValueError. Most readers take a number that is too large for a double as infinity."""
+    """Convert a number; raise ValueError if it exceeds a double.
+
+    Most readers would take it as infinity.
+    """
     value = float(text)
     if math.isinf(value):
         raise ValueError(f"the number {text[:QUOTED_CHARACTERS]} is out of range, which ends at 1.8e308")

@@ -1,8 +1,8 @@
-"""One wire name per hosted tool, and back: a model knows tools by names of 64 letters, digits, `_` and `-`.
+"""Unique wire names for server tools; models allow 64 letters, digits, `_` and `-`.
 
-A tool that has an ordinary name under a server with an ordinary label is `label__tool`; from that the two are read
-back as they were. Any other pair gets a readable stem and a digest of both. Names follow from the pair alone, so a
-continued conversation calls a tool what it was called before, and no two tools of one table share a name.
+An ordinary tool name under an ordinary server label becomes `label__tool`, from which both can be read back. Any other
+pair gets a readable stem and a digest of both. A name depends on the pair alone, so it stays the same in a continued
+conversation. No two tools of one table share a name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ _ODD = re.compile(r"[^a-zA-Z0-9-]+")
 
 
 class ToolNames:
-    """The names of some hosted tools. `taken` are names that are somebody else's, such as the client's own tools."""
+    """Names of a set of server tools.
+
+    `taken` are names in other use, such as the client's tools.
+    """
 
     def __init__(self, tools: Iterable[tuple[str, str]] = (), taken: Iterable[str] = ()) -> None:
         self._taken = frozenset(taken)
@@ -31,7 +34,7 @@ class ToolNames:
             self.add(label, tool)
 
     def add(self, label: str, tool: str) -> str:
-        """The name of `tool` of the server `label`; the same again for one that is known."""
+        """Return the name of `tool` of the server `label`; repeated calls return the same name."""
         known = self._names.get((label, tool))
         if known is not None:
             return known
@@ -41,7 +44,7 @@ class ToolNames:
         return name
 
     def tool(self, name: str) -> tuple[str, str] | None:
-        """The label and the tool that `name` stands for; None for a name that is none of these."""
+        """Return the label and the tool for `name`; None if unknown."""
         return self._tools.get(name)
 
     def __iter__(self) -> Iterator[str]:
@@ -53,11 +56,11 @@ class ToolNames:
 
 def _candidates(label: str, tool: str) -> Iterator[str]:
     plain = f"{label}{SEPARATOR}{tool}"
-    # The pair must be what reading the name gives back: a label with the separator in it, or one that ends in half of
-    # it, would make two pairs of one name.
+    # The plain name must be readable back to the same pair. A label that contains the separator, or ends in half of
+    # it, could give two pairs one name.
     if len(plain) <= LONGEST and tool and _PLAIN.fullmatch(plain) and plain.split(SEPARATOR, 1) == [label, tool]:
         yield plain
-    # Single underscores only: such a name is never a plain one.
+    # Single underscores only, so that this name never equals a plain one.
     stem = _ODD.sub("_", f"{label}_{tool}").strip("_")
     attempt = 0
     while True:

@@ -1,8 +1,8 @@
-"""Hosted tools: tools the gateway runs itself, on servers of others, and the port they are reached through.
+"""Server tools: tools that the gateway runs on tool servers, and the `ToolHost` protocol.
 
-Free of any protocol: an engine sees what a tool is called and takes, asks for it to be run, and gets text back. What a
-tool or its server does wrong in a call is an outcome, because the model is to read it and go on; only what concerns
-the request itself (a server that may not be reached, a list that cannot be had) is raised.
+This module is independent of any wire protocol: an engine knows a tool's name and arguments, has it run, and gets text
+back. An error of a tool or its server during a call is an outcome, because the model reads it and continues. Only
+errors of the request itself (a forbidden server, an unavailable tool list) are raised.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from unisono.core.tool_arguments import ToolArguments
 
 
 class ToolTransport(StrEnum):
-    """How a tool server is talked to; `SSE` is the older HTTP form with two endpoints."""
+    """Transport to a tool server; `SSE` is the older HTTP transport with two endpoints."""
 
     STREAMABLE_HTTP = "streamable_http"
     SSE = "sse"
@@ -26,8 +26,11 @@ class ToolTransport(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HostedTool:
-    """A tool as its server describes it. `server` is the server's label, `schema` the JSON Schema of the arguments;
-    `annotations` are hints a server gives about itself (`readOnlyHint`, ...) and prove nothing."""
+    """Tool as its server describes it.
+
+    `server` is the server's label, `schema` the JSON Schema of the arguments. `annotations` are unverified hints of
+    the server (`readOnlyHint`, ...).
+    """
 
     server: str
     name: str
@@ -37,14 +40,17 @@ class HostedTool:
 
     @property
     def read_only(self) -> bool:
-        """Whether the server says that the tool changes nothing."""
+        """True if the server claims that the tool changes nothing."""
         return self.annotations.get("readOnlyHint") is True
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFilter:
-    """Some of a server's tools: by name, by what the server says of them, or both; None leaves that open. Without the
-    `excluded` ones, and with `unasked` only those that it lets run without approval."""
+    """Subset of a server's tools.
+
+    Tools are selected by name, by the server's read-only claim, or both; None means no restriction. `excluded` tools
+    never match. With `unasked`, only tools match that this approval lets run without asking.
+    """
 
     names: frozenset[str] | None = None
     read_only: bool | None = None
@@ -57,11 +63,11 @@ class ToolFilter:
         return named and told and (self.unasked is None or not self.unasked.needed(tool))
 
     def __and__(self, other: ToolFilter) -> ToolFilter:
-        """The tools that both match; at most one of them may have `unasked`."""
+        """Return the filter for tools that match both; at most one of them may have `unasked`."""
         assert self.unasked is None or other.unasked is None
         named = [names for names in (self.names, other.names) if names is not None]
         told = {value for value in (self.read_only, other.read_only) if value is not None}
-        # What is to be read-only and not read-only is nothing.
+        # Requiring both read-only and not read-only matches nothing.
         names = frozenset() if len(told) > 1 else frozenset.intersection(*named) if named else None
         excluded = self.excluded | other.excluded
         return ToolFilter(names, told.pop() if told else None, excluded, self.unasked or other.unasked)
@@ -69,14 +75,16 @@ class ToolFilter:
 
 @dataclass(frozen=True, slots=True)
 class Approval:
-    """Which calls somebody has to approve first. `always` wins over `never`; a tool that neither names is decided by
-    `otherwise`: where nobody said anything, approval is needed."""
+    """Approval policy for calls.
+
+    `always` wins over `never`; a tool in neither is decided by `otherwise`. By default, approval is required.
+    """
 
     always: ToolFilter | None = None
     never: ToolFilter | None = None
     otherwise: bool = True
     besides: Approval | None = None
-    """Somebody else's word: what it wants approved needs approval, whatever this one says."""
+    """Second policy; a call that it wants approved needs approval in any case."""
 
     def needed(self, tool: HostedTool) -> bool:
         if self.besides is not None and self.besides.needed(tool):
@@ -90,7 +98,7 @@ class Approval:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A tool server as a process of ours. It sees `environment` and a handful of harmless variables, nothing else."""
+    """Tool server as a local process; it sees `environment` and a few harmless variables only."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -99,8 +107,11 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class ClientCredentials:
-    """OAuth client credentials. They are shown to the authorization server `issuer` only, wherever a tool server
-    points; what they are to allow is what the tool server asks for."""
+    """OAuth client credentials.
+
+    They are sent only to the authorization server `issuer`, even if a tool server names another. The tool server
+    determines the requested scope.
+    """
 
     client_id: str
     issuer: str
@@ -109,7 +120,7 @@ class ClientCredentials:
 
 @dataclass(frozen=True, slots=True)
 class ToolTimeouts:
-    """In seconds: until a connection stands, for a list, for one call, and how long an unused connection is kept."""
+    """Time limits in seconds: connecting, listing, one call, and keeping an unused connection."""
 
     connect_s: float = 10.0
     list_s: float = 30.0
@@ -118,18 +129,18 @@ class ToolTimeouts:
 
 
 TALK = "\0"
-"""In an owner, between whose connections they are and which of theirs."""
+"""Separator in an owner name: the owner of the connections, then one of its connections."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolServer:
-    """How to reach a tool server and what may be done there.
+    """Address and permissions of a tool server.
 
-    `configured` says that the operator named it: only then may it be a command, and only then is its address taken as
-    it is. `owner` is whose connection it is; connections are never shared between owners, since servers keep state per
-    connection. Behind `TALK` an owner may say which of theirs. `headers` and `authorization` (the value behind
-    `Bearer`) go to this server and nowhere else.
-    `idempotent` are tools the operator knows to be safe to run twice.
+    `configured` marks a server from the operator's configuration. Only such a server may be a command, and only its
+    address is used without a check. `owner` owns the connection. Connections are never shared between owners, since
+    servers store state per connection. The part of `owner` that follows `TALK` names one of the owner's connections.
+    `headers` and `authorization` (the value that follows `Bearer`) are sent to this server only. `idempotent` names
+    tools that the operator declares safe to run twice.
     """
 
     label: str
@@ -145,19 +156,21 @@ class ToolServer:
     approval: Approval = field(default_factory=Approval)
     description: str = ""
     concurrent: int = 8
-    """Calls at once, of all owners together; further ones wait, and the owners take turns."""
+    """Simultaneous calls of all owners together; further calls wait, and owners alternate."""
     configured: bool = False
     owner: str = ""
     builtin: str = ""
-    """The tool gpt-oss was trained on that this server stands for: `browser`, `python` or `container`. The model then
-    knows its tools by the trained names."""
+    """Builtin tool that this server implements: `browser`, `python` or `container`.
+
+    The model then sees the server's tools under their trained names.
+    """
     at: str = ""
-    """The field of the request it stands in, for errors that name it; empty for one of the operator's."""
+    """Request field that defines the server, for error messages; empty for a configured server."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOutTool:
-    """A listed tool that the model cannot be offered, and why."""
+    """Listed tool that cannot be offered to the model, and the reason."""
 
     tool: HostedTool
     reason: str
@@ -165,8 +178,11 @@ class LeftOutTool:
 
 @dataclass(frozen=True, slots=True)
 class ToolList:
-    """A server's tools in its own order, those that may be used. `digest` is equal as long as they are: a caller that
-    keeps it sees when a tool changed under a running response. `left_out` are tools whose names cannot be used."""
+    """Permitted tools of a server, in the server's order.
+
+    `digest` stays equal as long as the tools do, so a caller can detect a change during a response. `left_out` are
+    tools whose names cannot be used.
+    """
 
     tools: tuple[HostedTool, ...]
     digest: str
@@ -175,10 +191,10 @@ class ToolList:
 
 @dataclass(frozen=True, slots=True)
 class ToolOutcome:
-    """What came of a call, as text for the model. `structured` is the server's own JSON where it gave some.
+    """Outcome of a call, as text for the model; `structured` is the server's own JSON, if any.
 
-    `outcome_unknown` says that the call was sent and no answer was understood: it may have been carried out, and is
-    not to be repeated unless the tool is known to be idempotent.
+    `outcome_unknown` means that the call was sent but no valid answer arrived. It may have been carried out, and must
+    not be repeated unless the tool is known to be idempotent.
     """
 
     text: str
@@ -188,19 +204,22 @@ class ToolOutcome:
 
 
 Progress: TypeAlias = Callable[[float, float | None, str], None]
-"""Told how far a call is: done, of how much (None when unknown), and what is being done."""
+"""Progress callback: amount done, total amount (None if unknown), description."""
 
 
 class ToolHost(Protocol):
-    """Runs hosted tools. Deadlines are times of the running event loop, in seconds."""
+    """Runner of server tools. Deadlines are times of the running event loop, in seconds."""
 
     async def start(self) -> None:
-        """Load what it takes to talk to servers, so that no call waits for that; nobody is asked anything yet."""
+        """Load the client libraries, so that no call waits for them; no server is contacted yet."""
         ...
 
     async def list_tools(self, server: ToolServer, *, deadline: float | None = None) -> ToolList:
-        """The tools of `server` that may be used. Raises `ToolServerNotAllowed` or `InvalidRequest` for a server that
-        is not to be reached like this, else the `ToolServerError` family."""
+        """Return the permitted tools of `server`.
+
+        Raises `ToolServerNotAllowed` or `InvalidRequest` for a server that must not be contacted like this, else the
+        `ToolServerError` family.
+        """
         ...
 
     async def call(
@@ -212,10 +231,13 @@ class ToolHost(Protocol):
         deadline: float | None = None,
         progress: Progress | None = None,
     ) -> ToolOutcome:
-        """Run a tool. Cancelling tells the server and frees the connection. What goes wrong at the tool, at its
-        server or on the way is an outcome; raises only `ToolServerNotAllowed` and `InvalidRequest`."""
+        """Run a tool. Cancelling notifies the server and frees the connection.
+
+        Errors of the tool, its server or the network are outcomes; raises only `ToolServerNotAllowed` and
+        `InvalidRequest`.
+        """
         ...
 
     async def aclose(self) -> None:
-        """End every connection and every process; later calls find nobody."""
+        """Close every connection and end every process; later calls fail."""
         ...

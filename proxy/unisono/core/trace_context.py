@@ -1,7 +1,7 @@
-"""Where a request stands in a distributed trace: W3C's Trace Context, read, gone on with, and told to others.
+"""Position of a request in a distributed trace: reads and writes W3C Trace Context headers.
 
-No randomness: the ids of spans below a turn are derived from the turn's own, so whoever tells a backend of a span and
-whoever exports that span later come to the same id without speaking of it.
+No randomness: ids of child spans are derived from the parent's. The code that sends a span to a backend and the code
+that exports it later therefore compute the same id independently.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ _TRACESTATE = re.compile(r"[\x20-\x7e]{1,512}")
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """A place in a distributed trace, as W3C's Trace Context has it: ids in lower-case hexadecimal, `state` as others
-    made it."""
+    """Position in a distributed trace, as in W3C Trace Context.
+
+    Ids are lower-case hexadecimal; `state` is passed on unchanged.
+    """
 
     trace_id: str
     span_id: str
@@ -28,7 +30,7 @@ class TraceContext:
 
     @classmethod
     def read(cls, parent: str, state: str = "") -> Self | None:
-        """From the headers `traceparent` and `tracestate`; None for what is not one."""
+        """Parse the headers `traceparent` and `tracestate`; return None if invalid."""
         match = _TRACEPARENT.fullmatch(parent)
         if match is None:
             return None
@@ -40,37 +42,37 @@ class TraceContext:
 
     @property
     def parent(self) -> str:
-        """The header `traceparent` for what is done on behalf of this span."""
+        """Header `traceparent` for requests made on behalf of this span."""
         return f"00-{self.trace_id}-{self.span_id}-{'01' if self.sampled else '00'}"
 
     @property
     def headers(self) -> dict[str, str]:
-        """By their names in lower case."""
+        """Both headers, with lower-case names."""
         return {"traceparent": self.parent} | ({"tracestate": self.state} if self.state else {})
 
     def child(self, name: str) -> TraceContext:
-        """The span of that name below this one: the same id wherever it is asked for."""
+        """Return the child span of that name; the id is the same wherever it is computed."""
         digest = blake2b(f"{self.trace_id}{self.span_id}{name}".encode(), digest_size=8).hexdigest()
         return TraceContext(self.trace_id, digest, self.sampled, self.state)
 
 
 ARRIVED: ContextVar[TraceContext | None] = ContextVar("ARRIVED", default=None)
-"""The span that the request, for which whatever runs now runs, came from; None where it named none."""
+"""Span named by the request that is being processed; None if it named none."""
 
 DOING: ContextVar[TraceContext | None] = ContextVar("DOING", default=None)
-"""The span of what is being done now for a turn, for tool servers to go on below it; None where nothing is traced."""
+"""Current span of a generation, the parent for tool server spans; None if nothing is traced."""
 
 
 def step_span(number: int) -> str:
-    """The name of a step's span below its turn's, for `TraceContext.child`; steps count from 0."""
+    """Return the name of a step's span for `TraceContext.child`; steps count from 0."""
     return f"step {number}"
 
 
 def try_span(number: int) -> str:
-    """That of a generation below its step's, by its place among all generations of the turn."""
+    """Return the name of an attempt's span below its step, by its number within the answer."""
     return f"try {number}"
 
 
 def tool_span(number: int) -> str:
-    """That of a call of a hosted tool below its turn's."""
+    """Return the name of a server tool call's span below its answer's span."""
     return f"tool {number}"

@@ -1,8 +1,8 @@
-"""Requests under way, so that they can be ended in order: what is answered still is told why it ends.
+"""Open requests, and their orderly end at shutdown with an error for the client.
 
-Part of the composition root. A request that has to end before its time ends in the shape its surface gives to failures:
-the turns that run for it fail with `ShuttingDown`, as if a backend had. Turns that no request waits for, those of
-background responses, are none of this module's.
+Part of the composition root. A request that must end early fails in the error format of its API surface: its
+generation streams fail with `ShuttingDown`, as if a backend had failed. Streams of background responses belong to no
+request and are not handled here.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from unisono.engine.wrapped_stream import WrappedStream
 from unisono.errors import ShuttingDown
 
 AGAIN_S = 1.0
-"""What a client is told to wait before it asks again, in seconds."""
+"""Retry delay sent to clients, in seconds."""
 
 QUIET_S = 1.0
-"""After how long without a word nothing is taken to be on its way on a WebSocket, in seconds."""
+"""Silence after which a WebSocket counts as idle, in seconds."""
 
 
 def leaving() -> ShuttingDown:
@@ -31,9 +31,11 @@ def leaving() -> ShuttingDown:
 
 @dataclass(eq=False, slots=True)
 class OpenRequest:
-    """One request, or one WebSocket, from its first line to the end of its answer. `runs` are the turns that are
-    generated for it now, `active_at` is when something was last said on a WebSocket, by the monotonic clock, and
-    `ended` says that it was told to end."""
+    """One request, or one WebSocket, from its first line to the end of its answer.
+
+    `runs` are its current generation streams. `active_at` is the time of the last message on a WebSocket, by the
+    monotonic clock. `ended` is True once the request was cancelled from outside.
+    """
 
     task: asyncio.Task[object]
     socket: bool = False
@@ -42,27 +44,30 @@ class OpenRequest:
     ended: bool = False
 
     def quiet(self) -> bool:
-        """Whether it is a WebSocket on which nothing goes on: what a run has said is kept and told behind its end."""
+        """Return True for an idle WebSocket.
+
+        The quiet period lets a finished stream's result be stored and sent.
+        """
         return self.socket and not self.runs and monotonic() - self.active_at > QUIET_S
 
     def fail_runs(self) -> None:
-        """Have everything that is generated for it fail, in whatever way its surface shows that."""
+        """Make all generation streams of the request fail; its API surface reports the error."""
         for run in list(self.runs):
             run.fail()
 
     def end(self) -> None:
-        """End it from outside; whoever opened it sees a cancellation and `ended`."""
+        """Cancel the request's task; the code that opened it sees the cancellation and `ended`."""
         if not self.ended:
             self.ended = True
             self.task.cancel()
 
 
 OPEN: ContextVar[OpenRequest | None] = ContextVar("OPEN", default=None)
-"""The request that whatever runs now, runs for; None for what runs by itself."""
+"""Request that the current task works for; None for independent tasks."""
 
 
 class DrainingService(GenerationService):
-    """Turns whose runs end with the request they are for."""
+    """Generation service whose streams end with their request."""
 
     def __init__(self, turns: GenerationService) -> None:
         self._turns = turns
@@ -76,17 +81,17 @@ class DrainingService(GenerationService):
 
 
 class DrainingStream(WrappedStream):
-    """A run that can be made to fail from outside. Its batches are those of the run."""
+    """Generation stream that can be made to fail from outside."""
 
     def __init__(self, run: GenerationStream, request: OpenRequest) -> None:
         super().__init__(run)
         self._request = request
         self._waiting: asyncio.Task[object] | None = None
-        """Who waits for the next batch."""
+        """Task that waits for the next batch."""
         self._failed = asyncio.Event()
 
     def fail(self) -> None:
-        """Raise `ShuttingDown` to whoever iterates, now or when the next batch is asked for."""
+        """Raise `ShuttingDown` in the consumer, now or at its next batch."""
         if not self._failed.is_set():
             self._failed.set()
             if self._waiting is not None:
@@ -105,7 +110,7 @@ class DrainingStream(WrappedStream):
                 except StopAsyncIteration:
                     return
                 except asyncio.CancelledError:
-                    # Where the client left at the same moment, nobody reads the failure either.
+                    # If the client left at the same moment, the failure has no reader either.
                     if not self._failed.is_set() or waiting is None or waiting.uncancel():
                         raise
                     raise leaving() from None

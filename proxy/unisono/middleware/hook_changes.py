@@ -1,7 +1,7 @@
-"""What hooks changed of a turn: put into it, and noted so that whoever goes on with it finds the same.
+"""Changes by hooks to a generation request: their application, and a note for resumption.
 
-Part of the composition root. A note holds what is different and no more: of a long conversation that is what was put
-in the place of its changed middle.
+Part of the composition root. The note lets another process resume with the same request. It holds only the
+differences: for a long conversation, the replacement of its changed middle.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ ITEMS, FIRST, LAST, INSTRUCTIONS, EFFORT, SAMPLING, SAID = (
 
 
 def changed(turn: GenerationRequest, changes: Changes) -> GenerationRequest:
-    """Raises TypeError, ValueError or AttributeError for what can be no part of a turn."""
+    """Apply changes to a request.
+
+    Raises TypeError, ValueError or AttributeError for invalid ones.
+    """
     conversation, sampling = turn.conversation, turn.sampling
     if changes.items is not None:
         conversation = _with_items(conversation, changes.items)
@@ -60,7 +63,7 @@ def changed(turn: GenerationRequest, changes: Changes) -> GenerationRequest:
 
 
 def _raw(raw: RawPrompt, old: Conversation, new: Conversation) -> RawPrompt:
-    """A raw prompt with the text that was put in its place. There is nothing else of it that could be changed."""
+    """Return the raw prompt with replaced text; nothing else of it can change."""
     if new.preamble.instructions:
         raise ValueError("a raw prompt has no instructions")
     if new.items is old.items:
@@ -72,7 +75,10 @@ def _raw(raw: RawPrompt, old: Conversation, new: Conversation) -> RawPrompt:
 
 
 def _with_items(conversation: Conversation, new: Sequence[Item]) -> Conversation:
-    """Items that are new have no tokens: those are what the model reads, whatever the text beside them says."""
+    """Replace the items.
+
+    New ones lose their tokens, which the model would read instead of the text.
+    """
     old = conversation.items
     known = set(map(id, old))
     items: list[Item] = []
@@ -86,7 +92,7 @@ def _with_items(conversation: Conversation, new: Sequence[Item]) -> Conversation
 
 
 def _without_tokens(item: Item) -> Item:
-    # Whatever is no item has no record.
+    # Raises KeyError for an object that is not an item.
     to_record(item)
     if isinstance(item, AssistantReasoning | AssistantMessage | AssistantCall):
         return replace(item, tokens=())
@@ -96,7 +102,7 @@ def _without_tokens(item: Item) -> Item:
 def to_note(
     asked: GenerationRequest, turn: GenerationRequest, said: Mapping[str, Mapping[str, Json]]
 ) -> dict[str, Json]:
-    """What is different in `turn` from what was asked, and what was `said` by hooks."""
+    """Return the differences of `turn` from `asked`, and the hooks' annotations `said`."""
     old, new = asked.conversation, turn.conversation
     note: dict[str, Json] = {}
     if new.items is not old.items:
@@ -116,7 +122,7 @@ def to_note(
 
 
 def _unlike(old: Sequence[Item], new: Sequence[Item]) -> tuple[int, int]:
-    """How many items at the beginning and at the end are the same."""
+    """Return the numbers of equal items at the beginning and at the end."""
     most = min(len(old), len(new))
     first = next((at for at in range(most) if old[at] is not new[at]), most)
     last = next((at for at in range(most - first) if old[-1 - at] is not new[-1 - at]), most - first)
@@ -126,7 +132,7 @@ def _unlike(old: Sequence[Item], new: Sequence[Item]) -> tuple[int, int]:
 def from_note(
     turn: GenerationRequest, note: Mapping[str, Json]
 ) -> tuple[GenerationRequest, dict[str, dict[str, Json]]]:
-    """The turn as `to_note` noted it, and what was said. Raises StoreUnreadable."""
+    """Return the request as `to_note` recorded it, and the annotations. Raises StoreUnreadable."""
     read = cast("Mapping[str, Any]", note)
     try:
         conversation = turn.conversation

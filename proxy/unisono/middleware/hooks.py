@@ -1,9 +1,8 @@
-"""Turns that hooks are asked about: before they are rendered, and when all is generated and the end is not told yet.
+"""Hooks around generations: called before rendering, and before the end is emitted.
 
-Part of the composition root: no surface and nothing of the engine knows of it. It stands inside of what counts turns,
-so that nobody over a limit reaches a hook and a refused turn has used no tokens. What hooks changed is noted at the
-beginning of the turn's journal: whoever goes on with a response asks none of them twice, and the model reads on in what
-it read before.
+Part of the composition root, unknown to API surfaces and engine. This layer is inside the quota layer: a request over
+a limit never reaches a hook, and a refused request has used no tokens. Changes are noted at the beginning of the
+journal. A resumed response therefore calls no hook twice, and the model continues from the same prompt.
 """
 
 from __future__ import annotations
@@ -28,23 +27,26 @@ from unisono.errors import HookFailed, Refused
 from unisono.middleware.hook_changes import changed, from_note, to_note
 
 LONGEST: Final = 10_000
-"""Characters of what one hook says beside an answer, as JSON."""
+"""Maximum size of a hook's annotation, in characters of JSON."""
 
 FAULTS: Final = (Exception, SystemExit, KeyboardInterrupt)
-"""What a hook raises when it fails. One that means to end the process would end everybody's streams; a real Ctrl-C is a
-signal that the server hears, and is raised nowhere."""
+"""Exceptions that count as a failure of a hook.
+
+A hook that exits the process would end all streams. A real Ctrl-C is a signal that the server handles; it is not
+raised here.
+"""
 
 T = TypeVar("T")
 
 Failed: TypeAlias = Callable[[str, str], None]
-"""Told of each call of a hook that failed: the hook's name, and `before` or `after`."""
+"""Callback for each failed hook call: the hook's name, and `before` or `after`."""
 
 log = logging.getLogger("unisono.hooks")
 
 
 @dataclass(frozen=True, slots=True)
 class NamedHook:
-    """A hook with what the configuration says of it. One that fails `open` is gone on without."""
+    """Hook with its settings; if `open` is True, a failure of the hook is ignored."""
 
     name: str
     hook: Hook
@@ -53,8 +55,10 @@ class NamedHook:
     failed: Failed | None = None
 
     async def ask(self, call: str, request_id: str, answering: Awaitable[T]) -> T | None:
-        """What it says within its time; None too where it fails and is gone on without. Raises `Refused`, and
-        `HookFailed` where it has to be asked."""
+        """Await the hook's result, within the hook's timeout; return None on an ignored failure.
+
+        Raises `Refused`, and `HookFailed` if the hook is mandatory.
+        """
         try:
             async with asyncio.timeout(self.timeout_s):
                 return await answering
@@ -62,7 +66,7 @@ class NamedHook:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            # Something it waited for was cancelled, and not the turn.
+            # An awaitable of the hook was cancelled, not the request.
             failure: BaseException = error
         except Refused as refusal:
             if 400 <= refusal.status < 500:
@@ -80,12 +84,12 @@ class NamedHook:
 
     @property
     def looks_behind(self) -> bool:
-        """Whether it has anything to do with answers."""
+        """True if the hook implements `after`."""
         return type(self.hook).after is not Hook.after
 
 
 class HookedService(GenerationService):
-    """`turns`, with hooks that are asked in order."""
+    """Generation service that calls hooks in order."""
 
     def __init__(self, turns: GenerationService, hooks: Sequence[NamedHook]) -> None:
         self.turns = turns
@@ -100,7 +104,7 @@ class HookedService(GenerationService):
 
 
 class HookedStream(BatchStream):
-    """A run of the turn that hooks made of another one. They are asked when it is let in or iterated."""
+    """Stream of the request as changed by hooks, which are called on admission or iteration."""
 
     def __init__(self, hooked: HookedService, turn: GenerationRequest) -> None:
         self.report = GenerationReport()
@@ -137,19 +141,19 @@ class HookedStream(BatchStream):
     async def _asked_for(self) -> GenerationStream:
         self._turn = self._again(self._turn) if self._turn.journal else await self._before(self._turn)
         run = self._hooked.turns.start(self._turn)
-        # Whoever waits for this run has its report already.
+        # The consumer of this stream already holds its report.
         run.report = self.report
         return run
 
     async def _before(self, turn: GenerationRequest) -> GenerationRequest:
-        """Raises `Refused`, `HookFailed`."""
+        """Call `before` of all hooks. Raises `Refused`, `HookFailed`."""
         asked = turn
         for hook in self._hooked.hooks:
             turn = await self._asked(hook, turn)
         if turn is not asked and turn.passage is not None:
             turn = _kept_here(turn, turn.passage)
         if not turn.lasting or (turn is asked and not self.report.hooks):
-            # Nobody else will ever go on with it, or there is nothing to know.
+            # The request is never resumed, or there is nothing to note.
             return turn
         return replace(turn, noted=to_note(asked, turn, self.report.hooks))
 
@@ -162,7 +166,7 @@ class HookedStream(BatchStream):
         return turn
 
     def _again(self, turn: GenerationRequest) -> GenerationRequest:
-        """The turn as hooks left it when its journal was begun. Raises `StoreUnreadable`."""
+        """Return the request as hooks changed it when its journal began. Raises `StoreUnreadable`."""
         note = noted_in(turn.journal)
         if note is None:
             return turn
@@ -173,7 +177,7 @@ class HookedStream(BatchStream):
     # -- after
 
     async def _after(self, said: Sequence[Closed], finished: Finished) -> None:
-        """Raises `Refused` where nothing was shown, and `HookFailed`."""
+        """Call `after` of all hooks. Raises `Refused` if nothing was emitted, and `HookFailed`."""
         request = request_of(self._turn)
         answer = Answer(tuple(said), finished.reason, finished.usage, tuple(self.report.recoveries))
         for hook in self._hooked.looking_behind:
@@ -191,14 +195,16 @@ class HookedStream(BatchStream):
 
 
 def _kept_here(turn: GenerationRequest, passage: PassthroughRequest) -> GenerationRequest:
-    """A turn that hooks changed. The body it came in does not say so, and goes nowhere. Raises HookFailed where nobody
-    else could answer it."""
+    """Return a request that hooks changed without its pass-through body.
+
+    The body lacks the changes and must not be sent. Raises HookFailed unless the engine answers first.
+    """
     if passage.way is not AnswerMode.ENGINE_THEN_PASSING:
         raise HookFailed("A hook of the gateway's wants this request otherwise, and this model gets it as it came.")
     return replace(turn, passage=None)
 
 
-# What a hook says wrong, it fails with: it is looked at while the hook is asked.
+# Invalid results are a failure of the hook: they are checked within its call.
 
 
 async def _before(hook: Hook, turn: GenerationRequest) -> tuple[GenerationRequest, dict[str, Json]]:
@@ -226,13 +232,13 @@ def request_of(turn: GenerationRequest) -> Request:
 
 
 def plain(annotation: Annotation | None) -> dict[str, Json]:
-    """An annotation as it is kept and sent. Raises TypeError, ValueError."""
+    """Return an annotation as it is stored and sent. Raises TypeError, ValueError."""
     if annotation is None:
         return {}
     text = json.dumps(dict(annotation), allow_nan=False)
     if len(text) > LONGEST:
         raise ValueError(f"an annotation has {len(text)} characters; the most are {LONGEST}")
     read: dict[str, Json] = json.loads(text)
-    # Whoever sends and keeps it has no way to write half a pair of surrogates, or numbers of more than 64 bits.
+    # Neither lone surrogates nor numbers of more than 64 bits can be sent or stored.
     orjson.dumps(read)
     return read

@@ -1,8 +1,8 @@
-"""Turns that are counted: each begins under the limits of its key and ends in the ledger.
+"""Quotas and usage: generations reserve against their key's limits and enter the ledger.
 
-Part of the composition root: no surface and nothing of the engine knows of it. What an answer used is in the ledger
-before its last event, which tells the usage, is handed out. A turn of a key with a budget generates no more than was
-reserved for it, so that the budget is not overdrawn.
+Part of the composition root, unknown to API surfaces and engine. The usage is in the ledger before the last event,
+which reports it, is emitted. A request of a key with a budget generates no more than its reservation, so that the
+budget is never exceeded.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from unisono.engine.wrapped_stream import WrappedStream
 from unisono.errors import LimitReached, QuotaExceeded, StoreUnavailable, TokensLimited, UnisonoError
 
 BYTES_PER_TOKEN: Final = 3
-"""Fewer than most text has: an estimate is rather too high."""
+"""Bytes per token for estimates, fewer than most text has: estimates are rather too high."""
 AROUND: Final = 100
-"""Tokens of a prompt besides what the client said."""
+"""Tokens of a prompt besides the client's text."""
 EXPECTED: Final = 1024
-"""Tokens an answer is taken to need where nothing else is said."""
+"""Expected tokens of an answer without other information."""
 MOST: Final = 131_072
-"""Tokens an answer could have, for want of a bound."""
+"""Maximum tokens of an answer without its own limit."""
 NEVER_S: Final = 86_400.0
-"""What a client is told to wait where waiting does not help, in seconds."""
+"""Retry delay sent to clients if waiting does not help, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """How a limit refuses, and when to ask again where that is not known."""
+    """Error for a limit; `again_s` is the retry delay if none is known."""
 
     error: type[LimitReached]
     words: str
@@ -61,9 +61,12 @@ REFUSALS: Final[Mapping[QuotaKind, Refusal]] = {
 
 
 class MeteredService(GenerationService):
-    """A turn reserves at the highest of `prices` that its answer may have, and settles at the price of the deployment
-    that answered. While the store takes no writes, keys with a budget are refused, and other limits are counted by this
-    process alone; with `lenient` turns run without limits then. `clock` gives seconds since 1970."""
+    """Generation service that enforces quotas and records usage.
+
+    A request reserves at the highest of `prices` that its answer may have, and settles at the price of the deployment
+    that answered. While the store accepts no writes, keys with a budget are refused, and this process alone counts
+    other limits; with `lenient`, requests are unlimited then. `clock` gives seconds since 1970.
+    """
 
     def __init__(
         self,
@@ -87,14 +90,14 @@ class MeteredService(GenerationService):
         return await self.turns.count(turn)
 
     async def claim(self, turn: GenerationRequest, caller: Caller) -> QuotaReservation:
-        """What a turn asks of its key. Raises what its conversation is refused with."""
+        """Return the reservation for a request. Raises the errors of an invalid conversation."""
         limits, price = caller.limits, self.prices.ceiling(turn.model)
         sent = await self.turns.count(turn) if limits.has_budget else _guessed(turn)
-        # No answer is longer, whatever number a client names: stores and prices count with what is held.
+        # No answer is longer, whatever number a client sends; stores and prices compute with the reserved amount.
         most = MOST if turn.max_tokens is None else min(turn.max_tokens, MOST)
         least = min(most, EXPECTED)
         if limits.tpm is not None:
-            # What fits into a minute at all is not refused for an expectation.
+            # A request that fits into a minute at all is not refused because of an estimate.
             least = max(1, min(least, limits.tpm - sent))
         begun, ends = limits.budget_period.window(self.clock(), limits.budget_since)
         return QuotaReservation(
@@ -113,17 +116,17 @@ class MeteredService(GenerationService):
         )
 
     async def journal_usage(self, turn: GenerationRequest) -> Usage:
-        """Usage of the runs whose journal `turn` continues."""
+        """Return the usage of the earlier streams whose journal `turn` continues."""
         if not turn.journal:
             return Usage()
         prompt = 0
-        # The run raises the same error.
+        # The stream raises the same error.
         with suppress(UnisonoError):
             prompt = await self.turns.count(turn)
         return Usage(prompt_tokens=prompt, completion_tokens=generated_in(turn.journal))
 
     def charge_journal(self, tenant: str, key: str, model: str, response_id: str, journal: Tokens) -> None:
-        """Charge the journal of a response that fails before another run can continue it."""
+        """Charge the journal of a response that fails before another stream can continue it."""
         turn = GenerationRequest(
             model, Conversation(Preamble()), tenant=tenant, caller=Caller(tenant, key), seed=response_id
         )
@@ -139,7 +142,10 @@ class MeteredService(GenerationService):
         claim: QuotaReservation | None,
         errors: int,
     ) -> UsageRecord:
-        """Cumulative under the turn's seed: processes that continue one response charge each token once."""
+        """Return a usage record, cumulative under the request's seed.
+
+        Processes that continue one response thus charge each token once.
+        """
         price = self.prices.settled(turn.model, backend)
         sent, made = usage.prompt_tokens, usage.completion_tokens
         used = TokenUsage(
@@ -158,7 +164,7 @@ class MeteredService(GenerationService):
 
 
 class MeteredStream(WrappedStream):
-    """A run of `metered`'s turns. Nothing is counted of one that nobody ever iterates."""
+    """Stream with quotas; a stream that is never iterated is not counted."""
 
     def __init__(self, metered: MeteredService, turn: GenerationRequest) -> None:
         super().__init__(metered.turns.start(turn))
@@ -168,13 +174,16 @@ class MeteredStream(WrappedStream):
         self._begun = False
         self._claim: QuotaReservation | None = None
         self._cut = False
-        """Whether the budget bounds the answer."""
+        """True if the budget limits the answer."""
         self._journal_usage = Usage()
-        """What earlier runs used, whose journal this run continues."""
+        """Usage of earlier streams, whose journal this stream continues."""
 
     async def let_in(self) -> None:
-        """Raises `LimitReached`, `StoreUnavailable`, and what the run inside is refused with: that is an error in the
-        ledger, and nothing of it runs."""
+        """Reserve quota and admit the stream.
+
+        Raises `LimitReached`, `StoreUnavailable`, and refusals of the inner stream. Such a refusal is an error in the
+        ledger, and nothing is generated.
+        """
         await self._hold()
         try:
             await self._run.let_in()
@@ -230,17 +239,17 @@ class MeteredStream(WrappedStream):
         if standing.output is None:
             return
         self._cut = standing.output < claim.most
-        # No context holds more than the most; what passes through says itself how much it may be.
+        # No context holds more than MOST; a pass-through request states its limit itself.
         if self._cut or turn.passage is not None:
             run = metered.turns.start(replace(turn, max_tokens=standing.output))
-            # Whoever waits for this run has its report already.
+            # The consumer of this stream already holds its report.
             run.report = self.report
             self._run = run
 
     async def _standing(self, claim: QuotaReservation) -> QuotaStatus | None:
-        """Standing of a claim; None for a turn that runs without limits because the store takes no writes."""
+        """Return the status of a claim; None if the request is unlimited because the store is down."""
         books, is_lenient = self._metered.books, self._metered.lenient
-        # A budget must not be overdrawn, and this process does not know what others spend of it.
+        # A budget must not be overdrawn, and this process does not know how much of it others spend.
         can_count_locally = not is_lenient and not claim.limits.has_budget
         # A request does not wait for a store that just failed.
         if can_count_locally and books.is_down:
@@ -259,9 +268,9 @@ class MeteredStream(WrappedStream):
             self.report.unmet = "The budget of this key had no room for a longer answer."
 
     def _usage_so_far(self) -> Usage:
-        """Usage of a run without an end, including the journal that it continues."""
+        """Return the usage of a stream without an end, including the journal that it continues."""
         facts, before = self.report.facts.usage, self._journal_usage
-        # The prompt of a continued answer ends in its journal, which is output already.
+        # The prompt of a continued answer ends in its journal, which already counts as output.
         prompt = self.report.prompted or before.prompt_tokens or facts.prompt_tokens
         made = before.completion_tokens + facts.completion_tokens
         cached = min(facts.cached_tokens, prompt)
@@ -284,12 +293,12 @@ def _guessed(turn: GenerationRequest) -> int:
 
 
 def estimated(conversation: Conversation) -> int:
-    """Tokens of a prompt, rather too many, without rendering it."""
+    """Estimate the tokens of a prompt, rather too many, without rendering it."""
     return AROUND + sum(map(_letters, _texts(conversation))) // BYTES_PER_TOKEN
 
 
 def _letters(text: str) -> int:
-    # In bytes where that takes no time to know.
+    # Count bytes; for ASCII, the length is the same and costs nothing.
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 

@@ -1,8 +1,7 @@
-"""Turns that are watched: every one of them is told to observers, when it begins and when it ended.
+"""Telemetry: reports the start and the end of every generation to observers.
 
-Part of the composition root. What is told is gathered by the engine as the turn runs; this decorator adds what only the
-outside sees: when the first events were handed out, how it ended, and tokens by what they were. Whatever an observer
-does wrong is logged and costs the turn nothing.
+Part of the composition root. The engine gathers most facts during the generation. This layer adds the time of the
+first events, the outcome, and token counts by kind. Errors of an observer are logged and do not affect the answer.
 """
 
 from __future__ import annotations
@@ -44,14 +43,17 @@ log = logging.getLogger("unisono.middleware.telemetry")
 Told = TypeVar("Told", GenerationBegan, GenerationDone)
 
 CHANNELS: Final[dict[type[Item], str]] = {Reasoning: "analysis", ToolCall: "call", HostedCall: "hosted_call"}
-"""What tokens of an item are counted as; text is counted by its phase."""
+"""Channel under which an item's tokens are counted; text is counted by its phase."""
 
 NewTrace = Callable[[], TraceContext | None]
-"""The span of a turn that begins now, for the request that it runs for; None where nothing is traced."""
+"""Factory of the span for a new generation; None if nothing is traced."""
 
 
 def spans_of(sample: float) -> NewTrace:
-    """Turns go on below the span their request came from; of those that came from none, the part `sample` is told."""
+    """Return a factory of spans, children of the request's span.
+
+    Of requests without a span, the fraction `sample` is traced.
+    """
 
     def new() -> TraceContext:
         arrived = ARRIVED.get()
@@ -63,8 +65,11 @@ def spans_of(sample: float) -> NewTrace:
 
 
 class ObservedService(GenerationService):
-    """`background` says that no request waits for these turns; with `recorded` the prompts of their steps are told
-    too, what they asked for and what was said; such a turn has a seed, so that it is read again to the same ids."""
+    """Generation service that reports every generation to observers.
+
+    `background` marks generations that no request waits for. With `recorded`, the report includes the request, the
+    prompts of its steps and the output. A recorded generation has a seed, so that replaying it gives the same ids.
+    """
 
     def __init__(
         self,
@@ -109,7 +114,7 @@ class ObservedService(GenerationService):
 
 @dataclass(slots=True)
 class ObservedProgress:
-    """What of a run is seen from outside, as far as it went."""
+    """Facts about a generation that are visible from outside, so far."""
 
     first_s: float | None = None
     channels: dict[str, int] = field(default_factory=dict)
@@ -118,9 +123,9 @@ class ObservedProgress:
     said: list[Closed | Repaired] = field(default_factory=list)
 
     def keep(self, batch: Sequence[Event]) -> None:
-        """Of a turn that is recorded."""
+        """Collect the events of a recorded generation."""
         for event in batch:
-            # Nearly all of them are deltas, of which nothing is kept.
+            # Nearly all events are deltas, which are not collected.
             if type(event) is not Delta and isinstance(event, (Closed, Repaired)):
                 self.said.append(event)
 
@@ -142,7 +147,7 @@ class ObservedProgress:
 
 
 def _body(tokens: Tokens) -> int:
-    """Without what stands before it, and the terminator."""
+    """Count the tokens of a message body, without header and terminator."""
     return len(tokens) - tokens.index(MESSAGE) - 2 if MESSAGE in tokens else 0
 
 
@@ -153,7 +158,7 @@ def _channel(item: Item) -> str:
 
 
 class ObservedStream(WrappedStream):
-    """A run whose batches are those of `run`. Nothing is told of one that nobody ever iterates."""
+    """Stream with the batches of `run`, reported to observers if it is ever iterated."""
 
     def __init__(self, run: GenerationStream, began: GenerationBegan, observers: Sequence[Observer]) -> None:
         super().__init__(run)
@@ -164,7 +169,7 @@ class ObservedStream(WrappedStream):
         for observer in self._observers:
             _shielded(observer.began, self._began)
         seen, outcome, error = ObservedProgress(), GenerationOutcome.LEFT, ""
-        # What an earlier run left was told of when that ended.
+        # The first batch of a resumed stream repeats an earlier one's output, which was already reported.
         told, recorded = self._began.resumed, self._began.asked is not None
         try:
             async with aclosing(self._run):
@@ -183,7 +188,7 @@ class ObservedStream(WrappedStream):
             outcome, error = GenerationOutcome.FAILED, failure.code
             raise
         except (asyncio.CancelledError, GeneratorExit):
-            # Nobody asks for what comes behind the last event.
+            # After the last event, consumers do not iterate to the end.
             outcome = GenerationOutcome.LEFT if seen.finished is None else GenerationOutcome.COMPLETED
             raise
         except BaseException:
