@@ -127,12 +127,10 @@ class ConversationCache:
         results: Mapping[str, ToolResult] | None = None,
         shown: Collection[str] = (),
     ) -> None:
-        """Store the items that the model generated for one request.
-
-        `opened` is the beginning of the first message, if the client wrote it. The message's tokens include it, its
-        text does not. `results` are the results of server tools, by call id. `shown` are labels of servers whose calls
-        and results the client sends back. The client never sees calls of other servers, although the model did.
-        """
+        """Store the items that the model generated for one request."""
+        # `opened` is the beginning of the first message, if the client wrote it. The message's tokens include it, its
+        # text does not. `results` are the results of server tools, by call id. `shown` are labels of servers whose
+        # calls and results the client sends back. The client never sees calls of other servers, although the model did.
         said: list[Kept] = []
         visible: list[AssistantMessage] = []
         before = 0  # index in `said` of the first item after the last emitted call

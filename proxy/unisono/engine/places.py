@@ -37,7 +37,7 @@ class SlotSession:
         owner = turn.caller.key if turn.caller is not None and turn.caller.key else turn.tenant
         ask = RouteRequest(turn.model, owner, turn.sticky, passing=passing, identity=partial(identity_of, turn))
         self._route = pool.route(ask)
-        # An answer that cannot continue elsewhere must not be cut short by a silence limit either.
+        # An answer that cannot continue elsewhere must not get a shortened silence limit either.
         self._can_resume = turn.failover and not passing
         self._before = tuple(report.tries)
         self._deadline = turn.deadline or Deadline(self._now())

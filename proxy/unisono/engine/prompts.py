@@ -57,7 +57,7 @@ class RenderedPrompt:
     """The rendered prompt of a step.
 
     `opening` are the tokens of the message that the prompt leaves open, from its `<|start|>`; empty if there is none.
-    `blocks` are the hashes of the prompt's blocks. The prompt includes its text once a backend needed it.
+    `blocks` are the hash numbers of the prompt's blocks. The prompt includes its text once a backend needed it.
     """
 
     prompt: Prompt
