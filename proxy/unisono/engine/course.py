@@ -227,7 +227,7 @@ class Transcript:
         else:
             self.broken_off = True
 
-    # -- ends and moves
+    # -- ends and prompt edits
 
     def end(self, reason: FinishReason) -> list[Event]:
         """Return the events at a generation's end; a prompt edit may be pending afterwards."""
@@ -319,7 +319,7 @@ class Transcript:
         events = self.end(FinishReason(ended)) if isinstance(ended, str) else []
         return events + (self.turn() if self.plan.move is not None else [])
 
-    # -- what a backend that failed left
+    # -- continuation after a failed backend
 
     def take_up(self, able: frozenset[str]) -> None:
         """Continue on another backend that enforces the constraint kinds `able`."""

@@ -43,6 +43,7 @@ class Engine:
         self._salt_of = salt_of
 
     def start(self, turn: GenerationRequest) -> GenerationStream:
+        """Return a stream for the request, with the tenant's cache salt."""
         if salt := self._salt_of(turn.tenant):
             turn = replace(turn, cache_salt=salt)
         return HarmonyGeneration(self._means, turn) if turn.raw is None else RawGeneration(self._means, turn, turn.raw)

@@ -34,7 +34,7 @@ class FailureKind(Enum):
     UNREACHABLE = auto()  # refused, reset or closed
     TIMEOUT = auto()  # a limit of the attempt passed
     OVERLOADED = auto()  # 429, 503 or a full queue
-    PROTOCOL = auto()  # bytes that are no answer, or an answer without an end
+    PROTOCOL = auto()  # invalid bytes, or an answer without an end
     ERROR = auto()  # any other failure of the backend, such as a 500
     REJECTED = auto()  # the backend says that the request is invalid
     UNFIT = auto()  # a probe found that the backend's answers cannot be trusted
@@ -60,7 +60,7 @@ class Progress(Enum):
     """Progress of the answer at the time of the failure."""
 
     NOTHING = auto()  # no token
-    UNSEEN = auto()  # tokens that the client has not seen
+    UNSEEN = auto()  # tokens, none of which the client has seen
     SEEN = auto()  # the client has seen some of it
     COMPLETE = auto()  # all of it; the attempt failed after the last token
 

@@ -43,6 +43,7 @@ class EngineDeps:
     refused_constraints: RefusedConstraints = field(default_factory=RefusedConstraints)
 
     async def prepared(self, turn: GenerationRequest, hosted: OfferedServerTools | None) -> PreparedPrompt:
+        """Return the conversation to render and the declared tools."""
         conversation = self.memory.recall(turn.tenant, turn.conversation, dated=turn.dated)
         if turn.form is not None:
             conversation = replace(conversation, preamble=replace(conversation.preamble, form=turn.form))

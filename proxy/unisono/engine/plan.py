@@ -78,7 +78,7 @@ class InterventionController:
         self.unmet = UNMET_NONE if wishes.forced == () else ""
         self.unfit = False  # the answer does not have the required form
 
-    # -- where the answer is
+    # -- state of the answer
 
     @property
     def owed(self) -> Obligation:
@@ -126,7 +126,7 @@ class InterventionController:
         """Return whether the reasoning budget is used up."""
         return self._late
 
-    # -- the gate
+    # -- router gate
 
     def opens(self, message: OpenPart) -> bool:
         kind = self._message(message.header)
@@ -186,7 +186,7 @@ class InterventionController:
             self.unfit = wrong
             self.unmet = UNMET_FORM if wrong else self.unmet
 
-    # -- moments
+    # -- events
 
     def stopped(self, at: Stopped) -> None:
         """Decide what follows after the router stopped at a message of this controller."""
@@ -294,7 +294,7 @@ class InterventionController:
     def _has_form(self, message: MessageKind) -> bool:
         return message is MessageKind.ANSWER and self._wishes.form is not None and self.owed is Obligation.FORM
 
-    # -- moves
+    # -- prompt edits
 
     def _stopped_in_front(self, at: Stopped, message: MessageKind) -> None:
         act = OPENING[self.owed, message]

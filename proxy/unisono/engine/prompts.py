@@ -174,7 +174,7 @@ async def go_on(
 def _check_place(
     encoding: Encoding, rendered: RenderedPrompt, said: Sequence[int], capabilities: Capabilities, *, naming: bool
 ) -> None:
-    """Raise CannotGoOn if the backend cannot begin at this place.
+    """Raise CannotGoOn if the backend cannot begin at this position.
 
     Some backends only begin whole messages. If a backend reports no markers, an open header looks like text.
     """

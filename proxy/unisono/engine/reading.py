@@ -134,7 +134,7 @@ class OutputReader:
         recoveries += self._recoveries[len(recoveries) :]
         self.journal, self._recoveries = journal, recoveries
 
-    # -- what a backend that failed left
+    # -- continuation after a failed backend
 
     def take_up(self, able: frozenset[str]) -> None:
         """Continue on another backend, which enforces the constraint kinds `able`."""
@@ -225,7 +225,7 @@ class OutputReader:
         items = (*conversation.items, *self._trail, *self._said_in_step())
         return replace(conversation, items=items, prefill="")
 
-    # -- tools the gateway runs itself
+    # -- server tools
 
     def list_tools(self) -> list[Event]:
         """List the tools of the servers for the client, before anything else."""
@@ -302,7 +302,7 @@ class OutputReader:
                 pass
         return []
 
-    # -- a journal of before
+    # -- replay of a journal
 
     def read_again(self, journal: Sequence[int], opening: Tokens) -> list[Event]:
         """Replay the journal of an earlier stream of the same request; return all of its events.
@@ -344,7 +344,7 @@ class OutputReader:
         except ValueError as failure:
             raise StoreUnreadable(UNFIT) from failure
 
-    # -- inside
+    # -- internals
 
     def _open(self, step: OpenFinal) -> list[Event]:
         self.opened = True

@@ -13,7 +13,7 @@ from typing import Final
 
 STRIDE: Final = 256  # tokens between two checks
 LONGEST_PERIOD: Final = 64  # longest period in tokens
-LENGTH: Final = 4096  # tokens that must repeat those one period earlier: at least 65 repetitions
+LENGTH: Final = 4096  # tokens that must repeat those one period earlier: at least 65 occurrences
 LENGTH_OF_THOUGHTS: Final = 512
 
 

@@ -78,7 +78,8 @@ class ForcedCalls:
 
     `tools` are names known to the client, or names of built-in gpt-oss tools: `python`, `browser` for any of its
     functions, or `browser.search`. `hosted` are server tools as (server label, tool name). The tool name is the
-    server's own; None stands for any tool of the server. If both are empty, any offered tool satisfies the request.
+    server's own; None stands for any tool of the server. If `tools` is None and `hosted` is empty, any offered tool
+    satisfies the request.
     """
 
     tools: frozenset[str] | None = None
@@ -179,7 +180,7 @@ class GenerationRequest:
     # Limit of analysis tokens over the whole answer; then the model has to answer or to call a tool.
     reasoning_budget: int | None = None
     unmended: frozenset[str] = frozenset()  # rules of `plan.SWITCHABLE` that are switched off
-    # The original request, if pass-through deployments may answer it. The engine ignores this field.
+    # The original request, if pass-through deployments may answer it. The engine generates from the other fields.
     passage: PassthroughRequest | None = None
     tools_at: str = "tools.{index}.function"  # path of a tool in the request, for error messages
     schema_field: str = "parameters"  # name of the schema field of a tool, for error messages
