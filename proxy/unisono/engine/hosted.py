@@ -21,7 +21,7 @@ from unisono.harmony.builtin_tools import FUNCTIONS_OF, namespace
 from unisono.harmony.tools import ToolSet, plan_tools
 
 LISTED: Final = "listed"
-NOTED_TOOLS: Final = 8  # left-out tools of one server that notes name
+NOTED_TOOLS: Final = 8  # left-out tools per server that the notes list
 NOTED_NAME: Final = 64  # characters of a name in a note
 NAMED: Final = 64  # names listed for the model when it invented one
 

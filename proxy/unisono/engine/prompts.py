@@ -205,10 +205,7 @@ def _gone_on(
 
 
 def recut(encoding: Encoding, said: Sequence[int]) -> list[int]:
-    """Return the conversation's first day if known.
-
-    A change at midnight would invalidate prefix caches.
-    """
+    """Return the same text between the same control tokens, cut as by the model's tokenizer."""
     # An incomplete character is not text that can be cut again.
     whole = len(said) - unfinished(encoding, said)
     said, rest = said[:whole], said[whole:]
