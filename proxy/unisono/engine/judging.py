@@ -13,6 +13,7 @@ from unisono.core.tool_arguments import ToolArguments
 from unisono.engine.hosted import OfferedServerTools
 from unisono.engine.steps import ServerToolCall
 
+# Verdicts, and names of rules (see `core.recovery_rules.RULES`).
 MAKE: Final = "make"
 ASK: Final = "ask"
 UNKNOWN_TOOL: Final = "unknown-tool"
@@ -24,7 +25,7 @@ VOID: Final = "approval-void"
 ENDED: Final = "tools-ended"
 NOT_REPEATED: Final = "call-not-repeated"
 LATE: Final = "late-call"
-LEFT_OUT: Final = "tool-left-out"  # verdicts, and names of rules (see `core.rules.RULES`)
+LEFT_OUT: Final = "tool-left-out"
 
 FAULTS: Final = 3  # consecutive faults of the model that end its calling
 MOST_ALIKE: Final = 2  # consecutive equal calls that are made

@@ -87,8 +87,8 @@ Step: TypeAlias = AnswerDone | Generate | OpenFinal | RunTools
 def next_step(answer: AnswerState) -> Step:
     """Return the next step of an answer.
 
-    Calls run while any are allowed. If the answer contains only reasoning, or no more calls are allowed, the final
-    message is opened once. Every other answer is complete.
+    Calls run while any are allowed, and the model continues after their results. If the answer contains only reasoning,
+    or no more calls are allowed, the final message is opened once. Otherwise the answer is complete.
     """
     if answer.ran:
         return _behind_results(answer)

@@ -25,7 +25,7 @@ Schema: TypeAlias = Mapping[str, Json]
 Violation: TypeAlias = Callable[[Schema, str], str | None]
 """Function that explains why a text does not match a JSON schema; None if it matches.
 
-It raises for no text and for no accepted schema.
+It raises no exception for any text or any accepted schema.
 """
 
 NO_ARGUMENTS: Final[Schema] = {"type": "object", "properties": {}, "additionalProperties": False}
