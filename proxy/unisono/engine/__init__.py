@@ -1,1 +1,1 @@
-"""The life of one request: render, pick a backend, generate in steps, route, fold."""
+"""Lifecycle of one request: render, select a backend, generate in steps, parse, collect."""

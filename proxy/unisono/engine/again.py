@@ -1,7 +1,7 @@
-"""An answer read again from its journal, with no backend: what today's parser makes of tokens that were recorded.
+"""Replay: reads a recorded journal with today's parser, without a backend.
 
-The very reader that an answer goes through as it comes, its plan and the calls of hosted tools included, so that equal
-tokens give equal events for as long as nothing that reads them is changed.
+It uses the reader of live answers, with its interventions and server tool calls. Equal tokens therefore lead to equal
+events as long as the reading code is unchanged.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ from unisono.harmony.tools import plan_tools
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """`fits` is False where the reading came to other steps than those that were recorded: the events are then what was
-    closed on the way."""
+    """The events of a replayed journal.
+
+    `fits` is False if the replay led to other steps than the recorded ones. The events are then the items that were
+    closed up to that point.
+    """
 
     events: Sequence[Event]
     fits: bool = True
@@ -41,8 +44,11 @@ def read_again(
     finish: FinishReason | None,
     violation: Violation | None = None,
 ) -> Replay:
-    """`finish` is what ended the last generation, None where the answer did not come to its end. Raises what tools are
-    refused with."""
+    """Replay the answer to `turn` from its journal.
+
+    `finish` is the reason that ended the last generation; None if the answer is incomplete. Raises the errors of
+    invalid tools.
+    """
     hosted, conversation = None, turn.conversation
     client = conversation.preamble.tools
     if turn.hosting is not None and turn.hosting.servers:

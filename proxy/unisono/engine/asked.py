@@ -1,7 +1,7 @@
-"""What a turn asked for, as far as it takes to read its answer again: plain JSON both ways.
+"""Record of a request for replaying its answer, converted to and from plain JSON.
 
-Only what decides how tokens are read is in it. Of tool servers it holds the labels and no address, header or secret;
-what they offered stands in the journal.
+It contains only the fields that affect how tokens are parsed. Of tool servers it contains the labels, but no address,
+header or secret. Their offers are in the journal.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from unisono.core.tools import ToolServer
 from unisono.engine.turn import AllowedTools, Choice, ForcedCalls, GenerationRequest, ServerTools
 from unisono.errors import InvalidRequest
 
+# fields of a request that are JSON values themselves
 PLAIN = ("calls_allowed", "parallel_calls", "hold_calls", "whole", "reasoning_budget", "seed")
-"""Fields of a turn that are JSON as they are."""
 
 
 def to_asked(turn: GenerationRequest) -> dict[str, Json]:
+    """Return the record of a request."""
     asked: dict[str, Json] = {name: getattr(turn, name) for name in PLAIN}
     asked["stop"] = list(turn.stop)
     asked["unmended"] = [*sorted(turn.unmended)]
@@ -42,7 +43,10 @@ def to_asked(turn: GenerationRequest) -> dict[str, Json]:
 
 
 def to_turn(model: str, asked: Mapping[str, Any]) -> GenerationRequest:
-    """A turn that is read alike. Raises InvalidRequest for what is no record of one, and for a raw completion."""
+    """Return a request whose answer is parsed in the same way.
+
+    Raises InvalidRequest for an invalid record, and for a raw completion.
+    """
     if asked.get("raw"):
         raise InvalidRequest("Nothing was read into the tokens of a raw completion.")
     try:

@@ -1,6 +1,4 @@
-"""What backends are asked for a turn: the prompt of each step, rendered once however many places it is sent to, and how
-much may be generated behind it.
-"""
+"""Prompt builder: one prompt per step, rendered once for all slots, and its token limits."""
 
 from __future__ import annotations
 
@@ -19,16 +17,16 @@ from unisono.errors import ContextTooLong
 from unisono.harmony.render import Renderer
 from unisono.harmony.tools import ToolSet
 
-DEFAULT_CONTEXT = 131_072
-"""gpt-oss's own window, for backends that do not tell theirs."""
+DEFAULT_CONTEXT = 131_072  # context window of gpt-oss in tokens, for backends that do not report theirs
 
-ROOM_WANTED = 1_024
-"""Tokens that an answer without a limit of its own is to have where turns may be left out for it."""
+ROOM_WANTED = 1_024  # tokens reserved for an answer without a limit, if turns may be dropped for it
 
 
 class PromptBuilder:
-    """For one run. `usage` is what is known of its prompts; `first` is the first of them, if that is rendered
-    already."""
+    """Prompts of one answer.
+
+    `usage` contains the known counts of its prompts. `first` is the first prompt, if it is already rendered.
+    """
 
     def __init__(
         self,
@@ -45,17 +43,16 @@ class PromptBuilder:
         self._report = report
         self._whole = self.conversation = conversation
         self._rendered = first
-        self._spelled: RenderedPrompt | None = None
-        """The same with text."""
+        self._spelled: RenderedPrompt | None = None  # the same prompt with its text
         self._step = (0, False)
         self._fitted_to = 0
         self.usage = Usage()
 
     async def demand(self, reading: OutputReader, *, resumes: bool) -> RouteRequirements:
-        """What the generation that comes takes."""
+        """Return the requirements of the next generation for a slot."""
         turn, rendered = self._turn, await self._prompt(reading)
         said = reading.said
-        # Behind what was said every block may be another one, and only here they are asked for.
+        # Every block after generated tokens may differ from the prompt's, so they are computed only here.
         blocks: Sequence[int] = rendered.blocks
         if said:
             blocks = blocks_of([*rendered.prompt.tokens, *said], turn.cache_salt)
@@ -64,7 +61,7 @@ class PromptBuilder:
         return RouteRequirements(len(rendered.prompt.tokens) + len(said), blocks, limit, wants, resumes)
 
     async def prompt(self, reading: OutputReader, capabilities: Capabilities) -> RenderedPrompt:
-        """The current step's for such a backend. The first one is what is counted."""
+        """Return the current step's prompt for such a backend; the first prompt is counted."""
         context = capabilities.context or DEFAULT_CONTEXT
         if self._turn.truncate and context != self._fitted_to:
             await self._fit(context)
@@ -78,7 +75,7 @@ class PromptBuilder:
         return self._spelled
 
     async def counted(self, reading: OutputReader) -> Usage:
-        """What is known of the prompts, whether or not a backend was asked."""
+        """Return the known usage of the prompts, even without a backend."""
         rendered = await self._prompt(reading)
         if not self.usage.prompt_tokens:
             first = rendered if not reading.steps else await self._render(self.conversation)
@@ -87,12 +84,12 @@ class PromptBuilder:
         return self.usage
 
     async def has_room_for_final(self, reading: OutputReader, capabilities: Capabilities) -> bool:
-        """Whether an answer could be opened behind the step that ended."""
+        """Return whether an answer could be opened after the step that ended."""
         rendered = await self._render(reading.with_final_opened(self.conversation))
         return self.room(rendered.prompt, capabilities, reading.completed) > 0
 
     def room(self, prompt: Prompt, capabilities: Capabilities, spent: int) -> int:
-        """Tokens that may still be generated behind a prompt when `spent` are; below 1 for none."""
+        """Return the tokens that may still be generated after `spent` ones; below 1 for none."""
         room = (capabilities.context or DEFAULT_CONTEXT) - len(prompt.tokens)
         return room if self._turn.max_tokens is None else min(room, self._turn.max_tokens - spent)
 
@@ -105,7 +102,8 @@ class PromptBuilder:
         return ContextTooLong(message, param=self._turn.history_at, tokens=tokens, limit=context)
 
     def count(self, chunk: Chunk) -> None:
-        """What a backend says of the first step's prompt: it is what the client sent, later ones only repeat it."""
+        """Add the backend's cache count of the first prompt."""
+        # The first prompt is what the client sent; later ones only repeat it.
         if chunk.cached_tokens is not None and not self.usage.cached_tokens:
             self.usage = replace(self.usage, cached_tokens=min(chunk.cached_tokens, self.usage.prompt_tokens))
 

@@ -1,4 +1,4 @@
-"""Checks of complete bodies that have to be JSON: answers of a form, and arguments of calls. No I/O."""
+"""Checks of complete JSON bodies: answers of a required form, and call arguments. No I/O."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ CODE_FENCE: Final = "code-fence"
 
 
 class BodyChecks:
-    """Without `violation` no schema is checked."""
+    """Checks of message bodies against the requirements.
+
+    Without `violation`, schemas are not checked.
+    """
 
     def __init__(self, wishes: OutputRequirements, violation: Violation | None) -> None:
         self._wishes = wishes
         self._violation = violation
 
     def judged(self, message: MessageKind, header: Header, text: str, *, has_form: bool) -> tuple[BodyFault, str]:
-        """The fault of a body, and its text, without a code fence where that makes it valid."""
+        """Return the fault of a body, and its text, without a code fence where that makes it valid."""
         form = self._wishes.form
         if form is not None and has_form:
             fault = self._fault(text, form.schema, objects=form.schema is None)
@@ -37,13 +40,13 @@ class BodyChecks:
         return self._fault(text or "{}", schema, objects=True), text
 
     def is_json_call(self, message: MessageKind, header: Header) -> bool:
-        """Whether a message is a call whose arguments are checked here."""
+        """Return whether a message is a call whose arguments are checked here."""
         wishes, recipient = self._wishes, recipient_of(header)
         if message not in (MessageKind.WANTED, MessageKind.STRICT, MessageKind.CALL) or recipient in wishes.texts:
             return False
         if header.recipient.kind is not RecipientKind.FUNCTION and recipient not in wishes.schemas:
             return False
-        # The content type counts where nothing else is certain. The model reads about faults of server tools' calls.
+        # For other calls the content type decides. The model reads error results about invalid calls of server tools.
         is_certain = message is not MessageKind.CALL
         is_own = not wishes.told or recipient in wishes.own
         return is_certain or (header.content_type in (None, "json") and is_own)

@@ -1,4 +1,4 @@
-"""Characters that take several tokens, and what there is of the last one: half a character is no text."""
+"""Incomplete characters at the end of a token sequence."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Final
 from unisono.core.generation import FIRST_SPECIAL
 from unisono.harmony.encoding import Encoding
 
-LONGEST: Final = 4
-"""Tokens that a character may take."""
+LONGEST: Final = 4  # tokens that a character may have
 
-LOOKED_AT: Final = 16
-"""So many tokens say whether the last character is whole."""
+LOOKED_AT: Final = 16  # tokens that determine whether the last character is complete
 
 
 def unfinished(encoding: Encoding, tokens: Sequence[int]) -> int:
-    """How many of the last tokens it takes to begin the character that they end inside of; 0 where it is whole, or
-    nothing before them is."""
+    """Return the number of tokens at the end that begin an incomplete character.
+
+    The number is 0 if the last character is complete, or if the tokens before it are incomplete too.
+    """
     last = tokens[-LOOKED_AT:]
     if not _ends_inside(encoding, last):
         return 0

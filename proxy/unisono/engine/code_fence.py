@@ -10,8 +10,8 @@ _LANGUAGE = re.compile(r"[A-Za-z0-9_-]*")
 
 
 def without_code_fence(text: str) -> str | None:
-    """The content of the code block that `text` consists of, None where it is anything else."""
-    # No regular expression reads the text: it is long, and the model and the prompt choose what is in it.
+    """Return the content of the code block that `text` consists of; None if it is anything else."""
+    # No regular expression reads the text: it is long, and the model and the prompt choose its content.
     block = text.strip()
     if not block.startswith(FENCE):
         return None

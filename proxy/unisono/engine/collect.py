@@ -1,4 +1,7 @@
-"""The non-streaming answer: a fold over the very events a stream is made of. There is no second path."""
+"""Collection of an answer for non-streaming requests.
+
+It folds the events of the streaming path; there is no second path.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,11 @@ from unisono.core.events import Closed, Delta, Event, Finished, Listed, Opened, 
 
 @dataclass(frozen=True, slots=True)
 class CollectedAnswer:
-    """A finished answer. `items` are its Closed events in order, cut ones included; `repaired` what was mended; `ran`
-    what came of hosted calls."""
+    """A finished answer.
+
+    `items` are its Closed events in order, including cut ones. `repaired` are its repairs, `ran` the outcomes of server
+    tool calls.
+    """
 
     items: tuple[Closed, ...]
     repaired: tuple[Repaired, ...]
@@ -21,7 +27,10 @@ class CollectedAnswer:
 
 
 def collect(events: Iterable[Event]) -> CollectedAnswer:
-    """Fold a whole stream. Raises ValueError when it does not end with Finished: half an answer is none."""
+    """Collect a complete stream.
+
+    Raises ValueError if it does not end with Finished, since the answer is then incomplete.
+    """
     items: list[Closed] = []
     repaired: list[Repaired] = []
     ran: list[Ran] = []
@@ -39,7 +48,7 @@ def collect(events: Iterable[Event]) -> CollectedAnswer:
             case Ran():
                 ran.append(event)
             case Opened() | Delta() | Listed():
-                pass  # a Closed holds what its deltas were
+                pass  # a Closed contains the text of its deltas
             case Passed():
                 raise ValueError("an answer that passes through is no turn's")
             case _:
@@ -50,7 +59,10 @@ def collect(events: Iterable[Event]) -> CollectedAnswer:
 
 
 async def collect_run(batches: AsyncIterable[list[Event]]) -> CollectedAnswer:
-    """Fold a run while it goes on; what the run raises comes through. Only what the fold needs is kept."""
+    """Collect a stream while it is generated; errors of the stream are propagated.
+
+    Only the events needed for the result are buffered.
+    """
     kept: list[Event] = []
     async for batch in batches:
         kept += (event for event in batch if not isinstance(event, Delta))

@@ -1,4 +1,4 @@
-"""What a turn's conversation was made into when its prompt was counted, for the run that begins with that prompt."""
+"""Prompt cache of a request: reuses the prompt that was rendered for a token count."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from unisono.harmony.tools import ToolSet
 
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
-    """A turn's conversation as it is rendered, and its tools, named and checked. `left_out`: some hosted ones could not
-    be declared, `left_out_tools` are those by server."""
+    """A request's conversation as it is rendered, and its checked tools with their names.
+
+    `left_out`: some server tools could not be declared. `left_out_tools` lists them by server.
+    """
 
     conversation: Conversation
     tools: ToolSet
@@ -24,8 +26,10 @@ class PreparedPrompt:
 
 @dataclass(slots=True)
 class PromptCache:
-    """Goes with a turn, and with those that are made of it; empty before somebody counts. A turn that asks for
-    something else by now, since a hook changed it, finds nothing here."""
+    """Cache of one prompt, shared by a request and its modified copies.
+
+    It is empty before the first count. A request whose conversation or form was changed by a hook finds nothing.
+    """
 
     _asked: tuple[Conversation, AnswerForm | None] | None = None
     _found: tuple[PreparedPrompt, RenderedPrompt] | None = None

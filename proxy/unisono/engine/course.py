@@ -1,8 +1,8 @@
-"""The course of an answer: its journal, the tokens that the current step's prompt ends in, and the moves of the plan.
+"""Token transcript of one answer: journal, tail of the step's prompt, and prompt edits.
 
-What the plan stops at is found at the same token however the network cuts the stream: what follows that token is
-counted and journalled, and read by nobody. A move is noted in the journal behind what it was decided on, so that
-whoever reads that again goes on behind the same prompt. No I/O.
+Interventions stop at the same token however the network splits the stream. Later tokens are counted and added to the
+journal, but not parsed. A prompt edit follows in the journal the tokens that it was decided on, so that a replay
+continues after the same prompt. No I/O.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from unisono.harmony.router import HarmonyRouter
 from unisono.harmony.tools import ToolSet
 
 STOPS: Final = frozenset({*STOP_TOKENS, ENDOFTEXT})
-"""What no backend generates anything behind."""
+"""Tokens that end every generation."""
 
 CLOSED: Final = STOPS | {END}
 
@@ -40,8 +40,7 @@ UNREAD: Final = "unread"
 
 
 class Transcript:
-    """`budget` are tokens of thoughts; `watches` says whether endless repetition is looked for, `tells_able` whether it
-    matters what a backend can constrain."""
+    """Token transcript of one answer."""
 
     def __init__(
         self,
@@ -55,9 +54,9 @@ class Transcript:
     ) -> None:
         self._encoding = encoding
         self.router = router
-        self._budget = budget
-        self._watches = watches
-        self._tells_able = tells_able
+        self._budget = budget  # limit of reasoning tokens
+        self._watches = watches  # detect endless repetition
+        self._tells_able = tells_able  # record in the journal which constraint kinds the backend enforces
         self._way = TokenSource()
         self._kept: list[int] = []
         self._begun_at = 0
@@ -66,7 +65,7 @@ class Transcript:
         self._ended: FinishReason | None = None
         self.plan = plan
         self.journal: list[int] = []
-        self.noted = False  # the caller knows all notes of the turn
+        self.noted = False  # the caller knows all notes of the request
         self.broken_off = False  # the answer ends here: the model repeats itself
         self.opening: Tokens = ()
         if budget is not None and budget < 1:
@@ -74,18 +73,19 @@ class Transcript:
 
     @property
     def said(self) -> list[int]:
-        """The tokens that the current step's prompt ends in, by the model and for it."""
+        """Return the tail of the current step's prompt: generated and inserted tokens."""
         return [*self._kept, *self._new]
 
     @property
     def constraint(self) -> Constraint | None:
-        """What a backend is to keep to in the generation that comes; nothing in a body that has begun, since it would
-        begin another one."""
+        """Return the constraint for the next generation."""
+        # A body that has begun has none, since a constraint would begin another body.
         return self.plan.constraint if len(self.said) == self.plan.opened_to else None
 
     @property
     def put(self) -> int:
-        """How many more tokens the prompt ends in than were generated in the step; below 0 where some were cut."""
+        """Return the tail's length minus the number of tokens generated in the step."""
+        # Negative if tokens were cut.
         return len(self._kept) - self._generated
 
     @property
@@ -94,16 +94,16 @@ class Transcript:
 
     @property
     def ended(self) -> bool:
-        """Whether the step's last token is one that no backend generates anything behind."""
+        """Return whether the step's last token ends every generation."""
         generated = self._begun_at < len(self.journal)
         last = self.journal[-1:] if generated else self._kept[-1:]
         return bool(last) and last[0] in STOPS
 
     def begin(self, opening: Tokens, *, first: bool) -> None:
-        """A step begins; `opening` are the tokens of the message that its prompt leaves open."""
+        """Begin a step; `opening` are the tokens of the message that its prompt leaves open."""
         self.opening = opening
         if opening and not first:
-            # What it says is looked at like what the plan opens itself.
+            # The opened message is checked like one that the controller opens itself.
             self.plan.opened()
             self.router.reread(opening[len(self._start) :], 0, 0)
         elif opening:
@@ -119,11 +119,11 @@ class Transcript:
         self.plan.begin()
 
     def came(self, way: TokenSource, able: frozenset[str]) -> None:
-        """How tokens come from here on, and which kinds of constraints are kept to."""
+        """Set the source of the next tokens, and the constraint kinds that the backend enforces."""
         if way != self._way:
             self._way = way
             self.journal.append(way.mark)
-            # What was guessed once is part of a message whose other tokens may be the model's own.
+            # A message with guessed tokens may also contain tokens of the model's own, so this flag is never reset.
             self.router.canonical = self.router.canonical or way.guessed
         if self._tells_able and able != self.plan.able:
             self.plan.able = able
@@ -140,7 +140,7 @@ class Transcript:
     # -- tokens
 
     def feed(self, tokens: Sequence[int]) -> list[Event]:
-        """Events of some more tokens, up to where the plan stops them."""
+        """Return the events of more tokens, up to the one at which the controller stops."""
         if len(self.journal) + len(tokens) < self._free_to:
             self.journal += tokens
             events = self.router.feed(tokens)
@@ -163,7 +163,7 @@ class Transcript:
         return events
 
     def _look_ahead(self) -> None:
-        """How far the journal may grow before anything but the router may stop what is read."""
+        """Set the journal length up to which only the router can stop the stream."""
         stopped = self.plan.move is not None or self.broken_off
         if stopped or self.plan.naming or (self._budget is not None and not self.plan.late):
             self._free_to = 0
@@ -172,7 +172,6 @@ class Transcript:
 
     @property
     def _to_look(self) -> int:
-        """So many tokens on, repetition is looked for."""
         return STRIDE - (len(self.journal) - self._begun_at) % STRIDE
 
     def _portion(self, rest: Sequence[int]) -> int:
@@ -182,7 +181,8 @@ class Transcript:
         if self._watches:
             size = min(size, self._to_look)
         if self._budget is not None and not self.plan.late:
-            # What was held of a header may all be thoughts at a marker, and another one may begin behind it.
+            # The router may hold back part of a header. A marker may show that these tokens were reasoning, and more
+            # reasoning may follow.
             size = next((at for at, token in enumerate(rest[:size], 1) if token >= FIRST_SPECIAL), size)
             if self.router.thinking is not False:
                 size = min(size, max(self._budget - self.router.usage.reasoning_tokens, 1))
@@ -204,7 +204,7 @@ class Transcript:
             self.plan.stopped(self.router.stopped)
 
     def _ends_reasoning(self, token: int) -> bool:
-        """End reasoning in front of `token` if the budget has no room for it."""
+        """End reasoning before `token` if the budget has no room for it."""
         used, thinking = self.router.usage.reasoning_tokens, self.router.thinking
         if self._budget is None or self.plan.late or used < self._budget:
             return False
@@ -227,16 +227,16 @@ class Transcript:
         else:
             self.broken_off = True
 
-    # -- ends and moves
+    # -- ends and prompt edits
 
     def end(self, reason: FinishReason) -> list[Event]:
-        """Events of a generation's end; there may be a move to make."""
+        """Return the events at a generation's end; a prompt edit may be pending afterwards."""
         plan = self.plan
         if plan.naming:
             plan.name_ended()
             self._ended = reason
             return []
-        # What a backend that keeps to a constraint wrote is whole, whether or not it shows the token it stops at.
+        # The output under an enforced constraint is complete, even if the backend does not report its stop token.
         hidden = self._way.stop_hidden or plan.constraint is not None
         events = self.router.end(reason, stop_hidden=hidden)
         self._look()
@@ -248,7 +248,7 @@ class Transcript:
         return events
 
     def turn(self) -> list[Event]:
-        """Make the plan's move."""
+        """Make the pending prompt edit."""
         move = self.plan.move
         assert move is not None
         if move.trims:
@@ -260,7 +260,7 @@ class Transcript:
             events += self.router.supply([END])
             kept.append(END)
         elif kept and kept[-1] in STOPS:
-            # A call ends as calls do, whatever follows it; only nothing else does.
+            # A complete call keeps its own terminator, even if something follows; every other message ends with END.
             kept[-1] = CALL if kept[-1] == CALL and self.plan.handed else END
         elif kept and kept[-1] != END:
             kept.append(END)
@@ -301,7 +301,7 @@ class Transcript:
         self.note(JournalEntry(value | ({"ended": ended.value} if ended is not None else {})))
 
     def again(self, note: JournalEntry) -> list[Event] | None:
-        """What a note of a journal says was done; None for a note of somebody else."""
+        """Repeat the action of a journal entry; None if the entry is of another kind."""
         if isinstance(able := note.value.get(ABLE), list):
             self.came(self._way, frozenset(map(str, able)))
             return []
@@ -319,11 +319,12 @@ class Transcript:
         events = self.end(FinishReason(ended)) if isinstance(ended, str) else []
         return events + (self.turn() if self.plan.move is not None else [])
 
-    # -- what a backend that failed left
+    # -- continuation after a failed backend
 
     def take_up(self, able: frozenset[str]) -> None:
-        """Another backend goes on, which keeps to those kinds of constraints. A body that it would keep to one is
-        generated from its beginning where nothing of it was shown: nobody can be kept to the rest of one."""
+        """Continue on another backend that enforces the constraint kinds `able`."""
+        # A constraint cannot be enforced for the rest of a body. A body that needs one is regenerated, unless part of
+        # it was emitted.
         wanted = self.plan.current.constraint
         keeps = wanted is not None and wanted.kind in able
         if keeps and self.plan.opened_to > self.router.closed_to and self.droppable:
@@ -331,12 +332,12 @@ class Transcript:
 
     @property
     def droppable(self) -> bool:
-        """Whether a message was begun and nothing of it was shown."""
+        """Return whether a message was begun and nothing of it was emitted."""
         begun = self.said[max(self.router.closed_to, self.plan.opened_to, 0) :]
         return not (tuple(begun) in ((), self._start) or self.plan.move is not None or self.router.is_shown)
 
     def drop(self) -> None:
-        """Have the message that was begun generated once more, behind its header where that was put there."""
+        """Discard the open message, so that it is generated again, after its header if inserted."""
         place, plan, start = self.router.closed_to, self.plan, self._start
         put = plan.opened_to > place or (self.opening and not place)
         now = self.said[: max(plan.opened_to, 0) if put else place]
@@ -352,12 +353,12 @@ class Transcript:
         plan.names.begin()
 
     def unread(self) -> bool:
-        """Take back a character that did not come whole; whether there is one, and nothing of it was shown."""
+        """Discard an incomplete character at the end that was not emitted; return whether any was."""
         tokens = unfinished(self._encoding, self.said)
         return tokens > 0 and self.plan.move is None and self._take_back(tokens)
 
     def _take_back(self, tokens: int) -> bool:
-        """The last so many, but for whole characters that some of them begin with."""
+        """Discard the last `tokens` tokens, except for whole characters at their beginning."""
         decoder = getincrementaldecoder("utf-8")("replace")
         instead = self._encoding.encode_generated(decoder.decode(self._encoding.decode_bytes(self.said[-tokens:])))
         if not self.router.unread(tokens, instead):
@@ -379,7 +380,7 @@ def course_of(
     new_call_id: Callable[[], str],
     violation: Violation | None,
 ) -> Transcript:
-    """The course of an answer to `turn`, at its beginning."""
+    """Return the transcript of an answer to `turn`, at its beginning."""
     plan = InterventionController(encoding, wishes, violation)
     router = HarmonyRouter(
         encoding,
@@ -387,7 +388,7 @@ def course_of(
         new_call_id,
         hold_calls=turn.hold_calls,
         calls_allowed=turn.calls_allowed,
-        # What the gateway runs itself is told apart behind the router.
+        # Calls of server tools are separated after the router.
         parallel_calls=turn.parallel_calls or wishes.told,
         gate=plan,
     )

@@ -1,4 +1,4 @@
-"""The engine: takes turns and starts their runs."""
+"""Implementation of `GenerationService`: starts a generation stream for each request."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ from unisono.harmony.render import Renderer
 
 
 class Engine:
-    """Starts runs. Holds no state of its own but the bounded memory of stateless conversations. Without `tools` turns
-    that host any are refused. `violation` says what is wrong with JSON that has to match a schema; without it only
-    whether it is JSON is looked at. `salt_of` gives what keeps a tenant's prompts apart in backends' caches."""
+    """Entry point of the engine.
+
+    The only state is the bounded cache of stateless conversations. Without `tools`, requests with server tools are
+    refused. `violation` describes why a JSON text does not match a schema. Without it, only the JSON syntax is checked.
+    `salt_of` returns a tenant's cache salt, which separates its prompts from those of other tenants in backend caches.
+    """
 
     def __init__(
         self,
@@ -40,6 +43,7 @@ class Engine:
         self._salt_of = salt_of
 
     def start(self, turn: GenerationRequest) -> GenerationStream:
+        """Return a stream for the request, with the tenant's cache salt."""
         if salt := self._salt_of(turn.tenant):
             turn = replace(turn, cache_salt=salt)
         return HarmonyGeneration(self._means, turn) if turn.raw is None else RawGeneration(self._means, turn, turn.raw)

@@ -1,8 +1,8 @@
-"""The failover policy: what follows a failed attempt. A pure table for every kind of generation.
+"""The failover policy: action after a failed attempt, as a pure table for all generations.
 
-Harmony generations, raw completions and pass-through requests use it alike. The caller says how the attempt failed, how
-far the answer is, and what is possible; the table says what to do. It knows no clock, no deployment and no budget: the
-route decides whether another attempt may be made, and says so in `Options`.
+Harmony generations, raw completions and pass-through requests use the same table. Its input is the kind of failure, the
+progress of the answer and the available options. It knows no clock, no deployment and no budget. The route decides
+whether another attempt is possible, and reports it in `Options`.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from unisono.errors import (
     ContextTooLong,
 )
 
+# Errors of an attempt that the policy decides on. Every other error ends the request.
 AttemptError: TypeAlias = BackendError | ContextTooLong
-"""What an attempt can fail with and the policy decides on. Every other error ends the request."""
 
 
 class FailureKind(Enum):
-    """Why an attempt failed."""
+    """Kind of failure of an attempt."""
 
     UNREACHABLE = auto()  # refused, reset or closed
     TIMEOUT = auto()  # a limit of the attempt passed
     OVERLOADED = auto()  # 429, 503 or a full queue
-    PROTOCOL = auto()  # bytes that are no answer, or an answer without an end
+    PROTOCOL = auto()  # invalid bytes, or an answer without an end
     ERROR = auto()  # any other failure of the backend, such as a 500
     REJECTED = auto()  # the backend says that the request is invalid
     UNFIT = auto()  # a probe found that the backend's answers cannot be trusted
@@ -42,6 +42,7 @@ class FailureKind(Enum):
     CONTEXT_TOO_LONG = auto()  # the prompt does not fit into this backend's context window
 
 
+# The first matching row applies.
 KINDS: Final[tuple[tuple[type[AttemptError], FailureKind], ...]] = (
     (ContextTooLong, FailureKind.CONTEXT_TOO_LONG),
     (CannotGoOn, FailureKind.CANNOT_CONTINUE),
@@ -53,36 +54,35 @@ KINDS: Final[tuple[tuple[type[AttemptError], FailureKind], ...]] = (
     (BackendProtocolError, FailureKind.PROTOCOL),
     (BackendError, FailureKind.ERROR),
 )
-"""The first row that fits."""
 
 
 class Progress(Enum):
-    """How far the answer is when an attempt fails."""
+    """Progress of the answer at the time of the failure."""
 
     NOTHING = auto()  # no token
-    UNSEEN = auto()  # tokens that the client has not seen
+    UNSEEN = auto()  # tokens, none of which the client has seen
     SEEN = auto()  # the client has seen some of it
     COMPLETE = auto()  # all of it; the attempt failed after the last token
 
 
 class Action(Enum):
-    """What follows."""
+    """Action after a failed attempt."""
 
     RESUME = auto()  # continue after the last token, in another attempt
     RESTART = auto()  # discard what the client has not seen and generate it again
     RETRY = auto()  # begin the answer in another attempt
-    WAIT = auto()  # pause, then ask a deployment that failed before
-    STOP = auto()  # end the answer normally with what there is of it
+    WAIT = auto()  # pause, then retry a deployment that failed before
+    STOP = auto()  # end the answer normally with its content so far
     RAISE = auto()  # end the request with the error
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What is possible after a failed attempt.
+    """Options after a failed attempt.
 
-    `available`: another deployment may be asked now. `later`: one that failed before may be asked again after a pause.
+    `available`: another deployment may be used now. `later`: one that failed before may be retried after a pause.
     `resumable`: another attempt can continue after the last token. `regenerable`: the deployment that cannot continue
-    may generate what the client has not seen once more.
+    may regenerate the content that the client has not seen.
     """
 
     available: bool = False
@@ -91,6 +91,7 @@ class Options:
     regenerable: bool = False
 
 
+# Failures after which the same deployment may serve the same request.
 TRANSIENT_FAILURES: Final = frozenset(
     {
         FailureKind.UNREACHABLE,
@@ -100,10 +101,9 @@ TRANSIENT_FAILURES: Final = frozenset(
         FailureKind.ERROR,
     }
 )
-"""Failures after which the same deployment may serve the same request."""
 
+# Failures after which nothing can be added to the answer, although neither it nor the deployment is at fault.
 NO_ROOM: Final = frozenset({FailureKind.CANNOT_CONTINUE, FailureKind.CONTEXT_TOO_LONG})
-"""Failures after which nothing can be added to the answer, although neither it nor the deployment is at fault."""
 
 ONWARD: Final[Mapping[tuple[Progress, bool], Action]] = {
     (Progress.NOTHING, True): Action.RETRY,
@@ -112,22 +112,24 @@ ONWARD: Final[Mapping[tuple[Progress, bool], Action]] = {
     (Progress.UNSEEN, False): Action.RESTART,
     (Progress.SEEN, True): Action.RESUME,
 }
-"""How another attempt goes on, by progress and whether the answer is resumable. There is no row for an answer that the
-client has seen and nobody can resume: what was sent cannot be taken back."""
+"""Action that continues the answer, by progress and resumability.
 
+There is no row for an answer that the client has seen and that is not resumable: sent output cannot be withdrawn.
+"""
+
+# Regenerations of text that no backend can continue. Without sampling, it is the same every time.
 MAX_REGENERATIONS: Final = 3
-"""How often text that no backend can continue is generated once more: without sampling it is the same every time."""
+# note for the client about an answer that the policy stopped before its end
 ENDS_EARLY: Final = "answer: ends early, since no backend can continue it"
-"""What a client reads about an answer that the policy stopped before its end."""
 
 
 def failure_kind(error: AttemptError) -> FailureKind:
-    """The kind of an error that ended an attempt."""
+    """Return the kind of an error that ended an attempt."""
     return next(kind for row, kind in KINDS if isinstance(error, row))
 
 
 def decide(kind: FailureKind, progress: Progress, options: Options) -> Action:
-    """What follows an attempt that failed in this way."""
+    """Return the action after an attempt that failed in this way."""
     if progress is Progress.COMPLETE:
         return Action.STOP
     onward = ONWARD.get((progress, options.resumable))

@@ -1,7 +1,7 @@
-"""The hosted tools of one turn: what their servers offer, under names the model knows, and what a name stands for.
+"""Server tools of one request: their offers, their names for the model, and name lookup.
 
-What was offered when the turn began holds until its end, whatever a server says later; it can be noted in a journal
-and read from there. No I/O.
+The offers at the beginning of the request hold until its end, even if a server later reports others. They can be
+written to a journal and read from it. No I/O.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from unisono.harmony.builtin_tools import FUNCTIONS_OF, namespace
 from unisono.harmony.tools import ToolSet, plan_tools
 
 LISTED: Final = "listed"
-NOTED_TOOLS: Final = 8
-"""Left-out tools of one server that notes name."""
-NOTED_NAME: Final = 64
-"""Characters of a name in a note."""
-NAMED: Final = 64
-"""So many names the model is told of at most when it made one up."""
+NOTED_TOOLS: Final = 8  # left-out tools per server that the notes list
+NOTED_NAME: Final = 64  # characters of a name in a note
+NAMED: Final = 64  # names listed for the model when it invented one
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOffer:
-    """A server's tools, or with `error` why there are none. `left_out` are tools whose names cannot be used."""
+    """A server's tools; without tools, `error` states the reason.
+
+    `left_out` are tools whose names cannot be used.
+    """
 
     server: str
     tools: tuple[HostedTool, ...] = ()
@@ -40,14 +40,17 @@ class ServerOffer:
 
 
 class OfferedServerTools:
-    """`client` are the names of the client's own tools, which no hosted one gets."""
+    """The server tools that a request offers to the model.
+
+    `client` are the names of the client's own tools; no server tool gets one of them.
+    """
 
     def __init__(self, hosting: ServerTools, offers: Sequence[ServerOffer], client: Collection[str]) -> None:
         self.hosting = hosting
         self.offers = tuple(offers)
         self._client = frozenset(client)
+        # tools that the model is not offered, by server; complete after `plan`
         self.left_out: dict[str, list[LeftOutTool]] = {}
-        """Tools that the model is not offered, by server; complete after `plan`."""
         for offer in offers:
             self.left_out.setdefault(offer.server, []).extend(offer.left_out)
         self._servers = {server.label: server for server in hosting.servers}
@@ -62,25 +65,31 @@ class OfferedServerTools:
                 self._tools |= {names.add(builtin or tool.server, tool.name): tool for tool in offer.tools}
 
     def __contains__(self, name: str) -> bool:
-        """Whether a call of that name is the gateway's affair: where servers are hosted that is every name which is
-        not the client's."""
+        """Return whether a call of that name is handled by the gateway.
+
+        If the request has tool servers, that is every name that is not a tool of the client.
+        """
         return bool(self._servers) and name not in self._client
 
     def tool(self, name: str) -> HostedTool | None:
-        """None for a name that the model made up, and for a tool whose server the turn does not host any more: what was
-        offered may stand in an older journal."""
+        """Return the tool; None for an invented name or a server that the request omits.
+
+        An older journal may contain offers of such a server.
+        """
         tool = self._trained.get(name) or self._tools.get(name)
         return tool if tool is not None and tool.server in self._servers else None
 
     @property
     def every(self) -> Mapping[str, HostedTool]:
-        """All tools on offer, by the names the model knows."""
+        """Return all offered tools, by the names that the model knows."""
         return self._tools | self._trained
 
     @property
     def builtins(self) -> tuple[Builtin, ...]:
-        """The tools gpt-oss was trained on that are on offer. What `python` promises is what its server says, since the
-        trained words promise a notebook that goes on."""
+        """Return the offered tools that gpt-oss was trained on.
+
+        The description of `python` is its server's, since the trained description promises a stateful notebook.
+        """
         offered: dict[str, Builtin] = {}
         for name, tool in self._trained.items():
             kind = namespace(name)
@@ -92,15 +101,20 @@ class OfferedServerTools:
         return "" if server is None else server.builtin
 
     def _is_taken(self, builtin: str) -> bool:
-        """Whether a function of the client is called what one of the builtin tool is: then that one is a function of
-        another name."""
+        """Return whether a client function has the name of a function of the builtin tool.
+
+        The builtin tool is then declared as a function of another name.
+        """
         return not FUNCTIONS_OF.get(builtin, frozenset()).isdisjoint(self._client)
 
     def server(self, tool: HostedTool) -> ToolServer:
         return self._servers[tool.server]
 
     def place(self, call: ServerToolCall) -> tuple[str, str]:
-        """The label of the server and its tool that a call seems to be for; the label is empty where it is for none."""
+        """Return the server label and the tool name that a call addresses.
+
+        The label is empty if no server matches.
+        """
         if (tool := self._trained.get(call.name) or self._tools.get(call.name)) is not None:
             return tool.server, tool.name
         for name, trained in self._trained.items():
@@ -110,16 +124,19 @@ class OfferedServerTools:
         return (label, name) if separator and (label in self._servers or call.approval) else ("", call.name)
 
     def names_near(self, call: ServerToolCall) -> list[str]:
-        """Names to choose from instead: those of the same server where there is one, else all."""
+        """Return alternative names: the tools of the addressed server, or else all tools."""
         label, _ = self.place(call)
         tools = self._trained | self._tools
         near = [name for name, tool in tools.items() if tool.server == label]
         return (near or list(tools))[:NAMED]
 
     def plan(self, client: Sequence[FunctionTool], at: str, schema_field: str = "parameters") -> tuple[ToolSet, bool]:
-        """All tools as they are declared, the client's first, and whether all hosted ones are among them: one that
-        cannot be declared is left out, and then there is no such tool; a builtin one whose server does not answer is
-        left out too. Raises InvalidRequest for the client's own; `at` and `schema_field` as for `plan_tools`."""
+        """Declare all tools, the client's first, and return whether all server tools are included.
+
+        Server tools that cannot be declared are left out and do not exist for the request. Built-in tools of an
+        unavailable server are left out too. Raises InvalidRequest for the client's own tools. `at` and `schema_field`
+        as for `plan_tools`.
+        """
         planned = self._plan(client, at, schema_field)
         missing = any(offer.error is not None and self._builtin(offer) for offer in self.offers)
         return planned.beside(builtin.name for builtin in self.builtins), not (missing or any(self.left_out.values()))
@@ -136,7 +153,7 @@ class OfferedServerTools:
             try:
                 return plan_tools((*client, *self._declared()), at=at, schema_field=schema_field)
             except InvalidRequest as refusal:
-                # Each is fine and all of them are too much: what the last servers offer goes first.
+                # Each tool is valid, but together they are too many: those of the last servers are dropped first.
                 self._leave_out(dict.fromkeys(list(self._tools)[len(self._tools) // 2 :], refusal.message))
         return planned
 
@@ -146,12 +163,13 @@ class OfferedServerTools:
             self.left_out.setdefault(tool.server, []).append(LeftOutTool(tool, reason))
 
     def _declared(self) -> list[FunctionTool]:
-        """What is said of a server stands once, before what its first tool says: prompts know of tools only."""
+        """Return the declarations; a server's description precedes that of its first tool."""
+        # Prompts know only tools, not servers.
         sayings = {label: server.description for label, server in self._servers.items()}
         return [_declared(name, tool, sayings.pop(tool.server, "")) for name, tool in self._tools.items()]
 
     def note(self) -> JournalEntry:
-        """What was offered, for a journal."""
+        """Return the offers as a journal entry."""
         offers: list[Json] = []
         for offer in self.offers:
             tools: list[Json] = [
@@ -162,7 +180,7 @@ class OfferedServerTools:
 
 
 def notes_on_left_out(server: str, left_out: Sequence[LeftOutTool]) -> Iterator[str]:
-    """What a client reads about the tools of a server that the model was not offered."""
+    """Yield the client's notes about tools of a server that the model was not offered."""
     for each in left_out[:NOTED_TOOLS]:
         yield f"tool {each.tool.name[:NOTED_NAME]!r} of server {server!r}: left out, {each.reason}"
     if len(left_out) > NOTED_TOOLS:
@@ -170,7 +188,10 @@ def notes_on_left_out(server: str, left_out: Sequence[LeftOutTool]) -> Iterator[
 
 
 def offers_in(journal: Sequence[int]) -> tuple[ServerOffer, ...] | None:
-    """What was offered when the journal was begun; None where it does not say. Raises StoreUnreadable."""
+    """Return the offers recorded at the journal's beginning, or None if there are none.
+
+    Raises StoreUnreadable.
+    """
     parts = parts_of(journal)
     first = next(parts, None)
     if isinstance(first, JournalEntry) and NOTED in first.value:
@@ -197,10 +218,13 @@ def _tool(label: str, name: Json, description: Json, schema: Json, annotations: 
 
 
 def _trained(builtin: str, tools: Sequence[HostedTool]) -> dict[str, HostedTool]:
-    """The functions of a builtin tool, by their trained names. A server of only one tool has the one function."""
+    """Return the functions of a builtin tool, by their trained names.
+
+    A server with a single tool provides a builtin tool's single function.
+    """
     functions = FUNCTIONS_OF.get(builtin, frozenset())
     found = {tool.name: tool for tool in tools}
-    # In an order of their own, so that servers that say the same in another one give equal prompts.
+    # Sorted, so that servers that list the same tools in another order lead to equal prompts.
     named = {name: found[own] for name in sorted(functions) if (own := name.rpartition(".")[2]) in found}
     if not named and len(functions) == len(tools) == 1:
         return dict(zip(functions, tools, strict=True))
@@ -212,7 +236,7 @@ def _declared(name: str, tool: HostedTool, about: str = "") -> FunctionTool:
 
 
 def _refusal(name: str, tool: HostedTool) -> str:
-    """Why the tool cannot be declared; empty if it can."""
+    """Return the reason why the tool cannot be declared; empty if it can."""
     try:
         plan_tools([_declared(name, tool)])
     except InvalidRequest as refusal:
@@ -221,8 +245,10 @@ def _refusal(name: str, tool: HostedTool) -> str:
 
 
 def decided_calls(conversation: Conversation, hosting: ServerTools) -> tuple[list[ServerToolCall], list[ToolResult]]:
-    """The calls that were approved, in the order of the decisions, and the results of those that were not. A decision
-    about a call that is not there, or has its result already, is about nothing."""
+    """Return the approved calls, in the order of the decisions, and the results of denied ones.
+
+    A decision about a missing call, or about one with a result, is ignored.
+    """
     waiting = {item.call_id: item for item in conversation.items if isinstance(item, AssistantCall)}
     for item in conversation.items:
         if isinstance(item, ToolResult):
@@ -241,7 +267,7 @@ def decided_calls(conversation: Conversation, hosting: ServerTools) -> tuple[lis
 
 
 def with_results(conversation: Conversation, results: Sequence[ToolResult]) -> Conversation:
-    """The conversation with each result right behind its call."""
+    """Return the conversation with each result directly after its call."""
     by_call = {result.call_id: result for result in results}
     items: list[Item] = []
     for item in conversation.items:

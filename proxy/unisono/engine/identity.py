@@ -1,4 +1,7 @@
-"""Whose request it is, for routing: failures of one identity alone do not take a deployment away from others."""
+"""Identity of the client, for routing.
+
+Failures of a single identity do not make a deployment unavailable to others.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from unisono.core.generation import Sampling
 from unisono.engine.turn import GenerationRequest
 
 USUAL: Final = Sampling()
+# body fields of pass-through requests that a backend may fail on
 UNUSUAL_FIELDS: Final = (
     "logit_bias",
     "stop",
@@ -24,12 +28,14 @@ UNUSUAL_FIELDS: Final = (
     "frequency_penalty",
     "repetition_penalty",
 )
-"""Fields of a body that passes through that a backend may fail on."""
 
 
 def identity_of(turn: GenerationRequest) -> str:
-    """The key's public id; without a key a digest of the request's unusual options, else of how the conversation
-    begins: a client that repeats a request, or goes on behind it, is the same one."""
+    """Return the key's public id, or a digest of the request if there is no key.
+
+    The digest is that of its unusual options, or else of the beginning of the conversation. A client that repeats or
+    continues a request therefore has the same identity.
+    """
     if turn.caller is not None and turn.caller.key:
         return turn.caller.key
     said = repr(_options(turn) or _beginning(turn))
@@ -37,7 +43,8 @@ def identity_of(turn: GenerationRequest) -> str:
 
 
 def _options(turn: GenerationRequest) -> Mapping[str, object]:
-    """Options that differ from the defaults. A seed is none: it may differ with every repetition."""
+    """Return the options that differ from the defaults."""
+    # The seed is excluded: it may differ with every repetition.
     if turn.passage is not None:
         return {name: turn.passage.body[name] for name in UNUSUAL_FIELDS if turn.passage.body.get(name) is not None}
     told: dict[str, object] = {

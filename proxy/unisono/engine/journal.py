@@ -1,12 +1,11 @@
-"""A journal: the tokens of an answer in the order they were read, and between them the marks that it takes to read them
-again to the same events.
+"""Journal of an answer: its tokens in reading order, with the marks needed for a replay.
 
-What a token means depends on three things that are not in the tokens: where a step ended, whether the ids are the
-model's own or guesses made from text, and whether the backend shows the token it stops at. The first has
-`STEP_ENDED`; a change of the other two has a mark of its own. A backend that gives ids and shows its stops needs none.
+The meaning of a token depends on three facts: the end of the step, the source of the ids (the model, or guesses from
+text), and the visibility of stop tokens. The first is recorded as `STEP_ENDED`; changes of the other two have marks of
+their own. A backend that returns ids and its stop tokens needs no marks.
 
-What the gateway did itself between two steps is in no token at all. It stands there as notes: JSON, its bytes three to
-a number behind a mark and their count.
+Actions of the gateway between two steps are recorded as notes: JSON bytes, three per number, after a mark and the byte
+count.
 """
 
 from __future__ import annotations
@@ -22,18 +21,20 @@ from unisono.core.generation import Capabilities, OutputForm
 from unisono.engine.turn import STEP_ENDED
 from unisono.errors import StoreUnreadable
 
+# Numbers from here on are marks. They are far above every token id, and fit into 32 bits.
 FIRST_MARK: Final = 0xFFFF_FFF0
-"""Numbers from here on are marks; far above every token's id, and still of 32 bits."""
 NOTE: Final = FIRST_MARK + 8
+# key of a note that belongs to the component that started the request; it does not affect the answer
 NOTED: Final = "noted"
-"""The key of a note that is whoever's who started the turn; nothing of the answer follows from it."""
-PACKED: Final = 3
-"""Bytes of a note to a number: no such number can be a mark."""
+PACKED: Final = 3  # bytes of a note per number, so that no number can be a mark
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSource:
-    """How tokens come from a backend. `guessed`: made from its text. `stop_hidden`: without the one it stops at."""
+    """Source of a backend's tokens.
+
+    `guessed`: made from its text. `stop_hidden`: without the stop token.
+    """
 
     guessed: bool = False
     stop_hidden: bool = False
@@ -58,12 +59,12 @@ class JournalMarker(Enum):
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """Something that no token says, as a JSON object."""
+    """A fact that no token expresses, as a JSON object."""
 
     value: Mapping[str, Json]
 
     def numbers(self) -> list[int]:
-        """How it stands in a journal."""
+        """Return the note as journal numbers."""
         text = json.dumps(self.value, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
         data = text.encode("utf-8", "surrogatepass")
         padded = data + bytes(-len(data) % PACKED)
@@ -75,8 +76,10 @@ Part: TypeAlias = "Sequence[int] | TokenSource | JournalEntry | JournalMarker"
 
 
 def parts_of(journal: Sequence[int]) -> Iterator[Part]:
-    """A journal in its parts: runs of tokens, none empty, and what stands between them; what nobody knows is passed
-    over. Raises StoreUnreadable for a note that is none."""
+    """Yield the parts of a journal: non-empty token sequences, and the marks and notes between.
+
+    Unknown marks are skipped. Raises StoreUnreadable for a damaged note.
+    """
     begin = 0
     for at in [at for at, number in enumerate(journal) if number >= FIRST_MARK]:
         if at > begin:
@@ -94,19 +97,25 @@ def parts_of(journal: Sequence[int]) -> Iterator[Part]:
 
 
 def generated_in(journal: Sequence[int]) -> int:
-    """Number of tokens in a journal. Raises StoreUnreadable for a damaged note."""
+    """Return the number of tokens in a journal.
+
+    Raises StoreUnreadable for a damaged note.
+    """
     return sum(len(part) for part in parts_of(journal) if isinstance(part, Sequence))
 
 
 def noted_in(journal: Sequence[int]) -> Mapping[str, Json] | None:
-    """What the turn's `noted` was when the journal was begun; None for nothing. Raises StoreUnreadable."""
+    """Return the request's `noted` data from the journal's beginning, or None.
+
+    Raises StoreUnreadable for a damaged note.
+    """
     first = next(parts_of(journal), None)
     noted = first.value.get(NOTED) if isinstance(first, JournalEntry) else None
     return noted if isinstance(noted, dict) else None
 
 
 def _note_at(journal: Sequence[int], at: int) -> tuple[JournalEntry, int]:
-    """The note whose mark is at `at`, and where the next part begins."""
+    """Return the note whose mark is at `at`, and the position of the next part."""
     size = journal[at + 1] if at + 1 < len(journal) else 0
     end = at + 2 + -(-size // PACKED)
     try:

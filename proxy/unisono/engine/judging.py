@@ -1,6 +1,6 @@
-"""What is done about a call of a hosted tool: it is made, somebody is asked first, or the model is told why not.
+"""Verdicts on server tool calls: make the call, request an approval, or reply with an error.
 
-Pure, and bounded for anything a model may write: calls that lead nowhere, and calls made over and over, come to an end.
+Pure. Calls without effect and repeated calls are limited, so that every answer ends.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from unisono.core.tool_arguments import ToolArguments
 from unisono.engine.hosted import OfferedServerTools
 from unisono.engine.steps import ServerToolCall
 
+# Verdicts, and names of rules (see `core.recovery_rules.RULES`).
 MAKE: Final = "make"
 ASK: Final = "ask"
 UNKNOWN_TOOL: Final = "unknown-tool"
@@ -25,14 +26,10 @@ ENDED: Final = "tools-ended"
 NOT_REPEATED: Final = "call-not-repeated"
 LATE: Final = "late-call"
 LEFT_OUT: Final = "tool-left-out"
-"""Verdicts, and names of rules (see `core.rules.RULES`)."""
 
-FAULTS: Final = 3
-"""So many faults of the model in a row end its calling."""
-MOST_ALIKE: Final = 2
-"""So often in a row the same call is made."""
-MOST_CALLS: Final = 512
-"""For turns that set no limit of their own."""
+FAULTS: Final = 3  # consecutive faults of the model that end its calling
+MOST_ALIKE: Final = 2  # consecutive equal calls that are made
+MOST_CALLS: Final = 512  # calls of a request without a limit of its own
 
 OUTCOME_UNKNOWN: Final = "It is not known whether the call was carried out; it was not repeated."
 
@@ -51,6 +48,7 @@ def _no_time_left(_: ServerToolCall, __: ToolArguments, tools: OfferedServerTool
 
 FITTING: Final = "Give a JSON object that fits the tool."
 
+# text that the model reads instead of a result, by rule
 TOLD: Final[Mapping[str, Callable[[ServerToolCall, ToolArguments, OfferedServerTools], str]]] = {
     UNKNOWN_TOOL: _unknown,
     BAD_ARGUMENTS: lambda _, arguments, __: f"The arguments cannot be sent: {arguments.problem}. {FITTING}",
@@ -60,19 +58,16 @@ TOLD: Final[Mapping[str, Callable[[ServerToolCall, ToolArguments, OfferedServerT
     VOID: lambda *_: "The call was approved, but the tool is not available any more. The call was not made.",
     ENDED: lambda *_: "No more calls are made. Answer with what is known.",
 }
-"""What the model reads instead of a result, by rule."""
 
 
 @dataclass(slots=True)
 class CallBudget:
-    """The calls of a turn so far. `limit` is how many may be made."""
+    """The calls of a request so far; `limit` is the number of calls allowed."""
 
     tools: OfferedServerTools
     limit: int
-    exhausted: bool = False
-    """Whether no more calls are made."""
-    _late: bool = False
-    """Whether the turn's time is over."""
+    exhausted: bool = False  # no more calls are made
+    _late: bool = False  # the time of the request has passed
     _rounds: int = 0
     _made: int = 0
     _faults: int = 0
@@ -81,12 +76,12 @@ class CallBudget:
 
     @property
     def paused(self) -> bool:
-        """Whether the turn ends behind this round for its client to go on with."""
+        """Return whether the answer pauses after this round, to be continued by the client."""
         after = self.tools.hosting.pause_after
         return after is not None and (self._late or self._rounds >= after)
 
     def begin(self) -> None:
-        """Another round of calls begins."""
+        """Begin another round of calls."""
         self._rounds += 1
 
     def time_is_over(self) -> None:
@@ -94,7 +89,10 @@ class CallBudget:
         self.exhausted = self.exhausted or self.tools.hosting.pause_after is None
 
     def judge(self, call: ServerToolCall, arguments: ToolArguments, *, late: bool = False) -> str:
-        """`MAKE`, `ASK` or the rule by which the model is told something instead. `late`: the turn's time is over."""
+        """Return `MAKE`, `ASK` or the rule of an error reply.
+
+        `late`: the time of the request has passed.
+        """
         tool = self.tools.tool(call.name)
         if self.exhausted:
             return ENDED
@@ -113,7 +111,7 @@ class CallBudget:
         return MAKE
 
     def enter(self, arguments: ToolArguments, verdict: str) -> None:
-        """A call with these arguments was judged so."""
+        """Record the verdict on a call with these arguments."""
         self._alike = self._alike + 1 if arguments.digest == self._last else 1
         self._last = arguments.digest
         self._made += verdict == MAKE

@@ -1,8 +1,8 @@
-"""How much of a generation is taken: no more than was asked for, whatever the backend does with the limit it was sent.
+"""Token limit of a generation, enforced even if the backend ignores the limit it was sent.
 
-Ids are counted as they come. Tokens that were made from text are cut where the network cut it, which makes more of them
-than the model generated; when there are too many, the whole text is counted once more as the tokenizer makes it. That
-is done so seldom that the work stays linear. No I/O.
+Token ids are counted on arrival. Tokens made from text are cut where the network cut the text, so there are more of
+them than the model generated. If there are too many, the whole text is encoded again and counted. This is rare enough
+that the work stays linear. No I/O.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from unisono.harmony.encoding import Encoding
 
 
 class TokenCap:
-    """For one generation of at most so many tokens. `passed` says whether it went on behind them."""
+    """Limit of one generation to `most` tokens.
+
+    `passed` is set when the generation exceeded it.
+    """
 
     def __init__(self, encoding: Encoding, most: int, *, guessed: bool) -> None:
         self._encoding = encoding
@@ -26,7 +29,10 @@ class TokenCap:
         self.passed = False
 
     def taken(self, tokens: Sequence[int]) -> Sequence[int]:
-        """Those of some more tokens that count; where they are guesses, all that came with the last of them."""
+        """Return the tokens that count.
+
+        For guessed tokens, these are all that arrived with the last counted one.
+        """
         self._count += len(tokens)
         if not self._guessed:
             self.passed = self._count > self._most
@@ -35,12 +41,12 @@ class TokenCap:
         if self._count > self._next:
             made = self._made()
             self.passed = made > self._most
-            # So many more have to come before there can be too many.
+            # The guessed count has to grow by the remaining budget before the limit can be exceeded.
             self._next = self._count + self._most - made
         return tokens
 
     def counts_anew(self, tokens: Sequence[int]) -> int:
-        """Number of tokens whose text `taken` encodes again for some more tokens."""
+        """Return the number of tokens whose text `taken` encodes again for some more tokens."""
         is_due = self._guessed and self._count + len(tokens) > self._next
         return len(self._seen) + len(tokens) if is_due else 0
 

@@ -1,7 +1,6 @@
-"""The tool loop's hands: asks servers for their tools, makes the calls that were decided on, and makes each of them
-once.
+"""Runner of server tools: lists the tools of servers, and makes each accepted call once.
 
-What a call does wrong is told to the model, which goes on. Cancelling whoever waits here cancels the call.
+Errors of a call are reported to the model, which continues. Cancelling the waiting task cancels the call.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from unisono.engine.steps import ServerToolCall
 from unisono.engine.turn import GenerationReport, ServerTools
 from unisono.errors import InvalidRequest, ToolServerError, ToolServerNotAllowed, ToolServerTimeout
 
-GRACE_S: Final = 2.0
-"""How much later than its deadline a host is given up that does not keep to it."""
-OFF_LOOP_CHARACTERS: Final = 16 * 1024
-"""Longer arguments of a call are read in a thread."""
+GRACE_S: Final = 2.0  # extra time after its deadline, for a tool host that exceeds it
+OFF_LOOP_CHARACTERS: Final = 16 * 1024  # longer arguments of a call are parsed in a thread
 
 
 class ToolLoop:
-    """For one run; its time begins now. What it does stands in `report`, and servers are told the `span` below which
-    it is done."""
+    """Server tools of one answer; the time limit begins at construction.
+
+    Facts are added to `report`. Servers receive trace spans below `span`.
+    """
 
     def __init__(
         self, host: ToolHost, hosting: ServerTools, report: GenerationReport, span: TraceContext | None = None
@@ -44,8 +43,10 @@ class ToolLoop:
         self._deadline = asyncio.get_running_loop().time() + hosting.total_s
 
     async def offers(self) -> tuple[ServerOffer, ...]:
-        """What the servers offer, all asked at once. Raises what is wrong with the request, and what is wrong with a
-        server that is not optional."""
+        """List the tools of all servers concurrently.
+
+        Raises errors of the request, and errors of servers that are not optional.
+        """
         asked = [self._offer(server) for server in self._hosting.servers]
         offers: list[ServerOffer] = []
         for came in await asyncio.gather(*asked, return_exceptions=True):
@@ -66,7 +67,7 @@ class ToolLoop:
         except ToolServerNotAllowed as refused:
             if not server.at:
                 raise
-            # Where its name leads is only known now.
+            # The address of the server is only resolved now.
             at = f"{server.at}.server_url"
             raise ToolServerNotAllowed(f"'{at}': {refused.message}", param=at) from None
         else:
@@ -77,8 +78,10 @@ class ToolLoop:
         return ServerOffer(server.label, error=error.message)
 
     async def batches(self, reading: OutputReader) -> AsyncGenerator[list[Event]]:
-        """The round of tools that is to be run, or what is left of it. A call is made when the batch behind the one
-        that shows it is asked for."""
+        """Run the current round of calls, or the rest of it.
+
+        A call is made when the batch after the one that announces it is requested.
+        """
         assert reading.round is not None
         if (calling := reading.round.calling) is not None:
             yield reading.ran(await self._told_late(reading, calling))
@@ -87,12 +90,15 @@ class ToolLoop:
                 await asyncio.to_thread(reading.round.read_next)
             yield reading.call(late=self._late())
             if (calling := reading.round.calling) is not None:
-                # A call whose predecessors may be missing from the journal may be one of them.
+                # A call whose predecessors may be missing from the journal may itself be one that was already made.
                 told = self._told if self._hosting.is_journal_complete else self._told_late
                 yield reading.ran(await told(reading, calling))
 
     async def _told_late(self, reading: OutputReader, calling: PendingCall) -> CallOutcome:
-        """Of a call that an earlier run may have made."""
+        """Return the outcome of a call that an earlier stream may have made.
+
+        Only idempotent tools are called again.
+        """
         assert reading.round is not None
         tool = reading.round.tools.tool(calling.call.name)
         told = reading.round.told(calling)

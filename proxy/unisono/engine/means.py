@@ -1,4 +1,4 @@
-"""What every run works with, and what it makes of a turn before anything is rendered."""
+"""Dependencies shared by all generations, and preparation of a request before rendering."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ from unisono.harmony.tools import plan_tools
 NO_CALLS: Final = "Do not call any tool now. Answer the last message directly."
 
 LeftOutLog: TypeAlias = Callable[[str, Sequence[LeftOutTool]], None]
-"""Logs the tools of a server that the model is not offered."""
+"""Callback that logs the tools of a server that the model is not offered."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineDeps:
+    """Dependencies of the engine's generations."""
+
     encoding: Encoding
     renderer: Renderer
     pool: DeploymentPool
@@ -41,6 +43,7 @@ class EngineDeps:
     refused_constraints: RefusedConstraints = field(default_factory=RefusedConstraints)
 
     async def prepared(self, turn: GenerationRequest, hosted: OfferedServerTools | None) -> PreparedPrompt:
+        """Return the conversation to render and the declared tools."""
         conversation = self.memory.recall(turn.tenant, turn.conversation, dated=turn.dated)
         if turn.form is not None:
             conversation = replace(conversation, preamble=replace(conversation.preamble, form=turn.form))
@@ -51,7 +54,7 @@ class EngineDeps:
                 client = ()
             elif turn.forbidden_tools is ForbiddenTools.NOTE:
                 conversation = replace(conversation, items=(*conversation.items, DeveloperMessage(NO_CALLS)))
-        # A schema may take half a second to read; other streams go on meanwhile.
+        # Reading a schema may take half a second; the thread lets other streams continue.
         if hosted is not None:
             tools, whole = await asyncio.to_thread(hosted.plan, client, *at)
             if hosted.builtins:
@@ -63,7 +66,10 @@ class EngineDeps:
         return PreparedPrompt(conversation, await asyncio.to_thread(plan_tools, client, at=at[0], schema_field=at[1]))
 
     def loop(self, turn: GenerationRequest, report: GenerationReport) -> ToolLoop | None:
-        """Runs the tools of a turn that hosts any. Raises UnsupportedValue where nobody can."""
+        """Return the runner of the request's server tools, or None if it has none.
+
+        Raises UnsupportedValue if the gateway runs no tools.
+        """
         hosting = turn.hosting
         if hosting is None or not (hosting.servers or hosting.decisions):
             return None
@@ -72,7 +78,7 @@ class EngineDeps:
         return ToolLoop(self.tools, hosting, report, turn.span)
 
     def hosted(self, turn: GenerationRequest, offers: Sequence[ServerOffer]) -> OfferedServerTools:
-        """The hosted tools of a turn, by what their servers offer."""
+        """Return the server tools of a request, as offered by their servers."""
         return OfferedServerTools(
             turn.hosting or ServerTools(), offers, [tool.name for tool in turn.conversation.preamble.tools]
         )

@@ -1,9 +1,9 @@
-"""What the gateway remembers of stateless conversations, so that they stay token-exact.
+"""Cache of stateless conversations, so that their prompts stay token-exact.
 
-A Chat client sends its history back as text. The ids the model really generated are found again here: by the call's id
-and its content for tool turns, by content for answers. A continued conversation then extends the very tokens a backend
-has cached, and the reasoning of a running tool turn survives clients that do not send it back. Forgetting is always
-safe: what is not found is rendered from its text. Bounded, in process, per tenant.
+A Chat client sends its history back as text. The cache finds the generated token ids again: tool turns by the call's id
+and content, answers by content. A continued conversation then extends the tokens that a backend has cached. The
+reasoning of a running tool turn also survives clients that do not send it back. Eviction is always safe: an unknown
+message is rendered from its text. Bounded, in process, per tenant.
 """
 
 from __future__ import annotations
@@ -33,18 +33,20 @@ from unisono.core.events import Closed, HostedCall, Reasoning, Text, ToolCall
 Generated = AssistantReasoning | AssistantMessage | AssistantCall
 
 Kept = Generated | ToolResult
-"""What is said in a turn: a hosted tool's result stands between what the model generated."""
+"""An item of an answer: results of server tools stand between the model's own items."""
 
 MAX_DATES = 10_000
 MAX_BYTES = 32 * 1024 * 1024
-ENTRY_BYTES = 480
-"""Key, entry, tuples, and the place in an ordered dictionary."""
+ENTRY_BYTES = 480  # key, entry, tuples, and the slot in an ordered dictionary
 MAX_ENTRY_SHARE = 1 / 8
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Items without their tokens, and the tokens of each item in four bytes per id: as objects they take forty."""
+    """Items without their tokens, and the tokens of each item as 4 bytes per id.
+
+    As objects, tokens take 40 bytes each.
+    """
 
     items: tuple[Kept, ...]
     tokens: tuple[bytes, ...]
@@ -75,7 +77,10 @@ def _texts(item: Kept) -> tuple[str, ...]:
 
 
 class ConversationCache:
-    """`max_bytes` bounds the memory of the entries; the least recently used entry is evicted first."""
+    """Cache of generated messages and calls.
+
+    `max_bytes` limits the memory of the entries; the least recently used entry is evicted first.
+    """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -85,12 +90,14 @@ class ConversationCache:
 
     @property
     def size(self) -> int:
-        """Bytes of all entries, without the dates."""
+        """Return the bytes of all entries, without the dates."""
         return self._size
 
     def recall(self, tenant: str, conversation: Conversation, *, dated: bool = False) -> Conversation:
-        """The conversation with the generated ids of what the model said, and with its own first day, unless it is
-        `dated` already."""
+        """Return the conversation with the model's generated token ids and its first day.
+
+        A `dated` conversation keeps its own date.
+        """
         items: list[Item] = []
         said: list[Generated] = []
         told = frozenset(item.call_id for item in conversation.items if isinstance(item, AssistantCall))
@@ -120,17 +127,17 @@ class ConversationCache:
         results: Mapping[str, ToolResult] | None = None,
         shown: Collection[str] = (),
     ) -> None:
-        """Keep what the model generated in one turn. `opened` is the beginning of the first message where the client
-        wrote it: the message's tokens hold it, its text does not. `results` are those of hosted calls, by their ids.
-        `shown` are labels of servers whose calls the client sends back, with their results; it never sees the others,
-        and the model did."""
+        """Store the items that the model generated for one request."""
+        # `opened` is the beginning of the first message, if the client wrote it. The message's tokens include it, its
+        # text does not. `results` are the results of server tools, by call id. `shown` are labels of servers whose
+        # calls and results the client sends back. The client never sees calls of other servers, although the model did.
         said: list[Kept] = []
         visible: list[AssistantMessage] = []
-        before = 0  # index in `said` of the first item after the last call that was shown
+        before = 0  # index in `said` of the first item after the last emitted call
         handed: tuple[bytes, tuple[Kept, ...]] | None = None
         for event in closed:
             if isinstance(event.item, HostedCall) and event.item.approval:
-                # It stands in the conversation.
+                # The call is in the conversation already.
                 continue
             if not event.tokens:
                 return
@@ -158,7 +165,7 @@ class ConversationCache:
                         said.append(results[call_id])
                     before = len(said) if server in shown else before
         if handed is not None and said and all(isinstance(item, AssistantCall | ToolResult) for item in said):
-            # What was run beside the client's calls comes back with the last of them.
+            # Server calls made beside the client's calls are restored with the last of those.
             key, items = handed
             self._keep(key, (*items, *said))
 
@@ -186,7 +193,10 @@ class ConversationCache:
         return self._find(_key(tenant, "answer", message.text)) or (message,)
 
     def _date(self, tenant: str, conversation: Conversation) -> str:
-        """The first day of this conversation as far as it is known, so that midnight breaks no prefix cache."""
+        """Return the conversation's first day if known.
+
+        A change at midnight would invalidate prefix caches.
+        """
         today = conversation.preamble.date
         first = next((item.text for item in conversation.items if isinstance(item, UserMessage)), "")
         key = _key(tenant, "date", conversation.preamble.instructions, first)
@@ -217,8 +227,11 @@ class ConversationCache:
 
 
 def _untold(kept: Sequence[Kept], call_id: str, told: Collection[str]) -> Sequence[Kept]:
-    """What of a turn goes with that call where the client tells of the calls `told`: all that was said behind the last
-    of them, and what was run behind the call and is none of them."""
+    """Return the part of a turn that belongs to a call, without what the client sends itself.
+
+    `told` are the ids of the calls that the client sends. The part begins after the last of them before this call. It
+    also includes items after the call that belong to none of them.
+    """
 
     def is_told(item: Kept) -> bool:
         return isinstance(item, AssistantCall | ToolResult) and item.call_id != call_id and item.call_id in told
@@ -233,8 +246,10 @@ def _is_call(item: Kept, call_id: str) -> bool:
 
 
 def _same_turn(kept: Sequence[Kept], said: Sequence[Generated], call: AssistantCall) -> bool:
-    """Whether a client's version of a turn is the remembered one: what it sends is equal, what it leaves out (it may
-    know neither reasoning nor preambles) does not matter."""
+    """Return whether a client's version of a turn matches the stored one.
+
+    All parts that the client sends must be equal. It may omit reasoning and preambles, which it need not know.
+    """
     own = next((item for item in kept if _is_call(item, call.call_id)), None)
     if (
         not isinstance(own, AssistantCall)
@@ -250,8 +265,11 @@ def _same_turn(kept: Sequence[Kept], said: Sequence[Generated], call: AssistantC
 
 
 def _same_arguments(kept: str, given: str) -> bool:
-    """Whether both are the same text, or the same JSON: some APIs hand arguments over as an object, which comes back
-    written in another way, its numbers as exact as readers of JSON commonly keep them."""
+    """Return whether both are the same text, or the same JSON.
+
+    Some APIs pass arguments as an object, and the client then serializes it differently. Numbers are compared with the
+    precision of common JSON readers.
+    """
     if kept == given:
         return True
     try:

@@ -1,5 +1,4 @@
-"""What was generated as it is shown to somebody: the runs of tokens, and among them what was mended, where that was
-decided."""
+"""Generated tokens for display, split at the positions of the repairs."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ Piece: TypeAlias = "Sequence[int] | Repaired"
 
 
 def with_repairs(parts: Iterable[Part], repairs: Iterable[Repaired]) -> Iterator[Part | Repaired]:
-    """The parts of a journal with all the repairs: what was decided behind the last token comes last."""
+    """Yield the parts of a journal with all repairs; repairs after the last token come last."""
     waiting = deque(repairs)
     position = 0
     for part in parts:
@@ -27,8 +26,10 @@ def with_repairs(parts: Iterable[Part], repairs: Iterable[Repaired]) -> Iterator
 
 
 def mended(tokens: Sequence[int], waiting: deque[Repaired], position: int = 0) -> Iterator[Piece]:
-    """Tokens that are generated behind `position`, in runs, and of the repairs that wait those that were decided up to
-    their end, which are taken out."""
+    """Split tokens that begin at `position` at the waiting repairs.
+
+    Repairs up to the end of the tokens are yielded and removed from `waiting`.
+    """
     shown = 0
     while waiting and waiting[0].position <= position + len(tokens):
         upto = max(waiting[0].position - position, shown)

@@ -1,4 +1,4 @@
-"""A move of the step plan, as data: what is cut, what is put there, and what the model goes on behind."""
+"""Prompt edit: tokens to cut and to insert before generation continues."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from unisono.engine.regeneration import NONE_REJECTED, RejectedAttempts
 
 @dataclass(frozen=True, slots=True)
 class PromptEdit:
-    """Cut what was said behind the place `kept`, put whole messages `between` there, open a message with `header` (what
-    stands behind `<|start|>assistant`; empty where the model is to choose), and go on. `closes`: an open message is
-    closed first, and stands. `naming`: what is generated next is the name of a tool."""
+    """An edit of the tokens at the end of a step's prompt.
+
+    Cut the tokens after position `kept`, insert the whole messages `between`, open a message with `header`, and
+    continue. `header` follows `<|start|>assistant`; it is empty if the model chooses the header. With `closes`, an open
+    message is closed first and stays in the prompt. With `naming`, the next generation is the name of a tool.
+    """
 
     kept: int = 0
     header: Tokens = ()
@@ -21,12 +24,9 @@ class PromptEdit:
     closes: bool = False
     constraint: Constraint | None = None
     naming: bool = False
-    attempts: RejectedAttempts = NONE_REJECTED
-    """Rejected attempts at the message that comes."""
-    body: Tokens = ()
-    """Whole body of the message, with its terminator; empty where the model writes it."""
+    attempts: RejectedAttempts = NONE_REJECTED  # rejected attempts at the message that follows
+    body: Tokens = ()  # whole body of the message, with its terminator; empty if the model writes it
+    # the open message stays open and continues with `body`; `kept` is the position after its header
     trims: bool = False
-    """The open message stays open and continues with `body`; `kept` is the position after its header."""
-    ends: bool = False
-    """Nothing more is generated."""
+    ends: bool = False  # nothing more is generated
     rule: str = ""

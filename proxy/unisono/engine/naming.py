@@ -1,7 +1,7 @@
-"""The name of a tool, where one of several has to be called and the model says which.
+"""Choice of a tool by the model: reads the name when one of several has to be called.
 
-The prompt ends in the beginning of the recipient, at a token's end whichever tool it is: ` to=functions` without its
-dot, since `.get` is one token. No I/O.
+The prompt ends in the beginning of the recipient, at a token boundary for every tool: ` to=functions` without its dot,
+since `.get` is one token. No I/O.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from unisono.harmony.encoding import Encoding
 from unisono.harmony.header import COMMENTARY
 from unisono.harmony.recipients import FUNCTIONS, read_recipient
 
-MOST_TOKENS: Final = 48
-"""So many tokens are read as a name."""
+MOST_TOKENS: Final = 48  # tokens that are read as a name
 _NAME = re.compile(r"[A-Za-z0-9_.-]*")
 
 
 class ToolNaming:
-    """`recipients` are those to choose from, as headers name them."""
+    """The name of one of several tools.
+
+    `recipients` are the possible tools, as named in headers.
+    """
 
     def __init__(self, encoding: Encoding, recipients: Sequence[str]) -> None:
         self._encoding = encoding
@@ -34,30 +36,30 @@ class ToolNaming:
 
     @property
     def header(self) -> Tokens:
-        """What the prompt ends in, behind `<|start|>assistant`."""
+        """Return the prompt's last tokens, after `<|start|>assistant`."""
         return tuple(self._encoding.encode_marked(f"<|channel|>{COMMENTARY}{self._stem}"))
 
     @property
     def choices(self) -> OneOf:
-        """What may be generated behind it."""
+        """Return the constraint for the text that follows the header."""
         return OneOf(tuple(self._tails))
 
     @property
     def text(self) -> str:
-        """Text of the name so far."""
+        """Return the text of the name so far."""
         return self._encoding.decode(self._said)
 
     def begin(self) -> None:
         self._said = []
 
     def read(self, token: int) -> tuple[str | None, bool]:
-        """The tool that is meant, None while it is not known; and whether nothing more tells."""
+        """Read a token; return the tool, None if it is unknown, and whether the name is decided."""
         if token < FIRST_SPECIAL:
             self._said.append(token)
         return self.found(over=token >= FIRST_SPECIAL or len(self._said) >= MOST_TOKENS)
 
     def found(self, *, over: bool) -> tuple[str | None, bool]:
-        """The same of what was read so far. `over`: nothing more of the name comes."""
+        """Return the same for the tokens so far. `over`: the name is complete."""
         said = self.text
         name = (_NAME.match(said) or [""])[0]
         begun = [recipient for tail, recipient in self._tails.items() if tail.startswith(name)]

@@ -1,7 +1,7 @@
-"""Reading of an answer in portions that do not hold up other streams; the work on a long message is done in a thread.
+"""Reading of an answer in portions that do not block other streams.
 
-A message is checked, encoded again and handed over when it ends, in time proportional to its length. A short one is
-read on the event loop: a thread would cost more than the work.
+At the end of a message it is checked, encoded again and emitted, in time proportional to its length. Long messages are
+processed in a thread. Short ones are processed on the event loop, since a thread would cost more than the work.
 """
 
 from __future__ import annotations
@@ -18,12 +18,9 @@ from unisono.engine.reading import OutputReader
 from unisono.engine.telling import AttemptTelemetry
 from unisono.harmony.decode import Decoder
 
-LONG_MESSAGE_TOKENS: Final = 1_000
-"""Tokens of a message whose end takes up to a millisecond under a schema of usual size."""
-LONG_CHUNK_CHARS: Final = 8_000
-"""Text that takes about 2 ms to encode."""
-PORTION_TOKENS: Final = 256
-"""Tokens that take less than a millisecond to read while their message is open."""
+LONG_MESSAGE_TOKENS: Final = 1_000  # tokens of a message whose end takes up to 1 ms under a schema of usual size
+LONG_CHUNK_CHARS: Final = 8_000  # characters that take about 2 ms to encode
+PORTION_TOKENS: Final = 256  # tokens that take less than 1 ms to read while their message is open
 
 T = TypeVar("T")
 
@@ -34,7 +31,7 @@ def portions(tokens: Sequence[int]) -> Iterator[Sequence[int]]:
 
 
 class Pauses:
-    """Lets other tasks run between portions of a generation, however fast its tokens come."""
+    """Pauses that let other tasks run between portions of a generation, at any token rate."""
 
     def __init__(self) -> None:
         self._since_last = 0
@@ -54,7 +51,7 @@ class Feeder:
         self._pauses = Pauses()
 
     async def feed(self, portion: Sequence[int]) -> list[Event]:
-        """The events of some more tokens."""
+        """Return the events of some more tokens."""
         await self._pauses.before(portion)
         reading = self._reading
         if reading.unsettled > LONG_MESSAGE_TOKENS and max(portion, default=0) >= FIRST_SPECIAL:
@@ -63,7 +60,10 @@ class Feeder:
 
 
 async def settled(reading: OutputReader, work: Callable[[], T]) -> T:
-    """Run `work`, which may settle the open message of `reading`; in a thread if that message is long."""
+    """Run `work`, which may settle the open message of `reading`.
+
+    It runs in a thread if that message is long.
+    """
     return await in_thread(reading, work) if reading.unsettled > LONG_MESSAGE_TOKENS else work()
 
 
@@ -77,7 +77,10 @@ async def in_thread(reading: OutputReader, work: Callable[[], T]) -> T:
 async def received(
     chunk: Chunk, limit: TokenCap, decoder: Decoder, told: AttemptTelemetry
 ) -> tuple[Sequence[int], FinishReason | None]:
-    """The tokens of a chunk within `limit`, reported to `told`, and the reason if the generation ends with them."""
+    """Return the tokens of a chunk within `limit`, and the reason if the generation ends there.
+
+    The tokens are also reported to `told`.
+    """
     # All three belong to one generation, so that a thread whose caller was cancelled changes nothing else.
     is_long = len(chunk.text) > LONG_CHUNK_CHARS
     tokens = await asyncio.to_thread(decoder.feed, chunk) if is_long else decoder.feed(chunk)

@@ -1,6 +1,7 @@
-"""The places that one run is given: one is taken when there is something to generate and kept until it is let go.
+"""Slot session: the slots of one answer, and recovery from failed attempts.
 
-All times of an answer are one: what a deployment may take is what is left of it.
+A slot is acquired when something has to be generated, and held until it is released. All attempts share one deadline:
+each gets the time left for the answer.
 """
 
 from __future__ import annotations
@@ -21,23 +22,22 @@ from unisono.engine.identity import identity_of
 from unisono.engine.turn import GenerationReport, GenerationRequest
 from unisono.errors import BackendTimeout, UnisonoError
 
-MOVES = frozenset({Action.RESUME, Action.RESTART, Action.RETRY, Action.WAIT})
-"""Actions by which another attempt follows."""
+MOVES = frozenset({Action.RESUME, Action.RESTART, Action.RETRY, Action.WAIT})  # actions that lead to another attempt
 
 
 class SlotSession:
-    """For one run."""
+    """Slots and attempts of one answer."""
 
     def __init__(
         self, pool: DeploymentPool, turn: GenerationRequest, report: GenerationReport, *, passing: bool = False
     ) -> None:
-        """`passing` is for deployments that answer in OpenAI's own API."""
+        """`passing` selects deployments that answer in OpenAI's own API."""
         self._turn = turn
         self._report = report
         owner = turn.caller.key if turn.caller is not None and turn.caller.key else turn.tenant
         ask = RouteRequest(turn.model, owner, turn.sticky, passing=passing, identity=partial(identity_of, turn))
         self._route = pool.route(ask)
-        # An answer that cannot go on elsewhere must not end early either.
+        # An answer that cannot continue elsewhere must not get a shortened silence limit either.
         self._can_resume = turn.failover and not passing
         self._before = tuple(report.tries)
         self._deadline = turn.deadline or Deadline(self._now())
@@ -45,26 +45,28 @@ class SlotSession:
         self._held = ExitStack()
         self._asked = False
         self._timeouts: Timeouts | None = None
-        self._moving = False
-        """Whether the next place is one to move to."""
+        self._moving = False  # the next slot counts as a failover
 
     @property
     def elsewhere(self) -> bool:
-        """Whether there is another deployment to turn to."""
+        """Return whether another deployment is available."""
         return self._route.elsewhere
 
     @property
     def left_s(self) -> float:
-        """The time that is left for the answer, in seconds; 0 when it is over."""
+        """Return the time left for the answer in seconds; 0 when it has passed."""
         return inf if self._timeouts is None else self._deadline.left(self._timeouts, self._now()).total_s
 
     @property
     def taken(self) -> bool:
-        """Whether a place is held."""
+        """Return whether a slot is held."""
         return self._place is not None
 
     async def place_for(self, demand: RouteRequirements) -> Slot:
-        """The next place; none is held. Raises what keeps it from being had."""
+        """Acquire the next slot; none is held.
+
+        Raises the error if none is available.
+        """
         place = await self._waited_for(demand, None if self._timeouts is None else self.left_s)
         self._place = self._held.enter_context(place)
         self._asked = False
@@ -92,11 +94,14 @@ class SlotSession:
             self._report.facts.waits.append(SlotWait(began_s, self._report.now_s(), failure))
 
     def asked(self) -> None:
-        """The backend of the place that is held is asked for something."""
+        """Record that the backend of the held slot was sent a request."""
         self._asked = True
 
     def timeouts(self, place: Slot) -> Timeouts:
-        """Begin an attempt and return its time limits. Raises BackendTimeout if no time is left for the answer."""
+        """Begin an attempt and return its time limits.
+
+        Raises BackendTimeout if no time is left for the answer.
+        """
         timeouts = self._deadline.left(place.deployment.timeouts, self._now())
         route = self._route
         limits = place.attempt_limits(
@@ -110,7 +115,7 @@ class SlotSession:
         return limits if self._can_resume else replace(limits, silence_s=timeouts.silence_s)
 
     def span(self, step: int) -> TraceContext | None:
-        """The next generation's, below that of its step."""
+        """Return the trace span of the next generation, a child of its step's span."""
         if self._turn.span is None:
             return None
         return self._turn.span.child(step_span(step)).child(try_span(len(self._report.facts.steps)))
@@ -118,13 +123,13 @@ class SlotSession:
     async def recover(
         self, error: AttemptError, progress: Progress, *, resumable: bool, regenerable: bool = False
     ) -> Action:
-        """What follows an attempt that ended in `error`, by the failover policy. Raises `error` where nothing does.
+        """Apply the failover policy to an attempt that failed; raise `error` if nothing follows.
 
-        The action is never WAIT: the pause is made here. The place is given back, except for a RESTART on the same
+        The action is never WAIT: the pause is made here. The slot is released, except for a RESTART on the same
         deployment; then `taken` is still true.
         """
         if not (self.taken or self._route.tries):
-            # No attempt was made: this is what keeps a place from being had.
+            # No attempt was made: `error` is the reason why no slot is available.
             raise error
         kind, left_s = failure_kind(error), self.left_s
         resumes = resumable and progress is not Progress.NOTHING
@@ -149,7 +154,10 @@ class SlotSession:
         return action
 
     def fail(self, error: UnisonoError, *, moves: bool = False) -> None:
-        """The place that is held failed, and is given back. Who `moves` goes on behind it on the next one."""
+        """Report the held slot as failed and release it.
+
+        `moves`: another attempt follows on the next slot.
+        """
         if self._place is not None:
             self._place.failed(error)
         self._report.tries = (*self._before, *self._route.tries)
@@ -157,18 +165,18 @@ class SlotSession:
         self.release()
 
     def let_go(self) -> None:
-        """Give back the place, if one is held, where all was well; the time is somebody else's until one is taken."""
+        """Release the held slot, if any, as successful; stop the clock until one is acquired."""
         if self._place is not None and self._asked:
             self._place.succeeded()
         self.release()
         self._deadline.stop(self._now())
 
     def go_on(self) -> None:
-        """The time is this answer's again."""
+        """Resume the clock of the answer."""
         self._deadline.go_on(self._now())
 
     def release(self) -> None:
-        """Give back the place, if one is held."""
+        """Release the held slot, if any."""
         self._place = None
         self._held.close()
 

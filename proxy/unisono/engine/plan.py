@@ -1,8 +1,8 @@
-"""The step plan: tools that have to be called, answers of a form, thoughts within a budget, and calls that are broken.
+"""Interventions: forced calls, required answer forms, reasoning budgets and invalid calls.
 
-All of it is one move: stop, cut, append tokens, continue. The plan decides on moves, from what the router says of the
-messages and nothing else, so that tokens read again from a journal come to the same ones; `course` carries them out. It
-ends for anything a model may write: every kind of move is bounded. No I/O.
+Every intervention is one prompt edit: stop, cut, append tokens, continue. The controller decides on edits from the
+router's messages alone, so that replaying a journal leads to the same edits. `course` carries them out. The number of
+edits of every kind is limited, so that every answer ends. No I/O.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ BUDGET: Final = "reasoning-budget"
 NOT_ALLOWED: Final = "tool-not-allowed"
 
 SWITCHABLE: Final = frozenset({REGENERATED_CALL, REGENERATED_ANSWER, CODE_FENCE, REPETITION})
-"""Rules that a turn may switch off."""
+"""Rules that a request may switch off."""
 
 UNMET_CALL: Final = "The model did not call a tool that it had to call."
 UNMET_NONE: Final = "None of the tools that had to be called is available."
@@ -51,7 +51,10 @@ UNMET_FORM: Final = "The answer does not have the form that was asked for."
 
 
 class InterventionController:
-    """For one answer. It is a router's gate, and what it decided on is its `move`."""
+    """Interventions for one answer.
+
+    The controller is the router's gate; its decision is the pending edit `move`.
+    """
 
     def __init__(self, encoding: Encoding, wishes: OutputRequirements, violation: Violation | None) -> None:
         self._spelling = HeaderSpelling(encoding)
@@ -68,19 +71,14 @@ class InterventionController:
         self._late = False
         self.names = ToolNaming(encoding, wishes.forced or ())
         self._named_at = 0
-        self.opened_to = -1
-        """The place behind the header that was put there last; -1 for none."""
-        self.able: frozenset[str] = frozenset()
-        """The kinds of constraints that the backend keeps to."""
-        self.move: PromptEdit | None = None
-        """What is to be done before anything more is generated."""
-        self.current = PromptEdit()
-        """The one that was made last."""
+        self.opened_to = -1  # position after the header that was inserted last; -1 for none
+        self.able: frozenset[str] = frozenset()  # constraint kinds that the backend enforces
+        self.move: PromptEdit | None = None  # pending prompt edit, to be made before anything else is generated
+        self.current = PromptEdit()  # the prompt edit that was made last
         self.unmet = UNMET_NONE if wishes.forced == () else ""
-        self.unfit = False
-        """Whether the answer is not of the form that was asked for."""
+        self.unfit = False  # the answer does not have the required form
 
-    # -- where the answer is
+    # -- state of the answer
 
     @property
     def owed(self) -> Obligation:
@@ -88,7 +86,7 @@ class InterventionController:
 
     @property
     def constraint(self) -> Constraint | None:
-        """What the backend is to keep to in the generation that is to come."""
+        """Return the constraint that the backend has to enforce in the next generation."""
         wanted = self.current.constraint
         return wanted if wanted is not None and wanted.kind in self.able else None
 
@@ -97,17 +95,17 @@ class InterventionController:
         return self.current.naming
 
     def begin(self) -> None:
-        """Another step of the answer begins."""
+        """Reset the state for another step of the answer."""
         self._moves_before = self._moves
         self._moves = self._ends = self._trims = 0
         self._attempts = NONE_REJECTED
         self._skipped = self._answering = self._handed = False
-        # A call was made, or nothing of it is to be had any more: the rest is the model's choice.
+        # A call was made, or none can be made any more: the model chooses the rest.
         self._call_owed = False
         self.move, self.current, self.opened_to = None, PromptEdit(), -1
 
     def opened(self) -> None:
-        """The step's prompt ends in the header of the answer, which the step before did not come to."""
+        """Begin a step whose prompt ends in an answer header, because the last one gave no answer."""
         self._moves = self._moves_before
         self._answering, self.opened_to = True, 0
         if self._form_owed:
@@ -115,27 +113,27 @@ class InterventionController:
 
     @property
     def spent(self) -> bool:
-        """Whether the model is left alone for the rest of the step."""
+        """Return whether no more interventions are made in this step."""
         return self._moves >= MOST_MOVES
 
     @property
     def handed(self) -> bool:
-        """Whether a complete call was made in the step."""
+        """Return whether a complete call was made in the step."""
         return self._handed
 
     @property
     def late(self) -> bool:
-        """Whether the budget for thoughts is used up."""
+        """Return whether the reasoning budget is used up."""
         return self._late
 
-    # -- the gate
+    # -- router gate
 
     def opens(self, message: OpenPart) -> bool:
         kind = self._message(message.header)
         if kind not in (MessageKind.LATE_THOUGHT, MessageKind.THOUGHT):
             self._skipped = False
         act = OPENING[self.owed, kind]
-        # Thoughts behind the opening of an answer are what the model wants there: asked again it would want them again.
+        # Reasoning after an opened answer header is the model's decision: another attempt would lead to it again.
         if message.end == self.opened_to or self.spent or (act is HeaderAction.SKIP and self._answering):
             return True
         if kind is MessageKind.BARRED and not self._wishes.hold_calls:
@@ -143,7 +141,7 @@ class InterventionController:
         return act is HeaderAction.PASS or (act is HeaderAction.GUIDE and not self._can_guide(message.header))
 
     def holds(self, header: Header) -> bool:
-        # A backend that keeps to a form may break off in it all the same: a marker in a string ends the message.
+        # A backend that enforces a form may still break it off: a marker inside a string ends the message.
         free = self.constraint is None or self._wishes.whole
         return free and self._message(header) is MessageKind.ANSWER and self.owed is Obligation.FORM
 
@@ -188,10 +186,10 @@ class InterventionController:
             self.unfit = wrong
             self.unmet = UNMET_FORM if wrong else self.unmet
 
-    # -- moments
+    # -- events
 
     def stopped(self, at: Stopped) -> None:
-        """The router stopped where this plan had it stop."""
+        """Decide what follows after the router stopped at a message of this controller."""
         message = self._message(at.header)
         if at.trimmed is not None:
             self._trim(at, message)
@@ -203,7 +201,7 @@ class InterventionController:
             self._once_more(at, message)
 
     def thought(self, place: int, *, rule: str) -> None:
-        """The thoughts that go on at `place` are to end there."""
+        """End the open reasoning at `place`."""
         self._late = self._late or rule == BUDGET
         if self._call_owed:
             self._force(place, rule=rule, closes=True)
@@ -213,11 +211,11 @@ class InterventionController:
             self._open_answer(place, rule=rule, closes=True)
 
     def exhausted(self) -> None:
-        """The budget for thoughts is used up, and none is open."""
+        """Note that the reasoning budget is used up while no reasoning is open."""
         self._late = True
 
     def ended(self, reason: FinishReason, place: int) -> None:
-        """The generation ended; all messages end before `place`."""
+        """Decide what follows a generation that ended; all messages end before `place`."""
         if reason is not FinishReason.STOP or self.spent:
             return
         if self._call_owed and self._ends < MOST_AGAIN:
@@ -227,7 +225,7 @@ class InterventionController:
             self._open_answer(place)
 
     def name(self, tokens: Sequence[int]) -> None:
-        """Some more tokens of a tool's name; those behind the one that settles it say nothing."""
+        """Read more tokens of a tool's name; tokens after the decisive one are ignored."""
         for token in tokens:
             recipient, known = self.names.read(token)
             if known:
@@ -235,13 +233,15 @@ class InterventionController:
                 return
 
     def name_ended(self) -> None:
-        """Nothing more of a tool's name comes."""
+        """Decide on the tool whose name ended."""
         if self.move is None:
             self._named(self.names.found(over=True)[0])
 
     def made(self, move: PromptEdit, begin: int, end: int) -> None:
-        """`move` is what goes on from here; the message that it opened, if any, begins at the place `begin`, and `end`
-        is behind its header."""
+        """Record that the edit `move` was made.
+
+        `begin` is the position of the message that it opened, if any; `end` is the position after its header.
+        """
         self._moves += 1
         if move.trims:
             self.move, self.current = None, replace(self.current, attempts=move.attempts)
@@ -252,7 +252,10 @@ class InterventionController:
         self.opened_to = end if move.header else -1
 
     def finish(self, *, handed: bool = False) -> None:
-        """Nothing more comes. `handed`: somebody else has something to do, and the answer is to come behind that."""
+        """Record unmet requirements at the end of the answer.
+
+        `handed`: the client has calls or approvals to process, and the answer follows in another request.
+        """
         if self._call_owed:
             self.unmet = self.unmet or UNMET_CALL
         elif self._form_owed and not self._handed and not handed:
@@ -266,7 +269,7 @@ class InterventionController:
             return self._call(recipient)
         if recipient or header.channel == ANALYSIS:
             return MessageKind.LATE_THOUGHT if self._late else MessageKind.THOUGHT
-        # Without tools there is nothing that could come behind a preamble.
+        # Without tools, nothing can follow a preamble.
         return MessageKind.PREAMBLE if header.channel == COMMENTARY and self._wishes.tools else MessageKind.ANSWER
 
     def _call(self, recipient: str) -> MessageKind:
@@ -291,7 +294,7 @@ class InterventionController:
     def _has_form(self, message: MessageKind) -> bool:
         return message is MessageKind.ANSWER and self._wishes.form is not None and self.owed is Obligation.FORM
 
-    # -- moves
+    # -- prompt edits
 
     def _stopped_in_front(self, at: Stopped, message: MessageKind) -> None:
         act = OPENING[self.owed, message]
@@ -310,7 +313,7 @@ class InterventionController:
             self.move = PromptEdit(at.begin, between=self._spelling.empty(at), rule=BUDGET)
 
     def _force(self, place: int, *, rule: str = "", closes: bool = False) -> None:
-        """Open the call that is owed, or the beginning of one when there are several to choose from."""
+        """Open the required call, or the beginning of a call if several tools are possible."""
         forced = self._wishes.forced or ()
         if len(forced) == 1:
             header = header_for(forced[0])
@@ -323,8 +326,10 @@ class InterventionController:
         self.move = replace(move, attempts=self._attempts)
 
     def _named(self, recipient: str | None) -> None:
-        """The tool is known that is to be called; or none is called that, and the model is asked again, and at last
-        left alone."""
+        """Open the call of the chosen tool, or let the model choose again if it named none.
+
+        After the last attempt the requirement is dropped.
+        """
         if recipient is not None:
             header = header_for(recipient)
             self._attempts = NONE_REJECTED
@@ -356,7 +361,7 @@ class InterventionController:
         self.move = PromptEdit(at.begin, header, constraint=constraint, attempts=self._attempts, rule=rule)
 
     def _trim(self, at: Stopped, message: MessageKind) -> None:
-        """Remove a run of blanks, and complete the message, continue it, regenerate it or end the answer."""
+        """Remove a run of blanks; complete, continue or regenerate the message, or end the answer."""
         self._trims += 1
         is_last = self._trims > MAX_TRIMS and not at.is_complete
         rule = REGENERATED_ANSWER if message is MessageKind.ANSWER else REGENERATED_CALL
@@ -370,13 +375,19 @@ class InterventionController:
         self.move = PromptEdit(at.header_end, body=body, attempts=attempts, trims=True, ends=is_last, rule=REPETITION)
 
     def _restore_first(self, place: int) -> None:
-        """Put the first attempt at `place`: no retry is better, and it has the client's own sampling."""
+        """Restore the first attempt at `place`.
+
+        No retry is better, and the first one has the client's own sampling.
+        """
         first = self._attempts.first
         assert first is not None
         self.move = PromptEdit(place, self._spelling.written(first), body=self._spelling.body(first))
 
     def _refuse(self, at: Stopped) -> None:
-        """The call stands where the model can read it, with an answer that says why nothing came of it."""
+        """Insert the call with an error result that the model can read.
+
+        The second time, open the answer instead.
+        """
         if self._refused:
             self._open_answer(at.begin, rule=NOT_ALLOWED)
             return

@@ -1,7 +1,7 @@
-"""What the step plan does at each of its moments, as tables: which message there is, and what it is worth.
+"""Tables of the intervention policy: message kinds, and the action at each moment.
 
-Pure. A moment is a header that is known, a message that is complete, or the end of a generation; what comes of it
-follows from what the answer still owes.
+Pure. A moment is a known header, a complete message, or the end of a generation. The action depends on the answer's
+open obligation.
 """
 
 from __future__ import annotations
@@ -13,42 +13,34 @@ from unisono.core.json_syntax import json_kind
 
 
 class Obligation(Enum):
-    """What an answer still owes."""
+    """An open obligation of an answer."""
 
     NOTHING = auto()
-    CALL = auto()
-    """A call of a tool that has to be called."""
-    FORM = auto()
-    """A final answer of the form that was asked for."""
+    CALL = auto()  # call one of the required tools
+    FORM = auto()  # give a final answer of the required form
 
 
 class MessageKind(Enum):
-    """What a message is to the plan."""
+    """The role of a message in the policy."""
 
     THOUGHT = auto()
-    LATE_THOUGHT = auto()
-    """A thought when the budget for them is used up."""
+    LATE_THOUGHT = auto()  # reasoning after its budget is used up
     PREAMBLE = auto()
     ANSWER = auto()
-    WANTED = auto()
-    """A call of a tool that has to be called."""
-    STRICT = auto()
-    """A call of a tool whose arguments have to match its schema."""
+    WANTED = auto()  # a call of a required tool
+    STRICT = auto()  # a call of a tool whose arguments have to match its schema
     CALL = auto()
-    BARRED = auto()
-    """A call of a tool that may not be called."""
+    BARRED = auto()  # a call of a tool that may not be called
 
 
 class HeaderAction(Enum):
-    """What is done about a message when its header is known."""
+    """Action when the header of a message is known."""
 
     PASS = auto()
-    GUIDE = auto()
-    """Have the backend keep to what the body has to be, where it can; else look at the body when it is complete."""
-    FORCE = auto()
-    """Open a call of a tool that has to be called in its place."""
+    GUIDE = auto()  # Have the backend enforce the form of the body if it can; otherwise check the complete body.
+    FORCE = auto()  # open a call of a required tool instead
+    # Close the message at once and let the model choose again; the second time in a row, open the answer.
     SKIP = auto()
-    """Close it at once and have the model choose again; the second time in a row, open the answer."""
 
 
 _BY_OWED: Final[dict[Obligation, dict[MessageKind, HeaderAction]]] = {
@@ -74,37 +66,33 @@ OPENING: Final[dict[tuple[Obligation, MessageKind], HeaderAction]] = {
     for owed, special in _BY_OWED.items()
     for message in MessageKind
 }
-"""What is done about a message when its header is known."""
+"""Action for a message with a known header, by obligation and message kind."""
 
 
 class BodyFault(Enum):
-    """What is wrong with the body of a complete message."""
+    """A fault in the body of a complete message."""
 
     NONE = auto()
-    BROKEN = auto()
-    """It is no JSON, or no object where it has to be one."""
-    UNLIKE = auto()
-    """It is one, and its schema does not allow it."""
+    BROKEN = auto()  # not JSON, or not an object where one is required
+    UNLIKE = auto()  # JSON that its schema does not allow
 
 
 def fault_of(text: str, *, objects: bool) -> BodyFault:
-    """Whether a body is JSON, or with `objects` a JSON object; no schema is looked at."""
+    """Return whether a body is JSON, or with `objects` a JSON object, without a schema check."""
     kind = json_kind(text)
     return BodyFault.NONE if kind is not None and (kind is dict or not objects) else BodyFault.BROKEN
 
 
 class BodyAction(Enum):
-    """What is done about a message that is complete and was not shown."""
+    """Action for a complete message that was not emitted."""
 
     SAID = auto()
-    AGAIN = auto()
-    """Generate it again; when that was done often enough, it is said as it is."""
-    REFUSE = auto()
-    """Tell the model that the tool is not available; the second time, open the answer."""
+    AGAIN = auto()  # generate the message again; after the last attempt, emit it as it is
+    REFUSE = auto()  # tell the model that the tool is not available; the second time, open the answer
 
 
 _JUDGED: Final = frozenset({MessageKind.WANTED, MessageKind.STRICT, MessageKind.ANSWER})
-"""Messages whose schema counts."""
+"""Message kinds whose schema is checked."""
 
 CLOSING: Final[dict[tuple[MessageKind, BodyFault], BodyAction]] = {
     (message, fault): BodyAction.REFUSE
@@ -115,10 +103,8 @@ CLOSING: Final[dict[tuple[MessageKind, BodyFault], BodyAction]] = {
     for message in MessageKind
     for fault in BodyFault
 }
-"""What is done about a message that is complete and was not shown."""
+"""Action for a complete message that was not emitted, by message kind and fault."""
 
-MOST_AGAIN: Final = 2
-"""So often a message is generated again."""
+MOST_AGAIN: Final = 2  # regenerations per message
 MAX_TRIMS: Final = 2  # per attempt at a message
-MOST_MOVES: Final = 16
-"""So often a generation is stopped within one step; then the model is left alone."""
+MOST_MOVES: Final = 16  # edits per step; then the model continues without interventions

@@ -1,6 +1,6 @@
-"""A step's prompt: rendered from the conversation, fitted to a context, and continued behind tokens already generated.
+"""Prompt of a step: render, fit to a context window, continue after generated tokens.
 
-Much text is worked on in a thread: the tokenizer releases the GIL, and other streams go on.
+Long texts are processed in a thread: the tokenizer releases the GIL, so other streams continue.
 """
 
 from __future__ import annotations
@@ -33,26 +33,32 @@ from unisono.harmony.header import Header
 from unisono.harmony.render import Renderer
 from unisono.harmony.tools import ToolSet
 
+# characters of text not rendered before; from this length on, encode in a thread (about 2 ms of work)
 OFF_LOOP_CHARS = 8_000
-"""Text not rendered before is encoded in a thread from this length on; about 2 ms of work."""
 
 OFF_LOOP_ITEMS = 200
-"""So many items are put together in a thread, however little of their text is new: a text backend's structure is
-checked item by item, about 0.2 ms each."""
+"""Number of items from which a prompt is assembled in a thread, even if little text is new.
+
+The structure of a text backend's prompt is checked item by item, at about 0.2 ms each.
+"""
 
 OFF_LOOP_TOKENS = 2_000
-"""So many generated tokens are read again, or spelled for a text backend, in a thread; a few ms of work."""
+"""Number of generated tokens from which they are re-encoded or spelled in a thread.
+
+The work takes a few milliseconds.
+"""
 
 
-_HEADER = frozenset({START, CHANNEL, CONSTRAIN})
-"""Markers behind which a header goes on."""
+_HEADER = frozenset({START, CHANNEL, CONSTRAIN})  # markers that are followed by more of the header
 
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """What a step's generation begins behind. `opening` are the tokens of the message that the prompt leaves open, from
-    its `<|start|>`; empty when it leaves none. `blocks` are the numbers of the prompt's blocks. The prompt has text
-    once that was wanted."""
+    """The rendered prompt of a step.
+
+    `opening` are the tokens of the message that the prompt leaves open, from its `<|start|>`; empty if there is none.
+    `blocks` are the hash numbers of the prompt's blocks. The prompt includes its text once a backend needed it.
+    """
 
     prompt: Prompt
     opening: Tokens
@@ -61,7 +67,7 @@ class RenderedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class FittedConversation:
-    """A conversation as it is sent, without its `left_out` oldest turns, and the prompt it begins with."""
+    """A conversation as it is sent, without its `left_out` oldest turns, and its prompt."""
 
     conversation: Conversation
     rendered: RenderedPrompt
@@ -70,8 +76,10 @@ class FittedConversation:
 
 @dataclass(frozen=True, slots=True)
 class ContinuedPrompt:
-    """The prompt behind which a step goes on, and the decoder for what comes. `said` is how many of the prompt's last
-    tokens are the step's own."""
+    """The prompt that a step continues, and the decoder for the output.
+
+    `said` is the number of tokens at the prompt's end that belong to the step.
+    """
 
     prompt: Prompt
     decoder: Decoder
@@ -79,8 +87,11 @@ class ContinuedPrompt:
 
 
 async def render(renderer: Renderer, conversation: Conversation, tools: ToolSet, salt: str = "") -> RenderedPrompt:
-    """`salt` keeps its blocks apart from equal ones. Raises InvalidRequest for what cannot be tokenised."""
-    # Counting means hashing every message, so it is left out where the answer is known.
+    """Render a conversation; `salt` separates its blocks from equal ones.
+
+    Raises InvalidRequest for text that cannot be tokenised.
+    """
+    # Counting hashes every message, so it is skipped if there are many items anyway.
     many = len(conversation.items) > OFF_LOOP_ITEMS
     if many or renderer.cold_chars(conversation, tools) > OFF_LOOP_CHARS:
         return await asyncio.to_thread(_rendered, renderer, conversation, tools, salt)
@@ -96,8 +107,10 @@ def _rendered(renderer: Renderer, conversation: Conversation, tools: ToolSet, sa
 async def with_text(
     renderer: Renderer, conversation: Conversation, tools: ToolSet, rendered: RenderedPrompt
 ) -> RenderedPrompt:
-    """The same with the prompt as text, for a backend that takes no ids. Raises InvalidRequest for what that cannot be
-    shown as it is."""
+    """Return the same prompt with its text, for a backend that takes no token ids.
+
+    Raises InvalidRequest for text that such a backend would read as something else.
+    """
     tokens = rendered.prompt.tokens
     if len(tokens) > OFF_LOOP_TOKENS or len(conversation.items) > OFF_LOOP_ITEMS:
         text = await asyncio.to_thread(renderer.text_prompt, conversation, tools)
@@ -109,8 +122,10 @@ async def with_text(
 async def fit(
     renderer: Renderer, conversation: Conversation, tools: ToolSet, limit: int, salt: str = ""
 ) -> FittedConversation:
-    """As few whole oldest turns left out as make the prompt `limit` tokens or shorter; where nothing does, all but the
-    newest."""
+    """Drop the fewest whole oldest turns so that the prompt has at most `limit` tokens.
+
+    If the prompt cannot be that short, all turns but the newest are dropped.
+    """
     rendered = await render(renderer, conversation, tools, salt)
     beginnings = later_beginnings(conversation.items) if len(rendered.prompt.tokens) > limit else []
     if not beginnings:
@@ -127,7 +142,7 @@ def _fitted(
     def fits(turn: int) -> bool:
         return len(renderer.prompt(later(turn), tools)) <= limit
 
-    # A prompt never grows when another turn is left out, and the last one is taken whether it fits or not.
+    # A prompt never grows when another turn is dropped. The last beginning is used even if it does not fit.
     first = bisect_left(range(len(beginnings) - 1), True, key=fits)
     return FittedConversation(later(first), _rendered(renderer, later(first), tools, salt), first + 1)
 
@@ -142,10 +157,12 @@ async def go_on(
     moved: bool = False,
     naming: bool = False,
 ) -> ContinuedPrompt:
-    """Have a backend go on behind a step's prompt and the tokens `said` since, which the prompt then ends in: as they
-    are, or, `guessed` ones, as the model's own tokenizer cuts their text. `moved`: another backend was asked before;
-    `naming`: the prompt ends in the name of a tool. Raises CannotGoOn when a backend of these `capabilities` would not
-    see the same, or would not go on with it."""
+    """Return the prompt that continues a step after the tokens `said`.
+
+    The tokens are appended as they are. If they are `guessed`, their text is first cut as by the model's own tokenizer.
+    `moved`: another backend generated before. `naming`: the prompt ends in the name of a tool. Raises CannotGoOn if a
+    backend of these `capabilities` would read different tokens or could not continue there.
+    """
     asked = (encoding, rendered, said, capabilities)
     if moved and said:
         _check_place(*asked, naming=naming)
@@ -157,8 +174,10 @@ async def go_on(
 def _check_place(
     encoding: Encoding, rendered: RenderedPrompt, said: Sequence[int], capabilities: Capabilities, *, naming: bool
 ) -> None:
-    """Raises CannotGoOn where a backend cannot begin: some begin messages only, and where no markers are shown a header
-    that was begun looks like text."""
+    """Raise CannotGoOn if the backend cannot begin at this position.
+
+    Some backends only begin whole messages. If a backend reports no markers, an open header looks like text.
+    """
     start = encoding.encode_marked("<|start|>assistant")
     if said[-1] == END or list(said[-len(start) :]) == start:
         return
@@ -186,8 +205,8 @@ def _gone_on(
 
 
 def recut(encoding: Encoding, said: Sequence[int]) -> list[int]:
-    """The same text between the same control tokens, cut as the model's tokenizer does."""
-    # Half a character is no text that could be cut again.
+    """Return the same text between the same control tokens, cut as by the model's tokenizer."""
+    # An incomplete character is not text that can be cut again.
     whole = len(said) - unfinished(encoding, said)
     said, rest = said[:whole], said[whole:]
     recut: list[int] = []
@@ -199,19 +218,22 @@ def recut(encoding: Encoding, said: Sequence[int]) -> list[int]:
 
 
 def _spelled(encoding: Encoding, before: str, tokens: Sequence[int], said: Sequence[int]) -> str:
-    """`said` as the text that a server reads the same control tokens in, behind the prompt `before`."""
+    """Return the text of `said` after the prompt `before`.
+
+    A server must read the same control tokens in it; otherwise CannotGoOn is raised.
+    """
     decoder = getincrementaldecoder("utf-8")("replace")
     text = decoder.decode(encoding.decode_bytes(said))
     if decoder.getstate()[0]:
         raise CannotGoOn("What the model said so far ends inside a character: no backend that takes text can go on.")
-    # The message that the prompt leaves open may hold the first half of a marker, so it is looked at too; all before it
-    # was checked with the prompt. No text from outside spells a start there.
+    # The open message may contain the first half of a marker, so it is checked too. All text before it was checked with
+    # the prompt. No text from outside spells a start marker there.
     opening = before[before.rindex("<|start|>") :]
     structure = Encoding.special_ids([*tokens[_last_start(tokens) :], *said])
     try:
         same = Encoding.special_ids(encoding.encode_as_server(opening + text)) == structure
     except ValueError:
-        # A run that the tokenizer refuses.
+        # The tokenizer rejects some runs of characters.
         same = False
     if not same:
         raise CannotGoOn("What the model said so far spells control tokens: no backend that takes text can go on.")

@@ -1,7 +1,7 @@
-"""A run that renders and reads nothing: a prompt as it was sent, and what a model generates behind it.
+"""Raw completion: sends a prompt as it is, and emits the generated text without parsing it.
 
-It takes its places as every run does. A deployment that fails is replaced by the next one, which goes on behind the
-very tokens so far, or behind their text where it takes no ids.
+Slots and failover work as for Harmony generations. If a deployment fails, the next one continues after the same tokens,
+or after their text if it takes no token ids.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ STRIPPED = "The backend of this model shows no special tokens."
 
 
 async def to_prompt(encoding: Encoding, raw: RawPrompt, param: str) -> list[int]:
-    """The ids of a prompt, as a server reads it. Raises InvalidRequest for what cannot be tokenised."""
+    """Return the token ids of a prompt, encoded as by a model server.
+
+    Raises InvalidRequest for text that cannot be tokenised.
+    """
     if raw.text is None:
         return list(raw.tokens)
     try:
@@ -62,16 +65,12 @@ class RawGeneration(BatchStream):
         self._raw = raw
         self._prompt: list[int] = []
         self._said = RawText(means.encoding, raw, turn.stop)
-        self._guessed = False
-        """Whether some tokens were made from text."""
+        self._guessed = False  # some tokens were made from text
         self._shown = False
-        self._held: list[Event] = []
-        """What was not shown yet."""
-        self._lost = 0
-        """Tokens that were generated and are no part of the answer."""
+        self._held: list[Event] = []  # events that were not emitted yet
+        self._lost = 0  # generated tokens that are not part of the answer
         self._cached = 0
-        self._regenerations = 0
-        """How often text was generated once more because no backend could continue it."""
+        self._regenerations = 0  # number of regenerations because no backend could continue the text
 
     async def _each(self) -> AsyncGenerator[list[Event]]:
         places = SlotSession(self._means.pool, self._turn, self.report)
@@ -93,7 +92,7 @@ class RawGeneration(BatchStream):
         yield [*self._held, *rest, *self._said.finished(await self._usage())]
 
     def _showing(self, batch: list[Event]) -> list[Event]:
-        """What is shown now that there is another batch."""
+        """Return the events to emit after another batch, including the buffered ones."""
         self._held += batch
         if self._turn.whole or not batch:
             return []
@@ -103,7 +102,7 @@ class RawGeneration(BatchStream):
         return shown
 
     def _publish(self) -> None:
-        """The tokens so far are told with the batch that is yielded next."""
+        """Publish the tokens so far in the report, for the batch that is yielded next."""
         self.report.journal += self._said.tokens[len(self.report.journal) :]
 
     async def _usage(self) -> Usage:
@@ -113,7 +112,10 @@ class RawGeneration(BatchStream):
         return Usage(prompt_tokens=len(self._prompt), completion_tokens=made + self._lost, cached_tokens=cached)
 
     async def _after(self, error: AttemptError, places: SlotSession) -> None:
-        """Carry out what the failover policy says of a failed attempt. Raises the error where nothing follows."""
+        """Carry out the failover policy's action for a failed attempt.
+
+        Raises the error if the request ends.
+        """
         said = self._said
         if isinstance(error, CannotGoOn) and not said.tokens and not places.elsewhere:
             places.fail(error)
@@ -143,7 +145,7 @@ class RawGeneration(BatchStream):
         return Progress.UNSEEN if self._said.tokens else Progress.NOTHING
 
     def _begin_anew(self) -> None:
-        """Nothing was shown, so nothing of it counts but the tokens it took."""
+        """Start over, and count the tokens of the failed attempt as lost; nothing was emitted."""
         self._lost += len(self._said.tokens) + self._said.forget_unfinished()
         self._held, self._guessed = [], False
         self._said = RawText(self._means.encoding, self._raw, self._turn.stop)
@@ -187,7 +189,7 @@ class RawGeneration(BatchStream):
                 yield batch
 
     async def _exact(self) -> list[int]:
-        """What was said so far, as the model's own tokenizer cuts it."""
+        """Return the tokens so far, cut as by the model's own tokenizer."""
         tokens = self._said.tokens
         if not self._guessed:
             return list(tokens)
@@ -196,7 +198,10 @@ class RawGeneration(BatchStream):
         return recut(self._means.encoding, tokens)
 
     async def _prompt_for(self, able: Capabilities, behind: list[int], said: list[int]) -> Prompt:
-        """Raises CannotGoOn for what is not the same as text."""
+        """Return the prompt for a backend of these capabilities.
+
+        Raises CannotGoOn if its text would be encoded to other tokens.
+        """
         if able.prompt is not OutputForm.TEXT:
             return Prompt(behind)
         return Prompt(behind, await asyncio.to_thread(self._spelled, behind, said))
@@ -218,7 +223,7 @@ class RawGeneration(BatchStream):
         return text
 
     async def _read(self, places: SlotSession, place: Slot, job: CompletionJob) -> AsyncGenerator[list[Event]]:
-        """What may be shown of a generation, per network read."""
+        """Yield the events to emit for one generation, per network read."""
         said, able, name = self._said, place.capabilities, place.deployment.name
         decoder = plain_decoder(able.output, self._means.encoding)
         self._guessed = self._guessed or able.output is not OutputForm.IDS
@@ -243,7 +248,7 @@ class RawGeneration(BatchStream):
                     await pauses.before(portion)
                     shown = said.feed(portion)
                 yield shown if finish is None else [*shown, *said.end(finish)]
-                # Behind a stop token the backend has its counts to tell.
+                # After a stop token, the backend still reports its counts.
                 if finish is not None or said.broken_off:
                     return
             raise BackendProtocolError("the backend ended its stream without saying why")

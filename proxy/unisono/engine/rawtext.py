@@ -1,8 +1,7 @@
-"""What was generated behind a raw prompt: its tokens, and as much of their text as may be told. Nothing is read into
-them.
+"""Output of a raw completion: its tokens, and the text to emit; nothing is parsed.
 
-Tokens count from the moment that their characters are whole: those of half a character are told to nobody, and where
-the answer goes on elsewhere they are generated again. No I/O.
+Tokens count as soon as their characters are complete. Tokens of an incomplete character are not emitted, and are
+generated again if the answer continues on another deployment. No I/O.
 """
 
 from __future__ import annotations
@@ -20,13 +19,16 @@ from unisono.engine.turn import RawPrompt
 from unisono.harmony.encoding import Encoding
 
 STOPS: Final = frozenset({*STOP_TOKENS, ENDOFTEXT})
-"""What ends every generation."""
+"""Tokens that end every generation."""
 
 ITEM: Final = Text(0, Phase.FINAL)
 
 
 class RawText:
-    """`stop` are the client's stop strings."""
+    """Text of one raw completion.
+
+    `stop` are the client's stop strings.
+    """
 
     def __init__(self, encoding: Encoding, raw: RawPrompt, stop: Sequence[str]) -> None:
         self._encoding = encoding
@@ -35,12 +37,10 @@ class RawText:
         self._strings = StopStrings(stop) if stop else None
         self._decoder = getincrementaldecoder("utf-8")("replace")
         self._unfinished: list[int] = []
-        self._begun = ""
-        """The text of those, but for the character that is not whole."""
+        self._begun = ""  # text of the unfinished tokens, without the incomplete character
         self._told: list[str] = []
         self._opened = False
-        self.tokens: list[int] = []
-        """All that counts of what was generated, what ended it too."""
+        self.tokens: list[int] = []  # all tokens that count, including the one that ended the output
         self.ended: FinishReason | None = None
         self._over = False
 
@@ -49,12 +49,14 @@ class RawText:
 
     @property
     def broken_off(self) -> bool:
-        """Whether it ended where the model would have gone on."""
+        """Return whether the output ended although the model would have continued."""
         return self.ended is not None and not (self.tokens and self.tokens[-1] in STOPS)
 
     def feed(self, tokens: Sequence[int]) -> list[Event]:
-        """What may be told of some more tokens. Nothing counts behind the one that ends it, however the network cuts
-        the stream."""
+        """Return the events to emit for more tokens.
+
+        Tokens after the one that ends the output are ignored, however the network splits the stream.
+        """
         if self.is_over():
             return []
         told: list[str] = []
@@ -65,7 +67,7 @@ class RawText:
         return self._events("".join(told))
 
     def end(self, reason: FinishReason) -> list[Event]:
-        """The rest of the text, behind the last token. Half a character is told as one that is broken."""
+        """Return the remaining text after the last token; an incomplete character becomes U+FFFD."""
         told = ""
         if self.ended is None:
             self.tokens += self._unfinished
@@ -73,30 +75,33 @@ class RawText:
         self.ended = self.ended or reason
         self._unfinished, self._begun = [], ""
         if self._strings is not None and not self._over:
-            # What could have been the beginning of a stop string is none.
+            # A possible beginning of a stop string turned out not to be one.
             told += "".join(e.text for e in self._strings.filter([Closed(ITEM, "")]) if isinstance(e, Delta))
         self._over = True
         return self._events(told)
 
     def finished(self, usage: Usage) -> list[Event]:
-        """The last events."""
+        """Return the last events."""
         assert self.ended is not None
         stop = self._strings.matched if self._strings is not None else None
         opened: list[Event] = [] if self._opened else [Opened(ITEM)]
         return [*opened, Closed(ITEM, "".join(self._told)), Finished(self.ended, usage, stop)]
 
     def forget_unfinished(self) -> int:
-        """What was generated of a character that is not whole is generated again; how many tokens that is."""
+        """Discard the tokens of an incomplete character; return their number.
+
+        They are generated again.
+        """
         self._decoder.reset()
         forgotten = len(self._unfinished)
         self._unfinished, self._begun = [], ""
         return forgotten
 
     def _text_of(self, token: int) -> str:
-        """What a token adds to the text, with those before it that were not whole."""
+        """Return the text that a token adds, including earlier tokens of the same character."""
         special = token >= FIRST_SPECIAL
         if special:
-            # It ends a character that is not whole.
+            # A special token ends an incomplete character.
             text = self._decoder.decode(b"", final=True)
             self._decoder.reset()
             spelled = "" if self._raw.hides_special else self._encoding.decode([token])
@@ -115,7 +120,7 @@ class RawText:
         return text
 
     def _cut(self, text: str) -> str:
-        """As much of more text as may be told: not what may yet be a stop string."""
+        """Return the part of the text that can be emitted: no beginning of a possible stop string."""
         if self._strings is None or not text:
             return text
         told = "".join(event.text for event in self._strings.filter([Delta(ITEM, text)]) if isinstance(event, Delta))

@@ -1,7 +1,7 @@
-"""An answer as far as it was read: tokens become events, and the journal in which others can read them again.
+"""Reader of an answer: converts tokens to events, and writes the journal.
 
-Tokens of a backend and tokens of a journal go the same way, so that both come to the same events, call ids, counts and
-next steps; so do the outcomes of tools. No I/O; the conversation is not known here.
+Tokens of a backend and tokens of a journal take the same path. Both therefore lead to the same events, call ids, counts
+and next steps. The same holds for results of tools. No I/O; the conversation is not known here.
 """
 
 from __future__ import annotations
@@ -32,9 +32,12 @@ UNFIT = "What was generated so far does not fit the request it was generated for
 
 
 class OutputReader:
-    """One answer, step by step. For each: `begin`, `came`, `feed` as often as it takes, `end`; then what `decided`
-    says: `go_on`, or the calls of `round`. `final` gives the tokens that open an answer on `final`; `recoveries`
-    collects names of rules, each once."""
+    """Reader of one answer, step by step.
+
+    Call order for each step: `begin`, `came`, `feed` (repeatedly), `end`. Then act on `decided`: call `go_on`, or run
+    the calls of `round`. `final` returns the tokens that open an answer on `final`. `recoveries` collects rule names,
+    each once.
+    """
 
     def __init__(
         self,
@@ -61,14 +64,14 @@ class OutputReader:
         self._answer = AnswerState()
         self._trail: list[Item] = []
         self._prompted = 0
-        self.wants = kinds_wanted(wishes)  # kinds of constraints that a backend had better keep to
-        self.round = round_  # calls of server tools that run behind the step that ended last
+        self.wants = kinds_wanted(wishes)  # constraint kinds that a backend should enforce
+        self.round = round_  # calls of server tools that run after the last step
         self.closed: list[Closed] = []
-        self.begun = False  # something was to be generated
+        self.begun = False  # a generation was begun
         self.steps = 0  # steps that ended and were followed by another one
         self.spent = 0  # tokens of those steps
+        # action after the last step
         self.decided: Step = RunTools(tuple(round_.calls)) if round_ is not None and round_.calls else Generate()
-        """What follows the step that ended last."""
         self.stop_sequence: str | None = None  # the client's stop string that ended the answer
 
     @property
@@ -81,52 +84,49 @@ class OutputReader:
 
     @property
     def said(self) -> list[int]:
-        """The tokens that the current step's prompt ends in."""
         return self._course.said
 
     @property
     def put(self) -> int:
-        """How many more of them there are than were generated in the step; below 0 where some were cut."""
         return self._course.put
 
     @property
     def moves(self) -> bool:
-        """Whether something is cut or put there before anything more is generated."""
+        """Return whether a prompt edit is pending."""
         return self.plan.move is not None and self.stop_sequence is None
 
     @property
     def broken_off(self) -> bool:
-        """Whether the model would go on for ever."""
+        """Return whether the answer was ended because the model repeats itself."""
         return self._course.broken_off
 
     @property
     def constraint(self) -> Constraint | None:
-        """What the backend is to keep to in the generation that comes."""
         return self._course.constraint
 
     def sampling(self, wanted: Sampling) -> Sampling:
-        """Sampling of the generation that comes, where the client wants `wanted`."""
+        """Return the sampling of the next generation, where the client wants `wanted`."""
         return self.plan.current.attempts.sampling(wanted, constrained=self.constraint is not None)
 
     @property
     def completed(self) -> int:
-        """Tokens of all steps so far."""
+        """Return the number of tokens of all steps so far."""
         return self._router.usage.completion_tokens
 
     @property
     def guessed(self) -> bool:
-        """Whether any token was made from text."""
+        """Return whether any token was made from text."""
         return self._router.canonical
 
     @property
     def unsettled(self) -> int:
-        """Number of tokens that the next marker, end or move may read, check and encode at once."""
+        """Return the number of tokens that the next marker, end or edit may parse, check and encode."""
         move = self.plan.move
         return max(self._router.unsettled, 0 if move is None else len(move.body))
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Work on copies of the journal and recoveries; merge them if the block ends without an error."""
+        """Work on copies of the journal and recoveries; merge them if the block raises no error."""
         journal, recoveries = self.journal, self._recoveries
         self.journal, self._recoveries = [*journal], [*recoveries]
         yield
@@ -134,46 +134,43 @@ class OutputReader:
         recoveries += self._recoveries[len(recoveries) :]
         self.journal, self._recoveries = journal, recoveries
 
-    # -- what a backend that failed left
+    # -- continuation after a failed backend
 
     def take_up(self, able: frozenset[str]) -> None:
-        """Another backend goes on, which keeps to those kinds of constraints."""
+        """Continue on another backend, which enforces the constraint kinds `able`."""
         self._course.take_up(able)
 
     @property
     def droppable(self) -> bool:
-        """Whether a message was begun and nothing of it was shown."""
         return self._course.droppable
 
     def drop(self) -> None:
-        """Have the message that was begun generated once more."""
         self._course.drop()
 
     def unread(self) -> bool:
-        """Have the character that did not come whole generated once more; whether there is one."""
         return self._course.unread()
 
     def begin(self, opening: Tokens) -> None:
-        """The current step's generation begins. `opening` are the tokens of the message that its prompt leaves open."""
+        """Begin the step's generation after `opening`, the tokens of the message it leaves open."""
         self.begun = True
         self._prompted = len(self._trail)
         self._course.begin(opening, first=not self.steps)
 
     def came(self, capabilities: Capabilities, able: frozenset[str]) -> None:
-        """How the tokens come from here on, and which kinds of constraints are kept to."""
+        """Set the source of the next tokens, and the constraint kinds that the backend enforces."""
         self._course.came(TokenSource.of(capabilities), able)
 
     def feed(self, tokens: Sequence[int]) -> list[Event]:
-        """What may be shown of some more tokens."""
+        """Return the events to emit for more tokens."""
         return self._shown(self._course.feed(share_ids(tokens)))
 
     def turn(self) -> list[Event]:
-        """What may be shown of a move that is made."""
+        """Make the pending prompt edit and return the events to emit."""
         return self._shown(self._course.turn())
 
     def end(self, reason: FinishReason) -> list[Event]:
-        """What may be shown of the generation's end; unless a move is to be made, the step's: `decided` then says what
-        follows."""
+        """Return the events to emit at a generation's end."""
+        # Unless a prompt edit is pending, the step ends too, and `decided` holds the next action.
         shown = self._shown(self._course.end(reason))
         if self.moves:
             return shown
@@ -194,12 +191,12 @@ class OutputReader:
         return shown
 
     def go_on(self, step: OpenFinal) -> list[Event]:
-        """Another step follows, in the message that is opened for it."""
+        """Begin another step, in the message that is opened for it."""
         self._end_step()
         return self._open(step)
 
     def finished(self, reason: FinishReason) -> Finished:
-        """The last event; its usage knows nothing of the prompt."""
+        """Return the last event; its usage does not include the prompt."""
         if self.stop_sequence is not None:
             reason = FinishReason.STOP
         paused = isinstance(self.decided, AnswerDone) and self.decided.paused
@@ -209,41 +206,40 @@ class OutputReader:
 
     @property
     def complete(self) -> bool:
-        """Whether no backend has anything to add to the current step."""
+        """Return whether no backend can add anything to the current step."""
         return self.ended or self.broken_off or self.stop_sequence is not None
 
     @property
     def ended(self) -> bool:
-        """Whether the step's last token is one that no backend generates anything behind."""
         return self._course.ended
 
     def extended(self, conversation: Conversation) -> Conversation:
-        """The conversation that the current step answers."""
+        """Return the conversation that the current step continues."""
         if not self.steps:
             return conversation
         prefill = "" if self.opened else None
         return replace(conversation, items=(*conversation.items, *self._trail), prefill=prefill)
 
     def with_final_opened(self, conversation: Conversation) -> Conversation:
-        """The conversation that would be answered next when the step that ended is followed by an opened answer."""
+        """Return the conversation of the next step, if it opens an answer."""
         items = (*conversation.items, *self._trail, *self._said_in_step())
         return replace(conversation, items=items, prefill="")
 
-    # -- tools the gateway runs itself
+    # -- server tools
 
     def list_tools(self) -> list[Event]:
-        """What the turn's servers offer, as far as it is to be told; before anything else."""
+        """List the tools of the servers for the client, before anything else."""
         assert self.round is not None
         self._note(self.round.tools.note())
         return self._noted(self.round.listed())
 
     def call(self, *, late: bool) -> list[Event]:
-        """The next call of the round. `late`: the time for tools is over."""
+        """Begin the next call of the round. `late`: the time for tools has passed."""
         assert self.round is not None
         return self._called(*self.round.call(self._next_index(), late=late))
 
     def ran(self, told: CallOutcome) -> list[Event]:
-        """What came of the call that was shown last."""
+        """Report the outcome of the call that was emitted last."""
         assert self.round is not None
         note, events, result = self.round.ran(told, self.completed)
         self._note(note)
@@ -253,22 +249,22 @@ class OutputReader:
 
     @property
     def results(self) -> list[ToolResult]:
-        """Results of hosted tools that the current step's prompt holds behind the first one's."""
+        """Return the server tool results in the current step's prompt, without the first prompt."""
         return [item for item in self._trail[: self._prompted] if isinstance(item, ToolResult)]
 
     @property
     def results_by_call(self) -> dict[str, ToolResult]:
-        """Results of all hosted calls that the model made in this answer."""
+        """Return the results of all server tool calls of this answer, by call id."""
         return {item.call_id: item for item in self._trail if isinstance(item, ToolResult)}
 
     @property
     def over(self) -> bool:
-        """Whether nothing follows what was read."""
+        """Return whether the answer is complete."""
         return isinstance(self.decided, AnswerDone) or self.stop_sequence is not None
 
     @property
     def handed_back(self) -> bool:
-        """Whether tools were run and nothing is to be generated behind them."""
+        """Return whether tools were run and no generation follows them."""
         return self._answer.ran and isinstance(self.decided, AnswerDone)
 
     def _called(self, note: JournalEntry, events: list[Event]) -> list[Event]:
@@ -282,14 +278,14 @@ class OutputReader:
         return index
 
     def _settled(self) -> list[Event]:
-        """When the round is over, what follows is decided and begun."""
+        """Decide on the next step and begin it, if the round is over."""
         assert self.round is not None
         if not self.round.over:
             return []
-        # The calls of the round are nothing that the next step shows.
+        # The calls of the round are not part of the next step's items.
         self._closed_before = len(self.closed)
         if not self.steps:
-            # Calls that were approved: only now anything is generated.
+            # These were approved calls; the first generation follows them.
             self.decided = Generate()
             return []
         handed = self._answer.handed or self.round.asked
@@ -306,11 +302,14 @@ class OutputReader:
                 pass
         return []
 
-    # -- a journal of before
+    # -- replay of a journal
 
     def read_again(self, journal: Sequence[int], opening: Tokens) -> list[Event]:
-        """Read what an earlier run left of the same turn, in place of a backend's first tokens; all of its events.
-        `opening` as for `begin`. Raises StoreUnreadable for what cannot be a journal of this turn."""
+        """Replay the journal of an earlier stream of the same request; return all of its events.
+
+        It replaces a backend's first tokens. `opening` as for `begin`. Raises StoreUnreadable for a journal that does
+        not fit the request.
+        """
         events: list[Event] = []
         self.begin(opening)
         for part in parts_of(journal):
@@ -330,7 +329,8 @@ class OutputReader:
         return events
 
     def _note_again(self, note: JournalEntry) -> list[Event]:
-        """A note that is none of this turn leaves no trace, which is found out at the end."""
+        """Repeat the action of a journal entry."""
+        # An entry that does not fit is ignored here; the comparison at the end finds it.
         try:
             if (events := self._course.again(note)) is not None:
                 return self._shown(events)
@@ -344,7 +344,7 @@ class OutputReader:
         except ValueError as failure:
             raise StoreUnreadable(UNFIT) from failure
 
-    # -- inside
+    # -- internals
 
     def _open(self, step: OpenFinal) -> list[Event]:
         self.opened = True
@@ -366,7 +366,7 @@ class OutputReader:
         return [said for closed in self.closed[self._closed_before :] if (said := to_said(closed)) is not None]
 
     def _answer_of(self, reason: FinishReason) -> AnswerState:
-        """What is known when a step ends."""
+        """Return the state of the answer at the end of a step."""
         closed = self.closed[self._closed_before :]
         sieve = self._sieve
         return AnswerState(

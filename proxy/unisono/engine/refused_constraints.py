@@ -1,7 +1,7 @@
-"""Constraints that backends failed on, remembered by digest, so that one of them does no harm twice.
+"""Constraints that backends failed on, stored by digest so that none does harm twice.
 
-A constraint that a backend answered with a failure of its own is not sent to that backend again. One that the
-connection broke on is not sent to any backend of the model, since the server may have died of it. Both for an hour.
+After an error of the backend itself, the constraint is not sent to that backend again. After a broken connection it is
+not sent to any backend of the model, since the server may have crashed on it. Both hold for an hour.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from unisono.harmony.lru_cache import LruCache
 REMEMBERED_S: Final = 3600.0
 MAX_REMEMBERED: Final = 4096
 
-_EVERY: Final = ""
-"""Stands for every deployment of a model."""
+_EVERY: Final = ""  # stands for every deployment of a model
 
 _Key = tuple[str, str, bytes]
 
 
 class RefusedConstraints:
-    """What is known in this process. Deployments are named by their model and their own name."""
+    """Refused constraints known to this process.
+
+    Deployments are identified by their model and their own name.
+    """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
@@ -35,7 +37,7 @@ class RefusedConstraints:
         self._is_kept: LruCache[_Key, bool] = LruCache(MAX_REMEMBERED)
 
     def refuses(self, model: str, deployment: str, constraint: Constraint) -> bool:
-        """Whether a deployment is not to be sent a constraint."""
+        """Return whether a constraint must not be sent to a deployment."""
         digest, now = _digest(constraint), self._clock()
         own, every = self._refused_until.get_all([(model, deployment, digest), (model, _EVERY, digest)])
         if own is not None and own > now:
@@ -43,17 +45,20 @@ class RefusedConstraints:
         return every is not None and every > now and not self._is_kept.get((model, deployment, digest))
 
     def kept(self, model: str, deployment: str, constraint: Constraint) -> None:
-        """A generation under a constraint has begun."""
+        """Record that a generation under a constraint has begun."""
         self._is_kept.put((model, deployment, _digest(constraint)), True, 1)
 
     def refused(self, model: str, deployment: str, constraint: Constraint, symptom: Symptom | None) -> None:
-        """A backend failed on a constraint, before the first token. A rejection is not remembered: it harms nobody."""
+        """Record that a backend failed on a constraint before the first token.
+
+        A rejection is not stored, since it does no harm.
+        """
         key = (model, deployment, _digest(constraint))
         if symptom is None:
             return
         if self._is_kept.get(key):
-            # It worked here before, so this was probably something else. A server that breaks off twice in a row on
-            # one constraint is another matter.
+            # It worked here before, so this was probably another problem. A server that breaks the connection twice in
+            # a row on one constraint counts.
             self._is_kept.put(key, symptom is not Symptom.DISCONNECTED, 1)
             return
         where = _EVERY if symptom is Symptom.DISCONNECTED else deployment
@@ -62,8 +67,11 @@ class RefusedConstraints:
     def failed_without(
         self, model: str, deployment: str, constraint: Constraint, symptom: Symptom | None, error: BackendError
     ) -> None:
-        """The same generation failed without the constraint too, after `symptom` with it. Where that was the same
-        failure, or the request itself was wrong, the constraint is not to blame."""
+        """Record that the generation also failed without the constraint.
+
+        `symptom` is that of the failure with it. If the failure was the same, or the request itself was invalid, the
+        constraint is not to blame.
+        """
         is_same = symptom is Symptom.SERVER_ERROR and error.symptom is symptom
         if isinstance(error, BackendRejected) or (
             is_same and not isinstance(error, BackendOverloaded | BackendTimeout)

@@ -1,7 +1,7 @@
 """Rejected attempts at one message, and the sampling of the next attempt.
 
-Everything follows from the rejected texts, so that equal requests have equal retries, and a journal that another
-replica replays leads to the same ones. No I/O.
+Everything follows from the rejected texts. Equal requests therefore have equal retries, and so has the replay of a
+journal on another replica. No I/O.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from unisono.core.generation import Sampling
 from unisono.harmony.gate import Stopped
 from unisono.harmony.header import Header
 
-MIN_REDRAW_TEMPERATURE: Final = 0.6
-"""Lowest temperature of an attempt that repeats a rejected one."""
+MIN_REDRAW_TEMPERATURE: Final = 0.6  # lowest temperature of an attempt that repeats a rejected one
 SEED_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class RejectedAttempts:
-    """Rejected attempts at one message: their number, how many of them ran under a constraint, the first one (None for
-    a tool's name), and the text of the last one."""
+    """Rejected attempts at one message.
+
+    `constrained` counts those that ran under a constraint. `first` is the first attempt; None for a tool's name.
+    `last_text` is the text of the last attempt.
+    """
 
     count: int = 0
     constrained: int = 0
@@ -30,15 +32,15 @@ class RejectedAttempts:
     last_text: str = ""
 
     def reject(self, text: str, *, constrained: bool, at: Stopped | None = None) -> RejectedAttempts:
-        """These attempts and one more."""
+        """Return these attempts and one more."""
         return RejectedAttempts(self.count + 1, self.constrained + constrained, self.first or at, text)
 
     def is_first(self, header: Header, text: str) -> bool:
-        """Whether an attempt equals the first one."""
+        """Return whether an attempt equals the first one."""
         return self.first is not None and (self.first.header, self.first.text) == (header, text)
 
     def sampling(self, wanted: Sampling, *, constrained: bool) -> Sampling:
-        """Sampling of the next attempt, where the client wants `wanted`."""
+        """Return the sampling of the next attempt, where the client wants `wanted`."""
         # A constraint that the rejected attempts did not have changes the outcome by itself. Under equal conditions the
         # same sampling would repeat the rejected text, at temperature 0 every time.
         repeated = self.constrained if constrained else self.count - self.constrained
@@ -49,7 +51,7 @@ class RejectedAttempts:
 
     def _seed(self, wanted: int | None) -> int:
         source = f"{wanted}\0{self.count}\0{self.last_text}".encode("utf-8", "surrogatepass")
-        # Some backends take 31 bits only.
+        # Some backends accept 31 bits only.
         return int.from_bytes(sha256(source, usedforsecurity=False).digest()[:SEED_BYTES]) >> 1
 
 

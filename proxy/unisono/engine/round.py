@@ -1,7 +1,7 @@
-"""Calls of hosted tools, one after the other: each is shown, settled and noted before it is made, and what came of it
-is noted behind it.
+"""Round of server tool calls: each call is emitted, decided and noted before it runs.
 
-A note of a call says what was settled, so that whoever reads it knows whether the call may have been made. No I/O.
+Its outcome is noted after it. The note of a call includes the decision, so that a replay knows whether the call may
+have been made. No I/O.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RAN, TEXT, ERROR, STRUCTURED, UNKNOWN, SAID, RULE = "ran", "text", "error", "str
 
 @dataclass(frozen=True, slots=True)
 class PendingCall:
-    """A call that was shown and has no outcome yet."""
+    """A call that was emitted and has no outcome yet."""
 
     item: HostedCall
     call: ServerToolCall
@@ -35,7 +35,7 @@ class PendingCall:
 
 @dataclass(frozen=True, slots=True)
 class CallOutcome:
-    """What came of a call: its outcome, what the model reads, and the rule by which that is something else."""
+    """The outcome of a call, the text for the model, and the rule that replaced the text."""
 
     outcome: ToolOutcome
     said: str
@@ -43,26 +43,23 @@ class CallOutcome:
 
     @classmethod
     def instead(cls, said: str, rule: str) -> CallOutcome:
-        """Of a call that was not made."""
+        """Return the outcome of a call that was not made."""
         return cls(ToolOutcome(said, is_error=True), said, rule)
 
 
 class ToolRound:
-    """The hosted tools of a turn and the calls of one of its steps; to begin with, those that were approved."""
+    """Server tools of a request, and the calls of one step; at first the approved calls."""
 
     def __init__(self, tools: OfferedServerTools, conversation: Conversation) -> None:
         limit = tools.hosting.max_calls
         calls, denied = decided_calls(conversation, tools.hosting)
         self.tools = tools
         self.ledger = CallBudget(tools, MOST_CALLS if limit is None else limit)
-        self.calls = deque(calls)
-        """Those that are to come."""
+        self.calls = deque(calls)  # calls to be made
         self.calling: PendingCall | None = None
         self._arguments: ToolArguments | None = None
-        self.asked = False
-        """Whether somebody is asked about a call of this round."""
-        self.decided: list[ToolResult] = denied
-        """Results of calls that stand in the conversation already."""
+        self.asked = False  # an approval was requested for a call of this round
+        self.decided: list[ToolResult] = denied  # results of calls that are in the conversation already
 
     @property
     def over(self) -> bool:
@@ -74,7 +71,7 @@ class ToolRound:
         self.ledger.begin()
 
     def listed(self) -> list[Event]:
-        """What the servers offer, those the client does not know yet."""
+        """Return the tool lists that the client does not know yet."""
         events: list[Event] = []
         new = [offer for offer in self.tools.offers if offer.server not in self.tools.hosting.announced]
         for index, offer in enumerate(new):
@@ -88,12 +85,15 @@ class ToolRound:
         self._arguments = read_arguments(call.name, call.arguments)
 
     def call(self, index: int, *, late: bool) -> tuple[JournalEntry, list[Event]]:
-        """The next call, as the item `index`."""
+        """Begin the next call, as item number `index`."""
         call, arguments = self._next()
         return self._call(call, arguments, index, self.ledger.judge(call, arguments, late=late))
 
     def call_again(self, note: Mapping[str, Json], index: int) -> tuple[JournalEntry, list[Event]]:
-        """The next call as it was noted. Raises ValueError when the note is of another one."""
+        """Begin the next call as it was noted.
+
+        Raises ValueError if the note belongs to another call.
+        """
         if not self.calls:
             raise ValueError("a note of another call")
         call, arguments = self._next()
@@ -123,15 +123,17 @@ class ToolRound:
         return note, [Opened(item), *deltas, Closed(item, call.arguments, call.tokens)]
 
     def told(self, calling: PendingCall) -> CallOutcome | None:
-        """What the model is told instead of a result; None for a call that is to be made."""
+        """Return the text for the model instead of a result; None for a call that has to be made."""
         says = TOLD.get(calling.verdict)
         if says is None:
             return None
         return CallOutcome.instead(says(calling.call, calling.arguments, self.tools), calling.verdict)
 
     def ran(self, told: CallOutcome, position: int) -> tuple[JournalEntry, list[Event], ToolResult | None]:
-        """What came of the call, and its result where that stands behind what this answer said. `position` as in
-        `Repaired`."""
+        """Record the outcome of the current call.
+
+        The result is returned if it follows this answer's own items. `position` as in `Repaired`.
+        """
         calling = self.calling
         assert calling is not None
         self.calling = None
@@ -154,7 +156,10 @@ class ToolRound:
         return JournalEntry(note), events, None
 
     def told_again(self, note: Mapping[str, Json]) -> CallOutcome:
-        """What came of the call as it was noted. Raises ValueError when the note is of another one."""
+        """Return the noted outcome of the current call.
+
+        Raises ValueError if the note belongs to another call.
+        """
         if self.calling is None or note.get(RAN) != self.calling.call.call_id:
             raise ValueError("a note of another call")
         text = str(note.get(TEXT, ""))

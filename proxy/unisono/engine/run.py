@@ -1,10 +1,11 @@
-"""One run: render, generate in steps on the places that are to be had, route.
+"""Harmony generation: the loop over the steps of an answer, with failover.
 
-A run is one loop over steps. A step is one generation on one backend, behind its prompt and what was said of it before;
-what it left behind decides the next one (see `steps.py`), be it the calls of tools that the gateway runs itself. A
-backend that fails is replaced by the next deployment, which goes on where that one failed: reading keeps its state, and
-the client sees one answer. What it cannot go on behind is generated once more where nothing of it was shown. With
-nowhere to go the run ends in the error, behind all there is.
+An answer is a loop over steps. A step is one generation on one backend. It continues the step's prompt and the step's
+tokens so far. The end of a step determines the next one (see `steps.py`), including calls of server tools.
+
+If a backend fails, the next deployment continues after the last token: the reader keeps its state, and the client sees
+one answer. A message that cannot be continued there is generated again if none of it was emitted. If no deployment is
+left, the stream ends with the error after all events so far.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from unisono.harmony.tools import plan_tools
 
 
 class HarmonyGeneration(BatchStream):
-    """A turn in progress."""
+    """A Harmony answer in progress."""
 
     def __init__(self, means: EngineDeps, turn: GenerationRequest) -> None:
         self.report = GenerationReport()
@@ -43,22 +44,16 @@ class HarmonyGeneration(BatchStream):
         self._turn = turn
         self._tools = plan_tools(())
         self._conversation = turn.conversation
-        # A journal is read once for each attempt, to the same ids.
+        # A journal is replayed once for each attempt, with the same call ids.
         self._seed = turn.seed or (means.new_call_id() if turn.journal else "")
-        self._shown = False
-        """Whether anything was shown beyond what the turn's journal says."""
-        self._known = 0
-        """How long the journal is before anything is generated."""
-        self._held: list[Event] = []
-        """What was not shown yet."""
-        self._lost = 0
-        """Tokens that were generated and are no part of the answer."""
-        self._regenerations = 0
-        """How often text was generated once more because no backend could continue it."""
+        self._shown = False  # something was emitted beyond the events of the request's journal
+        self._known = 0  # length of the journal before anything is generated
+        self._held: list[Event] = []  # events that were not emitted yet
+        self._lost = 0  # generated tokens that are not part of the answer
+        self._regenerations = 0  # number of regenerations because no backend could continue the text
         self._loop: ToolLoop | None = None
         self._hosted: OfferedServerTools | None = None
-        self._rendered: RenderedPrompt | None = None
-        """The first prompt, if it was rendered to be counted."""
+        self._rendered: RenderedPrompt | None = None  # the first prompt, if a token count already rendered it
 
     async def _each(self) -> AsyncGenerator[list[Event]]:
         turn = self._turn
@@ -96,9 +91,11 @@ class HarmonyGeneration(BatchStream):
             yield self._held
 
     def _showing(self, batch: list[Event], reading: OutputReader, stretch: StepRunner) -> list[Event]:
-        """What is shown now that there is another batch, with what was held before it. What no client sees waits for
-        what it does: where an answer is cut inside a message of which nothing is shown, that is generated once more as
-        if nothing of it had been read."""
+        """Return the events to emit after another batch, including the buffered ones.
+
+        Events that no client sees are buffered until a visible one follows. If an answer is cut inside a message of
+        which nothing was emitted, that message is generated again from its beginning.
+        """
         if self._turn.whole:
             self._held += _with_whole_deltas(batch)
             return []
@@ -112,7 +109,10 @@ class HarmonyGeneration(BatchStream):
         return shown
 
     async def _after(self, error: AttemptError, stretch: StepRunner, reading: OutputReader) -> OutputReader:
-        """Carry out what the failover policy says of a failed attempt. Raises the error where nothing follows."""
+        """Carry out the failover policy's action for a failed attempt.
+
+        Raises the error if the request ends.
+        """
         continues_here = stretch.taken and isinstance(error, CannotGoOn) and not reading.complete
         if continues_here and await settled(reading, reading.unread):
             return reading
@@ -122,7 +122,7 @@ class HarmonyGeneration(BatchStream):
         action = await stretch.recover(
             error,
             self._progress(reading),
-            # What server tools have done cannot be done again, so the answer continues behind them.
+            # Server tools must not run again, so the answer continues after their results.
             resumable=self._turn.failover or not (can_begin_anew or self._shown),
             regenerable=regenerable,
         )
@@ -147,8 +147,10 @@ class HarmonyGeneration(BatchStream):
         return Progress.UNSEEN if reading.completed else Progress.NOTHING
 
     async def _prepare(self) -> None:
-        """The conversation and its tools; hosted ones are those that are offered now or, behind a journal, were offered
-        when it was begun."""
+        """Prepare the conversation and its tools.
+
+        Server tools are those offered now or, with a journal, those offered when it was begun.
+        """
         turn, means = self._turn, self._means
         self._loop = means.loop(turn, self.report)
         if self._loop is not None:
@@ -168,8 +170,10 @@ class HarmonyGeneration(BatchStream):
                 means.log_left_out(server, left_out)
 
     async def _before(self, loop: ToolLoop, reading: OutputReader) -> AsyncGenerator[list[Event]]:
-        """What there is to tell and to do before a backend is asked: the tools there are, calls that were approved, and
-        those that an earlier run was about to make."""
+        """Yield the batches that precede the first generation.
+
+        These are the lists of server tools, approved calls, and calls that an earlier stream was about to make.
+        """
         if not self._turn.journal and (listed := reading.list_tools()):
             yield listed
         async with aclosing(loop.batches(reading)) as batches:
@@ -179,7 +183,7 @@ class HarmonyGeneration(BatchStream):
             self._conversation = with_results(self._conversation, reading.round.decided)
 
     async def _reading(self) -> tuple[OutputReader, list[Event]]:
-        """An answer at its beginning, or behind the turn's journal, and what that says."""
+        """Return a reader at the beginning or after the request's journal, and the journal's events."""
         turn, means = self._turn, self._means
         new_call_id = means.new_call_id
         if self._seed:
@@ -204,7 +208,10 @@ class HarmonyGeneration(BatchStream):
         return reading, read_again()
 
     async def _begun_anew(self, stretch: StepRunner, reading: OutputReader) -> OutputReader:
-        """Nothing was shown, so nothing of the failed attempt counts but the tokens it took."""
+        """Start over with a new reader, and count the tokens of the failed attempt as lost.
+
+        Nothing of that attempt was emitted.
+        """
         self.report.recoveries.clear()
         self._held = []
         self._lost += reading.completed
@@ -214,8 +221,10 @@ class HarmonyGeneration(BatchStream):
         return anew
 
     def _publish(self, reading: OutputReader) -> None:
-        """The tokens read so far are told with the batch that is yielded next. Once nothing can be taken back the
-        journal grows by itself."""
+        """Publish the tokens read so far in the report, for the batch that is yielded next.
+
+        Once output was emitted, nothing can be withdrawn, and the reader appends to the report's journal directly.
+        """
         self.report.journal += reading.journal[len(self.report.journal) :]
         if self._shown:
             reading.journal = self.report.journal
@@ -223,7 +232,7 @@ class HarmonyGeneration(BatchStream):
     async def _answer(
         self, stretch: StepRunner, asking: PromptBuilder, reading: OutputReader
     ) -> AsyncGenerator[list[Event]]:
-        """What is left of the answer, in as many steps as it takes."""
+        """Yield the remaining batches of the answer, in as many steps as needed."""
         while True:
             shown: list[Event] = []
             reason: FinishReason | None = None
@@ -235,7 +244,7 @@ class HarmonyGeneration(BatchStream):
                         break
                     yield shown
             if reading.moves:
-                # One batch: between its events there is no token that a journal could be cut at.
+                # One batch: there is no token between its events at which a journal could be cut.
                 if shown := [*shown, *await settled(reading, reading.turn)]:
                     yield shown
                 continue
@@ -254,7 +263,7 @@ class HarmonyGeneration(BatchStream):
                 if not await asking.has_room_for_final(reading, place.capabilities):
                     yield [*shown, await self._finished(stretch, asking, reading, FinishReason.LENGTH)]
                     return
-                # One batch: between its events there is no token that a journal could be cut at.
+                # One batch: there is no token between its events at which a journal could be cut.
                 yield [*shown, *reading.go_on(reading.decided)]
                 continue
             if reading.over:
@@ -264,8 +273,10 @@ class HarmonyGeneration(BatchStream):
     async def _finished(
         self, stretch: StepRunner, asking: PromptBuilder, reading: OutputReader, reason: FinishReason
     ) -> Finished:
-        """The last event. What is known is kept before the client sees it: it may be gone, or asking again, right
-        after."""
+        """Record the answer in the conversation cache and return the last event.
+
+        The record precedes the event: the client may disconnect or send its next request right after the last event.
+        """
         stretch.let_go()
         finished = reading.finished(reason)
         self.report.unmet = reading.plan.unmet
@@ -281,8 +292,8 @@ class HarmonyGeneration(BatchStream):
 
 
 def _with_whole_deltas(batch: Sequence[Event]) -> Iterator[Event]:
-    """The same events with a single delta for each item, before its end."""
-    # One object per token until the end of the answer would make garbage collections long.
+    """Yield the same events with a single delta for each item, before its end."""
+    # One object per token until the end of the answer would prolong garbage collections.
     for event in batch:
         if isinstance(event, Closed) and event.text:
             yield Delta(event.item, event.text)
@@ -291,5 +302,5 @@ def _with_whole_deltas(batch: Sequence[Event]) -> Iterator[Event]:
 
 
 def _is_visible(event: Event) -> bool:
-    """Whether a client sees anything of an event while the answer goes on."""
+    """Return whether a client sees an event while the answer is in progress."""
     return not isinstance(event, Repaired)

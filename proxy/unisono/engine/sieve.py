@@ -1,7 +1,7 @@
-"""Takes the calls of hosted tools out of an answer's events, so that they can be shown one by one with what came of
-them.
+"""Filter that separates server tool calls from the other events of an answer.
 
-What is left is numbered anew: whatever stood between has no part in the client's counting.
+The calls can then be emitted one by one, each with its outcome. The remaining items are renumbered, so that the
+client's indices have no gaps.
 """
 
 from __future__ import annotations
@@ -29,28 +29,27 @@ from unisono.engine.steps import ServerToolCall, to_said
 
 
 class ServerToolFilter:
-    """`parallel_calls` False keeps one call of the client; hosted ones do not count."""
+    """Filter for the events of one answer.
+
+    With `parallel_calls` False, it keeps one call of the client; server tool calls do not count.
+    """
 
     def __init__(self, tools: OfferedServerTools, *, parallel_calls: bool) -> None:
         self._tools = tools
         self._parallel_calls = parallel_calls
         self._open: Item | None = None
         self._calls = 0
-        self.items = 0
-        """Items shown so far, which is the next one's index."""
-        self.held: list[ServerToolCall] = []
-        """Complete calls of hosted tools in the current step."""
-        self.said: list[Said] = []
-        """All that was said in the current step, hosted calls included."""
-        self.answered = False
-        """Whether text on `final` was shown in the current step."""
+        self.items = 0  # items emitted so far, which is the next item's index
+        self.held: list[ServerToolCall] = []  # complete calls of server tools in the current step
+        self.said: list[Said] = []  # all items of the current step, including server tool calls
+        self.answered = False  # text on `final` was emitted in the current step
 
     def begin(self) -> None:
-        """Another step begins."""
+        """Begin another step."""
         self.held, self.said, self.answered = [], [], False
 
     def drop_calls(self) -> None:
-        """The calls of the current step are not run: nobody said them."""
+        """Discard the server tool calls of the current step, which are not run."""
         dropped = {call.call_id for call in self.held}
         self.said = [item for item in self.said if not (isinstance(item, AssistantCall) and item.call_id in dropped)]
         self.held = []
@@ -73,7 +72,7 @@ class ServerToolFilter:
         return out
 
     def _shown(self, item: Item) -> Item | None:
-        """The item as it is shown, None for one that is not."""
+        """Return the item as it is emitted; None if it is not emitted."""
         match item:
             case ToolCall():
                 if item.name in self._tools or (self._calls and not self._parallel_calls):

@@ -1,4 +1,4 @@
-"""Tokens of the messages and headers that the step plan inserts. No I/O."""
+"""Tokens of the messages and headers that prompt edits insert. No I/O."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ NOT_AVAILABLE: Final = "This tool is not available now. Use another one, or answ
 
 
 class HeaderSpelling:
-    """Headers are without `<|start|>assistant`, whole messages begin with it."""
+    """Encoder of messages and headers.
+
+    Headers do not include `<|start|>assistant`; whole messages begin with it.
+    """
 
     def __init__(self, encoding: Encoding) -> None:
         self._encoding = encoding
@@ -23,28 +26,28 @@ class HeaderSpelling:
 
     @property
     def answer(self) -> Tokens:
-        """Header of an answer."""
+        """Return the header of an answer."""
         return self.header(Header(FINAL))
 
     def header(self, header: Header) -> Tokens:
         return tuple(self._encoding.encode_marked(header.spelled()))
 
     def written(self, at: Stopped) -> Tokens:
-        """The header as the model wrote it, where that is legal."""
-        # Text is cut into other tokens by the network; legal headers spell no markers in ordinary tokens.
+        """Return the header as the model wrote it, where that is legal."""
+        # The network cuts text into other tokens; legal headers spell no markers in ordinary tokens.
         return tuple(self._encoding.encode_marked(self._encoding.decode(at.tokens)))[len(self._start) :]
 
     def body(self, at: Stopped) -> Tokens:
-        """The body with its terminator."""
+        """Return the body with its terminator."""
         stop = CALL if at.header.is_call else RETURN
         return (*self._encoding.encode_generated(at.text or ""), stop)
 
     def empty(self, at: Stopped) -> Tokens:
-        """The message without its body."""
+        """Return the message without its body."""
         return (*self._start, *self.written(at), END)
 
     def refused(self, at: Stopped) -> Tokens:
-        """The call as the model wrote it, with a result that says why it was not run."""
+        """Return the call as the model wrote it, with a result that states why it was not run."""
         header = f"<|start|>{recipient_of(at.header)} to=assistant<|channel|>{at.header.channel}<|message|>"
         body = self._encoding.encode_generated(at.text or "")
         result = (*self._encoding.encode_marked(header), *self._encoding.encode_text(NOT_AVAILABLE), END)

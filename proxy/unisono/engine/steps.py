@@ -1,7 +1,7 @@
-"""Continuation: what one generation left behind decides whether another follows, and from which tokens.
+"""Step transitions: the state after a generation determines the next step.
 
-`next_step` is pure. A step never rewrites anything: it extends the conversation by what was generated, and by what the
-gateway's own tools came to, and opens the message that is to follow where the model is not to choose it.
+`next_step` is pure. A step never rewrites anything. It extends the conversation by the generated items and the results
+of server tools. It opens the next message if the model must not choose it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ from unisono.core.generation import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class ServerToolCall:
-    """A call of a hosted tool as the model made it; `arguments` are its own text. `approval` is the id under which it
-    was agreed to, for one that stands in the conversation already: then it has no tokens."""
+    """A call of a server tool as the model wrote it; `arguments` is its unparsed text.
+
+    `approval` is the id of the granted approval, for a call that is in the conversation already. Such a call has no
+    tokens.
+    """
 
     call_id: str
     name: str
@@ -35,38 +38,33 @@ class ServerToolCall:
 
 @dataclass(frozen=True, slots=True)
 class AnswerState:
-    """What is known of an answer when a step of it has ended, or when what it called was run."""
+    """State of an answer at the end of a step, or after its tools were run."""
 
     reason: FinishReason = FinishReason.STOP
-    shown: bool = False
-    """Whether anything but reasoning came in the step."""
-    answered: bool = False
-    """Whether text on `final` did."""
+    shown: bool = False  # the step contains anything but reasoning
+    answered: bool = False  # the step contains text on `final`
     cut_call: bool = False
-    opened: bool = False
-    """Whether the gateway opened the step's message: what comes of that stands."""
-    calls: tuple[ServerToolCall, ...] = ()
-    """Calls of hosted tools in the step, complete ones."""
-    ran: bool = False
-    """Whether those were run: then it is over with the step."""
-    handed: bool = False
-    """Whether somebody else has something to do: calls of the client, or requests for approval, are open."""
-    exhausted: bool = False
-    """Whether no more tools are run."""
-    paused: bool = False
-    """Whether none are run before the client wants it."""
+    opened: bool = False  # the gateway opened the step's message, so its outcome is final
+    calls: tuple[ServerToolCall, ...] = ()  # complete calls of server tools in the step
+    ran: bool = False  # the calls were run, which ends the step
+    handed: bool = False  # the client has to act: its own calls, or requests for approval, are open
+    exhausted: bool = False  # no more tools are run
+    paused: bool = False  # no more tools are run until the client continues the answer
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerDone:
-    """The answer is over, or what is left is the client's to do; if only to have it go on where it `paused`."""
+    """The answer is complete, or the client has to act.
+
+    `paused`: the client only has to continue it.
+    """
 
     paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """The model goes on by itself."""
+    """Let the model continue freely."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +76,7 @@ class OpenFinal:
 
 @dataclass(frozen=True, slots=True)
 class RunTools:
-    """Run these, one after the other, and decide again."""
+    """Run these calls one after the other, and decide again."""
 
     calls: tuple[ServerToolCall, ...]
 
@@ -87,8 +85,11 @@ Step: TypeAlias = AnswerDone | Generate | OpenFinal | RunTools
 
 
 def next_step(answer: AnswerState) -> Step:
-    """Calls are run as long as there may be any. An answer that is only thoughts is opened once, and so is one that may
-    not call any more; everything else is as it is."""
+    """Return the next step of an answer.
+
+    Calls run while any are allowed, and the model continues after their results. If the answer contains only reasoning,
+    or no more calls are allowed, the final message is opened once. Otherwise the answer is complete.
+    """
     if answer.ran:
         return _behind_results(answer)
     if answer.reason is not FinishReason.STOP:
@@ -109,8 +110,11 @@ def _behind_results(answer: AnswerState) -> Step:
 
 
 def to_said(closed: Closed) -> Item | None:
-    """A finished item as it stands in the answer's next prompt. Text is a preamble there, whatever its channel: behind
-    an answer the renderer leaves thoughts out, and this turn still goes on. Its tokens are the ones it has."""
+    """Convert a finished item for the next step's prompt; its tokens stay the same.
+
+    Text on any channel becomes a preamble. After a final answer the renderer would omit reasoning, but this answer is
+    still in progress.
+    """
     match closed.item:
         case Reasoning():
             return AssistantReasoning(closed.text, closed.tokens)

@@ -1,5 +1,7 @@
-"""The client's stop strings, matched by the gateway itself: a backend sees neither where a body begins nor, when it
-hides its stop tokens, could it tell one stop from another."""
+"""Stop strings of the client, matched by the gateway.
+
+A backend does not know where a body begins. If it hides its stop tokens, it could not distinguish the stops either.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,11 @@ from unisono.core.events import Closed, Delta, Event, Item, Opened, Text
 
 
 class StopStrings:
-    """Cuts visible text at the first stop string. Text that may be the beginning of one is held until it is decided,
-    so nothing shown is ever taken back. Reasoning and tool calls pass untouched."""
+    """Filter that cuts visible text at the first stop string.
+
+    Text that may be the beginning of a stop string is buffered until it is decided, so no emitted text is ever
+    withdrawn. Reasoning and tool calls pass unchanged.
+    """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
@@ -18,11 +23,10 @@ class StopStrings:
         self._longest = max(map(len, stops)) - 1
         self._held = ""
         self._shown: list[str] = []
-        self.matched: str | None = None
-        """The stop string that was met; from then on nothing passes."""
+        self.matched: str | None = None  # the matched stop string; afterwards nothing passes
 
     def filter(self, events: Sequence[Event]) -> list[Event]:
-        """The events that may be shown. Ends with a Closed when a stop string was met."""
+        """Return the events to emit; they end with a Closed if a stop string matched."""
         out: list[Event] = []
         for event in events:
             if self.matched is not None:
@@ -54,16 +58,16 @@ class StopStrings:
         self._show(item, text[:end], out)
 
     def _undecided_from(self, text: str) -> int:
-        """Where the longest tail begins that a stop string may go on from. No table of beginnings: stop strings of
-        thousands of characters would fill megabytes with them."""
+        """Return the start of the longest tail that may be the beginning of a stop string."""
+        # There is no table of prefixes: for stop strings of thousands of characters it would take megabytes.
         for at in range(max(0, len(text) - self._longest), len(text)):
             if text[at] in self._firsts and any(stop.startswith(text[at:]) for stop in self._stops):
                 return at
         return len(text)
 
     def _first_in(self, text: str) -> tuple[int, int] | None:
-        """(end, length) of the stop string that is complete first, the longest of those: what reading letter by letter
-        would find, so that the network's cuts do not matter."""
+        """Return (end, length) of the stop string that is complete first, the longest of those."""
+        # This equals a match character by character, so network cuts do not matter.
         found = [(at + len(stop), -len(stop)) for stop in self._stops if (at := text.find(stop)) >= 0]
         if not found:
             return None

@@ -1,7 +1,8 @@
-"""Where an answer is generated: a place is taken when there is something to generate and kept until it is let go, and
-every step is one generation behind the step's prompt and what was said of it before, on whatever place that was.
+"""Step runner: runs each step of an answer as one generation on a slot.
 
-All times of an answer are one: what a deployment may take is what is left of it.
+A slot is acquired when something has to be generated, and held until it is released. A generation continues the step's
+prompt and the step's tokens so far, on whichever deployment generated them. All attempts share one deadline: each gets
+the time left for the answer.
 """
 
 from __future__ import annotations
@@ -34,28 +35,31 @@ from unisono.errors import (
 from unisono.harmony.decode import Decoder
 
 Generated: TypeAlias = AsyncGenerator[tuple[list[Event], FinishReason | None]]
-"""What may be shown of a step, per network read; the last comes with the reason the step ended."""
+"""Events to emit per network read; the last item includes the reason that the step ended."""
 
 
 class StepRunner(SlotSession):
-    """For one run. `shown` says whether the client has seen anything."""
+    """Runs the steps of one answer.
+
+    `shown` is set once output was emitted to the client.
+    """
 
     def __init__(self, means: EngineDeps, turn: GenerationRequest, report: GenerationReport) -> None:
         super().__init__(means.pool, turn, report)
         self._means = means
         self._known = means.refused_constraints
-        self._refused: dict[str, frozenset[str]] = {}
-        """Kinds of constraints that deployments refused in this run."""
+        self._refused: dict[str, frozenset[str]] = {}  # constraint kinds that deployments rejected during this answer
+        # The failure for which the constraint was left out; None once the backend generated a token without it.
         self._blamed: ConstraintRefused | None = None
-        """Why the constraint was left out, while nothing has shown that the backend generates without it."""
-        self._moved = bool(turn.journal)
-        """Whether what was said of the step comes from elsewhere."""
+        self._moved = bool(turn.journal)  # the step's tokens so far come from another deployment or a journal
         self.shown = False
-        self.full = False
-        """Whether there is no room for another token anywhere."""
+        self.full = False  # no context window has room for another token
 
     async def take(self, asking: PromptBuilder, reading: OutputReader) -> Slot:
-        """The place that is held, or the next one. Raises what keeps it from being had."""
+        """Return the held slot, or acquire the next one.
+
+        Raises the error if none is available.
+        """
         if self._place is not None:
             return self._place
         return await self.place_for(await asking.demand(reading, resumes=self.shown or reading.completed > 0))
@@ -65,12 +69,15 @@ class StepRunner(SlotSession):
         self._moved = True
 
     def begin_anew(self) -> None:
-        """Nothing was said but what the turn's journal says."""
+        """Reset to the state in which only the request's journal was generated."""
         self._moved = bool(self._turn.journal)
 
     async def step(self, asking: PromptBuilder, reading: OutputReader) -> Generated:
-        """The current step from where it is to its end. No backend is asked for one that has ended, or for which there
-        is no room; where there is room elsewhere, raises ContextTooLong."""
+        """Run the current step from its current state to its end.
+
+        No backend is used for a step that has ended or has no room. Raises ContextTooLong if another deployment may
+        have room.
+        """
         if reading.stop_sequence is not None or reading.handed_back:
             return _at_once([], FinishReason.STOP)
         if reading.ended:
@@ -83,7 +90,7 @@ class StepRunner(SlotSession):
         return await self._generation(place, asking, reading)
 
     async def _unrefused(self, place: Slot, asking: PromptBuilder, reading: OutputReader) -> Generated:
-        """A generation, without the constraints that the backend refuses to keep to."""
+        """Run a generation, and repeat it without the constraint if the backend fails on it."""
         self._blamed = None
         while True:
             try:
@@ -105,11 +112,11 @@ class StepRunner(SlotSession):
                 return
 
     def _at(self, place: Slot) -> tuple[str, str]:
-        """The model and the name of a deployment."""
+        """Return the model and the name of a deployment."""
         return self._report.served_model or self._turn.model, place.deployment.name
 
     def _able(self, place: Slot, wanted: Constraint | None) -> frozenset[str]:
-        """The kinds of constraints that a backend is to keep to."""
+        """Return the constraint kinds that the slot's backend has to enforce."""
         able = place.capabilities.constrain - self._refused.get(place.deployment.name, frozenset())
         if wanted is None or wanted.kind not in able or not self._known.refuses(*self._at(place), wanted):
             return able
@@ -117,7 +124,10 @@ class StepRunner(SlotSession):
         return able - {wanted.kind}
 
     def _do_without(self, place: Slot, constraint: Constraint, reason: str) -> None:
-        """For the rest of the run. The plan validates what is generated, as for a backend that cannot constrain."""
+        """Leave out constraints of this kind on this deployment for the rest of the answer.
+
+        The controller validates the output, as for a backend that cannot enforce constraints.
+        """
         name, kind = place.deployment.name, constraint.kind
         self._refused[name] = self._refused.get(name, frozenset()) | {kind}
         self._report.facts.refused_constraints.append(RefusedConstraint(name, reason))
@@ -150,8 +160,11 @@ class StepRunner(SlotSession):
     def _room(
         self, asking: PromptBuilder, behind: ContinuedPrompt, capabilities: Capabilities, reading: OutputReader
     ) -> int:
-        """Tokens that may be generated. Raises ContextTooLong where there is none here and there may be elsewhere, or
-        nothing was generated yet."""
+        """Return the number of tokens that may be generated.
+
+        Raises ContextTooLong if there is no room here, and either nothing was generated yet or another deployment may
+        have room.
+        """
         spent = reading.spent + behind.said - reading.put
         room = asking.room(behind.prompt, capabilities, spent)
         limit = self._turn.max_tokens
@@ -192,7 +205,7 @@ class StepRunner(SlotSession):
                 if first is not None:
                     first.count(chunk)
                 tokens, finish = await received(chunk, limit, decoder, told)
-                # Without a token nothing is shown: a journal could not tell that it was.
+                # A read without a token emits nothing, since the journal could not record it.
                 shown: list[Event] = []
                 for portion in portions(tokens):
                     if shown and not (reading.moves or reading.complete):

@@ -1,4 +1,4 @@
-"""One generation, as it is told to whoever watches: noted while it runs, and a fact of the run when it is over."""
+"""Telemetry of one attempt: measured while it runs, and added to the report at its end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unisono.errors import ContextTooLong, UnisonoError
 
 
 class AttemptTelemetry:
-    """A generation that begins now on `deployment`, for the step of that number."""
+    """Telemetry of an attempt that begins now on `deployment`, for step number `step`."""
 
     def __init__(
         self, report: GenerationReport, turn: GenerationRequest, deployment: str, job: CompletionJob, step: int
@@ -30,20 +30,23 @@ class AttemptTelemetry:
         self.failure = ""
 
     def came(self, chunk: Chunk, tokens: int, now: float) -> None:
-        """A chunk that said so many tokens, at `now` by the monotonic clock."""
+        """Record a chunk with `tokens` tokens, received at `now` by the monotonic clock."""
         if tokens:
             self.pace.came(tokens, now)
         if chunk.cached_tokens is not None:
             self.cached = chunk.cached_tokens
 
     def ended(self, reason: FinishReason, unseen: int) -> None:
-        """The backend said that it is done; so many tokens it did not send are known to have been generated."""
+        """Record the backend's finish reason, and `unseen` generated tokens that it did not send."""
         self.finish = reason.value
         self.pace.tokens += unseen
 
     @asynccontextmanager
     async def reading(self, stream: AsyncIterator[Chunk], place: Slot) -> AsyncGenerator[None]:
-        """While `stream` is read. Whatever ends that, it is told, to the `place` too, and the stream closed."""
+        """Measure the attempt while `stream` is read.
+
+        At its end, add it to the report, inform the slot, and close the stream.
+        """
         try:
             async with place.first_token_limit():
                 yield
@@ -60,7 +63,10 @@ class AttemptTelemetry:
                 await stream.aclose()
 
     def _add_counts(self, error: ContextTooLong, limit: int) -> None:
-        """Add the gateway's own counts to a backend's report. The limit that the backend reports takes precedence."""
+        """Add the gateway's own counts to a backend's report.
+
+        The limit that the backend reports takes precedence.
+        """
         prompt_tokens = len(self._job.prompt.tokens)
         error.limit = error.limit or limit
         if prompt_tokens >= error.limit:

@@ -1,4 +1,4 @@
-"""What may be left out of a conversation that is too long: whole turns, the oldest first."""
+"""Truncation of conversations that are too long: whole turns are dropped, oldest first."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from unisono.core.conversation import AssistantCall, Conversation, Item, ToolRes
 
 
 def without_oldest_turn(conversation: Conversation) -> Conversation | None:
-    """The conversation without its oldest turn: everything up to the next message of the user. None when only one turn
-    is left. A result never stays behind without its call; the instructions always stay."""
+    """Return the conversation without its oldest turn; None if only one turn is left.
+
+    A turn ends before the next user message. A result is never separated from its call. The instructions always remain.
+    """
     beginnings = later_beginnings(conversation.items)
     return replace(conversation, items=conversation.items[beginnings[0] :]) if beginnings else None
 
 
 def later_beginnings(items: Sequence[Item]) -> list[int]:
-    """Where a conversation may begin instead, by how many of its oldest turns are left out: the first without the
-    oldest, the last with the newest alone. Linear in the items."""
+    """Return the item positions at which a truncated conversation may begin.
+
+    The first position drops the oldest turn, the last one all turns but the newest. Linear in the number of items.
+    """
     beginnings: list[int] = []
     called: set[str] = set()
     orphans: set[str] = set()

@@ -1,4 +1,4 @@
-"""One turn: from a conversation to a stream of events, whatever the backend does."""
+"""Generation requests, generation streams and generation reports."""
 
 from __future__ import annotations
 
@@ -25,8 +25,11 @@ from unisono.engine.counted import PromptCache
 
 @dataclass(frozen=True, slots=True)
 class ApprovalDecision:
-    """What somebody said to a call that needed approval. `call_id` is that of the call, which stands in the
-    conversation without a result; `approval` the id of the request for it."""
+    """A user's decision on a call that required approval.
+
+    `call_id` identifies the call, which is in the conversation without a result. `approval` is the id of the approval
+    request.
+    """
 
     call_id: str
     approval: str
@@ -35,20 +38,26 @@ class ApprovalDecision:
 
     @property
     def denial(self) -> str:
-        """What the model reads where a result would stand, when it was not approved."""
+        """Return the text that the model reads instead of a result if the call was denied."""
         return f"The user did not approve this call. {self.reason}".strip()
 
 
 @dataclass(frozen=True, slots=True)
 class ServerTools:
-    """Tools the gateway runs itself. `announced` are labels of servers whose tools the client has been told: those are
-    not told again. `shown` are labels of servers whose calls the client sees, and sends back with what came of them.
-    `decisions` are made before anything is generated. `max_calls` bounds the calls of the turn, `total_s` the time of
-    all of it, in seconds. With `pause_after` the turn ends behind so many rounds of calls, or where its time is over,
-    and its client has it go on behind what it was shown; without, the model has to answer where a bound is reached. A
-    server that cannot list its tools ends the turn with its error, unless it is `optional`: then the turn goes on
-    without it and says so in its Listed. `take` is called with the approval's id before an approved call is made; it
-    raises what the turn ends with where the call is another turn's."""
+    """Tools that the gateway runs itself.
+
+    `announced`: labels of servers whose tools were already listed for the client; they are not listed again. `shown`:
+    labels of servers whose calls the client sees and sends back with their results. `decisions` are applied before
+    anything is generated.
+
+    `max_calls` limits the calls of the request, and `total_s` its total time in seconds. With `pause_after`, the answer
+    ends after that number of rounds of calls, or when its time has passed. The client then continues it in another
+    request. Without `pause_after`, the model has to answer when a limit is reached.
+
+    If a server cannot list its tools, the request fails with that error. If `optional` is set, the request continues
+    without the server, and its Listed event reports the error. `take` is called with the approval's id before an
+    approved call is made. It raises the error that ends the request if another request owns the call.
+    """
 
     servers: tuple[ToolServer, ...] = ()
     announced: frozenset[str] = frozenset()
@@ -59,16 +68,19 @@ class ServerTools:
     optional: bool = True
     shown: frozenset[str] = frozenset()
     take: Callable[[str], Awaitable[None]] | None = None
-    # False: calls of an earlier run may be missing from the journal, so that only idempotent tools are called.
+    # False: calls of an earlier stream may be missing from the journal, so that only idempotent tools are called.
     is_journal_complete: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class ForcedCalls:
-    """The model has to call one of these first, whatever it would do. `tools` are names as the client knows them, or
-    those of tools gpt-oss was trained on (`python`, `browser` for any of its functions, `browser.search`); `hosted` are
-    tools the gateway runs: a server's label and the tool's own name there, None for any of the server's. With neither
-    it is any tool on offer."""
+    """Tools of which the model has to call one first.
+
+    `tools` are names known to the client, or names of built-in gpt-oss tools: `python`, `browser` for any of its
+    functions, or `browser.search`. `hosted` are server tools as (server label, tool name). The tool name is the
+    server's own; None stands for any tool of the server. If `tools` is None and `hosted` is empty, any offered tool
+    satisfies the request.
+    """
 
     tools: frozenset[str] | None = None
     hosted: frozenset[tuple[str, str | None]] = frozenset()
@@ -76,7 +88,10 @@ class ForcedCalls:
 
 @dataclass(frozen=True, slots=True)
 class AllowedTools:
-    """The model may call these and no others, though all stay declared. Names as in `ForcedCalls`."""
+    """The only tools that the model may call, although all stay declared.
+
+    Names are given as in `ForcedCalls`.
+    """
 
     tools: frozenset[str] = frozenset()
     hosted: frozenset[tuple[str, str | None]] = frozenset()
@@ -86,21 +101,21 @@ Choice: TypeAlias = ForcedCalls | AllowedTools
 
 
 class ForbiddenTools(StrEnum):
-    """Treatment of the tools' declarations in the prompt of a turn that allows no call."""
+    """Treatment of the tool declarations in the prompt of a request that allows no calls."""
 
     REMOVE = "remove"
-    NOTE = "note"
-    """They stay, for prompt caches, and a developer message at the end forbids calls."""
-    KEEP = "keep"
-    """They stay without a note."""
+    NOTE = "note"  # keep the declarations, for prompt caches, and forbid calls in a developer message at the end
+    KEEP = "keep"  # keep the declarations without a message
 
 
 @dataclass(frozen=True, slots=True)
 class RawPrompt:
-    """A prompt that is not rendered here, and how what comes behind it is told; nothing is read into either. It is
-    `text`, in which special tokens are what they spell, and without one `tokens`. `hides_special` keeps special tokens
-    out of the text that is told. `stop_tokens` end it besides those that always do; `shows_stop` has the text end in
-    what ended it."""
+    """A prompt that is not rendered here, and options for its output; neither is parsed.
+
+    The prompt is `text`, in which special tokens are encoded as such, or `tokens` if `text` is None. `hides_special`
+    removes special tokens from the emitted text. `stop_tokens` end the output in addition to the model's own stop
+    tokens. With `shows_stop`, the emitted text includes the stop string or stop token that ended it.
+    """
 
     text: str | None = None
     tokens: Tokens = ()
@@ -111,92 +126,82 @@ class RawPrompt:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """What a surface asks of the engine. `model` is the group's name after aliases; `max_tokens` None means what the
-    context still holds. `stop` are the client's stop strings, matched against visible text by the gateway."""
+    """A request of an API surface to the engine.
+
+    `model` is the model group's name after alias resolution. `max_tokens` None stands for the rest of the context
+    window. `stop` are the client's stop strings; the gateway matches them against visible text.
+    """
 
     model: str
     conversation: Conversation
     sampling: Sampling = field(default_factory=Sampling)
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
-    calls_allowed: bool = True
-    """False for `tool_choice: none`: no call reaches the client."""
+    calls_allowed: bool = True  # False for `tool_choice: none`: no call reaches the client
     forbidden_tools: ForbiddenTools = ForbiddenTools.REMOVE
-    parallel_calls: bool = True
-    """False keeps one call of the answer and drops the later ones."""
-    hold_calls: bool = True
-    """False shows a call's arguments while they are generated (`stream_tool_arguments`)."""
-    whole: bool = False
-    """The client sees nothing before the end: the answer is one batch."""
+    parallel_calls: bool = True  # False: emit one call of the answer and drop the later ones
+    hold_calls: bool = True  # False: emit a call's arguments while they are generated (`stream_tool_arguments`)
+    whole: bool = False  # emit the answer as one batch at its end
     tenant: str = ""
+    # owner of the API key that usage is charged to; None for requests of the gateway itself
     caller: Caller | None = None
-    """Whose key the turn counts for; None where nobody asked for it."""
     request_id: str = ""
-    surface: str = ""
-    """Which API it came through, for whoever counts: `chat`, `responses`, `messages` or `completions`."""
+    surface: str = ""  # API surface, for metrics: `chat`, `responses`, `messages` or `completions`
+    # The request's trace span, parent of the spans sent to backends and tool servers; None if the request is not
+    # traced.
     span: TraceContext | None = None
-    """The turn's span; backends and tool servers are told of those below it. None for a turn that is not traced."""
-    recorded: bool = False
-    """Whether the facts of its steps hold their prompts."""
-    seed: str = ""
-    """What the ids of calls are derived from, so that a replayed journal has the same ones; empty for random ids."""
+    recorded: bool = False  # include the prompts in the facts of the steps
+    seed: str = ""  # seed of the call ids, so that a replayed journal has the same ids; empty for random ids
+    # `GenerationReport.journal` of an earlier stream of this request; this stream continues after it. The first batch
+    # then contains all events of the journal and nothing else. That batch may be empty, since no backend generates for
+    # it.
     journal: Tokens = ()
-    """`GenerationReport.journal` of an earlier stream of this very request: this one continues after it. Its first
-    batch then holds all that the journal says, and nothing else. It may be empty; no backend was asked for it."""
-    lasting: bool = False
-    """Whether its journal is kept, for another run to go on behind."""
+    lasting: bool = False  # the journal is stored, so that another stream can continue after it
+    # Data of the component that starts the request, stored as the first entry of a new journal (`journal.noted_in`).
+    # The engine ignores the content. A stream that continues such a journal must have it too: without it the journal is
+    # rejected.
     noted: Mapping[str, Json] | None = None
-    """What a journal that is new begins with, for whoever starts the turn (`journal.noted_in`); nothing to a run. One
-    that goes on behind such a journal has it too: without it the journal is not read."""
-    truncate: bool = False
-    """Whether whole oldest turns are left out of a conversation that leaves no room for an answer."""
-    dated: bool = False
-    """The preamble's date is the conversation's own and stands, whatever is remembered of stateless ones."""
+    truncate: bool = False  # drop whole oldest conversation turns if they leave no room for an answer
+    dated: bool = False  # keep the preamble's date, even if the conversation cache has another one
+    # Requests with the same value use the same deployment while it works, so that its prefix cache is reused; empty for
+    # any deployment.
     sticky: str = ""
-    """Turns of one value go to one deployment while it works, so that its prefix cache is of use; empty for any."""
-    cache_salt: str = ""
-    """What keeps its prompts apart from equal ones in backends' caches; empty for nothing."""
-    failover: bool = True
-    """Whether another deployment goes on where one failed behind something that was shown."""
+    cache_salt: str = ""  # salt that separates its prompts from equal ones in backend caches; empty for none
+    failover: bool = True  # continue on another deployment if one fails after output was emitted
+    # A deployment of the other kind (engine or pass-through) answers if this request fails before any output. Then
+    # failed deployments are not retried, and an unresponsive deployment leaves time for the other kind.
     has_other_kind: bool = False
-    """Whether a deployment of the other kind answers if this turn fails before any output. Then no deployment that
-    failed is asked again, and a deployment that hangs leaves time for the other one."""
+    # deadline shared with the attempt of the other kind that produced no output; None for a deadline of its own
     deadline: Deadline | None = None
-    """The time that this turn shares with one that answered nothing; None for a time of its own."""
-    hosting: ServerTools | None = None
-    """Tools the gateway runs itself in this turn."""
+    hosting: ServerTools | None = None  # tools that the gateway runs itself in this request
+    # None leaves the choice to the model. A forced choice applies to one call; afterwards the model chooses.
     choice: Choice | None = None
-    """None leaves it to the model. A forced choice is kept once; behind the call the choice is the model's."""
-    form: AnswerForm | None = None
-    """What the final answer has to be; the model is told so too."""
+    form: AnswerForm | None = None  # required form of the final answer, also stated in the prompt
+    # Limit of analysis tokens over the whole answer; then the model has to answer or to call a tool.
     reasoning_budget: int | None = None
-    """Tokens of analysis after which the model has to come to something, over the whole turn."""
-    unmended: frozenset[str] = frozenset()
-    """Rules of `plan.SWITCHABLE` that are switched off."""
+    unmended: frozenset[str] = frozenset()  # rules of `plan.SWITCHABLE` that are switched off
+    # The original request, if pass-through deployments may answer it. The engine generates from the other fields.
     passage: PassthroughRequest | None = None
-    """The request as it came, where deployments that answer in OpenAI's own API may answer it; the engine looks at
-    everything but that."""
-    tools_at: str = "tools.{index}.function"
-    """Where a tool stands in the request, for errors that name it."""
-    schema_field: str = "parameters"
-    """What its schema is called there."""
-    history_at: str = "messages"
-    """The request's field that holds the conversation, for errors that name it."""
+    tools_at: str = "tools.{index}.function"  # path of a tool in the request, for error messages
+    schema_field: str = "parameters"  # name of the schema field of a tool, for error messages
+    history_at: str = "messages"  # request field that contains the conversation, for error messages
+    # Replaces the rendered conversation, which then contains the prompt as one user message for observers. The answer
+    # is one text item, and `GenerationReport.journal` contains its tokens. Such a request has a token limit, but no
+    # tools, no answer form and no earlier journal.
     raw: RawPrompt | None = None
-    """Replaces the rendered conversation, which then holds the prompt as one user message for observers. The answer
-    is one text item, and `GenerationReport.journal` holds its tokens. Such a request has a token limit, and no tools,
-    no answer form and no earlier journal."""
+    # the prompt, if it was rendered by a token count
     counted: PromptCache = field(default_factory=PromptCache, compare=False, repr=False)
-    """What its prompt was when it was counted, if it was."""
 
 
+# Journal number after the last token of a step that another step followed. No token has this id.
 STEP_ENDED = 0xFFFF_FFFF
-"""Stands in a journal behind the last token of a step that another one followed; no token has this id."""
 
 
 def must_be_kept(batch: Sequence[Event]) -> bool:
-    """Whether a batch's journal is to be kept before the next batch is asked for, by whoever keeps it: a call of a
-    hosted tool is made then, and a run that goes on behind an older journal would make it again."""
+    """Return whether a batch's journal must be stored before the next batch is requested.
+
+    The next batch runs a server tool. A stream that continues an older journal would make that call again.
+    """
     return any(
         isinstance(event, Closed) and isinstance(event.item, HostedCall) and not event.item.needs_approval
         for event in batch
@@ -205,67 +210,70 @@ def must_be_kept(batch: Sequence[Event]) -> bool:
 
 @dataclass(slots=True)
 class GenerationReport:
-    """What is known of a run besides its events; grows while it runs."""
+    """Facts about a generation stream besides its events; updated while it runs."""
 
     backend: str = ""
-    failovers: int = 0
-    """How often another deployment was turned to."""
-    recoveries: list[str] = field(default_factory=list)
-    """Rule names in order of first occurrence, each once."""
+    failovers: int = 0  # number of attempts that moved to another deployment
+    recoveries: list[str] = field(default_factory=list)  # rule names in order of first occurrence, each once
+    # All generated tokens, with `STEP_ENDED` between steps, marks for tokens made from text, and entries for the
+    # gateway's own actions (see `journal.py`). After each yielded batch, the journal matches the events so far: with
+    # both, another stream can continue the answer. It only grows.
     journal: list[int] = field(default_factory=list)
-    """Every token the model generated, with `STEP_ENDED` between steps, a mark where text is read for tokens, and notes
-    of what the gateway did itself (see `journal.py`). Whenever a batch was yielded, all events of what is in it have
-    been yielded too: kept together they let another run go on behind both. It only grows."""
-    prompted: int = 0
-    """Tokens of the prompt that was rendered first; 0 before that."""
-    left_out: int = 0
-    """Oldest turns left out of the conversation because it was too long."""
+    prompted: int = 0  # tokens of the first rendered prompt; 0 before it is rendered
+    left_out: int = 0  # oldest conversation turns dropped because the conversation was too long
+    # Reason why a forced call or the required answer form is missing; empty if the requirements are met or there are
+    # none.
     unmet: str = ""
-    """Why a forced call was not had, or an answer of the form that was asked for; empty when both were, or none was."""
-    tries: Sequence[Attempt] = ()
-    """Every deployment that was given, in order, with what it failed with."""
+    tries: Sequence[Attempt] = ()  # every deployment that was assigned, in order, with its error
+    # monotonic clock, in seconds; the times of `facts` are relative to it
     began: float = field(default_factory=monotonic)
-    """By the monotonic clock, in seconds; the times of `facts` count from it."""
     facts: GenerationFacts = field(default_factory=GenerationFacts)
-    standing: QuotaStatus | None = None
-    """How the caller's account stands behind it; None where it has no limits."""
+    standing: QuotaStatus | None = None  # the caller's quota status after the answer; None without limits
+    # data that hooks report about the answer, by hook name
     hooks: dict[str, dict[str, Json]] = field(default_factory=dict)
-    """What hooks say of the answer, by their names."""
-    notes: list[str] = field(default_factory=list)
-    """What a client should know about this run besides what follows from its request."""
-    model: str = ""
-    """The requested model, after aliases."""
+    notes: list[str] = field(default_factory=list)  # notes for the client that do not follow from its request
+    model: str = ""  # the requested model, after alias resolution
 
     @property
     def served_model(self) -> str:
-        """The model that answered; empty before a deployment was given. A fallback is another one than `model`."""
+        """Return the model that answered, which differs from `model` after a fallback.
+
+        The value is empty before a deployment is assigned.
+        """
         return self.tries[-1].model if self.tries else ""
 
     def now_s(self) -> float:
-        """Seconds since it began."""
+        """Return the seconds since `began`."""
         return monotonic() - self.began
 
 
 class GenerationStream(Protocol):
-    """A turn in progress. Iterating yields one batch of events per network read of the backend, none empty (but the
-    first behind a journal, for which no backend was asked); the last batch ends with Finished. Errors before the first
-    batch are raised by the first `__anext__`, later ones in the middle. `aclose` (or cancelling the iterating task)
-    frees the backend at once."""
+    """An answer in progress, as batches of events.
+
+    Iterating yields one batch per network read of the backend. No batch is empty, except the first one after a journal,
+    which needs no backend. The last batch ends with Finished.
+
+    The first `__anext__` raises errors that occur before the first batch; later errors are raised during iteration.
+    `aclose`, or cancelling the iterating task, releases the backend immediately.
+    """
 
     report: GenerationReport
 
     def __aiter__(self) -> AsyncIterator[list[Event]]: ...
 
     async def let_in(self) -> None:
-        """Take what a turn needs before it begins, and raise what it is refused with, for whoever promises an answer
-        before iterating, which does the same. A run that was let in is iterated or closed."""
+        """Acquire the resources that the request needs, and raise the error if it is refused.
+
+        Callers use it to promise an answer before they iterate; iterating does the same. After `let_in` the stream must
+        be iterated or closed.
+        """
         return
 
     async def aclose(self) -> None: ...
 
 
 class BatchStream(GenerationStream):
-    """A run whose batches come from one generator, which is closed with it."""
+    """A stream whose batches come from one generator; `aclose` closes the generator."""
 
     _batches: AsyncGenerator[list[Event]] | None = None
 
@@ -279,15 +287,17 @@ class BatchStream(GenerationStream):
 
     @abstractmethod
     def _each(self) -> AsyncGenerator[list[Event]]:
-        """The batches."""
+        """Yield the batches."""
 
 
 class GenerationService(Protocol):
-    """What surfaces see of the engine."""
+    """Interface of the engine for API surfaces."""
 
     def start(self, turn: GenerationRequest) -> GenerationStream: ...
 
     async def count(self, turn: GenerationRequest) -> int:
-        """Tokens of the prompt `turn` begins with; no backend is asked. Raises what the conversation and its tools are
-        refused with."""
+        """Return the number of tokens of the request's first prompt, without asking a backend.
+
+        Raises the errors of an invalid conversation or invalid tools.
+        """
         ...

@@ -1,7 +1,7 @@
-"""What a turn asks of the way an answer is given, in the words of the prompt: which tools have to be called, may be
-called, with which arguments, and what the answer has to be.
+"""Requirements of a request for its answer, in terms of the prompt.
 
-No I/O. Tools are named by their recipients, as headers name them: `functions.NAME`, `python`, `browser.search`.
+They cover tools that have to be called or may be called, the schemas of their arguments, and the form of the answer.
+Tools are named by their recipients, as in headers: `functions.NAME`, `python`, `browser.search`. No I/O.
 """
 
 from __future__ import annotations
@@ -23,45 +23,48 @@ from unisono.harmony.tools import ToolSet
 Schema: TypeAlias = Mapping[str, Json]
 
 Violation: TypeAlias = Callable[[Schema, str], str | None]
-"""Why a text is not JSON that a schema allows; None when it is. It raises for no text and no schema that was let in."""
+"""Function that explains why a text does not match a JSON schema; None if it matches.
+
+It raises no exception for any text or any accepted schema.
+"""
 
 NO_ARGUMENTS: Final[Schema] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 @dataclass(frozen=True, slots=True)
 class OutputRequirements:
-    """`tools` are the recipients on offer, in the order of their declaration, and `forced` those of them one of which
-    has to be called, None when none has to; `allowed` are all that may be called, None for any. `schemas` are those of
-    the arguments, where they are JSON."""
+    """Requirements for the output of one answer.
+
+    `tools` are the offered recipients, in the order of their declaration. `forced` are those of which one has to be
+    called; None if none has to. `allowed` are all that may be called; None for any. `schemas` are the argument schemas
+    of tools that take JSON.
+    """
 
     tools: tuple[str, ...] = ()
     forced: tuple[str, ...] | None = None
     allowed: frozenset[str] | None = None
     schemas: Mapping[str, Schema] = field(default_factory=dict)
-    texts: frozenset[str] = frozenset()
-    """Tools that take any text."""
+    texts: frozenset[str] = frozenset()  # tools that accept any text
     strict: frozenset[str] = frozenset()
-    told: bool = False
-    """Whether the model reads what is wrong with a call that is none of `own`."""
-    own: frozenset[str] = frozenset()
-    """The client's own tools."""
+    told: bool = False  # the model reads error results about invalid calls of tools outside `own`
+    own: frozenset[str] = frozenset()  # the client's own tools
     form: AnswerForm | None = None
     budget: int | None = None
     unmended: frozenset[str] = frozenset()
     calls_allowed: bool = True
     hold_calls: bool = True
+    # Nothing is emitted before the answer is complete, so that any part of it can still be replaced.
     whole: bool = False
-    """Whether nothing is shown before all is there: then what is wrong can be taken back wherever it came from."""
 
     @property
     def for_backends(self) -> bool:
-        """Whether it matters what a backend can constrain."""
-        # A broken call of the client's is generated again, where possible under its schema.
+        """Return whether it matters which constraints a backend can enforce."""
+        # An invalid call of a client tool is generated again, under its schema if possible.
         return self.forced is not None or self.form is not None or bool(self.own and self.tools)
 
 
 def kinds_wanted(wishes: OutputRequirements) -> frozenset[str]:
-    """The kinds of constraints that a backend had better keep to."""
+    """Return the constraint kinds that a backend should enforce."""
     kinds = {constraint_of(wishes.schemas[name]).kind for name in wishes.forced or () if name in wishes.schemas}
     if wishes.forced and len(wishes.forced) > 1:
         kinds.add(OneOf.kind)
@@ -71,8 +74,8 @@ def kinds_wanted(wishes: OutputRequirements) -> frozenset[str]:
 
 
 def wishes_of(turn: GenerationRequest, tools: ToolSet, hosted: OfferedServerTools | None) -> OutputRequirements:
-    """What `turn` asks for; `tools` are all that are declared."""
-    # A message that the client began itself is what it is.
+    """Return the requirements of `turn`; `tools` are all declared tools."""
+    # A message that the client began itself is not changed.
     free = turn.conversation.prefill is None
     choice = turn.choice if turn.calls_allowed and free else None
     client = {f"{FUNCTIONS}{tools.wire(tool.name)}": tool for tool in turn.conversation.preamble.tools}
@@ -80,7 +83,7 @@ def wishes_of(turn: GenerationRequest, tools: ToolSet, hosted: OfferedServerTool
     schemas: dict[str, Schema] = {
         name: tool.parameters or NO_ARGUMENTS for name, tool in client.items() if not tool.free_text
     }
-    # Code is no JSON, and free text need be none.
+    # Code is not JSON, and free text need not be.
     schemas |= {name: tool.schema or NO_ARGUMENTS for name, tool in every.items() if name != "python"}
     on_offer = [f"{FUNCTIONS}{declaration.name}" for declaration in tools.declarations]
     on_offer += [name for name in every if is_builtin(name)]
@@ -120,8 +123,11 @@ def _meant(
 
 
 def _is_approved(meant: frozenset[str], turn: GenerationRequest, tools: ToolSet) -> bool:
-    """Whether one of the calls that are made before anything is generated is one of the `meant`: whoever approves a
-    call sends the choice that led to it along, and would be asked for ever."""
+    """Return whether one of the approved calls, which run before any generation, is in `meant`.
+
+    A client that approves a call also repeats the choice that led to it. Without this check it would have to approve
+    calls forever.
+    """
     approved, _ = ([], []) if turn.hosting is None else decided_calls(turn.conversation, turn.hosting)
     return any(_recipient(call.name, tools) in meant for call in approved)
 
@@ -131,7 +137,7 @@ def _recipient(name: str, tools: ToolSet) -> str:
 
 
 def recipient_of(header: Header) -> str:
-    """Whom a message is for; empty for nobody."""
+    """Return the recipient's name, or an empty string if there is none."""
     match header.recipient.kind:
         case RecipientKind.NOBODY:
             return ""
@@ -142,12 +148,12 @@ def recipient_of(header: Header) -> str:
 
 
 def header_for(recipient: str) -> Header:
-    """The header of a call."""
+    """Return the header of a call to `recipient`."""
     if is_builtin(recipient):
         return Header("analysis", Recipient(RecipientKind.HOSTED, recipient))
     return Header(COMMENTARY, Recipient(RecipientKind.FUNCTION, recipient.removeprefix(FUNCTIONS)), "json")
 
 
 def constraint_of(schema: Schema | None) -> Constraint:
-    """What JSON of that schema is to a backend; any object without one."""
+    """Return the backend constraint for a schema; without a schema, any JSON object."""
     return AnyJson() if schema is None else JsonSchema(schema)

@@ -1,4 +1,4 @@
-"""What the runs have in common that stand around another one, to watch it, to count it or to end it."""
+"""Base class of streams that wrap another stream to observe, count or end it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from unisono.engine.turn import BatchStream, GenerationStream
 
 
 class WrappedStream(BatchStream):
-    """Closes its own batches first and the run `run` behind them; the report is that run's."""
+    """A stream that wraps the stream `run` and shares its report.
+
+    `aclose` closes its own batches first, then `run`.
+    """
 
     def __init__(self, run: GenerationStream) -> None:
         self.report = run.report

@@ -1,8 +1,8 @@
-"""Who answers a turn: the engine, a deployment that answers in OpenAI's own API, or one after the other.
+"""Selection of the service for a request: the engine, a pass-through deployment, or both.
 
-Turns that do not pass through reach the engine untouched. Of the others, the engine is asked first wherever the model
-has deployments that speak Harmony; what these fail with, while nothing was shown, sends the original body on. A model
-that passes through goes to the engine in the same way where a gpt-oss stands in for it.
+Other requests reach the engine unchanged. For pass-through requests, the engine is used first if the model has Harmony
+deployments. If they fail before any output, the original body is sent to a pass-through deployment. In the same way, a
+pass-through model falls back to the engine if a gpt-oss model is configured as its substitute.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from unisono.engine.turn import BatchStream, GenerationReport, GenerationRequest
 from unisono.errors import BackendError, ContextTooLong
 from unisono.passthrough.run import PassthroughGeneration
 
+# the other kind of deployment can answer, but only from the beginning
 BEGINS_ANEW: Final = Options(available=True, resumable=False)
-"""The other kind of deployment can answer, but only from the beginning."""
-OVERHEAD = 100
-"""Tokens of a prompt besides its text, as they are guessed."""
+OVERHEAD = 100  # estimated tokens of a prompt in addition to its text
 
 
 class PassthroughService(GenerationService):
-    """`turns` are the engine's."""
+    """Generation service with pass-through; `turns` is the engine."""
 
     def __init__(self, turns: GenerationService, pool: DeploymentPool) -> None:
         self._turns = turns
@@ -44,7 +43,7 @@ class PassthroughService(GenerationService):
         return EitherGeneration(self._turns, self._pool, turn, passage)
 
     async def count(self, turn: GenerationRequest) -> int:
-        """Of a turn that only passes through it is a guess."""
+        """Return the prompt's tokens; an estimate for a request that only passes through."""
         passage = turn.passage
         if passage is None or passage.way is AnswerMode.ENGINE_THEN_PASSING:
             return await self._turns.count(turn)
@@ -52,7 +51,7 @@ class PassthroughService(GenerationService):
 
 
 class EitherGeneration(BatchStream):
-    """A run of the one, and where it fails with nothing shown, of the other."""
+    """A stream from one kind of deployment, or from the other if it fails before any output."""
 
     def __init__(
         self, turns: GenerationService, pool: DeploymentPool, turn: GenerationRequest, passage: PassthroughRequest
@@ -79,7 +78,7 @@ class EitherGeneration(BatchStream):
                 raise
         else:
             return
-        # What was tried counts, whoever goes on.
+        # Attempts of the first stream count as a failover.
         self.report.failovers += bool(self.report.tries)
         second = replace(self._turn, deadline=deadline)
         async with aclosing(self._run(second, passing=not passes_first)) as run:

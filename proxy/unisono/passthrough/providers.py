@@ -1,9 +1,9 @@
-"""Other providers, through the `litellm` package: the one place of the gateway that asks it.
+"""Other providers, through the `litellm` package; the only module that calls it.
 
-It takes seconds and a good deal of memory to load, so it is loaded by the first request that needs it, in a thread. It
-is used as a translator and for nothing else: its retries, caches, callbacks and logs are off, and it asks nobody for a
-list of prices. Of a client's body it gets, as its own arguments, only fields that are OpenAI's; everything else goes
-into the body that it sends. Otherwise whoever may ask could say where the provider's key is sent.
+Loading the package takes seconds and much memory, so the first request that needs it loads it in a thread. It is used
+only as a translator. Its retries, caches, callbacks and logs are off, and it does not fetch a price list. Only OpenAI's
+own fields of a client's body become arguments of litellm; all other fields go into the body that it sends. Otherwise a
+client could choose the address that the provider's key is sent to.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ _COMMON: Final = (
     "temperature top_p tools tool_choice parallel_tool_calls metadata user service_tier store stream_options "
     "safety_identifier prompt_cache_key top_logprobs"
 )
+# body fields of a client that litellm accepts as its own arguments
 FIELDS: Final[Mapping[Api, frozenset[str]]] = {
     Api.CHAT: frozenset(
         (
@@ -64,11 +65,11 @@ FIELDS: Final[Mapping[Api, frozenset[str]]] = {
         ).split()
     ),
 }
-"""What litellm takes as arguments of its own from a client's body, where it is there."""
 
 LONGEST: Final = 300
 _PREFIX: Final = re.compile(r"^(?:(?:litellm\.)?\w+Error: )*(?:\w+Exception - )?")
 
+# Errors for the status codes that litellm assigns to failures; every other code is a BackendError.
 STATUSES: Final[Mapping[int, tuple[type[BackendError], str]]] = {
     400: (BackendRejected, "the provider rejected the request"),
     401: (BackendUnavailable, "the provider refuses the gateway's credentials; the operator should check them"),
@@ -81,25 +82,25 @@ STATUSES: Final[Mapping[int, tuple[type[BackendError], str]]] = {
     503: (BackendOverloaded, "the provider is overloaded"),
     504: (BackendTimeout, "the provider took too long"),
 }
-"""What the status means that litellm gives to a failure; anything else is a BackendError."""
 
 TOO_LONG: Final = "ContextWindowExceededError"
+# attributes of a litellm stream that contain the provider's finish reason
 REASONS: Final = ("received_finish_reason", "intermittent_finish_reason")
-"""Where a stream of litellm's has the reason that the provider gave for its end."""
-STUMBLED: Final = "APIConnectionError"
-"""What litellm takes everything for that it has no name for, its own failures too."""
+STUMBLED: Final = "APIConnectionError"  # name that litellm gives to all unknown errors, including its own failures
+# classes of Python, httpx and aiohttp that include every connection error
 CONNECTION: Final = frozenset({"OSError", "TransportError", "ClientConnectionError"})
-"""Classes, of Python, httpx and aiohttp, that every failure of a connection is of."""
 
-SHORTEST_HIDDEN: Final = 8
-"""Letters of a setting that no client is told; shorter ones may be words."""
+SHORTEST_HIDDEN: Final = 8  # minimum characters of a setting that is hidden from clients; shorter ones may be words
+# libraries below litellm that log request bodies or addresses
 QUIET: Final = ("openai", "anthropic", "httpx", "httpcore", "boto3", "botocore", "urllib3")
-"""Libraries below litellm that log bodies, or where they are sent."""
 
 
 class LitellmProvider:
-    """One model of one provider. It is taken for well until it fails: asking costs money. `params` are what its entry
-    says besides where it is; `environment` is what providers are to find in theirs."""
+    """One model of one provider.
+
+    It counts as healthy until it fails, since probes cost money. `params` are the settings of its entry besides its
+    address. `environment` contains the environment variables for providers.
+    """
 
     def __init__(
         self,
@@ -119,7 +120,7 @@ class LitellmProvider:
         }
         told = {*_texts(self._params), *self._environment.values()}
         hidden = {text for text in told if len(text) >= SHORTEST_HIDDEN}
-        # Longest first: one may begin another.
+        # Longest first, since one value may be a prefix of another.
         self._hidden = sorted({*hidden, *secret_spellings(hidden)}, key=len, reverse=True)
 
     async def probe(self) -> Probe:
@@ -163,10 +164,13 @@ class LitellmProvider:
         return None
 
     async def aclose(self) -> None:
-        """Its connections are litellm's."""
+        """Do nothing; litellm owns the connections."""
 
     def _asked(self, job: PassthroughJob, litellm: Any) -> dict[str, Any]:
-        """Raises InvalidRequest for what the provider cannot be sent."""
+        """Return the arguments of the litellm call.
+
+        Raises InvalidRequest for a body that cannot be sent to the provider.
+        """
         fields = FIELDS[job.api]
         model = named(self._model, job.asked)
         if job.api is Api.RESPONSES and job.body.get("input") is None:
@@ -187,7 +191,7 @@ class LitellmProvider:
             "model": model,
             "stream": job.stream,
             "timeout": job.timeouts.total_s,
-            # Who is asked again, and how often, is decided by whoever gave the place.
+            # The failover policy decides on retries.
             "num_retries": 0,
             "max_retries": 0,
         }
@@ -203,7 +207,7 @@ class LitellmProvider:
         if status not in STATUSES and _of_a_connection(error):
             return BackendUnavailable("the connection to the provider failed")
         if not begun and (name == STUMBLED or status is None):
-            # Whoever asks for something odd must not have the provider rest for everybody.
+            # A client's unusual request must not open the circuit of the provider for all clients.
             return BackendRejected("the request cannot be translated for the provider of this model")
         kind, message = STATUSES.get(status if isinstance(status, int) else 0, (BackendError, "the provider failed"))
         failure = kind(f"{message}: {said}" if kind is BackendRejected and said else message)
@@ -211,7 +215,7 @@ class LitellmProvider:
         return failure
 
     def _cleaned(self, text: str) -> str:
-        """On one line, printable, without anything that only the operator knows."""
+        """Return the text on one line, printable, without values that only the operator knows."""
         text = _PREFIX.sub("", text[: LONGEST * 8])
         for hidden in self._hidden:
             text = text.replace(hidden, "[hidden]")
@@ -219,7 +223,7 @@ class LitellmProvider:
 
 
 def _texts(value: object) -> Iterator[str]:
-    """All that stands somewhere in settings, and an address without its scheme and path too."""
+    """Yield all texts in a setting, and for a URL also its host without scheme and path."""
     match value:
         case str():
             yield value
@@ -232,7 +236,7 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def _of_a_connection(error: BaseException | None) -> bool:
-    """Whether it comes of a connection that could not be made, or broke."""
+    """Return whether the error was caused by a connection that broke or could not be made."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -243,15 +247,19 @@ def _of_a_connection(error: BaseException | None) -> bool:
 
 
 def _event(one: Any, stream: Any, api: Api) -> dict[str, Any]:
-    """Raises BackendProtocolError for an end that is litellm's own: what a provider breaks off it has end well."""
+    """Return a stream event as JSON.
+
+    Raises BackendProtocolError for an end that litellm made up: it also ends streams regularly that a provider broke
+    off.
+    """
     told = _plain(one, chunk=api is Api.CHAT)
-    # Events of the Responses API are made of chunks where a provider has no such API.
+    # If a provider has no Responses API, litellm builds its events from chunks.
     chunks = getattr(stream, "litellm_custom_stream_wrapper", stream)
     if getattr(chunks, "sent_last_chunk", False) and all(getattr(chunks, name, "") is None for name in REASONS):
         raise BackendProtocolError("the provider ended its answer without saying why")
     usage = (told if api is Api.CHAT else told.get("response") or {}).get("usage") or {}
     if "cost" in usage and not any(_cost_of(chunk) for chunk in getattr(chunks, "chunks", ())):
-        # By a list of prices of litellm's, which nobody here has agreed to.
+        # The cost is from litellm's own price list, not from the provider.
         del usage["cost"]
     return told
 
@@ -261,13 +269,13 @@ def _cost_of(chunk: Any) -> Any:
 
 
 def _takes_any_field(litellm: Any, model: str, params: Mapping[str, Any]) -> bool:
-    """Whether a provider's own API is OpenAI's, so that fields of a body can be sent as they are."""
+    """Return whether a provider's API is OpenAI's, so that body fields can be sent unchanged."""
     provider = params.get("custom_llm_provider") or (model.partition("/")[0] if "/" in model else "openai")
     return provider in {"openai", "azure", *litellm.openai_compatible_providers}
 
 
 class _Closing:
-    """A stream of litellm's, which has not always an end to be closed by."""
+    """Wrapper that closes a litellm stream, which does not always have `aclose` itself."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -288,8 +296,8 @@ class _Closing:
 
 
 def _plain(answer: Any, *, chunk: bool = False) -> dict[str, Any]:
-    """What litellm made, as JSON. In chunks it fills in every field there could be."""
-    # It reads halves of surrogate pairs where a provider spells them, and some kinds of answers are no JSON then.
+    """Convert a litellm object to JSON; chunks without fields that litellm set to None."""
+    # Litellm passes on unpaired surrogates of a provider, which some kinds of answers cannot represent as JSON.
     made = all_well_formed(answer.model_dump(exclude_none=chunk, warnings=False))
     plain: dict[str, Any] = to_jsonable_python(made)
     plain.pop("provider_specific_fields", None)
@@ -299,13 +307,16 @@ def _plain(answer: Any, *, chunk: bool = False) -> dict[str, Any]:
 
 
 class _Loaded:
-    """The package, once it is loaded."""
+    """Loader of the litellm package; it loads the package once."""
 
     def __init__(self) -> None:
         self._package: Any = None
 
     async def get(self, environment: Mapping[str, str]) -> Any:
-        """Raises BackendError where it cannot be loaded."""
+        """Return the package.
+
+        Raises BackendError if it cannot be loaded.
+        """
         if self._package is None:
             try:
                 self._package = await asyncio.to_thread(_load, dict(environment))
@@ -319,17 +330,18 @@ _LOADED: Final = _Loaded()
 
 
 def _load(environment: Mapping[str, str]) -> Any:
-    # Read when it is imported: without it a list of prices is fetched, three times over where there is no network.
+    # Litellm reads this variable at import. Without it, litellm fetches a price list, with three attempts if there is
+    # no network.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     os.environ.update(environment)
     package: Any = importlib.import_module("litellm")
-    # Of what it makes for itself out of answers that are new to it.
+    # Litellm causes these warnings itself when it serializes answers of a kind unknown to it.
     warnings.filterwarnings("ignore", message="Pydantic serializer warnings")
     package.suppress_debug_info = True
     package.turn_off_message_logging = True
     for name in ("LiteLLM", "LiteLLM Router", "LiteLLM Proxy"):
         logger = logging.getLogger(name)
-        # What it logs holds what was said.
+        # The log messages of litellm contain request and answer texts.
         logger.handlers.clear()
         logger.setLevel(logging.CRITICAL)
         logger.propagate = False
@@ -338,14 +350,16 @@ def _load(environment: Mapping[str, str]) -> Any:
     try:
         _warm(package)
     except Exception as error:
-        # The first requests are slower then, and hold up others.
+        # The first requests are then slower, and block other requests.
         log.warning("litellm could not be warmed up", exc_info=error)
     return package
 
 
 def _warm(package: Any) -> None:
-    """Have it load now, in this thread, what its first answers would have the event loop wait for: more than half of
-    all it loads. Nobody is asked."""
+    """Load the modules that litellm would load for its first answers, in this thread.
+
+    They are more than half of all it loads, and would block the event loop. No request is sent.
+    """
     asked = {"model": "openai/-", "messages": [{"role": "user", "content": "-"}], "mock_response": "-"}
     for stream in (False, True):
         answer = package.completion(**asked, stream=stream)

@@ -1,6 +1,6 @@
-"""An answer on its way through: handed on as it came but for the model's name, and read for what it took.
+"""Relay of a pass-through answer: replaces the model's name and reads the usage.
 
-Pure. An answer whose usage the backend does not tell is taken for what was seen of it: it must not be free.
+Pure. If the backend does not report the usage, it is estimated from the answer, which must not be free.
 """
 
 from __future__ import annotations
@@ -15,48 +15,43 @@ from unisono.core.generation import FinishReason, Usage
 from unisono.core.passthrough_request import Api, PassthroughRequest
 
 LETTERS_PER_TOKEN: Final = 4
+# Maximum tokens accepted for one answer; sums of it stay within the number range of the stores.
 MOST_TOKENS: Final = 10**9
-"""That anybody is believed to have taken for one answer: sums of it stay within what stores can count."""
-LENGTH: Final = frozenset({"length", "incomplete"})
-"""How backends say that there was no room for more."""
+LENGTH: Final = frozenset({"length", "incomplete"})  # finish values of backends for a reached token limit
 FAILED: Final = "failed"
+# last events of a Responses API stream, and the status that each implies
 ENDS: Final = {"response.completed": "completed", "response.incomplete": "incomplete", "response.failed": FAILED}
-"""The last event of a stream of the Responses API, and the status it tells."""
 
 
 class Relay(ABC):
-    """One answer to a passage."""
+    """Relay of one answer to a pass-through request."""
 
     def __init__(self, passage: PassthroughRequest) -> None:
         self._passage = passage
-        self.said: list[str] = []
-        """The visible text, as it came."""
-        self.letters = 0
-        """How much was generated, thoughts and calls too."""
-        self.came = 0
-        """How often something was."""
-        self.finish = ""
-        """What the backend says it ended with; empty while it goes on."""
+        self.said: list[str] = []  # visible text, as received
+        self.letters = 0  # generated characters, including reasoning and calls
+        self.came = 0  # number of generated pieces
+        self.finish = ""  # the backend's finish value; empty until the end
+        # usage reported by the backend, and its field names of prompt and completion tokens
         self._told: tuple[Mapping[str, Json], str, str] | None = None
-        """The usage that the backend tells, and its names of what is sent and what is generated."""
 
     def feed(self, bodies: Sequence[Mapping[str, Json]]) -> list[Passed]:
-        """What is handed on of some that came together."""
+        """Return the events to emit for bodies that arrived together."""
         return [Passed(passed) for body in bodies if (passed := self._read(body)) is not None]
 
     @property
     def over(self) -> bool:
-        """Whether it may be whole: the backend said how it, or a choice of it, ended."""
+        """Return whether the answer may be complete: the backend reported the end of a choice."""
         return bool(self.finish)
 
     @property
     def ending(self) -> bool:
-        """Whether there is nothing to come but what it took."""
+        """Return whether only the usage can follow."""
         return self.over
 
     @property
     def failed(self) -> bool:
-        """Whether the backend says that it failed."""
+        """Return whether the backend reported a failure."""
         return self.finish == FAILED
 
     @property
@@ -65,7 +60,7 @@ class Relay(ABC):
 
     @property
     def usage(self) -> Usage:
-        """As the backend counts it, else as it is guessed."""
+        """Return the usage as reported by the backend, or else as estimated."""
         guessed = Usage(self._passage.tokens, max(self.came, self.letters // LETTERS_PER_TOKEN))
         return guessed if self._told is None else usage_of(*self._told, guessed)
 
@@ -78,16 +73,15 @@ class Relay(ABC):
 
     @abstractmethod
     def _read(self, body: Mapping[str, Json]) -> Mapping[str, Json] | None:
-        """A body or an event as it is handed on; None for one that is not."""
+        """Return the body or event to emit; None if it is not emitted."""
 
 
 class ChatRelay(Relay):
-    """Of Chat Completions: one body, or chunks of one."""
+    """Relay of Chat Completions: one body, or chunks."""
 
     def __init__(self, passage: PassthroughRequest) -> None:
         super().__init__(passage)
-        self._finished: set[int] = set()
-        """Numbers of choices that have ended."""
+        self._finished: set[int] = set()  # numbers of the choices that have ended
 
     @property
     def ending(self) -> bool:
@@ -102,7 +96,7 @@ class ChatRelay(Relay):
         for choice in _objects(choices):
             self._choice(choice)
         if self._passage.stream and not self._passage.wants_usage and "usage" in passed:
-            # It was asked for here, and by nobody else.
+            # The usage was requested by the gateway, not by the client.
             del passed["usage"]
             if not choices:
                 return None
@@ -126,7 +120,7 @@ class ChatRelay(Relay):
 
 
 class ResponsesRelay(Relay):
-    """Of the Responses API: one response, or the events of one."""
+    """Relay of the Responses API: one response, or events."""
 
     def _read(self, body: Mapping[str, Json]) -> Mapping[str, Json] | None:
         if not self._passage.stream:
@@ -144,7 +138,7 @@ class ResponsesRelay(Relay):
         return {**body, "response": self._named(response)}
 
     def _response(self, response: Mapping[str, Json]) -> dict[str, Json]:
-        """A whole one."""
+        """Read a whole response, and return it with the client's model name."""
         status, usage = response.get("status"), response.get("usage")
         self.finish = status if isinstance(status, str) and status else "completed"
         if isinstance(usage, Mapping):
@@ -168,8 +162,11 @@ def relaying_of(passage: PassthroughRequest) -> Relay:
 
 
 def usage_of(told: Mapping[str, Json], sent: str, made: str, guessed: Usage) -> Usage:
-    """OpenAI's usage, of which `sent` and `made` are the names of what is sent and what is generated. What is no count
-    is as `guessed`; no part is more than the whole."""
+    """Return the usage reported by an OpenAI API.
+
+    `sent` and `made` are the field names of the prompt tokens and the completion tokens. Invalid counts are replaced by
+    those of `guessed`. No part is larger than its total.
+    """
 
     def count(of: object, name: str, otherwise: int) -> int:
         number = of.get(name) if isinstance(of, Mapping) else None

@@ -1,8 +1,8 @@
-"""One request that passes through: places are taken, backends asked, and answers handed on while they come.
+"""Pass-through generation: acquires slots, sends the request, and relays the answer.
 
-While nothing was shown, what fails is tried on the next deployment; behind that the answer ends in the error, for
-nobody else could go on in the middle of it. Nothing is shown before the first token. The last batch is held until the
-backend has told what the answer took.
+Until output was emitted, a failed attempt is followed by one on the next deployment. Afterwards the answer ends with
+the error, since no other deployment can continue it. Nothing is emitted before the first token. The last batch is
+buffered until the backend has reported the usage.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from unisono.engine.turn import BatchStream, GenerationReport, GenerationRequest
 from unisono.errors import BackendError, BackendProtocolError, BackendTimeout, ContextTooLong, UnisonoError
 from unisono.passthrough.relay import Relay, relaying_of
 
+# body fields that limit the answer's tokens; the first one present applies
 MOST_NAMES: Mapping[Api, tuple[str, ...]] = {
     Api.CHAT: ("max_completion_tokens", "max_tokens"),
     Api.RESPONSES: ("max_output_tokens",),
 }
-"""Where a body bounds its answer; the first that is there counts."""
 
 
 class PassthroughGeneration(BatchStream):
-    """A turn that passes through, in progress."""
+    """A pass-through answer in progress."""
 
     def __init__(self, pool: DeploymentPool, turn: GenerationRequest, passage: PassthroughRequest) -> None:
         self.report = GenerationReport()
@@ -41,7 +41,7 @@ class PassthroughGeneration(BatchStream):
 
     async def _each(self) -> AsyncGenerator[list[Event]]:
         places = SlotSession(self._pool, self._turn, self.report, passing=True)
-        # What is reserved for it is rather too much; nobody is to be passed over for that.
+        # The token estimate is rather high. A quarter is subtracted, so that no deployment is excluded because of it.
         demand = RouteRequirements(self._passage.tokens * 3 // 4, max_tokens=self._turn.max_tokens)
         try:
             while True:
@@ -63,7 +63,10 @@ class PassthroughGeneration(BatchStream):
             places.release()
 
     async def _answer(self, places: SlotSession, place: Slot) -> AsyncGenerator[list[Event]]:
-        """All of an answer on one deployment. Raises what it fails with."""
+        """Yield the whole answer of one deployment.
+
+        Raises the error of a failed attempt.
+        """
         job = self._job(places, place)
         relaying = relaying_of(self._passage)
         telling = PassthroughTelemetry(self.report, place.deployment.name, relaying)
@@ -74,7 +77,7 @@ class PassthroughGeneration(BatchStream):
             async with place.first_token_limit() if job.stream else nullcontext():
                 async for bodies in coming if job.stream else _unless_probes_fail(coming, place):
                     held += relaying.feed(bodies)
-                    # What comes before the first token is held, so that another deployment may still answer.
+                    # Output before the first token is buffered, so that another deployment may still answer.
                     if not has_begun and any(has_output(job.api, body) for body in bodies):
                         has_begun = True
                         place.began()
@@ -86,7 +89,7 @@ class PassthroughGeneration(BatchStream):
             if not relaying.over:
                 raise BackendProtocolError("the backend ended its answer without saying why")
         except UnisonoError as error:
-            # What fails behind its end has ended.
+            # A failure after the end of the answer is ignored.
             if not relaying.ending:
                 telling.failure = error.code
                 raise
@@ -116,8 +119,11 @@ class PassthroughGeneration(BatchStream):
 async def _unless_probes_fail(
     coming: AsyncIterator[Sequence[Mapping[str, Json]]], place: Slot
 ) -> AsyncGenerator[Sequence[Mapping[str, Json]]]:
-    """An answer that is not streamed. It may take as long as the total time allows, unless its deployment fails a probe
-    and another one can answer. Raises BackendTimeout."""
+    """Yield the bodies of an answer that is not streamed.
+
+    It may take the whole total time, unless its deployment fails a probe and another one is available. Raises
+    BackendTimeout.
+    """
     loop = asyncio.get_running_loop()
     while True:
         try:
@@ -134,7 +140,7 @@ async def _unless_probes_fail(
 
 
 class PassthroughTelemetry:
-    """One generation on `deployment`, noted for whoever watches; a fact of the run when it is over."""
+    """Telemetry of one attempt on `deployment`; added to the report at its end."""
 
     def __init__(self, report: GenerationReport, deployment: str, relaying: Relay) -> None:
         self._report = report
@@ -145,7 +151,7 @@ class PassthroughTelemetry:
         self.failure = ""
 
     def came(self, now: float) -> None:
-        """Something came; each piece is taken for a token while nobody tells how many there are."""
+        """Record new output; each piece counts as one token until the usage is known."""
         if new := self._relaying.came - self._pace.tokens:
             self._pace.came(new, now)
 
@@ -180,7 +186,10 @@ class PassthroughTelemetry:
 
 
 def sent_body(passage: PassthroughRequest, max_tokens: int | None) -> Mapping[str, Json]:
-    """What a backend gets: what came, with the usage asked for, and no more tokens than a budget leaves."""
+    """Return the body for the backend: the original with usage requested and a token limit.
+
+    The limit is lowered to the request's budget.
+    """
     body = dict(passage.body)
     if passage.stream and passage.api is Api.CHAT and not passage.wants_usage:
         options = body.get("stream_options")
