@@ -1,4 +1,4 @@
-"""What a probe found, as routing uses it: the context that counts, the log, and the error of an unfit backend."""
+"""Use of probe findings in routing: effective context, log, error for unfit backends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ log = logging.getLogger(__name__)
 
 
 def with_context(found: Probe, context: int | None) -> Probe:
-    """Cap the context window of a probe at the configured one, in tokens, which also stands in for an unknown one."""
+    """Cap the probed context window at the configured one, in tokens.
+
+    The configured window is also used if the probe found none.
+    """
     if context is None:
         return found
     size = min(context, found.capabilities.context or context)
@@ -43,5 +46,5 @@ def unfit(name: str, fatal: Sequence[Finding]) -> BackendUnfit:
 
 
 def _is_unsized(finding: Finding) -> bool:
-    """Whether a check failed only because nobody knew the context, which the configuration does."""
+    """Return whether a check failed only because the probe could not determine the context."""
     return finding.check is Check.CONTEXT and finding.weight is Severity.WARNING
