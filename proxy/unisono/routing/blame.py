@@ -1,4 +1,4 @@
-"""Attribution of failures to a deployment or to one client: pure, with the clock as an input.
+"""Attribution of failures to a deployment or one client: pure, with the clock as an input.
 
 A client has an identity: its key, or a conspicuous feature of its request. If all failures that would open a
 circuit come from one identity, the deployment is suspected and a probe decides. Probes of pass-through

@@ -93,7 +93,7 @@ class Circuit:
 
     `failures` counts those in a row. `owed` is the number of successes that would compensate for all failures
     since `since`. `rests` counts the consecutive cooldowns and `successes` those since the last cooldown began.
-    An open circuit lasts from `since` until `until`, in monotonic seconds. `blamed` is the identity behind all
+    An open circuit lasts from `since` until `until`, in monotonic seconds. `blamed` is the identity of all
     failures since the last cooldown, if any: empty before the first failure, None for several identities or for
     failures that no request can cause.
     """
@@ -165,7 +165,7 @@ def after_failure(
 
 
 def suspected(circuits: Circuits, tolerance: BreakerConfig) -> Mapping[BreakerFailure, str]:
-    """Return the suspected kinds of failure with the identity behind them.
+    """Return the suspected kinds of failure with their identity.
 
     Only one identity caused them, often enough to open the circuit. A probe has to decide between deployment
     and client.

@@ -318,8 +318,7 @@ class LiveDeployment:
         return is_doubted or (self._gone_since is not None and now - self._gone_since < BACK_SOON_S)
 
     @property
-    def _patience(self) -> float:
-        """Seconds for which a failed probe stays valid."""
+    def _patience(self) -> float:  # seconds for which a failed probe stays valid
         return min(FAILURE_REMEMBERED_S * 2.0 ** max(self._unfit - 1, 0), UNFIT_AT_MOST_S)
 
     async def _probe(self) -> Probe:

@@ -5,7 +5,7 @@ divided by its weight. So a prompt is sent where its prefix is cached, as long a
 reading it again elsewhere. On a tie, requests that may share a prefix use one deployment, and all others are
 distributed by weight.
 
-Candidates are kept up to date by their owner, because this runs over many of them for every request."""
+Candidates are updated by their owner, because this runs over many of them for every request."""
 
 from __future__ import annotations
 

@@ -277,7 +277,7 @@ class RoutingPool:
         return min((size for live in self.members().get(model, ()) if (size := _window(live))), default=None)
 
     async def aclose(self) -> None:
-        """Stop monitoring and close every deployment that no other pool has taken over."""
+        """Stop monitoring and close every deployment that no other pool owns now."""
         owned = list(self._owned.values())
         asking = [task for one in owned for task in (one.asking, one.loading)]
         await cancel_and_wait(*self._watching, *asking)

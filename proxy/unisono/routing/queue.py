@@ -65,7 +65,7 @@ class WaitingQueue(Generic[Held]):
         self._clock = clock
         self._resuming: deque[Waiter[Held]] = deque()
         self._owners: OrderedDict[str, deque[Waiter[Held]]] = OrderedDict()
-        """Waiting requests by owner; the owner that is served next comes first."""
+        """Waiting requests by owner; the owner that is served next is first."""
         self._waiting = 0
         self._numbers = 0
         self._moved: deque[float] = deque(maxlen=RATE_OVER)

@@ -41,7 +41,7 @@ def mixed(number: int) -> int:
 def favourite(key: int, candidates: Sequence[Weighed]) -> Weighed:
     """Return the preferred candidate for `key`; the same in every process.
 
-    Over many keys each candidate comes first in proportion to its weight. A candidate that is added or removed
+    Over many keys each candidate is first in proportion to its weight. A candidate that is added or removed
     only affects its own keys (rendezvous hashing).
     """
     mixer, begun = MIXERS[0], mixed(key)
@@ -66,7 +66,7 @@ def favourite(key: int, candidates: Sequence[Weighed]) -> Weighed:
 def round_robin(weights: Sequence[int], turn: int) -> list[int]:
     """Return all indices in the order to try them at the `turn`-th choice.
 
-    Over `sum(weights)` choices each candidate comes first in proportion to its weight. The others follow in
+    Over `sum(weights)` choices each candidate is first in proportion to its weight. The others follow in
     their configured order, wrapping around, so that failover is spread as well.
     """
     if not weights:
