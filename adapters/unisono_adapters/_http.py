@@ -183,7 +183,7 @@ class BackendHttp:
     """HTTP client of one backend. Construction does no I/O; the pool opens on first use."""
 
     def __init__(self, options: BackendOptions, statuses: Statuses | None = None, *, polite: bool = False) -> None:
-        """`statuses` override the meaning of HTTP statuses.
+        """Create a client; `statuses` override the meaning of HTTP statuses.
 
         `polite` is for a backend that never ends a request whose response head it cannot send. Raises
         ConfigError for an unusable address or key."""

@@ -1,7 +1,7 @@
 """Record of prompts that would crash a server, by digest.
 
 mlx_lm.server caches every prompt without its last token, and also a prompt with its answer if the answer
-reached its token limit. A prompt that equals a cached one plus one token leaves nothing to read: the generating
+reached its token limit. A prompt that equals a cached sequence leaves nothing to read: the generating
 thread ends, and with it the server (0.32.2). Prompts from other gateways are unknown.
 """
 

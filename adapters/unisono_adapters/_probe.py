@@ -145,7 +145,7 @@ class _Examination:
         self._takes_ids = subject.claims.prompt is OutputForm.IDS
         self._gives_ids = subject.claims.output is OutputForm.IDS
 
-    # Asking
+    # Requests
 
     def question(self, ending: str = "") -> Prompt:
         """Return the prompt of the probe with the beginning of an answer."""
@@ -197,7 +197,7 @@ class _Examination:
         except BackendError:
             return None
 
-    # Finding
+    # Findings
 
     def _find(self, check: Check, ok: bool, detail: str = "", severity: Severity | None = None, said: str = "") -> None:
         """Record a finding; an earlier failure of the same check takes precedence."""

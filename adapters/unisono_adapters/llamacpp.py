@@ -76,7 +76,7 @@ class LlamaCppBackend:
     """llama.cpp backend. The model's name only matters to a server that routes between several."""
 
     def __init__(self, options: BackendOptions) -> None:
-        """Raises ConfigError."""
+        """Raise ConfigError for invalid options."""
         self._model = options.model
         self._wire = BackendHttp(
             options, {503: (BackendOverloaded, "the backend is loading its model or has no free slot")}

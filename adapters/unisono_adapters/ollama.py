@@ -124,7 +124,7 @@ class OllamaBackend:
     """
 
     def __init__(self, options: BackendOptions) -> None:
-        """Raises ConfigError."""
+        """Raise ConfigError for invalid options."""
         self._model = options.model
         self._num_ctx = _num_ctx(options.extra.get("num_ctx"))
         self._keep_alive = options.extra.get("keep_alive")

@@ -45,7 +45,7 @@ class OpenAiApi:
     """Pass-through backend that reads responses only to detect their proper end."""
 
     def __init__(self, options: BackendOptions, server: ServerTraits) -> None:
-        """Raises ConfigError."""
+        """Raise ConfigError for invalid options."""
         self._wire = BackendHttp(options, polite=server.polite)
         self._server = server
         self._model = server.model or options.model

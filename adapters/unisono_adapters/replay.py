@@ -70,7 +70,7 @@ class ReplayBackend:
     """
 
     def __init__(self, options: BackendOptions) -> None:
-        """Raises ConfigError."""
+        """Raise ConfigError for invalid options."""
         extra = options.extra
         self._name = str(extra.get("recording") or options.model)
         self._chunk = _number(extra.get("chunk", 1), "chunk", int, 1)

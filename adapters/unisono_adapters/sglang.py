@@ -49,7 +49,7 @@ class SglangBackend:
     """SGLang backend. The model's name must be `--served-model-name`, else the model path."""
 
     def __init__(self, options: BackendOptions) -> None:
-        """Raises ConfigError."""
+        """Raise ConfigError for invalid options."""
         self._model = options.model
         self._wire = BackendHttp(options)
         self._load = LoadPages(self._wire, {"metrics": _gauges, "v1/loads": _ranks, "get_load": _ranks})

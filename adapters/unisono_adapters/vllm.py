@@ -54,7 +54,7 @@ class VllmBackend:
     """
 
     def __init__(self, options: BackendOptions) -> None:
-        """Raises ConfigError."""
+        """Raise ConfigError for invalid options."""
         self._model = options.model
         self._interval = options.extra.get("stream_interval")
         if self._interval is not None and (type(self._interval) is not int or self._interval < 1):

@@ -76,7 +76,7 @@ def _write(target: Path, layout: str, stamp: str) -> None:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise DemoError(f"{target} exists and is not the demo model in {layout} layout: name a folder that is free")
     unfinished = f".{target.name}.new-"
-    for left in target.parent.glob(f"{unfinished}*"):  # of a process that was killed: nobody else holds the lock
+    for left in target.parent.glob(f"{unfinished}*"):  # left by a killed process, since this one holds the lock
         shutil.rmtree(left, ignore_errors=True)
     draft = Path(tempfile.mkdtemp(prefix=unfinished, dir=target.parent))
     try:
@@ -100,7 +100,7 @@ def _holds(target: Path, stamp: str) -> bool:
 @contextmanager
 def _alone(target: Path) -> Iterator[None]:
     with (target.parent / f".{target.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # released with the file, also when the process is killed
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed, even if the process is killed
         yield
 
 

@@ -67,7 +67,7 @@ def write_safetensors(path: Path, tensors: dict[str, Array]) -> None:
         header[name] = {"dtype": codes[tensor.dtype], "shape": list(tensor.shape), "data_offsets": span}
         place += tensor.nbytes
     line = orjson.dumps(header)
-    line += b" " * (-len(line) % 8)  # readers map the data, which wants it aligned
+    line += b" " * (-len(line) % 8)  # readers map the data, which must be aligned
     with path.open("wb") as file:
         file.write(len(line).to_bytes(8, "little") + line)
         for tensor in tensors.values():

@@ -128,7 +128,7 @@ class Batch:
                 continue
             try:
                 told = self._step()
-            except Exception as error:  # mlx raises what it likes, and the whole batch is in doubt then
+            except Exception as error:  # mlx may raise anything, which leaves the whole batch unreliable
                 _log.exception("a generation step failed")
                 told = self._abandon(f"the engine failed in a generation step: {error}")
             self._tell(told)
@@ -155,7 +155,7 @@ class Batch:
         room = ask.max_tokens if self._context is None else min(ask.max_tokens, self._context - len(prompt))
         processors = make_processors(ask.sampling, len(prompt))
         if guide is not None:
-            processors.append(guide)  # behind biases, which must not bring back what it rules out
+            processors.append(guide)  # after biases, which must not allow what it forbids
         known, layers = self._prefixes.longest(ask.salt, prompt)
         uids = self._generator.insert(
             [prompt[known:]],
@@ -192,7 +192,7 @@ class Batch:
             told.append((EVERYONE, Pulse()))
         for progress in prefilled:
             done, total = progress.progress
-            if done == total - 1:  # all but the last token, which generation begins with
+            if done == total - 1:  # without the last token, from which generation begins
                 self._keep_prompt(progress.uid)
         for response in generated:
             request = self._running[response.uid]
@@ -221,7 +221,7 @@ class Batch:
             self._keep(request.salt, tokens, layers)
 
     def _keep(self, salt: str, tokens: Sequence[int], layers: Layers) -> None:
-        mx.eval([layer.state for layer in layers])  # or it would hold on to the whole batch it was cut from
+        mx.eval([layer.state for layer in layers])  # otherwise it would keep a reference to the whole batch
         self._prefixes.keep(salt, tokens, layers)
 
     def _remove(self, connection: int, request: int | None) -> None:

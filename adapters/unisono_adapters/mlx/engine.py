@@ -252,7 +252,7 @@ def _generate(model: str, limits: BatchLimits, engine: _Engine) -> None:
         failure = Failed(str(error))
     except ImportError as error:
         failure = Failed(f"mlx-lm cannot be imported ({error}): pip install 'unisono[mlx]'")
-    except Exception as error:  # anything a model folder can provoke is an answer, and the log has the trace
+    except Exception as error:  # any error of a model folder is reported, and its trace is logged
         _log.exception("loading %s failed", model)
         failure = Failed(f"{model} cannot be loaded: {type(error).__name__}: {error}")
     else:
@@ -270,7 +270,7 @@ def _end_with_parent(address: str) -> None:
         if readable and not os.read(0, 1024):
             break
     _remove(address)
-    os._exit(0)  # the generation thread may be in the middle of a step, which has no end to wait for
+    os._exit(0)  # the generation thread may be in a step of unbounded duration
 
 
 def _remove(address: str) -> None:
@@ -308,7 +308,7 @@ def main() -> None:
     parser.add_argument("--prefix-cache-bytes", type=int, required=True)
     parser.add_argument("--shared", action="store_true", help="live as long as anybody is connected")
     args = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the gateway, which ends this process when it is done
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the gateway, which then ends this process
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     with socket.socket(fileno=os.dup(args.listener)) as listener:
         address = str(listener.getsockname())
@@ -317,7 +317,7 @@ def main() -> None:
     code = asyncio.run(_run(args))
     _remove(address)
     sys.stderr.flush()
-    os._exit(code)  # daemon threads hold the model; tearing them down in order gains nothing
+    os._exit(code)  # daemon threads hold the model; an orderly shutdown gains nothing
 
 
 if __name__ == "__main__":

@@ -194,7 +194,7 @@ class MlxLocalBackend:
             return await asyncio.shield(start)
         except asyncio.CancelledError:
             if not start.cancelled():
-                raise  # this caller left
+                raise  # this caller was cancelled
             raise BackendUnavailable(_SHUT_DOWN) from None
 
     def _bury(self, start: asyncio.Task[tuple[EngineProcess, Ready]]) -> None:

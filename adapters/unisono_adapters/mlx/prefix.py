@@ -36,7 +36,7 @@ class Prefixes:
     """Layers by the ids that they represent. Returned layers must not be changed."""
 
     def __init__(self, entries: int, size: int) -> None:
-        """`size` is in bytes; 0 turns the cache off."""
+        """Create a cache of at most `size` bytes; 0 turns it off."""
         self._most = entries
         self._limit = size
         self._size = 0

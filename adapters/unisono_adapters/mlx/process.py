@@ -135,7 +135,7 @@ class EngineProcess:
         except OSError as error:
             raise BackendUnavailable(f"the engine process cannot be started: {error}") from error
         except asyncio.CancelledError:
-            life, connection = await spawning  # a thread cannot be cancelled, and its process must not stay
+            life, connection = await spawning  # a thread cannot be cancelled, and its process must not remain
             connection.close()
             await asyncio.to_thread(life.leave)
             raise

@@ -36,7 +36,7 @@ class MlxServerBackend:
     """mlx_lm.server backend. The configured model name is ignored in favor of the loaded model."""
 
     def __init__(self, options: BackendOptions) -> None:
-        """Raises ConfigError."""
+        """Raise ConfigError for invalid options."""
         # The server does not notice a client that disconnects before its response head, and generates to the
         # limit.
         self._wire = BackendHttp(options, {404: (BackendError, "the backend failed while it generated")}, polite=True)

@@ -103,7 +103,7 @@ class Repair:
         out, self._out = self._out, []
         return out
 
-    # -- what a token does
+    # -- actions of tokens
 
     def _take(self, token: int) -> None:
         self._flush()
@@ -241,7 +241,7 @@ class Repair:
         if header.stray and more:
             self._note("free-text-between", dropped=len(header.body))
         else:
-            # The rules of other thoughts were noted with their headers.
+            # The rules of other reasoning were noted with its headers.
             self._note_all(header if header.stray else Header())
             self._whole(replace(header, channel=ANALYSIS if more else FINAL), END, begin, end, complete=complete)
 

@@ -69,7 +69,7 @@ class HarmonyRouter:
         self._tokens = 0
         self._generated = 0
         self._reasoning_tokens = 0
-        self._is_answered = False  # in this step, by an answer or a call
+        self._is_answered = False  # this step has an answer or a call
         self._repair = self._new_repair()
         self._any_header = encoding.encode_marked(ANY_HEADER)
         self._inner = self._new_parser()
@@ -86,7 +86,7 @@ class HarmonyRouter:
         return Repair(self._encoding, tools.declared, opening, tools.builtins, answered=self._is_answered)
 
     def _new_parser(self) -> Any:
-        """The library's own, without the properties that copy what they give."""
+        """Return the library's inner parser, without the properties that copy their values."""
         return openai_harmony.StreamableParser(self._encoding.harmony, None)._inner
 
     def resume(self, header: Header | None = None, opening: Sequence[int] = ()) -> None:
@@ -223,7 +223,7 @@ class HarmonyRouter:
         """True if an allowed call was begun and never completed."""
         return self._repair.cut_call and self._calls_allowed
 
-    # -- legal messages to events
+    # -- from legal messages to events
 
     def _route(self, legal: Sequence[Legal]) -> list[Event]:
         events, self._opened = self._opened, []

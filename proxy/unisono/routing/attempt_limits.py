@@ -1,6 +1,6 @@
 """Time limits of one attempt on a deployment, learned from its recent attempts.
 
-Pure: times come in as arguments, in seconds of one monotonic clock.
+Pure: times are arguments, in seconds of one monotonic clock.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ LONG_PROMPT_TOKENS: Final = 1024
 """Length from which a prompt shows how fast a deployment reads."""
 
 MIN_READING_SPEED: Final = 500.0
-"""Tokens per second. No attempt is given up while this speed would explain the wait."""
+"""Tokens per second; no attempt is given up while this speed would explain the wait."""
 GUESSED_READING_SPEED: Final = 50.0
 """Tokens per second of a deployment without a measured long prompt: a laptop without a GPU."""
 FIRST_TOKEN_FACTOR: Final = 4.0
 GAP_FACTOR: Final = 20.0
-"""Limits are multiples of the 95th percentiles."""
+"""Factors from the 95th percentiles to the limits."""
 COLD_FACTOR: Final = 3.0
-"""Applied to the configured minimum while nothing is known."""
+"""Factor for the configured minimum while there is no sample."""
 LAST_RESORT_FACTOR: Final = 3.0
-"""Applied to the limits of an attempt that no other deployment can take over."""
+"""Factor for the limits of an attempt that no other deployment can take over."""
 MAX_DOUBLINGS: Final = 8
 MIN_CONNECT_S: Final = 1.0
 
@@ -95,7 +95,7 @@ class AttemptTimes:
         self._learned: LearnedTimes | None = None
 
     def record(self, sample: AttemptSample) -> None:
-        """Add an attempt that answered. Samples are added in the order of their times."""
+        """Add an attempt that answered; samples must be added in the order of their times."""
         self._samples.append(sample)
         self._timeouts = 0
         self._learned = None
@@ -162,10 +162,10 @@ def _limit(
 ) -> float:
     patient_s = max(minimum_s if learned.is_warm else COLD_FACTOR * minimum_s, needed_s)
     if attempt.retries_left:
-        # Leave time for the retries, but take what the prompt needs. What is only guessed leaves half of the time.
+        # Leave time for the retries, but allow what the prompt needs. A mere guess is capped at half of the time.
         guessed_s = min(needed_s, time_left_s / 2)
         return min(patient_s, max(certain_s, guessed_s, _share_s(time_left_s, attempt)))
-    # Giving up would fail the request, or put it at the end of the same server's queue: be sure, and surer each time.
+    # Giving up would fail the request, or requeue it on the same server: be more patient with every timeout.
     if not learned.is_warm:
         return inf
     return float(LAST_RESORT_FACTOR * 2 ** min(learned.timeouts, MAX_DOUBLINGS) * patient_s)

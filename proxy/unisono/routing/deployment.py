@@ -301,10 +301,10 @@ class LiveDeployment:
             return self._suspicion.is_due(now, self._probed_at)
         phase = self.phase(now)
         if phase is CircuitPhase.HALF_OPEN:
-            # A probe goes before the first client's request.
+            # Probe before the first client's request.
             return True
         if phase is CircuitPhase.OPEN and self._gone_since is None:
-            # It is there and fails all the same: that it answers a probe would prove nothing.
+            # It is up but fails, so a passed probe would prove nothing.
             return False
         if self.failure is not None or self._gone_since is not None:
             soon = DOUBTED_EVERY_S if self.urgent(now) else FAILING_EVERY_S

@@ -11,7 +11,7 @@ from unisono.core.probe import Check, Finding, Probe, Severity
 from unisono.errors import BackendUnfit
 
 LEVELS: Final = {Severity.FATAL: logging.ERROR, Severity.WARNING: logging.WARNING, Severity.NOTE: logging.INFO}
-"""The log level of a failed check."""
+"""Log level of a failed check by its severity."""
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ def log_findings(name: str, probe: Probe, before: Probe | None) -> None:
 
 
 def unfit(name: str, fatal: Sequence[Finding]) -> BackendUnfit:
-    """The error for a backend with fatal findings."""
+    """Return the error for a backend with fatal findings."""
     return BackendUnfit(f"The backend {name} is not fit for use: {', '.join(finding.check for finding in fatal)}.")
 
 

@@ -57,7 +57,7 @@ class Rank(IntEnum):
     UNKNOWN = 1
     """Not probed yet."""
     HALF_OPEN = 2
-    """It failed, or its last probe did, and recovery is not proven yet."""
+    """A request or the last probe failed, and recovery is not proven yet."""
     RESTING = 3
     UNREADY = 4
     """The last probe failed and no earlier one is valid."""
@@ -269,7 +269,7 @@ def choose(
 
 
 def _serving(candidates: Sequence[Candidate], wanted: SelectionRequest) -> tuple[list[Candidate], bool]:
-    """Return the best-ranked candidates, full or not, and whether they lack a needed ability."""
+    """Return the best-ranked candidates, full or not, and whether even these are unable."""
     excluded, prompt, bias = wanted.excluded, wanted.prompt_tokens, BIAS in wanted.wants
     best, serving = 2 * Rank.UNFIT, []
     for c in candidates:

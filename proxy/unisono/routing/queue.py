@@ -1,7 +1,7 @@
 """Queue in front of a group of deployments: order of slots, waiting and refusal.
 
 Owners alternate and the requests of one owner keep their order, so that no owner blocks the others. Requests
-that continue an answer a client is already reading come first. The first request that cannot get a slot blocks
+that continue an answer a client is already reading come first. The first request without a slot blocks
 all later ones from the deployments it waits for, so that small requests do not starve a large one. The queue is
 bounded: when it is full, the newest request of the owner with the most waiting requests is refused.
 """

@@ -43,7 +43,7 @@ A deployment that is too busy or too slow is different: the next one gets the sa
 """
 
 
-# As LiteLLM pauses between retries.
+# The same pauses between retries as LiteLLM.
 FIRST_PAUSE_S: Final = 0.5
 """Pause before a failed deployment is retried, in seconds; doubles with every failure."""
 LONGEST_PAUSE_S: Final = 8.0
@@ -133,10 +133,10 @@ class GroupFailoverRoute:
             return Prospects()
         later_s = self._pause_s(error, resumes=resumes, pending=held)
         if not held:
-            # No deployment that may be asked now had a place.
+            # No available deployment had a free slot.
             return Prospects(later_s=later_s)
         pending = None if isinstance(error, ContextTooLong) else group
-        # A deployment that is down is a last resort, after a pause too.
+        # A deployment with an open circuit is a last resort, even after a pause.
         worst = Rank.UNREADY if later_s is None else Rank.RESTING
         if self._another(resumes=resumes, pending=pending, worst=worst):
             return Prospects(available=True)

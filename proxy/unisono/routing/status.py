@@ -17,12 +17,12 @@ class DeploymentStatus:
 
     `state` is one of:
 
-     - `ready`
-     - `resting`: its circuit is open
-     - `half-open`: the cooldown is over, but health is not proven yet
-     - `failing`: the last probe failed
-     - `unfit`: a probe has a fatal finding
-     - `unknown`: not probed yet
+    - `ready`
+    - `resting`: its circuit is open
+    - `half-open`: the cooldown is over, but health is not proven yet
+    - `failing`: the last probe failed
+    - `unfit`: a probe has a fatal finding
+    - `unknown`: not probed yet
 
     `since_s` is the age of the state in seconds. `reason` is an error code, the kind of failure, or the failed
     checks with their remedies. It reveals nothing about this backend.
