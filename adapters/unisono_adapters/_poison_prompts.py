@@ -38,7 +38,7 @@ class PoisonPrompt:
             self.add(prompt.text.removesuffix(last))
 
     async def noting(self, prompt: str, chunks: AsyncGenerator[Chunk]) -> AsyncGenerator[Chunk]:
-        """Yield the chunks of an answer to `prompt` unchanged, and record the answer."""
+        """Yield the chunks of an answer to `prompt`, and record it if it reaches its token limit."""
         digest = _digest_of(prompt)
         async with aclosing(chunks):
             async for chunk in chunks:

@@ -2,10 +2,13 @@
 
 Ids pass through. Text is searched for markers. Markerless text gets its markers back.
 
-In text, a marker that the model typed looks like one that it meant. These rules decide: a stop marker followed
-by more of the same text is no stop, a start without a header is no start, and nothing inside an open JSON
-string of a call's arguments is structure. Undecided text is held until the next characters or the end of the
-output; the held text is bounded.
+In text, a marker that the model typed looks like one that it meant. These rules decide:
+
+- A stop marker followed by more of the same text is no stop.
+- A start without a header is no start.
+- Nothing inside an open JSON string of a call's arguments is structure.
+
+Undecided text is held until the next characters or the end of the output; the held text is bounded.
 """
 
 from __future__ import annotations

@@ -1,10 +1,15 @@
 """Prompts from conversations, as token ids and, for backends that take no ids, as text.
 
-Guarantees: the ids are those of openai-harmony for the same messages, outside text never becomes a control
-token, equal conversations give equal bytes, and a conversation that grew by one message costs little more than
-that message. Structure is defined by the table below. Text is encoded by tiktoken, which is linear and releases
-the GIL. Every message begins and ends with a control token, so no merge crosses a boundary; messages are
-rendered and cached one by one.
+Guarantees:
+
+- The ids are those of openai-harmony for the same messages.
+- Outside text never becomes a control token.
+- Equal conversations give equal bytes.
+- A conversation that grew by one message costs little more than that message.
+
+Structure is defined by the table below. Text is encoded by tiktoken, which is linear and releases the GIL.
+Every message begins and ends with a control token, so no merge crosses a boundary; messages are rendered and
+cached one by one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Tools as the model sees them: legal names in both directions, and safe declarations.
 
-Guarantees: every wire name matches `[A-Za-z0-9_-]{1,64}`, a legal name stays unchanged, two tools never share a
-name, and the same list always gets the same names, so that prompts stay byte-stable. A client's declaration is
-either printed correctly or rejected with the name of the wrong field.
+Every wire name matches `[A-Za-z0-9_-]{1,64}`, and a legal name stays unchanged. Two tools never share a name.
+The same list always gets the same names, so that prompts stay byte-stable. A client's declaration is either
+printed correctly or rejected with the name of the wrong field.
 """
 
 from __future__ import annotations
