@@ -1,1 +1,1 @@
-"""One module per backend kind, each a class satisfying `unisono.core.ports.Backend`."""
+"""Backend adapters: one module per kind, each with an `unisono.core.ports.Backend` class."""

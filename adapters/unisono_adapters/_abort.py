@@ -1,6 +1,6 @@
-"""How an answer is left before its end: its socket goes at once, so that the backend stops for nobody.
+"""Abort of unfinished responses by closing the socket, so that the backend stops generating.
 
-Chosen as the class that aiohttp makes its responses of.
+Implemented as aiohttp response classes.
 """
 
 from __future__ import annotations
@@ -15,20 +15,23 @@ import aiohttp
 
 
 def _drop(transport: asyncio.Transport | None) -> None:
-    """Close with RST. A polite close first delivers what a stalled backend does not read, and a server that is told
-    by FIN learns of it one write late."""
+    """Close with RST.
+
+    A graceful close first delivers data that a stalled backend does not read, and a server notices a FIN one
+    write late.
+    """
     if transport is None or transport.is_closing():
         return
     sock = transport.get_extra_info("socket")
     if sock is not None:
-        # uvloop raises ValueError for a socket that is gone, asyncio OSError.
+        # For a closed socket uvloop raises ValueError, asyncio OSError.
         with suppress(OSError, ValueError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     transport.abort()
 
 
 class Dropping(aiohttp.ClientResponse):
-    """Drops its socket when it is closed before its end."""
+    """Response that drops its socket when it is closed before its end."""
 
     async def start(self, connection: Any) -> aiohttp.ClientResponse:
         transport = connection.transport
@@ -48,7 +51,10 @@ class Dropping(aiohttp.ClientResponse):
 
 
 class Polite(Dropping):
-    """Closes with FIN as long as the head has not come: the backend's head still arrives, what follows does not."""
+    """Response that closes with FIN until its head has arrived.
+
+    The backend can then still send the head, but nothing after it.
+    """
 
     _answered = False
 

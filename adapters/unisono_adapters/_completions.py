@@ -1,6 +1,6 @@
-"""The OpenAI text-completion stream, as several engines speak it.
+"""The OpenAI text-completion stream, as several engines implement it.
 
-It has ended when it has said both why generation ended and `[DONE]`.
+A stream is complete when it has sent both a finish reason and `[DONE]`.
 """
 
 from __future__ import annotations
@@ -23,24 +23,26 @@ FINISHES: dict[str, FinishReason | type[BackendError]] = {
     "abort": BackendUnavailable,
     "error": BackendError,
 }
-"""Why generation ended, in the words of vLLM, SGLang and mlx-lm; the last two are failures."""
+"""Finish reasons of vLLM, SGLang and mlx-lm; the last two are failures."""
 
 ECHO = b'"prompt_token_ids":['
-"""Where vLLM repeats the prompt's ids, once per answer."""
+"""Key under which vLLM repeats the prompt's ids, once per answer."""
 LONG_EVENT = 4096
-"""Bytes from which on an event is looked through for the echo."""
+"""Minimum size in bytes of an event that is searched for the echo."""
 
 
 def complete(
     wire: BackendHttp, body: bytes, job: CompletionJob, output: OutputForm, stop_field: str = "stop_reason"
 ) -> AsyncGenerator[Chunk]:
-    """Send `body` to `/v1/completions` and yield what comes back as ids or as text, by `output`. `stop_field` is where
-    a choice names the token that ended it."""
+    """Send `body` to `/v1/completions` and yield chunks of ids or text, depending on `output`.
+
+    `stop_field` is the field of a choice that holds its stop token.
+    """
     return generate(wire, "v1/completions", body, job, CompletionFold(output, wire.failures, stop_field))
 
 
 def sampling(job: CompletionJob) -> dict[str, object]:
-    """The sampling fields every engine of this family spells alike, each sent every time; seed and bias where set."""
+    """Return the sampling fields shared by this family; seed and bias only if set."""
     asked = job.sampling
     fields: dict[str, object] = {
         "temperature": asked.temperature,
@@ -59,7 +61,7 @@ def sampling(job: CompletionJob) -> dict[str, object]:
 
 
 class CompletionFold:
-    """Events in, chunks out. `done` is set with the chunk that holds the finish."""
+    """Converter from events to chunks. `done` is set with the chunk that holds the finish."""
 
     __slots__ = (
         "_cached_tokens", "_failures", "_finish", "_last", "_output", "_prompt_tokens", "_stop_field", "_stop_reason",
@@ -78,8 +80,10 @@ class CompletionFold:
         self.done = False
 
     def feed(self, events: list[bytes]) -> Chunk | None:
-        """The chunk for the events of one read; None when there is nothing to hand on yet. Raises BackendProtocolError
-        for what is not this protocol, and what an error object means."""
+        """Return the chunk for the events of one read, or None without output.
+
+        Raises BackendProtocolError for another protocol, and the mapped error for an error object.
+        """
         tokens: list[int] = []
         texts: list[str] = []
         for event in events:
@@ -102,7 +106,7 @@ class CompletionFold:
         if not isinstance(choices, list):
             raise BackendProtocolError("the backend sent an event that is no completion")
         if not choices or self._finish is not None:
-            # The usage event; or a generation that has ended and is being ended again.
+            # The usage event, or a repeated end of a finished generation.
             return
         choice = choices[0]
         if not isinstance(choice, dict):
@@ -156,11 +160,14 @@ class CompletionFold:
 
 
 def without_echo(event: bytes) -> bytes:
-    """`event` with the prompt's ids left out: building a hundred thousand numbers that nobody reads takes longer than
-    all other work on the answer's first event. Anything but a flat list without strings stays as it is."""
+    """Return `event` without the echoed prompt ids.
+
+    Parsing a hundred thousand unused numbers takes longer than all other work on the first event. Anything but
+    a flat list without strings stays unchanged.
+    """
     if len(event) < LONG_EVENT:
         return event
-    # In JSON a quote inside a string is escaped, so these bytes are the key and never a text that spells it.
+    # Quotes inside a JSON string are escaped, so these bytes are the key and never a string's content.
     begin = event.find(ECHO) + len(ECHO)
     if begin < len(ECHO):
         return event

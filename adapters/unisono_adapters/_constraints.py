@@ -1,9 +1,8 @@
-"""What a constraint means for any backend that takes one: the markers that must not be written, the notations that
-several engines share, and when a failure is a refusal of the constraint.
+"""Constraints for all backends: forbidden markers, shared notations, refusals.
 
-A grammar for JSON does not keep control tokens out: spelled out they are text that a string may hold, and so the token
-itself is allowed there. Where the backend takes a bias, one that no model overcomes forbids them. The stop tokens stay:
-engines end on them only where the grammar is complete.
+A JSON grammar does not exclude control tokens: their spelling is text that a string may contain, so the grammar
+allows the token itself. If the backend takes a bias, a prohibitive one forbids them. Stop tokens stay allowed,
+since engines end on them only when the grammar is complete.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ from unisono.errors import (
 )
 
 FORBIDDEN = (CONSTRAIN, CHANNEL, START, END, MESSAGE, ENDOFTEXT)
-"""Markers that are no part of any body, and an end that is none of gpt-oss's own."""
+"""Markers that belong to no body, and an end token that gpt-oss does not use."""
 NEVER = -100.0
-"""The bias that rules a token out."""
+"""Bias that excludes a token."""
 
 ANY_OBJECT: Mapping[str, object] = {"type": "object"}
-"""AnyJson, for engines that have no word of its own for it."""
+"""Schema of AnyJson for engines without a notation for it."""
 
 _IN_A_REGEX = re.compile(r"([\\.^$*+?()\[\]{}|])")
 _ESCAPED = r"\\\1"
@@ -49,14 +48,14 @@ _IN_A_LITERAL: Mapping[str, str] = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r":
 
 
 def bias(job: CompletionJob) -> Mapping[int, float]:
-    """What is asked for by the client, and under a constraint that no marker is written."""
+    """Return the client's bias, plus the forbidden markers if there is a constraint."""
     if job.constraint is None:
         return job.sampling.logit_bias
     return {**job.sampling.logit_bias, **dict.fromkeys(FORBIDDEN, NEVER)}
 
 
 def schema_of(constraint: JsonSchema | AnyJson) -> Mapping[str, object]:
-    """The schema as orjson takes it."""
+    """Return the schema as a mapping for orjson."""
     match constraint:
         case JsonSchema(schema):
             return for_grammar(schema)
@@ -65,12 +64,12 @@ def schema_of(constraint: JsonSchema | AnyJson) -> Mapping[str, object]:
 
 
 def as_regex(texts: Sequence[str]) -> str:
-    """One of the texts, in the notation that every engine's regular expressions share."""
+    """Return a regular expression for one of the texts, in the common subset of all engines."""
     return "|".join(f"({_IN_A_REGEX.sub(_ESCAPED, text)})" for text in texts)
 
 
 def as_gbnf(texts: Sequence[str]) -> str:
-    """One of the texts, as a grammar for llama.cpp."""
+    """Return a llama.cpp grammar for one of the texts."""
     return "root ::= " + " | ".join(f'"{"".join(map(_literal, text))}"' for text in texts)
 
 
@@ -81,18 +80,18 @@ def _literal(character: str) -> str:
 
 
 def as_lark(texts: Sequence[str]) -> str:
-    """One of the texts, as a grammar for llguidance."""
+    """Return an llguidance grammar for one of the texts."""
     # Lark's literals are those of JSON.
     return "start: " + " | ".join(orjson.dumps(text).decode() for text in texts)
 
 
 def refused_kind(constraint: Constraint) -> ConstraintRefused:
-    """What an adapter raises that cannot keep to this kind, and so was not to be asked."""
+    """Return the error of an adapter that cannot enforce this kind of constraint."""
     return ConstraintRefused(f"this backend cannot constrain generation to a {constraint.kind}")
 
 
 def refusal(job: CompletionJob, error: BackendError) -> BackendError:
-    """What `error`, which came before the first token, means for `job`."""
+    """Return the error for `job`, given an `error` before the first token."""
     if job.constraint is None or not _may_be_the_constraint(error):
         return error
     refused = ConstraintRefused(
@@ -103,8 +102,8 @@ def refusal(job: CompletionJob, error: BackendError) -> BackendError:
 
 
 def _may_be_the_constraint(error: BackendError) -> bool:
-    # Engines fail in many ways when they cannot compile what they were given: with a 400, a 500, or by dying. If
-    # something else was wrong, the same request without the constraint shows that.
+    # Engines fail in many ways if they cannot compile a grammar: with a 400, a 500, or by dying. Repeating the
+    # request without the constraint shows whether something else was wrong.
     if isinstance(error, BackendOverloaded | BackendTimeout):
         return False
     return isinstance(error, BackendRejected) or error.symptom in (Symptom.SERVER_ERROR, Symptom.DISCONNECTED)

@@ -1,7 +1,7 @@
-"""What the events of every dialect are made of, and how a stream of them becomes chunks: one chunk per network read.
+"""Conversion of event streams of all dialects to chunks: one chunk per network read.
 
-The last chunk appears only when the stream has said why generation ended; everything short of that is a failure,
-since a crashed engine looks exactly like one that stopped in the middle.
+The last chunk is yielded only after a finish reason. Any earlier end is a failure, since a crashed engine looks
+like one that stopped in the middle.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ _MOST_TOKENS = 2**31
 
 
 class Fold(Protocol):
-    """Events in, chunks out. `done` is set with the chunk that holds the finish."""
+    """Converter from events to chunks. `done` is set with the chunk that holds the finish."""
 
     done: bool
 
     def feed(self, events: list[bytes]) -> Chunk | None:
-        """The chunk for the events of one read; None when the read brought no sign of the model. Raises the
-        `BackendError` family."""
+        """Return the chunk for the events of one read, or None without a sign of the model.
+
+        Raises the `BackendError` family.
+        """
         ...
 
 
 async def generate(
     wire: BackendHttp, path: str, body: bytes, job: CompletionJob, fold: Fold, framing: Framing = SSE
 ) -> AsyncGenerator[Chunk]:
-    """Send `body` and yield what `fold` makes of the answer."""
+    """Send `body` and yield the chunks that `fold` produces."""
     begun = False
     try:
         answer = await wire.post(path, body, job, framing)
     except BackendError as error:
         raise refusal(job, error) from error.__cause__
-    # The request of a long prompt, and the echo of its ids in the first event, would be most of what a stream holds
-    # while it waits for its client or its backend.
+    # A long prompt's request, and the echo of its ids, would use most of the memory of a waiting stream.
     del body
     try:
         while not fold.done:
@@ -63,7 +64,7 @@ async def generate(
 
 
 def decoded(event: bytes) -> dict[str, Any]:
-    """An event's JSON object. Raises BackendProtocolError."""
+    """Return an event's JSON object. Raises BackendProtocolError."""
     try:
         data = orjson.loads(event)
     except orjson.JSONDecodeError as error:
@@ -74,7 +75,7 @@ def decoded(event: bytes) -> dict[str, Any]:
 
 
 def token_ids(ids: object) -> list[int]:
-    """A list of ids, each in the vocabulary. Raises BackendProtocolError."""
+    """Return a list of ids, each in the vocabulary. Raises BackendProtocolError."""
     if not isinstance(ids, list):
         raise BackendProtocolError("the backend sent token ids that are no list")
     for token in ids:
@@ -84,12 +85,12 @@ def token_ids(ids: object) -> list[int]:
 
 
 def text_of(text: object) -> str:
-    """Raises BackendProtocolError for what is no text."""
+    """Return a text. Raises BackendProtocolError for any other type."""
     if not isinstance(text, str):
         raise BackendProtocolError("the backend sent text that is no string")
     return text
 
 
 def count(value: object) -> int | None:
-    """A count a backend claims; None for what cannot be one."""
+    """Return a count reported by a backend; None for an implausible value."""
     return value if type(value) is int and 0 <= value < _MOST_TOKENS else None

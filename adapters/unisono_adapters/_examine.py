@@ -1,4 +1,4 @@
-"""The former name of `_probe`, for one release."""
+"""Alias of `_probe` for one release."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What goes wrong out there, as data: HTTP statuses, exceptions of the client library, error objects under HTTP 200.
+"""Mapping of HTTP statuses, client library exceptions and error objects to errors.
 
-Promises: everything maps into the `BackendError` family or `ContextTooLong`. What a backend says about its own failure
-reaches a client only where the request itself was at fault, cut and cleaned; otherwise it hangs on the error as its
-cause, for the log. A backend's key never stands in either.
+Guarantees: everything maps to the `BackendError` family or `ContextTooLong`. A backend's own message reaches a
+client only if the request itself was at fault, shortened and cleaned. Otherwise it is the error's cause, for
+the log. Neither contains a backend's key.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from unisono_adapters._ndjson import EventTooLong
 
 LONGEST_DETAIL = 300
 LONGEST_WAIT_S = 3600.0
-"""Cap of a Retry-After."""
+"""Upper bound of a Retry-After, in seconds."""
 
 Statuses: TypeAlias = Mapping[int, tuple[type[BackendError], str]]
 
@@ -50,10 +50,10 @@ STATUSES: dict[int, tuple[type[BackendError], str]] = {
     503: (BackendOverloaded, "the backend is overloaded or shutting down"),
     504: (BackendTimeout, "the backend timed out"),
 }
-"""What an HTTP status means. Other 5xx are BackendError, anything else BackendProtocolError."""
+"""Meaning of HTTP statuses. Other 5xx are BackendError, anything else BackendProtocolError."""
 
 _LENGTHS = ("input_tokens", "max_tokens")
-"""Parameters vLLM names for a prompt that is too long, or leaves no room: at least one token is always asked for."""
+"""Parameters that vLLM names for a prompt that leaves no room for one token."""
 
 _TOO_LONG = re.compile(
     r"maximum context length|context (?:length|window|size)|exceeds? the (?:model|context)|longer than the maximum",
@@ -84,23 +84,25 @@ FAULTS: tuple[tuple[type[BaseException], type[BackendError], Symptom | None, str
     (OSError, BackendUnavailable, Symptom.DISCONNECTED, _BROKE),
     (RuntimeError, BackendUnavailable, Symptom.DISCONNECTED, _BROKE),
 )
-"""What an exception of the client library means; the first row that fits."""
+"""Meaning of client library exceptions; the first matching row counts."""
 
 CAUGHT = (aiohttp.ClientError, EventTooLong, OSError, RuntimeError)
-"""What `fault` is for. TimeoutError is an OSError; RuntimeError is aiohttp's word for reading from a connection that
-has been dropped."""
+"""Exceptions that `fault` maps.
+
+TimeoutError is an OSError. aiohttp raises RuntimeError for reading from a dropped connection.
+"""
 
 
 class IdsMissing(BackendProtocolError):
-    """An engine that was asked for the ids it generates answered without them."""
+    """Response without the requested ids of generated tokens."""
 
 
 class UpstreamSaid(Exception):
-    """A backend's own words about its failure, cleaned; the cause of the error that is raised."""
+    """Cleaned message of a backend, used as the cause of an error."""
 
 
 def fault(error: BaseException) -> BackendError:
-    """The error to raise for one the client library raised."""
+    """Return the error for an exception of the client library."""
     for kind, meaning, symptom, message in FAULTS:
         if isinstance(error, kind):
             return meaning(message, symptom=symptom)
@@ -108,7 +110,7 @@ def fault(error: BaseException) -> BackendError:
 
 
 class FailureTable:
-    """How one backend kind's failures are read: the common table, with the rows it means differently."""
+    """Mapping of one backend kind's failures: the common table with its overrides."""
 
     def __init__(self, statuses: Statuses | None = None, secrets: Iterable[str] = ()) -> None:
         self._statuses = {**STATUSES, **(statuses or {})}
@@ -117,7 +119,7 @@ class FailureTable:
     def refusal(
         self, status: int, body: object, headers: Mapping[str, str] | None = None
     ) -> BackendError | ContextTooLong:
-        """The error for an HTTP status (or the `code` of an error object) and its body, decoded JSON or text."""
+        """Return the error for an HTTP status or `code`, and its body (decoded JSON or text)."""
         param, said = self._said(body)
         detail = f": {said}" if said else ""
         failure: BackendError | ContextTooLong
@@ -140,7 +142,10 @@ class FailureTable:
         return failure
 
     def error_object(self, data: dict[str, Any]) -> BackendError | ContextTooLong:
-        """The error for an error object under HTTP 200; its `code` (Ollama: `status`) decides where it is a status."""
+        """Return the error for an error object under HTTP 200.
+
+        If its `code` (Ollama: `status`) is an HTTP status, it decides.
+        """
         error = data.get("error")
         code = error.get("code") if isinstance(error, dict) else data.get("code", data.get("status"))
         if isinstance(code, int) and 400 <= code < 600:
@@ -150,7 +155,7 @@ class FailureTable:
         return failure
 
     def not_events(self, content_type: str, body: object) -> BackendError | ContextTooLong:
-        """The error for an answer under HTTP 200 that is no event stream."""
+        """Return the error for a response under HTTP 200 that is not an event stream."""
         if isinstance(body, dict) and is_error(body):
             return self.error_object(body)
         failure = BackendProtocolError(f"the backend answered with {clean(content_type)}, not with a stream")
@@ -158,7 +163,7 @@ class FailureTable:
         return failure
 
     def _said(self, body: object) -> tuple[str | None, str]:
-        """The `param` and the message of an error body in any of the shapes servers use."""
+        """Return the `param` and the message of an error body of any known shape."""
         param: object = None
         message: object = body
         if isinstance(body, dict):
@@ -177,13 +182,13 @@ def _unlisted(status: int) -> tuple[type[BackendError], str]:
 
 
 def is_error(data: dict[str, Any]) -> bool:
-    """Whether an event or document is an error object."""
+    """Return whether an event or document is an error object."""
     return bool(data.get("error")) or data.get("object") == "error"
 
 
 def clean(text: str, secrets: Sequence[str] = ()) -> str:
-    """`text` on one line, printable, without `secrets`, cut to `LONGEST_DETAIL` characters."""
-    # The first cut is far behind what is shown, so that it shows no part of a secret.
+    """Return `text` on one line of `LONGEST_DETAIL` printable characters, without `secrets`."""
+    # The first cut is far beyond the final length, so that no part of a secret remains.
     text = text[: LONGEST_DETAIL * 200]
     for secret in secrets:
         text = text.replace(secret, "[key]")
@@ -193,7 +198,7 @@ def clean(text: str, secrets: Sequence[str] = ()) -> str:
 
 
 def retry_after(headers: Mapping[str, str] | None) -> float | None:
-    """Seconds to wait by a Retry-After header, a number or a date, at most `LONGEST_WAIT_S`; None without one."""
+    """Return the Retry-After header (number or date) in seconds, up to `LONGEST_WAIT_S`."""
     value = headers.get("Retry-After") if headers is not None else None
     if not value:
         return None

@@ -1,4 +1,4 @@
-"""How a stream of events stands on the wire, as data: its content type and what cuts it into events."""
+"""Framing of an event stream: its content type and its splitter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unisono_adapters._sse import EventCutter
 
 
 class Cutter(Protocol):
-    """Feed it reads, get the data of every event they complete. Raises EventTooLong."""
+    """Splitter from reads to the data of complete events. Raises EventTooLong."""
 
     def feed(self, read: bytes) -> list[bytes]: ...
 
@@ -20,7 +20,7 @@ class Cutter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """`content_type` is what is asked for and what has to come back."""
+    """Framing of a stream; `content_type` is both requested and required."""
 
     content_type: str
     cutter: Callable[[], Cutter]

@@ -1,9 +1,8 @@
-"""One HTTP connection pool per backend: how requests go out and streams of events come in.
+"""HTTP connection pool of one backend: sending requests and receiving event streams.
 
-Promises: nothing but the `BackendError` family and `ContextTooLong` comes out; a request that is cancelled, closed or
-out of time drops its socket at once, in whatever phase it is; no proxy, redirect, cookie, netrc or compression is ever
-used; only the headers listed here go out.
-"""
+Guarantees: only the `BackendError` family and `ContextTooLong` are raised. A request that is cancelled, closed
+or timed out drops its socket at once, in any phase. No proxy, redirect, cookie, netrc or compression is used.
+Only the headers listed here are sent."""
 
 from __future__ import annotations
 
@@ -28,32 +27,32 @@ from unisono_adapters._failures import CAUGHT, LONGEST_DETAIL, FailureTable, Sta
 from unisono_adapters._framing import SSE, Framing
 
 KEEP_ALIVE_S = 4.0
-"""Idle connections are dropped before uvicorn's default of 5 s drops them in our face."""
+"""Lifetime of idle connections in seconds, below uvicorn's default of 5 s."""
 PROBE_S = 10.0
 LONGEST_ANSWER = 4 * 1024 * 1024
-"""Bytes of an answer that is not a stream."""
+"""Limit of an answer that is not a stream, in bytes."""
 LONGEST_PASSED = 64 * 1024 * 1024
-"""The same of one that is handed on."""
-# These three limit the memory for a client that reads nothing: one batch, twice the buffer, and one read from the
-# socket, each with the objects made from it.
+"""Limit of such an answer in pass-through, in bytes."""
+# These three limit the memory for a client that reads nothing: one batch, twice the buffer, and one read from
+# the socket, each with the objects made from it.
 MAX_BATCH_BYTES = 8 * 1024
-"""Bytes of a stream that are processed before other streams have their turn."""
+"""Bytes of a stream that are processed before other streams get their turn."""
 BUFFER_BYTES = 16 * 1024
-"""Reading from the backend pauses when twice as much waits to be processed."""
+"""Reading from the backend pauses when twice as many bytes are buffered."""
 RECEIVE_BUFFER_BYTES = 32 * 1024
-"""Receive buffer of a backend's socket. By default the system lets it grow to tens of megabytes."""
+"""Receive buffer of a backend's socket. By default the system grows it to tens of megabytes."""
 LATE_READ_S = 0.05
-"""How long bytes that came in time may take to be read, when other work held up the event loop."""
+"""Seconds allowed for reading bytes that came in time while the event loop was busy."""
 LINGER_S = 0.1
-"""How long a finished answer may take to end, so that its connection can be used again."""
+"""Seconds allowed for the end of a finished answer, so that its connection can be reused."""
 NO_PAGE = (400, 403, 404, 405, 501)
-"""What servers answer for a page of theirs that they do not have, or were started without."""
+"""HTTP statuses for a page that a server does not have or was started without."""
 
 _HEADER_SAFE = re.compile(r"[A-Za-z0-9._:-]{1,120}")
 
 
 class Job(Protocol):
-    """What is sent on behalf of a request, as far as the wire is concerned."""
+    """Properties of a request that matter for HTTP."""
 
     @property
     def timeouts(self) -> Timeouts: ...
@@ -66,11 +65,10 @@ class Job(Protocol):
 
 
 class _Watch:
-    """The deadlines of one answer, on one timer that is moved only when it fires.
+    """Deadlines of one answer, on one timer that is moved only when it fires.
 
-    Waiting for the backend counts, time the reader spends elsewhere does not, except for the total. When time is up
-    the socket is dropped, which wakes whoever reads from it.
-    """
+    Time spent waiting for the backend counts. Time that the reader spends elsewhere counts only for the total
+    limit. On expiry the socket is dropped, which wakes its reader."""
 
     __slots__ = ("_due", "_first", "_last_look", "_loop", "_response", "_silence_s", "_timer", "_total_at", "expired")
 
@@ -90,7 +88,7 @@ class _Watch:
             self._due = self._loop.time() + self._silence_s
 
     def delivered(self) -> None:
-        """Something arrived: from here until `waiting` the backend is not the one being waited for."""
+        """Stop the silence limit after data arrived, until `waiting`."""
         self._due = None
         self._last_look = False
         if self._first:
@@ -103,7 +101,7 @@ class _Watch:
 
     def _fire(self) -> None:
         now = self._loop.time()
-        # Nobody waits: the earliest moment a silence that begins now could be over.
+        # No reader waits: the earliest end of a silence that would begin now.
         due = now + self._silence_s if self._due is None else self._due
         if now >= self._total_at:
             self.expired = "the answer took longer than the total time allowed"
@@ -122,14 +120,14 @@ class _Watch:
 
 
 class BackendAnswer:
-    """A stream of events being read. `close` at any moment; it is cheap and may be repeated."""
+    """Stream of events. `close` is allowed at any time, cheap and repeatable."""
 
     __slots__ = ("_content", "_cutter", "_ended", "_live", "_response", "_watch")
 
     def __init__(
         self, response: aiohttp.ClientResponse, framing: Framing, watch: _Watch, live: set[BackendAnswer]
     ) -> None:
-        """`live` is where it stands until it is closed."""
+        """Register in `live` until closed."""
         self._live = live
         live.add(self)
         self._response = response
@@ -139,8 +137,9 @@ class BackendAnswer:
         self._ended = False
 
     async def read(self) -> list[bytes] | None:
-        """The data of the events that one read completed, perhaps none; None at the end of the stream. Nothing more is
-        taken from the backend than was read, and a little."""
+        """Return the data of the events that one read completed, or None at the end of the stream.
+
+        The list may be empty. Hardly more is read from the backend than is returned."""
         if self._ended:
             return None
         self._watch.waiting()
@@ -148,7 +147,7 @@ class BackendAnswer:
             read = await self._content.read(MAX_BATCH_BYTES)
             if read:
                 if len(read) == MAX_BATCH_BYTES:
-                    # What is there already is read without waiting, however much comes behind it.
+                    # Available data is read without waiting, so yield to other tasks.
                     await asyncio.sleep(0)
                 return self._cutter.feed(read)
             self._ended = True
@@ -159,11 +158,11 @@ class BackendAnswer:
             raise fault(error) from error
 
     def delivered(self) -> None:
-        """To be called when a read brought tokens: comments and empty events do not count as signs of life."""
+        """Mark a read as having brought tokens: comments and empty events are no sign of life."""
         self._watch.delivered()
 
     async def settle(self) -> None:
-        """Read a finished answer to its end for a moment, so that the connection can be used again."""
+        """Read a finished answer briefly to its end, so that the connection can be reused."""
         if self._content.at_eof():
             return
         try:
@@ -171,7 +170,7 @@ class BackendAnswer:
                 while await self._content.readany():
                     pass
         except CAUGHT:
-            # The answer is complete; only the connection is lost, and `close` drops it.
+            # The answer is complete. Only the connection is lost, and `close` drops it.
             return
 
     def close(self) -> None:
@@ -181,12 +180,13 @@ class BackendAnswer:
 
 
 class BackendHttp:
-    """HTTP to one backend. Built without touching the network; the pool appears with the first request."""
+    """HTTP client of one backend. Construction does no I/O; the pool opens on first use."""
 
     def __init__(self, options: BackendOptions, statuses: Statuses | None = None, *, polite: bool = False) -> None:
-        """`statuses` are the HTTP statuses that mean something of their own here; `polite` is for a backend that goes
-        on for ever with a request when it cannot send the head of its answer. Raises ConfigError for an address or key
-        that cannot be used."""
+        """Create a client; `statuses` override the meaning of HTTP statuses.
+
+        `polite` is for a backend that never ends a request whose response head it cannot send. Raises
+        ConfigError for an unusable address or key."""
         self._response_class = Polite if polite else Dropping
         self._base = _base(options.api_base)
         secret = options.api_key or None
@@ -205,7 +205,7 @@ class BackendHttp:
         self._serial = itertools.count(1)
 
     async def post(self, path: str, body: bytes, job: Job, framing: Framing = SSE) -> BackendAnswer:
-        """Send a JSON body and return the stream of events that answers it. Raises the `BackendError` family."""
+        """Send a JSON body and return the event stream. Raises the `BackendError` family."""
         headers = self._headers_for(job, framing.content_type)
         timeouts = job.timeouts
         started = asyncio.get_running_loop().time()
@@ -228,7 +228,7 @@ class BackendHttp:
         return BackendAnswer(response, framing, _Watch(started, timeouts, response), self._live)
 
     async def post_whole(self, path: str, body: bytes, job: Job) -> object:
-        """Send a JSON body and return the JSON that answers it. Raises the `BackendError` family."""
+        """Send a JSON body and return the decoded JSON response. Raises the `BackendError` family."""
         limits = aiohttp.ClientTimeout(total=None, connect=job.timeouts.connect_s)
         try:
             async with asyncio.timeout(job.timeouts.total_s):
@@ -252,13 +252,12 @@ class BackendHttp:
     def _headers_for(self, job: Job, accept: str) -> dict[str, str]:
         headers = self._headers | {"Content-Type": "application/json", "Accept": accept}
         if _HEADER_SAFE.fullmatch(job.request_id):
-            # Numbered, since one request of a client may become several generations at the same time.
+            # Numbered, since one client request may become several concurrent generations.
             headers["X-Request-Id"] = f"{job.request_id}-{next(self._serial)}"
         return headers if job.trace is None else headers | job.trace.headers
 
     async def get_json(self, path: str, asked: object = None) -> Any:
-        """A small JSON document, decoded; `asked` is sent along in a POST where there is one. Raises the
-        `BackendError` family."""
+        """Return a small JSON document by GET, or POST if `asked`. Raises the `BackendError` family."""
         method, headers, data = "GET", self._headers, None
         if asked is not None:
             method, data = "POST", orjson.dumps(asked)
@@ -280,8 +279,9 @@ class BackendHttp:
             raise fault(error) from error
 
     async def get_page(self, path: str, within_s: float, longest: int) -> bytes | None:
-        """A page that the server has about itself, as it stands; None when it has none there. Raises the
-        `BackendError` family: BackendProtocolError for one of more than `longest` bytes."""
+        """Return the body of a status page; None if the server has none.
+
+        Raises the `BackendError` family: BackendProtocolError for more than `longest` bytes."""
         try:
             async with (
                 asyncio.timeout(within_s),
@@ -305,7 +305,7 @@ class BackendHttp:
             raise fault(error) from error
 
     async def aclose(self) -> None:
-        """Drops what is running, whose readers then fail, and the pool. May be repeated."""
+        """Close the running answers, whose readers then fail, and the pool. Repeatable."""
         self._closed = True
         for answer in list(self._live):
             answer.close()
@@ -316,7 +316,7 @@ class BackendHttp:
     async def _send(
         self, path: str, body: bytes, headers: dict[str, str], limits: aiohttp.ClientTimeout
     ) -> aiohttp.ClientResponse:
-        """POST; once more when a kept-alive connection turns out to be dead before its first byte."""
+        """Send a POST; retry once if a reused connection is dead before its first byte."""
         url = self._base.joinpath(path)
         passage = SimpleNamespace(reused=False)
         try:
@@ -348,7 +348,7 @@ class BackendHttp:
             trace = aiohttp.TraceConfig()
             trace.on_connection_reuseconn.append(_note_reuse)
             self._session = aiohttp.ClientSession(
-                # Without a limit: how many run at once is the gateway's decision, and a queue here would be unseen.
+                # Unlimited: the gateway decides about concurrency, and a queue here would be invisible.
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S, socket_factory=_socket),
                 read_bufsize=BUFFER_BYTES,
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -374,7 +374,7 @@ async def _note_reuse(session: aiohttp.ClientSession, context: SimpleNamespace, 
 
 
 async def _whole(response: aiohttp.ClientResponse, longest: int = LONGEST_ANSWER) -> object:
-    """An answer's body, at most `longest` bytes of it: decoded where it is JSON, else as text."""
+    """Return the first `longest` bytes of a body, decoded if it is JSON, else as text."""
     body = bytearray()
     while len(body) < longest:
         read = await response.content.readany()

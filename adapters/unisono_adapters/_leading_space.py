@@ -1,13 +1,14 @@
-"""Going on inside a message, on a server that drops a space from the beginning of whatever it generates.
+"""Continuation inside a message for a server that drops the first space of its output.
 
-Inside a message the next token mostly begins with a space, and a stream of text does not show that one was dropped. An
-answer of mlx_lm.server that is no stream holds the id and the probability of every token. So the first few tokens are
-asked for in one piece, and the rest as a stream behind them: from a place where the next token is all but certain, and
-so it is known whether it begins with a space.
+Inside a message the next token usually begins with a space, and a text stream does not show a dropped one. A
+non-streamed answer of mlx_lm.server contains the id and probability of every token. So the first few tokens are
+requested in one piece. The rest is streamed from a position where the next token is nearly certain, so that its
+leading space is known.
 
-No prompt that ends the server is sent (`_written`): so the stream begins before the last of those tokens and not
-behind it, and where the job's own prompt is one, its last token is generated again, until it is the same. The first
-piece is short: the server generates all of it, whoever is left to read it. Measured on mlx-lm 0.32.2.
+No prompt that crashes the server is sent (`_poison_prompts`): the stream begins before the last of those tokens
+and not after it. If the job's own prompt is such a prompt, its last token is generated again until it is the
+same. The first piece is short, because the server generates all of it even if the reader has left. Measured on
+mlx-lm 0.32.2.
 """
 
 from __future__ import annotations
@@ -44,25 +45,27 @@ from unisono_adapters._ndjson import LineCutter
 from unisono_adapters._poison_prompts import PoisonPrompt
 
 FEW = 16
-"""Tokens asked for in one piece: among so many one is certain, and a client waits for no more than these."""
+"""Tokens requested in one piece: enough for a certain one, and a short wait for a client."""
 SURE = 0.999
-"""From this probability on a token is certain to come again."""
+"""Minimum probability of a token that is certain to be generated again."""
 UNBEARABLE = "The backend has just been there, and cannot go on behind the very same prompt."
 TRIES = 4
-"""How often a prompt's last tokens are generated again, at most, for them to be the same."""
+"""Maximum number of attempts to regenerate a prompt's last tokens identically."""
 
 _DOCUMENT = Framing("application/json", LineCutter)
-"""The server's answers of one piece are JSON on one line."""
+"""Non-streamed answers of the server are JSON on one line."""
 _ENDS = (*STOP_TOKENS, ENDOFTEXT)
 _LOOKS_SPECIAL = re.compile(r"<\|[a-z_0-9]+\|>")
 _LONGEST_MARKER = 40
 _LONGEST_CHARACTER = 4
 _COMPARED = re.compile(r"[^<\ufffd]*")
-"""What of an answer's text is the same however it was put together: a server may take out what it knows as a marker,
-and makes its own of bytes that are no character."""
+"""Part of an answer's text that is independent of how it was assembled.
+
+A server may remove text that it takes for a marker, and replaces invalid bytes.
+"""
 
 Body: TypeAlias = Callable[[CompletionJob, bool], bytes]
-"""The body of a request for a generation: in one piece with its ids, or as a stream."""
+"""Request body for a generation: in one piece with ids, or as a stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class FirstPiece:
-    """What the first piece comes to: the ids handed on and their text; then an end, or what the rest begins with."""
+    """Result of the first piece: emitted ids and text, then an end or the expected continuation."""
 
     ids: Sequence[int] = ()
     text: str = ""
@@ -83,14 +86,19 @@ class FirstPiece:
 
 
 def is_inside(prompt: Prompt) -> bool:
-    """Whether a message's header or body has been begun where the prompt ends. The role alone, behind which every
-    answer begins, does not count."""
+    """Return whether the prompt ends inside a message's header or body.
+
+    The role alone, after which every answer begins, does not count.
+    """
     tokens = prompt.tokens
     return len(tokens) > 1 and tokens[-1] < FIRST_SPECIAL and tokens[-2] != START
 
 
 async def go_on(wire: BackendHttp, job: CompletionJob, body: Body, written: PoisonPrompt) -> AsyncGenerator[Chunk]:
-    """What `job` asks for, as text, with the counts of its own prompt. Raises the `BackendError` family."""
+    """Yield the answer to `job` as text, with the counts of its own prompt.
+
+    Raises the `BackendError` family.
+    """
     now = asyncio.get_running_loop().time
     began = now()
     encoding = load_encoding()
@@ -117,7 +125,7 @@ async def go_on(wire: BackendHttp, job: CompletionJob, body: Body, written: Pois
 async def _first(
     wire: BackendHttp, job: CompletionJob, body: Body, written: PoisonPrompt, encoding: Encoding
 ) -> tuple[Chunk, Sequence[Token]]:
-    """The first piece behind the prompt of `job`, and its tokens: none where the server does not tell them."""
+    """Return the first piece and its tokens, which are empty if the server does not report them."""
     prompt, again = before_written(encoding, job.prompt, written)
     for number in range(TRIES if again else 1):
         few = replace(
@@ -145,8 +153,10 @@ async def _first(
 
 
 def before_written(encoding: Encoding, prompt: Prompt, written: PoisonPrompt) -> tuple[Prompt, list[int]]:
-    """The prompt, and which of its last tokens are left out because the server would not bear all of them. Raises
-    CannotGoOn for one that cannot be shortened."""
+    """Return the prompt without the last tokens that would crash the server, and these tokens.
+
+    Raises CannotGoOn if it cannot be shortened.
+    """
     assert prompt.text is not None, "a text backend was given a prompt without text"
     tokens, text = list(prompt.tokens), prompt.text
     again: list[int] = []
@@ -166,8 +176,10 @@ def before_written(encoding: Encoding, prompt: Prompt, written: PoisonPrompt) ->
 def read(
     encoding: Encoding, job: CompletionJob, piece: Chunk, tokens: Sequence[Token], written: PoisonPrompt
 ) -> FirstPiece:
-    """What the first piece of `job` brought. Without tokens nothing is handed on: the rest is then a stream as it would
-    be anywhere else."""
+    """Return the result of the first piece.
+
+    Without token data nothing is emitted, and the rest is an ordinary stream.
+    """
     ids = [token.id for token in tokens]
     if not tokens:
         return FirstPiece()
@@ -181,15 +193,17 @@ def read(
     places = [p for p in places_in(encoding, before, ids[:-1]) if before + encoding.decode(ids[:p]) not in written]
     if not places:
         raise CannotGoOn(UNBEARABLE)
-    # The last one of the certain ones, else the one that is nearest to it.
+    # The last certain position, else the most probable one.
     place = max(places, key=lambda place: (min(tokens[place].probability, SURE), place))
     kept = ids[:place]
     return FirstPiece(kept, encoding.decode(kept), expected=encoding.decode([ids[place]]))
 
 
 def places_in(encoding: Encoding, before: str, ids: Sequence[int]) -> list[int]:
-    """How many of `ids` a prompt can end in as text, behind the text `before`: not inside a character, and not behind a
-    marker that is only typed, where the server would read a real one."""
+    """Return the numbers of `ids` after which a text prompt can end, following `before`.
+
+    A prompt cannot end inside a character, or after a typed marker, which the server would parse as a real one.
+    """
     decoder = getincrementaldecoder("utf-8")("replace")
     run = before[-_LONGEST_MARKER:].rpartition("|>")[2]
     places = [0]
@@ -207,8 +221,11 @@ def places_in(encoding: Encoding, before: str, ids: Sequence[int]) -> list[int]:
 
 
 def with_space(text: str, expected: str) -> str:
-    """The first text of a stream, with the space that was dropped: when it is what was expected but for that, or, where
-    something else came against all odds, when it is a word where a word with a space was expected."""
+    """Return the first text of a stream with the dropped space restored.
+
+    The space is restored if the text matches `expected` without it. It is also restored if another word came
+    where a word with a space was expected.
+    """
     if not expected.startswith(" "):
         return text
     word = expected[1:].rstrip("\ufffd")
@@ -224,7 +241,7 @@ def _account_for(text: str, spelled: str) -> bool:
 
 
 def _behind(job: CompletionJob, begun: FirstPiece, spent_s: float) -> CompletionJob:
-    """What is left to ask for, `spent_s` seconds later."""
+    """Return the job for the rest, `spent_s` seconds later."""
     assert job.prompt.text is not None, "a text backend was given a prompt without text"
     return replace(
         job,
@@ -236,15 +253,17 @@ def _behind(job: CompletionJob, begun: FirstPiece, spent_s: float) -> Completion
 
 
 def _reseeded(sampling: Sampling, number: int) -> Sampling:
-    """Another seed for another request: the same would draw the same numbers again."""
+    """Return another seed for another request: the same one would repeat its random numbers."""
     if sampling.seed is None or not number:
         return sampling
     return replace(sampling, seed=(sampling.seed + number) % 2**63)
 
 
 class _PieceFold:
-    """The one document of an answer in one piece. `tokens` are all it generated, the stop token too; None where it does
-    not tell them."""
+    """Parser of the one document of a non-streamed answer.
+
+    `tokens` are all generated tokens including the stop token; None if they are not reported.
+    """
 
     def __init__(self, failures: FailureTable) -> None:
         self._whole = CompletionFold(OutputForm.TEXT, failures)
@@ -261,7 +280,7 @@ class _PieceFold:
 
 
 def _tokens_in(document: dict[str, Any]) -> list[Token] | None:
-    """Raises BackendProtocolError for ids that are none."""
+    """Return the tokens of a document, or None. Raises BackendProtocolError for invalid ids."""
     told = document["choices"][0].get("logprobs")
     each = told.get("content") if isinstance(told, dict) else None
     if not isinstance(each, list) or not all(isinstance(one, dict) and "id" in one for one in each):

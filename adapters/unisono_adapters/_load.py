@@ -1,7 +1,7 @@
-"""How a server is asked for its load: the pages it may tell it on, in order, and what is on them.
+"""Load of a server from its status pages, tried in order.
 
-Which pages there are is for the operator of the server to decide, so a server without one of them is nothing out of
-order. One that has none is left alone for a while, so that its log is not full of our questions.
+The operator decides which pages a server has, so a missing one is no error. A server without any page is not
+polled for a while, to keep its log clean.
 """
 
 from __future__ import annotations
@@ -18,20 +18,19 @@ from unisono_adapters._http import BackendHttp
 from unisono_adapters._metrics import LARGEST
 
 LOAD_S = 1.0
-"""For all pages together."""
+"""Limit for all pages together, in seconds."""
 LONGEST_PAGE = 1024 * 1024
 OFF_LOOP_BYTES = 4 * 1024
-"""Larger pages are read in a thread: they take more than a millisecond."""
+"""Larger pages are parsed in a thread, since that takes more than a millisecond."""
 SILENT_S = 60.0
-"""How long a server that has none of its pages is not asked again."""
+"""Seconds until a server without any page is polled again."""
 
 Page = Callable[[bytes], Load | None]
-"""What is on a page; None when the load is not. Raises BackendProtocolError for one that is not what it should be."""
+"""Parser of a page; None without a load. Raises BackendProtocolError for a malformed page."""
 
 
 class LoadPages:
-    """`pages` are the ways to ask a server, by path: the first that tells something is the one. That one is asked
-    first from then on."""
+    """Load pages of a server by path. The first page with a load is tried first from then on."""
 
     def __init__(self, wire: BackendHttp, pages: Mapping[str, Page]) -> None:
         self._wire = wire
@@ -39,7 +38,7 @@ class LoadPages:
         self._silent_until = 0.0
 
     async def read(self) -> Load | None:
-        """Raises the `BackendError` family: BackendTimeout after `LOAD_S`."""
+        """Return the load. Raises the `BackendError` family: BackendTimeout after `LOAD_S`."""
         loop = asyncio.get_running_loop()
         begun = loop.time()
         if begun < self._silent_until:
@@ -59,7 +58,7 @@ async def _loaded(page: Page, body: bytes) -> Load | None:
 
 
 def document(page: bytes) -> Any:
-    """A page that is JSON, decoded. Raises BackendProtocolError."""
+    """Return a page as decoded JSON. Raises BackendProtocolError."""
     try:
         return orjson.loads(page)
     except orjson.JSONDecodeError as error:
@@ -67,10 +66,10 @@ def document(page: bytes) -> Any:
 
 
 def amount(value: object) -> int | None:
-    """A number of requests or tokens, None for anything else."""
+    """Return a number of requests or tokens, None for anything else."""
     return value if type(value) is int and 0 <= value <= LARGEST else None
 
 
 def part(value: object) -> float | None:
-    """A number from 0 to 1, None for anything else; rounding may have made it a little more."""
+    """Return a number from 0 to 1, tolerating rounding above 1; None for anything else."""
     return min(float(value), 1.0) if isinstance(value, int | float) and 0 <= value < 1.01 else None

@@ -1,6 +1,6 @@
-"""The text that Prometheus reads, as far as a gateway needs it: some gauges, summed over what a server is made of.
+"""Reader of Prometheus text: selected gauges, summed over the parts of a server.
 
-Whatever else the page holds is skipped: a page that is something else altogether has no sample on it.
+All other content is skipped, so an unrelated page has no samples.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ _LABEL = re.compile(r'(?<!\w)([A-Za-z_]\w*+)\s*+=\s*+"((?:[^"\\\n]++|\\.)*+)"')
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One line: a number from 0 to `LARGEST`, and the labels it came with, their escapes as they were."""
+    """One sample: a number from 0 to `LARGEST` and its labels, with escapes unchanged."""
 
     value: float
     labels: Mapping[str, str]
 
 
 def samples(page: bytes, *names: str) -> dict[str, list[Sample]]:
-    """The first `MAX_SAMPLES` samples of these names, by name. Lines above `MAX_LINE_BYTES` are skipped."""
+    """Return the first `MAX_SAMPLES` samples of these names, by name.
+
+    Lines longer than `MAX_LINE_BYTES` are skipped.
+    """
     wanted = tuple(name.encode() for name in names)
     lines = (line for line in page.split(b"\n") if line.startswith(wanted) and len(line) <= MAX_LINE_BYTES)
     found: dict[str, list[Sample]] = {}
@@ -41,8 +44,10 @@ def samples(page: bytes, *names: str) -> dict[str, list[Sample]]:
 
 
 def by_part(found: Sequence[Sample], parts: Sequence[str]) -> dict[tuple[str, ...], float]:
-    """One number for each part of a server, which are told apart by the labels `parts`. Where a part has several they
-    are the same told by several processes, or a sum beside what it is the sum of: the largest of them counts."""
+    """Return one number for each part of a server; the labels `parts` identify a part.
+
+    Several values of a part are repeated by several processes, or include their sum: the largest one counts.
+    """
     largest: dict[tuple[str, ...], float] = defaultdict(float)
     for sample in found:
         part = tuple(sample.labels.get(label, "") for label in parts)

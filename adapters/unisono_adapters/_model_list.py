@@ -1,5 +1,4 @@
-"""The model list of OpenAI-like servers: which models are served, and how long their context is; and what is found
-of a server by it."""
+"""Model list of OpenAI-like servers: served models and their context windows."""
 
 from __future__ import annotations
 
@@ -17,8 +16,10 @@ _NAME: Final = re.compile(r"[\w.:-]+(?:/[\w.:-]+)?")
 
 
 async def model_list(wire: BackendHttp) -> Mapping[str, int | None]:
-    """Context windows in tokens by the server's own names, None where it tells none. Raises the `BackendError`
-    family."""
+    """Return the context windows in tokens by served model name; None if unknown.
+
+    Raises the `BackendError` family.
+    """
     listed = await wire.get_json("v1/models")
     models = listed.get("data") if isinstance(listed, dict) else None
     if not isinstance(models, list):
@@ -32,7 +33,10 @@ async def model_list(wire: BackendHttp) -> Mapping[str, int | None]:
 
 
 async def examine_served(subject: Subject, model: str, served: Collection[str]) -> Probe:
-    """What is found of a backend that serves the models `served`: nothing but that where `model` is none of them."""
+    """Probe a backend that serves the models `served`.
+
+    If `model` is not among them, that is the only finding.
+    """
     if model not in served:
         return Probe(subject.claims, (replace(_not_served(served), remedy=subject.remedies[Check.MODEL]),))
     found = await examine(subject)
@@ -40,7 +44,7 @@ async def examine_served(subject: Subject, model: str, served: Collection[str]) 
 
 
 def _not_served(served: Iterable[str]) -> Finding:
-    """Names that are paths are not repeated."""
+    """Return the finding of a missing model. Names that are paths are not repeated."""
     names = [name for name in served if _NAME.fullmatch(name)]
     detail = f"It does not serve the model it is configured with, but: {', '.join(names[:3])}." if names else ""
     return Finding(Check.MODEL, ok=False, detail=detail)

@@ -1,21 +1,21 @@
-"""JSON documents one per line, cut out of network reads of any size.
+"""Splitter of newline-delimited JSON from network reads of any size.
 
-Works on bytes, so a character split over two reads is whole again before anyone decodes it. Accepts LF and CRLF;
-empty lines are nothing.
+It works on bytes, so a character split over two reads is reassembled before decoding. It accepts LF and CRLF
+and ignores empty lines.
 """
 
 from __future__ import annotations
 
 LONGEST_LINE = 10 * 1024 * 1024
-"""Bytes of one event; more is not a stream of ours."""
+"""Maximum size of one event in bytes; a larger one is not a valid stream."""
 
 
 class EventTooLong(Exception):
-    """A line, or the data of one event, passed `LONGEST_LINE`."""
+    """Line, or data of one event, longer than `LONGEST_LINE`."""
 
 
 class LineCutter:
-    """Feed it reads, get the lines they complete. Linear in the bytes fed, however they are cut."""
+    """Splitter from reads to complete lines. Linear in the bytes, however they are split."""
 
     __slots__ = ("_partial", "_partial_size")
 
@@ -24,7 +24,7 @@ class LineCutter:
         self._partial_size = 0
 
     def feed(self, read: bytes) -> list[bytes]:
-        """The lines completed by `read`, in order. Raises EventTooLong."""
+        """Return the lines completed by `read`, in order. Raises EventTooLong."""
         lines = read.split(b"\n")
         rest = lines.pop()
         if lines and self._partial:
@@ -39,7 +39,7 @@ class LineCutter:
         return [line for line in (line.strip() for line in lines) if line]
 
     def end(self) -> list[bytes]:
-        """What the stream's end completes: a last line needs no line end."""
+        """Return the last line, which needs no line end."""
         line = b"".join(self._partial).strip()
         self._partial.clear()
         self._partial_size = 0

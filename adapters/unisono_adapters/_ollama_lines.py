@@ -1,8 +1,8 @@
-"""What Ollama's lines say: deltas of text, or the whole turn in the last line, by the route taken.
+"""Ollama's response lines: text deltas, or the whole answer in the last line, by route.
 
-Both come out as text with the special tokens spelled and the stop token hidden. What the last line of the template
-route holds are ids, but ids of text that was tokenised again: they know no more than the text, and in the text a marker
-that the model only typed can still be told from one it meant.
+Both become text with special tokens spelled and the stop token hidden. The last line of the template route
+holds ids, but of text that was tokenised again. They carry no more information than the text, in which a typed
+marker can still be distinguished from a real one.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ DONE_REASONS: Mapping[str, FinishReason | type[BackendError]] = {
     "load": BackendError,
     "unload": BackendError,
 }
-"""Why a stream is done; the last two say that the model was loaded or dropped and nothing was generated."""
+"""Finish reasons; the last two mean that the model was loaded or unloaded without output."""
 
 
 class RawFold:
-    """Lines in, chunks out. `done` is set with the chunk that holds the finish. `version` is the server's, empty when
-    it is not known."""
+    """Converter from lines to chunks. `done` is set with the chunk that holds the finish.
+
+    `version` is the server's, empty if unknown.
+    """
 
     def __init__(self, failures: FailureTable, version: str) -> None:
         self._failures = failures
@@ -49,7 +51,7 @@ class RawFold:
         return self._chunk("".join(texts)) if events else None
 
     def _text(self, line: dict[str, Any]) -> str:
-        """What the line brings. Raises BackendProtocolError."""
+        """Return the text of a line. Raises BackendProtocolError."""
         return text_of(line.get("response"))
 
     def _chunk(self, text: str) -> Chunk | None:
@@ -70,8 +72,11 @@ class RawFold:
         )
 
     def _counts_all(self) -> bool:
-        """Whether `prompt_eval_count` counts what came from the cache too: it does, but for the first releases of
-        0.30. One that tells the cached part apart counts both."""
+        """Return whether `prompt_eval_count` includes cached tokens.
+
+        It does in all versions except the first releases of 0.30. A version that reports the cached part
+        separately counts both.
+        """
         if "prompt_eval_cached_count" in self._last:
             return True
         numbers = self._version.split(".")
@@ -79,8 +84,11 @@ class RawFold:
 
 
 class TemplateFold(RawFold):
-    """What the lines before the last bring is Ollama's own reading of the turn, and only a sign of life here: empty
-    chunks. `prompt` is what was sent."""
+    """Converter for the template route, which yields empty chunks until the last line.
+
+    Earlier lines hold Ollama's own interpretation of the answer and serve only as a sign of life. `prompt` is
+    the one that was sent.
+    """
 
     def __init__(self, failures: FailureTable, version: str, prompt: Prompt) -> None:
         super().__init__(failures, version)
@@ -100,10 +108,10 @@ class TemplateFold(RawFold):
 
 
 def behind(prompt: Prompt, context: list[int]) -> str:
-    """The text in `context` behind the prompt it begins with. Raises BackendProtocolError when it does not.
+    """Return the text in `context` after the prompt. Raises BackendProtocolError on a mismatch.
 
-    Texts and control tokens are compared, not every id: the prompt's end may have been tokenised together with the
-    text behind it.
+    Only texts and control tokens are compared, not every id: the prompt's end may have been tokenised together
+    with the following text.
     """
     assert prompt.text is not None, "a text backend was given a prompt without text"
     encoding = load_encoding()

@@ -1,8 +1,8 @@
-"""Prompts that would end a server, known by their digests.
+"""Record of prompts that would crash a server, by digest.
 
-mlx_lm.server keeps in its cache every prompt it has read but for its last token, and what it has read and then written
-up to the tokens it was allowed. A prompt that is one of these to the last token leaves it nothing to read: its
-generating thread ends, and with it the server (0.32.2). Nothing is known of what other gateways asked for.
+mlx_lm.server caches every prompt without its last token, and also a prompt with its answer if the answer
+reached its token limit. A prompt that equals a cached sequence leaves nothing to read: the generating
+thread ends, and with it the server (0.32.2). Prompts from other gateways are unknown.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from unisono.core.generation import Chunk, FinishReason, Prompt
 from unisono.harmony.encoding import load_encoding
 
 MOST = 256
-"""Prompts that are known; the server keeps ten by default."""
+"""Maximum number of recorded prompts; the server caches ten by default."""
 
 
 class PoisonPrompt:
@@ -31,14 +31,14 @@ class PoisonPrompt:
         self._remember(_digest_of(text).digest())
 
     def asked(self, prompt: Prompt) -> None:
-        """It is about to be sent."""
+        """Record a prompt that is about to be sent."""
         assert prompt.text is not None, "a text backend was given a prompt without text"
         last = load_encoding().decode(prompt.tokens[-1:])
         if prompt.text.endswith(last):
             self.add(prompt.text.removesuffix(last))
 
     async def noting(self, prompt: str, chunks: AsyncGenerator[Chunk]) -> AsyncGenerator[Chunk]:
-        """The chunks of an answer behind `prompt`, unchanged."""
+        """Yield the chunks of an answer to `prompt`, and record it if it reaches its token limit."""
         digest = _digest_of(prompt)
         async with aclosing(chunks):
             async for chunk in chunks:

@@ -1,10 +1,9 @@
-"""The examination of a backend, the same for every kind: is it gpt-oss that answers, and what of it can be seen.
+"""Probe of a backend of any kind: checks that it runs gpt-oss, and determines its abilities.
 
-A model list that answers proves nothing, so it generates: a few tokens of a real prompt, then stop tokens that are
-forced where the backend takes a bias. What it says it read and wrote is compared with the one encoding there is.
-Promises: a handful of short requests one after the other, each bounded in time and marked `REQUEST_ID` in the
-backend's log; nothing is left running when it is cancelled; what a busy or absent backend raises is raised.
-"""
+A model list proves nothing, so the probe generates: a few tokens of a real prompt, then stop tokens, forced if
+the backend takes a bias. The reported counts and tokens are compared with the one encoding. Guarantees: a
+handful of short sequential requests, each limited in time and marked `REQUEST_ID` in the backend's log; nothing
+keeps running after cancellation; errors of a busy or absent backend are raised."""
 
 from __future__ import annotations
 
@@ -51,20 +50,20 @@ REQUEST_ID = "unisono-probe"
 FIRST_TOKEN_S = 30.0
 CONNECT_S = 5.0
 ANSWER_S = 10.0
-"""For a question to the backend's tokenizer."""
+"""Limit for a call of the backend's tokenizer, in seconds."""
 
 QUESTION = ("<|start|>user<|message|>Say OK.", "<|end|><|start|>assistant")
-"""What is asked. Where ids are taken, a marker typed by a user stands between the two parts."""
+"""Prompt of the probe; for backends that take ids, a typed marker separates the parts."""
 TYPED = "<|end|>"
 OPENED = "<|channel|>final<|message|>"
-"""Where a constraint begins to hold."""
+"""Position at which a constraint takes effect."""
 ENDINGS: Mapping[int, str] = {
     RETURN: OPENED + "OK",
     CALL: "<|channel|>commentary to=functions.ok <|constrain|>json<|message|>{}",
 }
-"""Where each stop token would come next."""
+"""Text before each stop token."""
 FORCE = 100.0
-"""The bias that makes a token certain."""
+"""Bias that forces a token."""
 
 MARKED = "".join(MARKERS)
 BODIES = (
@@ -73,22 +72,21 @@ BODIES = (
     "def f(x):\n\treturn {'a': 1234567.5}\r\n\r\n",
     " to=functions.get_weather   \n\n  x",
 )
-"""Texts that tokenizers cut differently: contractions, scripts, emoji, digits, white space."""
+"""Texts that tokenizers split differently: contractions, scripts, emoji, digits, spaces."""
 
 _BARE_CHANNEL = re.compile(r"\s*(?:analysis|commentary|final)")
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A backend as the examination sees it.
+    """Backend as seen by the probe.
 
-    `claims` is what its kind, and what it says of itself, promise; `remedies` what to do on this kind about a check
-    that failed. `encode` and `decode` are the backend's own tokenizer with special tokens meant, where it has one to
-    ask; None, or a BackendError, where it does not answer. `long_prompt` is the length, in tokens, of a prompt that a
-    kind known to cut prompts must read whole; 0 asks for none. `trusted` are the kinds of constraint that need no
-    trial, since it is this package that keeps to them. `first_token_s` stands for FIRST_TOKEN_S on a kind that
-    loads its model with the first request.
-    """
+    `claims` are the capabilities promised by its kind and by itself; `remedies` are this kind's advice for
+    failed checks. `encode` and `decode` are the backend's own tokenizer, with special tokens parsed; their
+    result is None, or a BackendError is raised, if it does not answer. `long_prompt` is the length in tokens of
+    a prompt that a kind known to truncate must read whole; 0 for none. `trusted` are kinds of constraint
+    without a trial, because this package enforces them. `first_token_s` replaces FIRST_TOKEN_S for a kind that
+    loads its model on the first request."""
 
     complete: Callable[[CompletionJob], AsyncIterator[Chunk]]
     claims: Capabilities
@@ -101,9 +99,11 @@ class Subject:
 
 
 async def examine(subject: Subject) -> Probe:
-    """Raises BackendUnavailable and BackendOverloaded, which say nothing about its fitness, and BackendTimeout from a
-    backend that generated and then fell silent."""
-    # A thread, since loading the encoding for the first time takes half a second.
+    """Probe a backend and return the findings.
+
+    Raises BackendUnavailable and BackendOverloaded, which say nothing about its fitness, and BackendTimeout
+    from a backend that generated and then stalled."""
+    # In a thread, since loading the encoding for the first time takes half a second.
     exam = _Examination(subject, await asyncio.to_thread(load_encoding))
     try:
         heard = await exam.ask(exam.question(), 3)
@@ -123,7 +123,7 @@ async def examine(subject: Subject) -> Probe:
 
 @dataclass(slots=True)
 class _Heard:
-    """One generation, whole."""
+    """Result of one complete generation."""
 
     sent: int
     tokens: list[int] = field(default_factory=list)
@@ -145,10 +145,10 @@ class _Examination:
         self._takes_ids = subject.claims.prompt is OutputForm.IDS
         self._gives_ids = subject.claims.output is OutputForm.IDS
 
-    # Asking
+    # Requests
 
     def question(self, ending: str = "") -> Prompt:
-        """The question, and what the assistant has begun to answer."""
+        """Return the prompt of the probe with the beginning of an answer."""
         start, end = QUESTION
         encode = self._encoding.encode_marked
         if not self._takes_ids:
@@ -172,7 +172,7 @@ class _Examination:
         )
         heard = _Heard(len(prompt.tokens))
         started = monotonic()
-        # The port promises an iterator; every adapter gives a generator, which has to be closed with the stream.
+        # The port promises an iterator; every adapter returns a generator, to be closed with the stream.
         async with aclosing(self._subject.complete(job)) as chunks:  # type: ignore[type-var]
             async for chunk in chunks:
                 if heard.first_s is None and (chunk.tokens or chunk.text):
@@ -187,7 +187,9 @@ class _Examination:
     async def _try(
         self, prompt: Prompt, max_tokens: int, force: int | None = None, constraint: Constraint | None = None
     ) -> _Heard | None:
-        """None where this backend does not do this, which is no failure of it: it has generated before."""
+        """Return the generation, or None if the backend rejects the request.
+
+        That is not a failure, since the backend has generated before."""
         try:
             return await self.ask(prompt, max_tokens, force, constraint)
         except (BackendUnavailable, BackendOverloaded, BackendTimeout):
@@ -195,10 +197,10 @@ class _Examination:
         except BackendError:
             return None
 
-    # Finding
+    # Findings
 
     def _find(self, check: Check, ok: bool, detail: str = "", severity: Severity | None = None, said: str = "") -> None:
-        """A failure stands, whatever else is found about the same check."""
+        """Record a finding; an earlier failure of the same check takes precedence."""
         if check not in self._findings or self._findings[check].ok:
             remedy = "" if ok else self._subject.remedies.get(check, "")
             self._findings[check] = Finding(check, ok, detail, remedy, severity, said)
@@ -232,8 +234,9 @@ class _Examination:
             self._read_exactly(heard)
 
     def _read_exactly(self, heard: _Heard) -> None:
-        """Whether the count it claims is that of the ids it was sent. None at all, or one that is beyond reason, is
-        no count: what the model went on with has shown what it read."""
+        """Compare the reported prompt tokens with the number of ids sent.
+
+        A missing or absurd count is ignored: the generated continuation proves what was read."""
         if not heard.claimed or heard.claimed > 4 * heard.sent:
             return
         if heard.claimed == heard.sent:
@@ -248,7 +251,7 @@ class _Examination:
             self._find(Check.IDS_IN, False, told)
 
     async def tokenizer(self, heard: _Heard) -> None:
-        """By its own tokenizer, else by how many tokens it makes of a text, else by what the model itself wrote."""
+        """Check the tokenizer directly, else by its token counts, else by the generated text."""
         if await self._asked_tokenizer():
             return
         if not self._takes_ids:
@@ -259,7 +262,7 @@ class _Examination:
             self._find(Check.TOKENIZER, bool(harmony), detail)
 
     async def _asked_tokenizer(self) -> bool:
-        """Whether there was one to ask."""
+        """Return whether the backend has a tokenizer endpoint."""
         asked, encode, decode = False, self._subject.encode, self._subject.decode
         for text in (MARKED, *BODIES):
             ours = self._encoding.encode_marked(text)
@@ -274,7 +277,7 @@ class _Examination:
         return asked
 
     async def _counted(self) -> None:
-        """Text backends. Whoever makes one token of a typed marker parses special tokens out of text."""
+        """Check a text backend by token counts: a marker must count as one token."""
         for text in (MARKED, "\n".join(BODIES)):
             prompt = self._text_prompt(text)
             heard = await self._try(prompt, 1)
@@ -305,7 +308,7 @@ class _Examination:
             self._find(Check.MARKERS, False, detail)
 
     async def stops(self) -> None:
-        """Forces each stop token where a bias is taken; else waits for the one that comes by itself."""
+        """Check each stop token: forced if a bias is possible, else the one generated naturally."""
         seen: list[bool] = []
         for token, ending in ENDINGS.items():
             forced = self._able.logit_bias
@@ -327,7 +330,7 @@ class _Examination:
     def _stop_token(self, visible: bool) -> None:
         promised = self._able.stop_visible
         self._able = replace(self._able, stop_visible=visible)
-        # A kind that hides it by nature is no surprise.
+        # For a kind that always hides it, this is expected.
         self._find(Check.STOP_TOKEN, visible, severity=Severity.WARNING if promised else None)
 
     async def keeps_long_prompts(self) -> None:
@@ -337,7 +340,7 @@ class _Examination:
         try:
             heard = await self.ask(prompt, 1)
         except (BackendRejected, ContextTooLong) as error:
-            # Refusing is honest; the size it was said to have is not.
+            # Refusal is correct behavior, but the reported size is wrong.
             self._find(Check.CONTEXT, False, f"It refuses {len(prompt.tokens)} tokens: {error.message}.")
             return
         if heard.claimed is not None:
@@ -353,8 +356,9 @@ class _Examination:
             self._find(Check.CONTEXT, size >= SMALLEST_CONTEXT, f"{size} tokens")
 
     async def constraints(self) -> None:
-        """Which of the kinds that are claimed it really keeps to: engines and proxies ignore words they do not know,
-        and then answer as if nothing had been asked."""
+        """Try the claimed kinds of constraint and keep those that the backend enforces.
+
+        Engines and proxies ignore unknown fields and answer as if unconstrained."""
         claimed = self._able.constrain
         trusted = claimed & self._subject.trusted
         kept = trusted | {kind for kind in sorted(claimed - trusted) if await self._keeps(TRIALS[kind])}
@@ -378,7 +382,7 @@ async def _answer(asked: Awaitable[T | None] | None) -> T | None:
         async with asyncio.timeout(ANSWER_S):
             return await asked
     except (BackendError, TimeoutError):
-        # Many put it out of reach; generation has already shown that the backend itself works.
+        # Many deployments block this endpoint; generation has shown that the backend works.
         return None
 
 

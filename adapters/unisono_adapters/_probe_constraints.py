@@ -1,7 +1,7 @@
-"""Constraints that an examination tries, one of each kind, and what has to come of them.
+"""Trial constraints of a probe, one of each kind, with their expected answers.
 
-Nothing a model would write by itself: engines and proxies ignore words they do not know, and then answer as if nothing
-had been asked.
+No model would write these answers unprompted: engines and proxies ignore unknown fields and answer as if
+unconstrained.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ from unisono.core.generation import AnyJson, Constraint, JsonSchema, OneOf
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """`answers` are what may come, or what it may begin with, without its white space."""
+    """Trial of a constraint. `answers` are accepted answers or prefixes without white space."""
 
     constraint: Constraint
     answers: tuple[str, ...]
     max_tokens: int
 
     def kept(self, text: str, *, stopped: bool) -> bool:
-        """Whether `text` shows that the constraint held. One that did not stop may be the beginning of an answer: white
-        space is allowed in JSON, and some models like a lot of it."""
+        """Return whether `text` shows that the constraint was enforced.
+
+        An unfinished text may be a prefix of an answer: white space is allowed in JSON, and some models write a
+        lot of it.
+        """
         said = "".join(text.split())
         if not said:
             return False

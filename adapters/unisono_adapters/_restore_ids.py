@@ -1,8 +1,8 @@
-"""Ids that a server did not send, put back from the text it did send.
+"""Restoration of ids that a server omits, from the text it sends.
 
-llama.cpp's server holds a token's event while the text ends in the middle of a character, and sends the whole
-character with the last id alone. The text of an event is compared with the text of its ids: what it has more belongs
-to ids that were held back, and is encoded together with them. Special tokens are kept as they are, shown or hidden.
+While the text ends inside a character, llama.cpp's server holds back the token's event. It then sends the whole
+character with the last id only. Comparing an event's text with the text of its ids shows the omitted part,
+which is encoded together with them. Special tokens stay unchanged, visible or hidden.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from unisono.harmony.encoding import Encoding
 
 
 class LostIds:
-    """Feed it the events of one stream in order."""
+    """Restorer for one stream, whose events must be fed in order."""
 
     __slots__ = ("_encoding", "_unshown")
 
     def __init__(self, encoding: Encoding) -> None:
         self._encoding = encoding
         self._unshown = b""
-        """Text of ids that came before their text did: a server looking out for a stop string holds text back."""
+        """Text of ids that arrived before it: a server checking for a stop string holds text back."""
 
     def restored(self, tokens: list[int], content: str) -> list[int]:
-        """The ids of one event: `tokens` where they account for `content`, with the lost ones put back where not."""
+        """Return the ids of one event, with lost ones restored if `tokens` do not match `content`."""
         text = content.encode()
         spelled = self._encoding.decode_bytes(tokens)
         if text == spelled and not self._unshown:
             return tokens
         plain = [token for token in tokens if token < FIRST_SPECIAL]
-        # A special token stands in the text, or is hidden as the one that ended generation is.
+        # A special token is in the text, or hidden like the one that ended generation.
         hidden = self._encoding.decode_bytes(plain)
         expected = (self._unshown + spelled, self._unshown + hidden)
         if text in expected or content in [own.decode("utf-8", errors="replace") for own in expected]:
@@ -41,7 +41,7 @@ class LostIds:
         return self._encoded_again(tokens, text)
 
     def _encoded_again(self, tokens: list[int], text: bytes) -> list[int]:
-        """Ordinary ids of `text`, then the special ones of `tokens`, whose spelling at its end is theirs."""
+        """Return ordinary ids of `text`, then the special ids of `tokens`, which end the text."""
         special = [token for token in tokens if token >= FIRST_SPECIAL]
         body = text.removesuffix(self._encoding.decode_bytes(special)) if special else text
         return [*self._encoding.encode_text(body.decode("utf-8", errors="replace")), *special]

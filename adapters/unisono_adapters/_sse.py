@@ -1,7 +1,8 @@
-"""Server-sent events as backends write them, cut out of network reads of any size.
+"""Splitter of server-sent events from network reads of any size.
 
-Works on bytes, so a character split over two reads is whole again before anyone decodes it. Accepts LF, CR, CRLF and
-any mix of them, a byte order mark, comments and unknown fields; joins an event's `data:` lines as the standard says.
+It works on bytes, so a character split over two reads is reassembled before decoding. It accepts LF, CR, CRLF
+and any mix of them, a byte order mark, comments and unknown fields. It joins an event's `data:` lines as the
+standard requires.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ from unisono_adapters._ndjson import LONGEST_LINE, EventTooLong
 
 
 class EventCutter:
-    """Feed it reads, get the data of every event they complete. Linear in the bytes fed, however they are cut."""
+    """Splitter from reads to the data of complete events.
+
+    Linear in the bytes, however they are split.
+    """
 
     __slots__ = ("_data", "_data_size", "_first", "_partial", "_partial_size", "_skip_newline")
 
@@ -23,9 +27,9 @@ class EventCutter:
         self._first = True
 
     def feed(self, read: bytes) -> list[bytes]:
-        """The data of the events completed by `read`, in order. Raises EventTooLong."""
+        """Return the data of the events completed by `read`, in order. Raises EventTooLong."""
         if self._skip_newline and read:
-            # The read before ended in CR, which ended its line: an LF that follows belongs to it.
+            # The previous read ended in CR, which ended its line: a following LF belongs to it.
             self._skip_newline = False
             if read[:1] == b"\n":
                 read = read[1:]
@@ -47,7 +51,7 @@ class EventCutter:
         return self._events(lines)
 
     def end(self) -> list[bytes]:
-        """What the stream's end completes: an event whose blank line never came still counts."""
+        """Return the last events: an event without its blank line still counts."""
         lines = [b"".join(self._partial), b""]
         self._partial.clear()
         self._partial_size = 0

@@ -1,9 +1,9 @@
-"""JSON schemas under which vLLM can be told how much white space there may be.
+"""JSON schemas for which vLLM can limit white space.
 
-Its grammars for JSON allow any amount between two tokens of it, and a model that does not want to go on fills its whole
-budget with that. Only a structural tag takes a bound, and there keywords that the grammar engine does not know are
-ignored without a word, where the plain way turns to another engine. So a tag is for schemas that hold nothing but what
-was seen to be kept. Measured on vLLM 0.32 with xgrammar 0.2.8.
+Its JSON grammars allow any amount of white space between tokens, and a model that does not want to continue
+fills its budget with it. Only a structural tag accepts a limit. But in a tag, keywords unknown to the grammar
+engine are silently ignored, while the ordinary way falls back to another engine. So a tag is used only for
+schemas whose keywords were verified to be enforced. Measured on vLLM 0.32 with xgrammar 0.2.8.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 import orjson
 
 MOST_WHITESPACE = 20
-"""Characters in a row: a line break and a deep indentation."""
+"""Maximum run of white space in characters: a line break and a deep indentation."""
 
 KEPT = frozenset({
     "type", "properties", "required", "additionalProperties", "items", "prefixItems", "minItems", "maxItems", "enum",
@@ -28,7 +28,10 @@ _SEVERAL = ("anyOf", "prefixItems")
 
 
 def as_tag(schema: Mapping[str, object]) -> str | None:
-    """The structural tag for a whole answer that is this schema's; None where only the plain way keeps to all of it."""
+    """Return the structural tag for an answer that follows the schema.
+
+    None if only the ordinary way enforces all of it.
+    """
     if not all(KEPT.issuperset(each) for each in _schemas(schema)):
         return None
     content = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": MOST_WHITESPACE}
@@ -36,7 +39,7 @@ def as_tag(schema: Mapping[str, object]) -> str | None:
 
 
 def _schemas(schema: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
-    """The schema and every schema in it."""
+    """Yield the schema and every schema in it."""
     waiting: list[object] = [schema]
     while waiting:
         each = waiting.pop()

@@ -1,9 +1,9 @@
 """llama.cpp's server: token ids in, token ids out, over `/completion`.
 
-Every event holds one id and the text that became readable with it. A character that several tokens make is one event
-with the last of its ids only, so the text is compared with the ids, and where it holds more it is encoded again
-(`_lost_ids`). The stream ends with an event that says `stop`, without `[DONE]`. `X-Conversation-Id` is never sent:
-such a stream would go on after its reader has left. Measured on the server of llama-cpp-python 0.3.36.
+Every event holds one id and the text that it completed. A character made of several tokens is one event with
+its last id only, so missing ids are restored from the text (`_restore_ids`). The stream ends with an event that
+says `stop`, without `[DONE]`. `X-Conversation-Id` is never sent: such a stream would continue after its reader
+has left. Measured on the server of llama-cpp-python 0.3.36.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ STOP_TYPES: Mapping[str, FinishReason] = {
     "word": FinishReason.STOP,
     "limit": FinishReason.LENGTH,
 }
-"""Why generation ended; `word` is a stop string the operator gave the server."""
+"""Finish reasons; `word` is a stop string set by the operator."""
 
 NEUTRAL: Mapping[str, object] = {
     "typical_p": 1.0,
@@ -55,11 +55,11 @@ NEUTRAL: Mapping[str, object] = {
     "mirostat": 0,
     "ignore_eos": False,
 }
-"""Samplers the gateway has no word for, switched off: the server's command line may have switched them on."""
+"""Samplers without a gateway setting, switched off in case the command line enabled them."""
 
 
 LAST_EVENT = ("content", "tokens", "stop", "stop_type", "tokens_evaluated", "timings")
-"""What the last event shall hold: unasked it repeats the whole prompt as text, and every setting."""
+"""Fields requested for the last event, which by default repeats the prompt and all settings."""
 
 
 REMEDIES = {
@@ -73,10 +73,10 @@ REMEDIES = {
 
 
 class LlamaCppBackend:
-    """The model's name matters only to a server that routes between several."""
+    """llama.cpp backend. The model's name only matters to a server that routes between several."""
 
     def __init__(self, options: BackendOptions) -> None:
-        """Raises ConfigError."""
+        """Raise ConfigError for invalid options."""
         self._model = options.model
         self._wire = BackendHttp(
             options, {503: (BackendOverloaded, "the backend is loading its model or has no free slot")}
@@ -84,7 +84,7 @@ class LlamaCppBackend:
         self._load = LoadPages(self._wire, {"metrics": _gauges, "slots": _slots, "health": _health})
 
     async def probe(self) -> Probe:
-        """Asks for its properties, then examines it. The context is that of one slot, which is what a request gets."""
+        """Read the properties and probe the backend. The context is that of one slot."""
         properties = await self._wire.get_json("props")
         settings = properties.get("default_generation_settings") if isinstance(properties, dict) else None
         if not isinstance(settings, dict):
@@ -106,7 +106,7 @@ class LlamaCppBackend:
         return generate(self._wire, "completion", self._body(job), job, LlamaCppFold(self._wire.failures))
 
     async def load(self) -> Load | None:
-        """The server answers between two steps of its batch, so one that reads a long prompt may take too long."""
+        """Return the load. Answers between two batch steps, so reading a long prompt may delay it."""
         return await self._load.read()
 
     async def aclose(self) -> None:
@@ -156,7 +156,7 @@ GAUGES = (RUNNING, WAITING, TOKENS, USED)
 
 
 def _gauges(page: bytes) -> Load | None:
-    """The page is there with `--metrics`; its gauges of the cache are those of older builds."""
+    """Read the page of `--metrics`; its cache gauges exist in older builds only."""
     found = {name: sum(by_part(told, ()).values()) for name, told in samples(page, *GAUGES).items()}
     if RUNNING not in found:
         return None
@@ -169,7 +169,10 @@ def _gauges(page: bytes) -> Load | None:
 
 
 def _slots(page: bytes) -> Load | None:
-    """What waits for a slot is not told here. Off by `--no-slots`, in older builds on by `--slots`."""
+    """Read the slots page, which lacks waiting requests.
+
+    It is switched off by `--no-slots`, and in older builds on by `--slots`.
+    """
     slots = document(page)
     if not isinstance(slots, list) or not all(isinstance(slot, dict) for slot in slots):
         return None
@@ -177,7 +180,7 @@ def _slots(page: bytes) -> Load | None:
 
 
 def _health(page: bytes) -> Load | None:
-    """Builds of 2024 count their slots here."""
+    """Read the health page, which reports slots in builds of 2024."""
     told = document(page)
     running = amount(told.get("slots_processing")) if isinstance(told, dict) else None
     return None if running is None else Load(running, amount(told.get("deferred")) or 0)
@@ -194,7 +197,7 @@ def _constrained(constraint: Constraint) -> dict[str, object]:
 
 
 class LlamaCppFold:
-    """Events in, chunks out. `done` is set with the chunk that holds the finish."""
+    """Converter from events to chunks. `done` is set with the chunk that holds the finish."""
 
     __slots__ = ("_failures", "_last", "_lost", "done")
 
@@ -234,7 +237,7 @@ class LlamaCppFold:
 
 
 def _finish(data: dict[str, Any]) -> Chunk:
-    """What the last event says, without its tokens."""
+    """Return the chunk of the last event, without its tokens."""
     kind = data.get("stop_type")
     finish = STOP_TYPES.get(kind) if isinstance(kind, str) else None
     if finish is None:
@@ -243,6 +246,6 @@ def _finish(data: dict[str, Any]) -> Chunk:
     return Chunk(
         finish=finish,
         prompt_tokens=count(data.get("tokens_evaluated")),
-        # `tokens_cached` is the size of the slot afterwards; what was not computed again is in the timings.
+        # `tokens_cached` is the final size of the slot; the reused tokens are in the timings.
         cached_tokens=count(timings.get("cache_n")) if isinstance(timings, dict) else None,
     )

@@ -1,9 +1,9 @@
-"""What a client can have on which backend kind, as data; `docs/capabilities.md` is written from it.
+"""Features by backend kind, as data; the source of `docs/capabilities.md`.
 
     python -m unisono_adapters.matrix > docs/capabilities.md
 
-A cell says how faithful a feature is there. Tests compare the cells with what the adapters say of themselves and with
-what the gateway answers, so a cell that no longer holds is noticed.
+A cell states how faithfully a feature works. Tests compare the cells with the adapters' capabilities and the
+gateway's responses, so an outdated cell is noticed.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ KINDS = ("vllm", "sglang", "llamacpp", "ollama", "mlx_server", "mlx", "replay")
 
 class Support(StrEnum):
     EXACT = "exact"
-    """On the very tokens: ids go in and come out."""
+    """On the exact token ids, in and out."""
     TEXT_EXACT = "text-exact"
-    """On the same text; the backend cuts it into tokens itself."""
+    """On the same text, which the backend tokenises itself."""
     REFUSED = "refused"
-    """Asking for it is an error that says so."""
+    """Requesting it is a clear error."""
     NO_EFFECT = "no effect"
-    """Accepted, since it is only a wish, and without consequence."""
+    """Accepted as an optional hint and ignored."""
     NONE = "none"
-    """The backend cannot; the gateway does what can be done without."""
+    """Not supported by the backend; the gateway does what is possible without it."""
     NOT_TOLD = "not told"
-    """The backend does not say; the field is left out or 0."""
+    """Not reported by the backend; the field is omitted or 0."""
 
 
 MEANT: Mapping[Support, str] = {
@@ -43,7 +43,10 @@ MEANT: Mapping[Support, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """`note` stands below the table. `refusal` is the field the error names, with its code, where it is refused."""
+    """Support of one feature by one kind.
+
+    `note` is printed below the table. For a refused feature, `refusal` is the field in the error and its code.
+    """
 
     support: Support
     note: str = ""
@@ -61,10 +64,10 @@ FORMS: Mapping[str, Cell] = {
     "mlx": EXACT,
     "replay": EXACT,
 }
-"""How each kind speaks, and with that whatever is made of prompts and answers."""
+"""Token or text interface of each kind, which applies to prompts and answers."""
 
 ANYWHERE: Mapping[str, Cell] = dict.fromkeys(KINDS, EXACT)
-"""What the gateway does itself, on every kind alike."""
+"""Features of the gateway itself, the same on every kind."""
 
 NO_BIAS = Cell(
     Support.REFUSED, "400 `unsupported_value`: the backend cannot bias tokens.", ("logit_bias", "unsupported_value")
@@ -86,7 +89,7 @@ CONSTRAINED: Mapping[str, Cell] = {
     "mlx": EXACT,
     "replay": UNCONSTRAINED,
 }
-"""What a backend can be kept to; `response_format` and `tool_choice` work without it, too."""
+"""Constraints of each kind; `response_format` and `tool_choice` work without them, too."""
 JUDGED = (
     "The answer is held until it is complete, judged, and written again where it is not what was asked for, twice at "
     "most. If that is not enough it comes as a refusal, and `unisono.unmet` says why."
@@ -102,7 +105,7 @@ CHOICES: Mapping[str, Cell] = {
     "mlx_server": Cell(Support.TEXT_EXACT, NAMED_FREELY),
     "replay": Cell(Support.EXACT, NAMED_FREELY),
 }
-"""What is asked of answers and of calls, by constraints where there are any."""
+"""Requirements on answers and calls, enforced by constraints where available."""
 NO_LOGPROBS = Cell(
     Support.REFUSED,
     "400 `unsupported_value`, on every backend.",
@@ -152,11 +155,11 @@ MATRIX: Mapping[str, Mapping[str, Cell]] = {
     "reasoning budget": FORMS,
     "logprobs": dict.fromkeys(KINDS, NO_LOGPROBS),
 }
-"""Feature by kind; every feature has a cell for every kind."""
+"""Cells by feature and kind, complete for all features."""
 
 
 def page() -> str:
-    """The whole of `docs/capabilities.md`."""
+    """Return the whole of `docs/capabilities.md`."""
     return "\n".join(_lines()) + "\n"
 
 

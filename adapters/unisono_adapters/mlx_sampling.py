@@ -1,7 +1,7 @@
-"""Per-request sampling for a shared batch: what one request asks never changes what its neighbours get.
+"""Per-request sampling in a shared batch, without effect on other requests.
 
-Importing this module imports mlx, so only the engine process does. Every value is checked before the request joins a
-batch: an exception in the middle of a step would take all of it down.
+Importing this module imports mlx, so only the engine process does. Every value is checked before the request
+joins a batch: an exception during a step would fail the whole batch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
 
 from unisono.core.generation import VOCABULARY, Sampling
 
-# mlx has no types: an array is only ever handed from one mlx function to the next.
+# mlx has no types; arrays are only passed between mlx functions.
 Sampler: TypeAlias = Callable[[mx.array], mx.array]
 Processor: TypeAlias = Callable[[mx.array, mx.array], mx.array]
 
@@ -30,14 +30,14 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("repetition_penalty", 0.01, 100.0),
 )
 _COLDEST = 1e-3
-"""Below this temperature the best token wins anyway, and the division would overflow."""
+"""Below this temperature the best token always wins, and the division would overflow."""
 
 _SMALLEST_TOP_P = 1e-6
-"""mlx_lm drops every token at 0; the best one has to stay."""
+"""mlx_lm drops every token at 0; the best one must remain."""
 
 
 def check_sampling(sampling: Sampling) -> None:
-    """Raises ValueError naming the field that this engine cannot honour."""
+    """Raise ValueError for a field that this engine cannot honor, with its name."""
     for name, low, high in _RANGES:
         value = getattr(sampling, name)
         if not low <= value <= high:  # false for NaN too
@@ -50,10 +50,10 @@ def check_sampling(sampling: Sampling) -> None:
 
 
 def make_sampler(sampling: Sampling) -> Sampler | None:
-    """None for greedy, which the batch does for all greedy rows in one call.
+    """Return a sampler; None for greedy, which the batch does for all greedy rows in one call.
 
-    Temperature comes first, then top_k, top_p and min_p, as in vLLM, so that equal settings mean the same everywhere.
-    The random key belongs to the request: a seed gives the same tokens whatever else is in the batch.
+    The order is temperature, top_k, top_p, min_p, as in vLLM, so that equal settings have equal results. The
+    random key belongs to the request: a seed gives the same tokens regardless of the rest of the batch.
     """
     if sampling.temperature < _COLDEST:
         return None
@@ -77,9 +77,10 @@ def make_sampler(sampling: Sampling) -> Sampler | None:
 
 
 def make_processors(sampling: Sampling, prompt_length: int) -> list[Processor]:
-    """Penalties and biases, in the order vLLM applies them. A processor gets all ids so far and a row of logits.
+    """Return penalties and biases in the order of vLLM.
 
-    Presence and frequency count what was generated, as OpenAI defines them; repetition counts the prompt too.
+    A processor gets all ids so far and a row of logits. Presence and frequency count generated tokens, as
+    OpenAI defines them; repetition counts the prompt too.
     """
     processors: list[Processor] = []
     if sampling.logit_bias:

@@ -1,14 +1,15 @@
-"""Ollama: text in, text out, over `/api/generate`, by one of two routes that a probe decides between.
+"""Ollama: text in, text out, over `/api/generate`, by a route that a probe selects.
 
-raw       `raw: true`: the text as it is generated, special tokens spelled. What Ollama below 0.30 does, and what any
-          version does that shows markers in raw text.
-template  From 0.30 on raw text may come with its markers stripped. Then a template that is nothing but the prompt makes
-          Ollama keep them, for a parser of its own, whose live deltas no longer tell a preamble from an answer or whom
-          a call is for. They are not used: nothing is delivered until the last line, whose `context` holds the ids of
-          the prompt and of the whole raw turn. Exactness is chosen over early tokens.
+`raw` uses `raw: true`: the generated text with special tokens spelled. It works with Ollama below 0.30, and
+with any version that returns markers in raw text.
 
-Neither shows the stop token. Without markers on either route the output is read as markerless, a last resort. Read in
-the source up to 0.34, not tried live.
+`template` is for 0.30 and later, where raw text may lack its markers. A template that is only the prompt makes
+Ollama keep them for its own parser. The live deltas of that parser no longer distinguish a preamble from an
+answer, or the recipient of a call, and are not used. Nothing is delivered until the last line, whose `context`
+holds the ids of the prompt and the whole raw answer: exactness is preferred over early tokens.
+
+Neither route returns the stop token. If both lack markers, the output is read as markerless, a last resort.
+Verified in the source up to 0.34, not tested live.
 """
 
 from __future__ import annotations
@@ -49,8 +50,10 @@ from unisono_adapters._ollama_lines import RawFold, TemplateFold
 from unisono_adapters._probe import REQUEST_ID, Subject, examine
 
 MOST_NUM_CTX = 32_768
-"""The context asked for when neither the operator nor the Modelfile says one, in tokens: less memory than the model's
-own 131,072 would take. `num_ctx` in the adapter's settings raises it."""
+"""Default context in tokens if neither the operator nor the Modelfile sets one.
+
+It needs less memory than the model's own 131,072. The setting `num_ctx` overrides it.
+"""
 
 PROBE_PROMPT = (
     "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n\nReasoning: low\n\n"
@@ -58,7 +61,7 @@ PROBE_PROMPT = (
     "<|start|>user<|message|>Say hello.<|end|><|start|>assistant"
 )
 PROBE_TOKENS = 8
-"""Enough for a header; an answer begins with one."""
+"""Tokens to generate: enough for the header that begins every answer."""
 
 
 class OllamaRoute(StrEnum):
@@ -74,15 +77,18 @@ ROUTE_FIELDS: Mapping[OllamaRoute, Mapping[str, object]] = {
 }
 
 CONSTRAINED = frozenset({JsonSchema.kind, AnyJson.kind})
-"""It takes a schema and no grammar. Nor does it take a bias, so a marker may still come inside of a string."""
+"""Supported constraints: schemas, but no grammars.
+
+There is no token bias either, so a marker may still appear inside a string.
+"""
 
 HEADER_MARKERS = ("<|channel|>", "<|message|>")
-"""One of them is among the first tokens of every answer."""
+"""Markers of which one is among the first tokens of every answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """How the server is spoken to. `version` is empty when it was not asked."""
+    """Access to the server. `version` is empty if unknown."""
 
     route: OllamaRoute
     num_ctx: int
@@ -105,17 +111,20 @@ REMEDIES = {
 }
 
 LOADING_S = 300.0
-"""The first token of an examination may have to wait for the model to be loaded."""
+"""Limit for the first token of a probe, which may have to load the model, in seconds."""
 LONG_PROMPT = 4_200
-"""Tokens of a prompt that has to arrive whole: more than Ollama's own num_ctx."""
+"""Tokens of a prompt that must be read whole: more than Ollama's default num_ctx."""
 
 
 class OllamaBackend:
-    """`extra` may hold `num_ctx` (tokens; one value per deployment, since a changed one reloads the model),
-    `keep_alive` (seconds, or a duration like "30m") and `route` (`raw` or `template`, else the probe decides)."""
+    """Ollama backend with optional settings in `extra`.
+
+    `num_ctx` is in tokens; use one value per deployment, since a change reloads the model. `keep_alive` is in
+    seconds, or a duration like "30m". `route` is `raw` or `template`; by default the probe decides.
+    """
 
     def __init__(self, options: BackendOptions) -> None:
-        """Raises ConfigError."""
+        """Raise ConfigError for invalid options."""
         self._model = options.model
         self._num_ctx = _num_ctx(options.extra.get("num_ctx"))
         self._keep_alive = options.extra.get("keep_alive")
@@ -131,8 +140,11 @@ class OllamaBackend:
         self._found_of = ("", "")
 
     async def probe(self) -> Probe:
-        """Asks for the version and the model, decides the route and examines it. A sound server stays sound while it
-        and its model are the same and nothing has failed: every generation loads the model and keeps it loaded."""
+        """Read version and model, select the route and probe the backend.
+
+        A good result stays valid while server and model are unchanged and nothing fails: every generation loads
+        the model and keeps it loaded.
+        """
         plan, of = await self._planned()
         if self._found is not None and self._found_of == of:
             return self._found
@@ -159,7 +171,7 @@ class OllamaBackend:
             raise
 
     async def load(self) -> Load | None:
-        """Nothing: `/api/ps` lists the models that are loaded, not what they are doing."""
+        """Return None: `/api/ps` lists the loaded models, not their work."""
         return None
 
     async def aclose(self) -> None:
@@ -186,7 +198,7 @@ class OllamaBackend:
             "presence_penalty": asked.presence_penalty,
             "frequency_penalty": asked.frequency_penalty,
             "repeat_penalty": asked.repetition_penalty,
-            # The Modelfile may hold some; a hidden stop has to be the model's own.
+            # The Modelfile may contain stops; a hidden stop must be the model's own.
             "stop": [],
         }
         if asked.seed is not None:
@@ -207,7 +219,7 @@ class OllamaBackend:
         return orjson.dumps(body)
 
     async def _planned(self) -> tuple[_Plan, tuple[str, str]]:
-        """How to speak to the server as it is now; and its version and when the model was last changed."""
+        """Return the access plan, the server's version and the model's modification time."""
         said = await self._wire.get_json("api/version")
         version = said.get("version") if isinstance(said, dict) else None
         if not isinstance(version, str):
@@ -224,14 +236,14 @@ class OllamaBackend:
         return _Plan(await self._decided(num_ctx, version), num_ctx, version), of
 
     async def _decided(self, num_ctx: int, version: str) -> OllamaRoute:
-        """The first route that shows markers in a few tokens of an answer."""
+        """Return the first route that returns markers in a few tokens of an answer."""
         prompt = Prompt(load_encoding().encode_marked(PROBE_PROMPT), PROBE_PROMPT)
         job = CompletionJob(prompt, PROBE_TOKENS, Sampling(temperature=0.0), request_id=REQUEST_ID)
         for route in (OllamaRoute.RAW, OllamaRoute.TEMPLATE):
             try:
                 texts = [chunk.text async for chunk in self._generated(job, _Plan(route, num_ctx, version))]
             except IdsMissing:
-                # A version that no longer tells its context.
+                # A version that no longer returns its context.
                 continue
             if any(marker in "".join(texts) for marker in HEADER_MARKERS):
                 return route
@@ -246,7 +258,7 @@ class OllamaBackend:
                 output=output,
                 stop_visible=False,
                 context=plan.num_ctx,
-                # On the other route its own parser would misread a prompt that ends inside of a message.
+                # On the other route its own parser would misread a prompt that ends inside a message.
                 constrain=frozenset() if plan.route is OllamaRoute.TEMPLATE else CONSTRAINED,
                 prefill=plan.route is not OllamaRoute.TEMPLATE,
             ),
@@ -282,7 +294,7 @@ def _num_ctx(setting: object) -> int | None:
 
 
 def _context_of(shown: Mapping[str, Any]) -> int:
-    """The context to ask for: what the Modelfile says, else the model's own up to `MOST_NUM_CTX`."""
+    """Return the context: the Modelfile's, else the model's own up to `MOST_NUM_CTX`."""
     parameters = shown.get("parameters")
     said = re.search(r"(?m)^num_ctx\s+(\d{1,9})\s*$", parameters) if isinstance(parameters, str) else None
     if said is not None and int(said[1]) > 0:
@@ -294,8 +306,11 @@ def _context_of(shown: Mapping[str, Any]) -> int:
 
 
 async def _check_whole(chunk: Chunk, prompt: Prompt, plan: _Plan) -> None:
-    """Raises BackendProtocolError for a prompt that was cut. Text may be fewer tokens than were rendered, so what
-    counts in the end are the ids of the text that was sent."""
+    """Raise BackendProtocolError for a truncated prompt.
+
+    The text may have fewer tokens than were rendered, so the final comparison uses the ids of the text that was
+    sent.
+    """
     read = chunk.prompt_tokens
     if not read or read >= len(prompt.tokens):
         return

@@ -1,6 +1,7 @@
-"""A server's own OpenAI API, for models that are not gpt-oss: requests go there as they came, and so do the answers.
+"""Pass-through to a server's own OpenAI API, for models other than gpt-oss.
 
-One adapter for every backend kind that has such an API beside its raw completions; what differs between kinds is data.
+Requests and responses are forwarded unchanged. One adapter serves every backend kind with such an API; the
+differences between kinds are data.
 """
 
 from __future__ import annotations
@@ -24,13 +25,16 @@ from unisono_adapters._model_list import model_list
 
 DONE = b"[DONE]"
 LAST = frozenset({"response.completed", "response.failed", "response.incomplete", "error"})
-"""Events behind which a stream of the Responses API has nothing more to say."""
+"""Last events of a Responses API stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerTraits:
-    """What is particular about a kind of server. `model` is the name it is asked for, where that is always the same;
-    `responses` says whether it has a Responses API of its own; `polite` is `BackendHttp`'s."""
+    """Traits of a kind of server.
+
+    `model` is the name to request if it is always the same; `responses` is True for servers with a Responses
+    API; `polite` is that of `BackendHttp`.
+    """
 
     model: str = ""
     responses: bool = True
@@ -38,21 +42,21 @@ class ServerTraits:
 
 
 class OpenAiApi:
-    """What the server says is handed on; it is read only as far as it takes to know that it has ended well."""
+    """Pass-through backend that reads responses only to detect their proper end."""
 
     def __init__(self, options: BackendOptions, server: ServerTraits) -> None:
-        """Raises ConfigError."""
+        """Raise ConfigError for invalid options."""
         self._wire = BackendHttp(options, polite=server.polite)
         self._server = server
         self._model = server.model or options.model
         self._kind = options.kind
 
     async def probe(self) -> Probe:
-        """Whether its model list answers, and holds the model."""
+        """Check that the model list is available and contains the model."""
         served = await model_list(self._wire)
         can = Capabilities(OutputForm.TEXT, OutputForm.TEXT, stop_visible=False, context=served.get(self._model))
         listed = self._server.model or not served or any(_same(name, self._model) for name in served)
-        # Some servers answer by any name.
+        # Some servers accept any name.
         return Probe(can, (Finding(Check.MODEL, ok=bool(listed), severity=Severity.WARNING),))
 
     def answer(self, job: PassthroughJob) -> AsyncIterator[Sequence[Mapping[str, Json]]]:
@@ -114,7 +118,7 @@ class OpenAiApi:
 
 
 def _same(listed: str, model: str) -> bool:
-    """Ollama lists names with their tag; a pattern is for whatever there is."""
+    """Compare model names: Ollama lists names with their tag, and a pattern matches any name."""
     return "*" in model or listed in (model, f"{model}:latest")
 
 

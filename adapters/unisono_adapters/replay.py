@@ -1,15 +1,16 @@
-"""A backend that plays recordings: token streams of a real model, for tests, demos and bug reports.
+"""Backend that plays recorded token streams of a real model, for tests, demos and reports.
 
 A recording is a JSON file, or JSON lines with one turn per line:
 
     {"source": "where it comes from", "licence": "SPDX name",
      "turns": [{"last": "Hello", "tokens": [200005, 35644, ...], "finish": "stop"}]}
 
-The first turn that fits the prompt is played. `last` fits when it is the text of the last message that is not the
-assistant's (the user's, or a tool's result); `ends` when the prompt ends in that text, markers spelled out; a turn with
-neither fits always, so it goes last. `text` may stand for `tokens`, markers spelled out. `finish` is "stop" (as when
-it is left out) or "length". A prompt that already holds the beginning of the recorded answer gets the rest of it, so a
-broken stream can be continued here; one that went another way than the recording is refused.
+The first turn that matches the prompt is played. `last` matches the text of the last message that is not the
+assistant's (the user's, or a tool's result). `ends` matches the end of the prompt, with markers spelled out. A
+turn with neither always matches, so it must be last. `text` may replace `tokens`, with markers spelled out.
+`finish` is "stop" (the default) or "length". A prompt that contains the beginning of the recorded answer gets
+the rest of it, so an interrupted stream can be continued here. A prompt that deviates from the recording is
+refused.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ from unisono.harmony.encoding import VocabularyError, load_encoding
 from unisono_adapters._constraints import refused_kind
 
 PACKAGED = ("demo",)
-"""Recordings that come with the package, by name."""
+"""Packaged recordings by name."""
 
 _TERMINATORS = (END, CALL, RETURN)
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedTurn:
-    """`last` and `ends` are ids; None fits every prompt."""
+    """Turn of a recording. `last` and `ends` are ids; None matches every prompt."""
 
     tokens: Tokens
     finish: FinishReason
@@ -62,11 +63,14 @@ class RecordedTurn:
 
 
 class ReplayBackend:
-    """`model` names a packaged recording or a file. `extra`: `recording` (a file, in place of `model`), `chunk` (tokens
-    per chunk, 1), `interval_s` (seconds before each chunk, 0), `context` (tokens, what it claims)."""
+    """Replay of `model`, a packaged recording or a file.
+
+    `extra` may contain `recording` (a file, instead of `model`), `chunk` (tokens per chunk, default 1),
+    `interval_s` (seconds before each chunk, default 0) and `context` (reported window in tokens).
+    """
 
     def __init__(self, options: BackendOptions) -> None:
-        """Raises ConfigError."""
+        """Raise ConfigError for invalid options."""
         extra = options.extra
         self._name = str(extra.get("recording") or options.model)
         self._chunk = _number(extra.get("chunk", 1), "chunk", int, 1)
@@ -76,10 +80,10 @@ class ReplayBackend:
         self._playing = 0
 
     async def probe(self) -> Probe:
-        """Reads the recording."""
+        """Read the recording."""
         await self._load()
         able = Capabilities(prompt=OutputForm.IDS, output=OutputForm.IDS, stop_visible=True, context=int(self._context))
-        # A recording was made once and for all; there is nothing to examine but that it can be read.
+        # A recording never changes, so only its readability is checked.
         return Probe(able, (Finding(Check.MODEL, ok=True),))
 
     async def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
@@ -109,14 +113,14 @@ class ReplayBackend:
             self._playing -= 1
 
     async def load(self) -> Load | None:
-        """What is being played; nothing ever waits."""
+        """Return the number of playing recordings; no request ever waits."""
         return Load(self._playing, 0)
 
     async def aclose(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: there are no resources."""
 
     async def _pace(self, job: CompletionJob, *, first: bool, deadline: float) -> None:
-        """Wait as the recording is to be played, but no longer than a backend may."""
+        """Wait for the recording's interval, but not longer than the timeouts allow."""
         patience = job.timeouts.first_token_s if first else job.timeouts.silence_s
         left = deadline - asyncio.get_running_loop().time()
         await asyncio.sleep(min(self._interval_s, patience, max(left, 0)))
@@ -126,7 +130,7 @@ class ReplayBackend:
     async def _load(self) -> Sequence[RecordedTurn]:
         if self._turns is None:
             try:
-                # A thread, since the encoding takes half a second to load.
+                # In a thread, since loading the encoding takes half a second.
                 self._turns = await asyncio.to_thread(_read, self._name)
             except (OSError, ValueError, KeyError, TypeError, VocabularyError) as error:
                 raise BackendUnavailable("the recording cannot be read") from error
@@ -134,7 +138,7 @@ class ReplayBackend:
 
 
 def _answer(turns: Sequence[RecordedTurn], prompt: Tokens) -> tuple[Tokens, FinishReason]:
-    """What is to be played after `prompt`."""
+    """Return the tokens to play after `prompt`, and the finish reason."""
     last, begun = _split(prompt)
     refused = False
     for turn in turns:
@@ -151,8 +155,10 @@ def _answer(turns: Sequence[RecordedTurn], prompt: Tokens) -> tuple[Tokens, Fini
 
 
 def _split(prompt: Tokens) -> tuple[Tokens, Tokens]:
-    """A prompt's last message that is not the assistant's, and what the assistant has begun after it. Both are empty
-    for a prompt that is no Harmony conversation."""
+    """Return a prompt's last non-assistant message and the assistant's tokens after it.
+
+    Both are empty for a prompt that is not a Harmony conversation.
+    """
     assistant = _assistant()
     starts = [i for i, token in enumerate(prompt) if token == START]
     begun_at = len(prompt)
@@ -172,7 +178,10 @@ def _assistant() -> Tokens:
 
 
 def _read(name: str) -> Sequence[RecordedTurn]:
-    """The turns of a packaged recording or a file. Raises OSError, ValueError, KeyError, TypeError."""
+    """Read the turns of a packaged recording or a file.
+
+    Raises OSError, ValueError, KeyError, TypeError.
+    """
     if name in PACKAGED:
         content = files("unisono_adapters").joinpath(f"recordings/{name}.json").read_bytes()
     else:

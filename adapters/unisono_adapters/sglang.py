@@ -1,9 +1,9 @@
 """SGLang: token ids in, token ids out, over `/v1/completions`.
 
-Of its two endpoints that take ids this is the exact one: the server itself makes deltas of the ids, whether it runs
-with incremental streaming output or not, while a stream of `/generate` is cumulative or not by a server-wide option
-and says nothing about which. The stop token stays among the ids with `no_stop_trim`; a server that trims it all the
-same still names it in `matched_stop`. Read in the source of version 0.5.23, not tried live.
+Of its two endpoints for ids this is the exact one: the server itself makes deltas of the ids, with or without
+incremental streaming output. A stream of `/generate` is cumulative or not, depending on a server-wide option
+that it does not report. `no_stop_trim` keeps the stop token among the ids; a server that still trims it names
+it in `matched_stop`. Verified in the source of version 0.5.23, not tested live.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ REMEDIES = {
 
 
 class SglangBackend:
-    """The model's name has to be the server's (`--served-model-name`, else its model path)."""
+    """SGLang backend. The model's name must be `--served-model-name`, else the model path."""
 
     def __init__(self, options: BackendOptions) -> None:
-        """Raises ConfigError."""
+        """Raise ConfigError for invalid options."""
         self._model = options.model
         self._wire = BackendHttp(options)
         self._load = LoadPages(self._wire, {"metrics": _gauges, "v1/loads": _ranks, "get_load": _ranks})
 
     async def probe(self) -> Probe:
-        """Asks for the model list: that the model is there, and how long its context is; then examines it."""
+        """Read the model list for the model and its context, then probe the backend."""
         served = await model_list(self._wire)
         length = served.get(self._model)
         claims = Capabilities(
             prompt=OutputForm.IDS,
             output=OutputForm.IDS,
             stop_visible=True,
-            # It refuses a prompt and max_tokens that fill its window to the last token.
+            # The server rejects a prompt and max_tokens that fill its window to the last token.
             context=length - 1 if length else None,
             logit_bias=True,
             constrain=frozenset(CONSTRAINT_KINDS),
@@ -105,7 +105,7 @@ class SglangBackend:
             "no_stop_trim": True,
         }
         if job.sampling.top_k == 0:
-            # Its word for off; 0 is an error.
+            # -1 switches it off; 0 is an error.
             body["top_k"] = -1
         if job.cache_salt:
             body["cache_salt"] = job.cache_salt
@@ -117,11 +117,11 @@ class SglangBackend:
 RUNNING, WAITING = "sglang:num_running_reqs", "sglang:num_queue_reqs"
 TOKENS, USED = "sglang:num_used_tokens", "sglang:token_usage"
 RANK = ("model_name", "dp_rank")
-"""The labels that tell its data-parallel schedulers apart. A scheduler may be told of by each of its processes."""
+"""Labels of the data-parallel schedulers; several processes may report the same scheduler."""
 
 
 def _gauges(page: bytes) -> Load | None:
-    """The page is there with `--enable-metrics`."""
+    """Read the metrics page, which exists with `--enable-metrics`."""
     found = samples(page, RUNNING, WAITING, TOKENS, USED)
     if RUNNING not in found:
         return None
@@ -137,8 +137,10 @@ def _gauges(page: bytes) -> Load | None:
 
 
 def _ranks(page: bytes) -> Load | None:
-    """An object for each scheduler: a list of them in older versions, where `num_reqs` are all that it holds, and a
-    document around it from 0.5.6 on."""
+    """Read the schedulers' loads: a document from 0.5.6 on, a list in older versions.
+
+    In older versions only `num_reqs` is given.
+    """
     told = document(page)
     ranks = told.get("loads") if isinstance(told, dict) else told
     if not isinstance(ranks, list) or not ranks or not all(isinstance(rank, dict) for rank in ranks):
@@ -153,7 +155,7 @@ def _ranks(page: bytes) -> Load | None:
 
 
 def _sum(ranks: Sequence[Mapping[str, object]], name: str) -> int | None:
-    """None unless every rank tells it."""
+    """Return the sum over all ranks; None unless every rank reports it."""
     told = [amount(rank.get(name)) for rank in ranks]
     return sum(known) if len(known := [each for each in told if each is not None]) == len(told) else None
 
@@ -161,10 +163,10 @@ def _sum(ranks: Sequence[Mapping[str, object]], name: str) -> int | None:
 def _constrained(constraint: Constraint) -> dict[str, object]:
     match constraint:
         case JsonSchema() | AnyJson():
-            # A string that holds JSON is what it takes.
+            # It requires a string that contains JSON.
             return {"json_schema": orjson.dumps(schema_of(constraint)).decode()}
         case OneOf(texts):
-            # Every one of its grammar backends takes a regular expression, not every one a grammar.
+            # All of its grammar backends accept a regular expression, but not all a grammar.
             return {"regex": as_regex(texts)}
         case _:
             assert_never(constraint)

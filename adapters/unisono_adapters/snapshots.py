@@ -1,7 +1,7 @@
-"""Snapshots of models from the Hugging Face hub: download one, and check that its tokenizer is Harmony's.
+"""Model snapshots from the Hugging Face hub: download, and check of the Harmony tokenizer.
 
-Everything lands in the hub's own cache, where mlx-lm looks for it too. A download that broke off continues from the
-bytes on disk.
+Files are stored in the hub's own cache, which mlx-lm uses too. An interrupted download continues from the bytes
+on disk.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from unisono.errors import PullError
 
 SNAPSHOT_FILES = ("*.json", "model*.safetensors")
-"""Patterns of the files that mlx-lm reads. A snapshot is complete when it has them."""
+"""Patterns of the files that mlx-lm reads, which make a snapshot complete."""
 
 MODEL_PREFIX = "mlx/"
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -26,10 +26,10 @@ RESUME = "Run the same command again: it continues from the bytes on disk."
 
 
 def pull(model: str, revision: str | None = None) -> Path:
-    """Download a model for the `mlx` backend and return its folder, with progress bars on a terminal.
+    """Download a model for the `mlx` backend and return its folder; show progress on a terminal.
 
-    `model` is a name on the hub, with or without the prefix `mlx/`, or a local folder, of which only the tokenizer is
-    checked. Raises PullError with a message for the operator.
+    `model` is a name on the hub, with or without the prefix `mlx/`, or a local folder, of which only the
+    tokenizer is checked. Raises PullError with a message for the operator.
     """
     folder = Path(model).expanduser()
     if not folder.is_dir():
@@ -39,8 +39,11 @@ def pull(model: str, revision: str | None = None) -> Path:
 
 
 def check_tokenizer(folder: Path) -> None:
-    """Compare the folder's tokenizer with Harmony's: special tokens and the ids of sample texts. Raises PullError."""
-    # Imported here, since the engine process needs only the patterns of this module.
+    """Check the folder's tokenizer against Harmony: special tokens and ids of sample texts.
+
+    Raises PullError.
+    """
+    # Imported here, since the engine process needs only this module's patterns.
     from tokenizers import Tokenizer
 
     from unisono.harmony.encoding import STRUCTURAL, load_encoding
@@ -94,12 +97,12 @@ def _download(model: str, revision: str | None) -> Path:
             raise PullError(f"the disk is full. Free some space. {RESUME}") from error
         raise PullError(f"the download of {model} broke off: {_first_line(error)}. {RESUME}") from error
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        # The library's errors for a hub whose answers have another form, or whose file names leave the snapshot.
+        # The library's errors for hub responses of another form, or file names outside the snapshot.
         raise PullError(f"the hub's list of files of {model} cannot be used: {_first_line(error)}") from error
 
 
-# The hub's library throws a partial file away when its process ends, and a file of weights has gigabytes. So the large
-# files are downloaded here, into the place where the library looks for a finished file before it downloads one.
+# The hub's library deletes a partial file when its process ends, and a file of weights has gigabytes. So large
+# files are downloaded here, to the path where the library first looks for a finished file.
 def _download_large_files(model: str, revision: str | None) -> None:
     from httpx2 import ConnectError, TimeoutException
     from huggingface_hub import HfApi, constants, hf_hub_url
@@ -116,7 +119,7 @@ def _download_large_files(model: str, revision: str | None) -> None:
     blobs = Path(constants.HF_HUB_CACHE).expanduser() / repo_folder_name(repo_id=model, repo_type="model") / "blobs"
     for file in files:
         if isinstance(file, RepoFile) and file.lfs is not None and any(map(PurePath(file.path).match, SNAPSHOT_FILES)):
-            # The checksum becomes a file name, so one that is a path would write outside of the cache.
+            # The checksum becomes a file name, so a path would write outside the cache.
             if not SHA256.fullmatch(file.lfs.sha256):
                 raise PullError(f"the hub's checksum of {file.path!r} is not a SHA-256, so the file is not downloaded")
             blob = blobs / file.lfs.sha256
@@ -125,22 +128,25 @@ def _download_large_files(model: str, revision: str | None) -> None:
 
 
 def _download_blob(url: str, blob: Path, size: int, name: str) -> None:
-    """Download a file of `size` bytes whose SHA-256 is the name of `blob`, from the bytes of an earlier attempt on."""
+    """Download a file of `size` bytes whose SHA-256 is the name of `blob`.
+
+    Continues from the bytes of an earlier attempt.
+    """
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # documented, not re-exported
 
     blob.parent.mkdir(parents=True, exist_ok=True)
     partial = blob.with_name(f"{blob.name}.unisono-partial")
-    # Never through a symbolic link: what it names is no part of the cache.
+    # Never follow a symbolic link: its target is not part of the cache.
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     with _BoundedFile(os.open(partial, flags, 0o644), size) as content:
-        # A second `unisono pull` of the same model waits, and then finds the finished file.
+        # A second `unisono pull` of the same model waits and then finds the finished file.
         fcntl.flock(content, fcntl.LOCK_EX)
         if _is_whole(blob, size):
             return
         done = content.seek(0, os.SEEK_END)
         if done > size:
-            # An older version of the file, or of this program: no request can continue from here.
+            # From an older version of the file or of this program: no request can continue it.
             done = content.seek(content.truncate(0))
         headers = build_hf_headers()
         http_get(url, content, resume_size=done, headers=headers, expected_size=size, displayed_filename=name)
@@ -153,12 +159,12 @@ def _download_blob(url: str, blob: Path, size: int, name: str) -> None:
 
 
 def _is_whole(blob: Path, size: int) -> bool:
-    """Whether a finished file is there. A crash of the machine may have cut one."""
+    """Return whether the file is complete. A crash of the machine may have truncated it."""
     return blob.is_file() and blob.stat().st_size == size
 
 
 class _BoundedFile(io.BufferedRandom):
-    """A file of at most `max_bytes`: a hub that sends without end must not fill the disk."""
+    """File of at most `max_bytes`, so that an endless response cannot fill the disk."""
 
     def __init__(self, descriptor: int, max_bytes: int) -> None:
         super().__init__(io.FileIO(descriptor, "r+b"))

@@ -1,7 +1,7 @@
 """vLLM: token ids in, token ids out, over `/v1/completions`.
 
-The text in its answers is ignored: it lags behind the ids, and the stop token is in the ids only. What was measured
-and read is of versions 0.32 and 0.33; older ones that do not return ids are refused at their first answer.
+The text in its answers is ignored: it lags behind the ids, and the stop token is only in the ids. Measured and
+verified with versions 0.32 and 0.33. Older ones that do not return ids are rejected at their first answer.
 """
 
 from __future__ import annotations
@@ -48,10 +48,13 @@ REMEDIES = {
 
 
 class VllmBackend:
-    """`extra` may hold `stream_interval`: tokens per event, fewer and larger events for less work per token."""
+    """vLLM backend. `extra` may hold `stream_interval`, the tokens per event.
+
+    Fewer, larger events reduce the work per token.
+    """
 
     def __init__(self, options: BackendOptions) -> None:
-        """Raises ConfigError."""
+        """Raise ConfigError for invalid options."""
         self._model = options.model
         self._interval = options.extra.get("stream_interval")
         if self._interval is not None and (type(self._interval) is not int or self._interval < 1):
@@ -61,7 +64,7 @@ class VllmBackend:
         self._counts = False
 
     async def probe(self) -> Probe:
-        """Asks for the model list: that the model is there, and how long its context is; then examines it."""
+        """Read the model list for the model and its context, then probe the backend."""
         served = await model_list(self._wire)
         length = served.get(self._model)
         claims = Capabilities(
@@ -101,8 +104,8 @@ class VllmBackend:
                     async for chunk in chunks:
                         yield chunk
             except ConstraintRefused as error:
-                # Not every grammar engine that vLLM can be started with knows tags; it comes before the first chunk.
-                # A server that may have died of the grammar is not asked for the same one again.
+                # Not every grammar engine of vLLM supports tags; the error precedes the first chunk. If the
+                # server may have crashed because of a grammar, do not send it again.
                 if not ways or error.symptom is Symptom.DISCONNECTED:
                     raise
             else:
@@ -112,8 +115,10 @@ class VllmBackend:
         return await self._load.read()
 
     def _counted(self, page: bytes) -> Load | None:
-        """Requests that run and that wait are one number here, which stays 0 on a server that was not told to count:
-        a first one that is not 0 shows that it was."""
+        """Read the load page, which reports the sum of running and waiting requests.
+
+        The number stays 0 on a server that does not count; a nonzero value shows that it does.
+        """
         told = document(page)
         held = amount(told.get("server_load")) if isinstance(told, dict) else None
         self._counts = self._counts or bool(held)
@@ -136,7 +141,7 @@ class VllmBackend:
             "spaces_between_special_tokens": False,
         }
         if job.cache_salt:
-            # Any tenant's name, within the 128 characters and without the few that vLLM refuses.
+            # Hashed, because the name of a tenant may exceed 128 characters or contain forbidden ones.
             body["cache_salt"] = hashlib.sha256(job.cache_salt.encode()).hexdigest()
         if self._interval is not None:
             body["stream_interval"] = self._interval
@@ -148,17 +153,17 @@ class VllmBackend:
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 USED, SIZE = "vllm:kv_cache_usage_perc", "vllm:cache_config_info"
 ENGINE = ("model_name", "engine")
-"""The labels that tell the engines of one server apart; each of them has its own gauges and its own cache."""
+"""Labels of the engines of one server, each with its own gauges and cache."""
 
 
 def _gauges(page: bytes) -> Load | None:
-    """None for a server that keeps no statistics (`--disable-log-stats`)."""
+    """Read the metrics page; None for a server without statistics (`--disable-log-stats`)."""
     found = samples(page, RUNNING, WAITING, USED, SIZE)
     if RUNNING not in found:
         return None
     running, waiting, used = (by_part(found.get(name, ()), ENGINE).values() for name in (RUNNING, WAITING, USED))
-    # Every engine has a cache of the same size; blocks times their size would be too much, since the layers that see
-    # only a window of the text take blocks of their own.
+    # Every engine's cache has the same size. Blocks times block size would be too much, since sliding-window
+    # layers use blocks of their own.
     sizes = [sample.labels.get("kv_cache_size_tokens", "") for sample in found.get(SIZE, ())]
     size = next((int(size) for size in sizes if size.isdecimal() and len(size) < 16), None)
     return Load(
@@ -170,7 +175,7 @@ def _gauges(page: bytes) -> Load | None:
 
 
 def _structured(constraint: Constraint) -> Mapping[str, object]:
-    """`guided_json` and its like are silently ignored; this is the one word for it."""
+    """Return the constraint's fields; `guided_json` and its relatives are silently ignored."""
     match constraint:
         case JsonSchema():
             return {"json": schema_of(constraint)}

@@ -1,8 +1,8 @@
-"""The embedded demo model: a tiny gpt-oss that really speaks Harmony, kept packed in the package.
+"""Embedded demo model: a tiny packed gpt-oss that generates Harmony.
 
-It makes `unisono serve` useful on a machine that has no model yet, and gives tests a real engine. Expanding writes an
-ordinary model folder (config, safetensors, tokenizer) as any engine loads it. A folder appears whole or not at all,
-and processes that expand at the same time agree on one.
+It makes `unisono serve` usable on a machine without a model, and gives tests a real engine. Expanding writes an
+ordinary model folder (config, safetensors, tokenizer) for any engine. A folder appears atomically, and
+concurrent processes share one.
 """
 
 from __future__ import annotations
@@ -20,21 +20,24 @@ from pathlib import Path
 
 PACKED = Path(__file__).parent / "tiny_gpt_oss.packed"
 LAYOUTS = ("mxfp4", "bf16")
-"""How expert weights are stored: `mxfp4` as released, `bf16` for engines that cannot run that on a CPU."""
+"""Storage of expert weights: `mxfp4` as released, `bf16` for engines without it on a CPU."""
 
 _STAMP = "unisono-demo.txt"
 _FORMAT = 1
-"""Raised when the expander writes something else from the same packed file, so that cached folders are made anew."""
+"""Version of the expanded files; increase it to invalidate cached folders."""
 
 _NEEDED = ("numpy", "tokenizers", "mlx", "mlx_lm")
 
 
 class DemoError(Exception):
-    """The demo model cannot be expanded there."""
+    """Failure to expand the demo model."""
 
 
 def available() -> str | None:
-    """None when the demo model can run here, else the reason and what to install. Imports nothing heavy."""
+    """Return None if the demo model can run here, else the reason and what to install.
+
+    Imports nothing heavy.
+    """
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if not missing:
         return None
@@ -42,16 +45,16 @@ def available() -> str | None:
 
 
 def default_folder() -> Path:
-    """Where the expanded model is cached: one folder per content of the packed file."""
+    """Return the cache folder of the expanded model: one per content of the packed file."""
     root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(root).expanduser() / "unisono" / f"demo-{_digest()}"
 
 
 def expand(target: Path, layout: str = "mxfp4") -> Path:
-    """Make `target` the demo model's folder and return it; at once when it already is.
+    """Expand the demo model into `target` and return it; reuse an existing one.
 
     Takes seconds of CPU and 80 MB of disk, so it belongs in a thread or another process. Needs numpy. Raises
-    ValueError for an unknown layout, DemoError when `target` holds something else, OSError from the disk.
+    ValueError for an unknown layout, DemoError if `target` holds something else, OSError from the disk.
     """
     if layout not in LAYOUTS:
         raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, not {layout!r}")
@@ -73,7 +76,7 @@ def _write(target: Path, layout: str, stamp: str) -> None:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise DemoError(f"{target} exists and is not the demo model in {layout} layout: name a folder that is free")
     unfinished = f".{target.name}.new-"
-    for left in target.parent.glob(f"{unfinished}*"):  # of a process that was killed: nobody else holds the lock
+    for left in target.parent.glob(f"{unfinished}*"):  # left by a killed process, since this one holds the lock
         shutil.rmtree(left, ignore_errors=True)
     draft = Path(tempfile.mkdtemp(prefix=unfinished, dir=target.parent))
     try:
@@ -97,7 +100,7 @@ def _holds(target: Path, stamp: str) -> bool:
 @contextmanager
 def _alone(target: Path) -> Iterator[None]:
     with (target.parent / f".{target.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # released with the file, also when the process is killed
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed, even if the process is killed
         yield
 
 

@@ -1,4 +1,4 @@
-"""`python -m unisono_adapters.demo --out DIR`: write the demo model's folder for any engine to load."""
+"""Command line of the demo model: `python -m unisono_adapters.demo --out DIR`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes `tokenizer.json` for o200k_harmony from the gateway's own encoding: the same ids, in the format engines load.
+"""Writer of `tokenizer.json` for o200k_harmony, with the ids of the gateway's own encoding.
 
 The file is plain JSON, so no tokenizer library is needed to write it.
 """
@@ -15,7 +15,10 @@ from unisono.harmony.encoding import PIECES, Encoding, load_encoding
 _CONTEXT = 131072
 
 _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
-"""Bytes that stand for themselves in a byte-level vocabulary; the others borrow characters from U+0100 up."""
+"""Bytes that represent themselves in a byte-level vocabulary.
+
+The others use characters from U+0100 on.
+"""
 
 
 def write_tokenizer(folder: Path) -> None:
@@ -73,8 +76,10 @@ def _tokenizer(encoding: Encoding) -> dict[str, object]:
 
 
 def _merges(tokens: list[bytes]) -> list[tuple[bytes, bytes]]:
-    """Every way to make a token of two others, in the order of the token's own rank: tiktoken merges whatever pair
-    gives the lowest rank, so a list with one pair per token would miss some of its steps."""
+    """Return every pair of tokens that forms a token, ordered by the rank of the result.
+
+    tiktoken merges the pair with the lowest rank, so one pair per token would miss some of its steps.
+    """
     ranks = {token: rank for rank, token in enumerate(tokens)}
     pairs: list[tuple[bytes, bytes]] = []
     for token in tokens:

@@ -1,7 +1,7 @@
-"""Unpacks the demo model's weights into `model.safetensors` and the two config files.
+"""Unpacking of the demo model's weights to `model.safetensors` and two config files.
 
-The packed file is a safetensors file whose embedding and output matrices hold only the rows of tokens the model was
-trained on (`used_ids`) and one last row that stands for every other token.
+The packed file is a safetensors file. Its embedding and output matrices hold only the rows of trained tokens
+(`used_ids`) and one last row for all other tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from unisono.core.generation import CALL, ENDOFTEXT, FIRST_SPECIAL, RETURN, VOCABULARY
 
 Array: TypeAlias = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.int32]
-"""bf16 values are kept as their bits, in uint16."""
+"""Array of weights; bf16 values are stored as their bits in uint16."""
 
 _DTYPES: dict[str, np.dtype[np.uint16] | np.dtype[np.uint8] | np.dtype[np.int32]] = {
     "BF16": np.dtype("<u2"),
@@ -46,7 +46,7 @@ def write_model(packed: Path, folder: Path, layout: str) -> None:
 
 
 def read_safetensors(content: bytes) -> tuple[dict[str, Array], dict[str, str]]:
-    """The tensors by name and the metadata. Raises ValueError or KeyError for any other file."""
+    """Return the tensors by name and the metadata. Raises ValueError or KeyError."""
     start = 8 + int.from_bytes(content[:8], "little")
     header = orjson.loads(content[8:start])
     notes: dict[str, str] = header.pop("__metadata__", {})
@@ -67,7 +67,7 @@ def write_safetensors(path: Path, tensors: dict[str, Array]) -> None:
         header[name] = {"dtype": codes[tensor.dtype], "shape": list(tensor.shape), "data_offsets": span}
         place += tensor.nbytes
     line = orjson.dumps(header)
-    line += b" " * (-len(line) % 8)  # readers map the data, which wants it aligned
+    line += b" " * (-len(line) % 8)  # readers map the data, which must be aligned
     with path.open("wb") as file:
         file.write(len(line).to_bytes(8, "little") + line)
         for tensor in tensors.values():
@@ -98,7 +98,11 @@ def _all_rows(tensor: Array, used: Array) -> Array:
 
 
 def _as_bf16(blocks: Array, scales: Array) -> Array:
-    """(expert, out, blocks of 16 bytes) of 4-bit floats, one power of two per block, to (expert, in, out) in bf16."""
+    """Convert 4-bit floats to bf16.
+
+    The input has the shape (expert, out, blocks of 16 bytes) with one power of two per block. The output has
+    the shape (expert, in, out).
+    """
     nibbles = np.stack((blocks & 0x0F, blocks >> 4), axis=-1)  # the low half of a byte is the earlier value
     values = np.array([*_MAGNITUDES, *(-size for size in _MAGNITUDES)], np.float32)[nibbles]
     powers = np.ldexp(np.float32(1), scales.astype(np.int32) - 127)
@@ -109,7 +113,7 @@ def _as_bf16(blocks: Array, scales: Array) -> Array:
 
 
 def _config(settings: dict[str, object], layout: str) -> dict[str, object]:
-    """config.json as engines expect it, from the sizes kept in the packed file."""
+    """Return config.json as engines expect it, from the sizes in the packed file."""
     own = dict(settings)
     rope = own.pop("rope_parameters")
     layers = own["num_hidden_layers"]

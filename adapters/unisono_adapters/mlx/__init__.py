@@ -1,1 +1,1 @@
-"""mlx-lm as a backend: a process of its own on this machine (`mlx`), or its server (`mlx_server`)."""
+"""mlx-lm as a backend: a local engine process (`mlx`), or its server (`mlx_server`)."""

@@ -1,8 +1,8 @@
-"""The generation thread of the engine process: one model, one batch that requests join and leave at every step.
+"""Generation thread of the engine process: one model, and a batch that varies per step.
 
-It is the only place that touches the model, and the only thread that does. Commands come in through a queue that any
-thread may fill and are obeyed between two steps, so a cancelled request is out of the batch within one step, or one
-chunk of prefill, in whatever state it was. What it says goes to the `tell` it was given, many messages at a time.
+Only this module and this thread use the model. Commands arrive in a thread-safe queue and are executed between
+two steps. So a cancelled request leaves the batch within one step or one chunk of prefill, in any state. Output
+is passed to `tell` in groups of messages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from unisono_adapters.mlx.wire import GenerateCommand, Pulse, Reason, RequestRef
 from unisono_adapters.mlx_sampling import Processor, Sampler, check_sampling, make_processors, make_sampler
 
 Route: TypeAlias = tuple[int, int]
-"""Whose request it is: the connection's number and the id chosen there."""
+"""Origin of a request: the connection's number and the client's id there."""
 
 
 class _Progress(Protocol):
@@ -36,7 +36,7 @@ class _Progress(Protocol):
 
 
 class _Response(Protocol):
-    """One generated token; what the last one of a request adds is None before."""
+    """Generated token; fields of the last token of a request are None before it."""
 
     uid: int
     token: int
@@ -46,7 +46,7 @@ class _Response(Protocol):
 
 
 class _Generator(Protocol):
-    """What is used of mlx_lm's BatchGenerator."""
+    """Interface of mlx_lm's BatchGenerator that is used here."""
 
     def insert(
         self,
@@ -84,8 +84,10 @@ class _Running:
 
 
 class Batch:
-    """Runs requests on `model`. `submit` and `load` are for any thread; everything else belongs to the thread that
-    calls `run`."""
+    """Batch of requests on `model`.
+
+    `submit` and `load` are thread-safe; everything else belongs to the thread that calls `run`.
+    """
 
     def __init__(
         self, model: object, context: int | None, tell: Callable[[list[Told]], None], limits: BatchLimits
@@ -105,28 +107,28 @@ class Batch:
 
     @property
     def load(self) -> tuple[int, int, int]:
-        """Requests in the batch and behind it, and how many tokens those in the batch hold; a step ago or now."""
-        # In the order they came, which is the order they are taken in; one step, so nothing changes meanwhile.
+        """Return running and waiting requests and the tokens of the running ones (last step)."""
+        # Requests are in order of arrival, which is the order of admission; the copy is one atomic step.
         taken = list(self._running.values())
         running = taken[: self._limits.batch]
         tokens = sum(len(request.prompt) + request.generated for request in running)
         return len(running), len(taken) - len(running) + self._commands.qsize(), tokens
 
     def warm_up(self) -> None:
-        """Generate one token: shows that the model not only loads but runs. Raises whatever mlx does."""
+        """Generate one token to prove that the model runs. Raises any error of mlx."""
         self._generator.insert([[START]], max_tokens=[1])
         while not self._generator.next()[1]:
             pass
 
     def run(self) -> None:
-        """Work for ever."""
+        """Process commands and steps forever."""
         while True:
             self._obey(wait=not self._running)
             if not self._running:
                 continue
             try:
                 told = self._step()
-            except Exception as error:  # mlx raises what it likes, and the whole batch is in doubt then
+            except Exception as error:  # mlx may raise anything, which leaves the whole batch unreliable
                 _log.exception("a generation step failed")
                 told = self._abandon(f"the engine failed in a generation step: {error}")
             self._tell(told)
@@ -153,7 +155,7 @@ class Batch:
         room = ask.max_tokens if self._context is None else min(ask.max_tokens, self._context - len(prompt))
         processors = make_processors(ask.sampling, len(prompt))
         if guide is not None:
-            processors.append(guide)  # behind biases, which must not bring back what it rules out
+            processors.append(guide)  # after biases, which must not allow what it forbids
         known, layers = self._prefixes.longest(ask.salt, prompt)
         uids = self._generator.insert(
             [prompt[known:]],
@@ -190,7 +192,7 @@ class Batch:
             told.append((EVERYONE, Pulse()))
         for progress in prefilled:
             done, total = progress.progress
-            if done == total - 1:  # all but the last token, which generation begins with
+            if done == total - 1:  # without the last token, from which generation begins
                 self._keep_prompt(progress.uid)
         for response in generated:
             request = self._running[response.uid]
@@ -210,13 +212,16 @@ class Batch:
             self._keep(request.salt, tokens, layers)
 
     def _keep_turn(self, request: _Running, last: int, tokens: Sequence[int], layers: Layers) -> None:
-        """After a tool call the next prompt begins with these very tokens; after `<|return|>` it does not, since
-        history ends a message with `<|end|>`, and what is cached of the prompt serves as well."""
+        """Cache a finished answer if it is a tool call.
+
+        The next prompt after a call begins with these exact tokens. After `<|return|>` it does not, since
+        history ends a message with `<|end|>`; there the cached prompt serves as well.
+        """
         if last == CALL:
             self._keep(request.salt, tokens, layers)
 
     def _keep(self, salt: str, tokens: Sequence[int], layers: Layers) -> None:
-        mx.eval([layer.state for layer in layers])  # or it would hold on to the whole batch it was cut from
+        mx.eval([layer.state for layer in layers])  # otherwise it would keep a reference to the whole batch
         self._prefixes.keep(salt, tokens, layers)
 
     def _remove(self, connection: int, request: int | None) -> None:
@@ -254,7 +259,7 @@ class Batch:
 
 
 def _said(request: _Running, response: _Response, cached: int | None) -> TokenOutput | RequestRefused:
-    """What the gateway is told of one token."""
+    """Return the message to the gateway for one token."""
     if response.finish_reason is not None and request.guide is not None and request.guide.failed:
         return RequestRefused(request.route[1], "failed", f"the constraint cannot be followed: {request.guide.failed}")
     return TokenOutput(request.route[1], (response.token,), response.finish_reason, cached)

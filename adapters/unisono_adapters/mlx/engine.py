@@ -1,10 +1,10 @@
-"""The engine process: loads a model with mlx-lm and continues prompts for the gateways that connect to its socket.
+"""Engine process: serves a model with mlx-lm to the gateways that connect to its socket.
 
-Started by `mlx.local` as `python -m unisono_adapters.mlx.engine`, with a listening socket already open and the read
-end of a pipe as its standard input. It lives as long as that pipe: when the process that started it goes away, however
-that happens, the pipe ends and so does the engine. With `--shared` it has no pipe and lives as long as anybody is
-connected. The socket loop runs in the main thread and stays responsive, the
-model in a thread of its own (`mlx.batch`). What libraries print goes to standard error, never to a client.
+`mlx.local` starts it as `python -m unisono_adapters.mlx.engine`, with an open listening socket and the read end
+of a pipe as standard input. It ends with that pipe, however its parent process ends. With `--shared` it has no
+pipe and runs as long as there are connections. The socket loop runs in the main thread and stays responsive;
+the model runs in its own thread (`mlx.batch`). Output of libraries is sent to standard error, never to a
+client.
 """
 
 from __future__ import annotations
@@ -52,16 +52,19 @@ if TYPE_CHECKING:
 DEMO = "demo"
 
 _STUCK_BYTES = 8 * 1024 * 1024
-"""A gateway that has this much unread output is stuck; its connection is cut, which frees its requests."""
+"""Unread bytes from which a gateway counts as stuck; its connection is closed.
+
+Closing frees its requests.
+"""
 
 _LINGER_S = 1.0
-"""How long a shared engine waits for the next gateway when the last one has gone."""
+"""Seconds for which a shared engine waits for another connection after the last one closed."""
 
 _log = logging.getLogger(__name__)
 
 
 class ModelUnusable(Exception):
-    """Why the model cannot be loaded, in words for the operator."""
+    """Failure to load the model, with a message for the operator."""
 
 
 @dataclass(slots=True)
@@ -74,7 +77,7 @@ class _Loaded:
 
 @dataclass(slots=True)
 class _Engine:
-    """The socket side. `greeting` is what a new connection is told: None while the model loads."""
+    """Socket side of the engine. `greeting` is sent to new connections; None during loading."""
 
     loop: asyncio.AbstractEventLoop
     greeting: Ready | Failed | None = None
@@ -83,10 +86,10 @@ class _Engine:
     numbers: count[int] = field(default_factory=count)
     over: asyncio.Event = field(default_factory=asyncio.Event)
     compiling: set[tuple[int, int]] = field(default_factory=set)
-    """Requests whose grammar is not compiled yet: connection, and id there."""
+    """Requests with an uncompiled grammar: connection number and request id."""
     most_compiling: int = 256
     shared: bool = False
-    """Whether it ends when nobody is connected any more, and not with whoever started it."""
+    """True if the engine ends with its last connection and not with its parent process."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         number = next(self.numbers)
@@ -131,7 +134,7 @@ class _Engine:
                 raise WireError(f"{type(message).__name__} is not for the engine")
 
     def _guide(self, loaded: _Loaded, number: int, ask: GenerateCommand) -> None:
-        """Submit a constrained request once its grammar is there, unless it is cancelled before."""
+        """Submit a constrained request once its grammar is compiled, unless it is cancelled before."""
         assert ask.constraint is not None, "there is nothing to compile"
         place = (number, ask.id)
         if len(self.compiling) >= self.most_compiling:
@@ -169,7 +172,7 @@ class _Engine:
             self.over.set()
 
     def tell(self, told: list[Told]) -> None:
-        """Called from the generation thread, once per step."""
+        """Send messages of the generation thread; called once per step."""
         self.loop.call_soon_threadsafe(self._send, told)
 
     def _send(self, told: list[Told]) -> None:
@@ -192,7 +195,7 @@ class _Engine:
 
 
 def _find(model: str) -> Path:
-    """The folder of `model`: a path, a downloaded snapshot, or the demo model, which is expanded when it is not yet."""
+    """Return the folder of `model`: a path, a downloaded snapshot, or the expanded demo model."""
     if model == DEMO:
         from unisono_adapters.demo import DemoError, available, default_folder, expand
 
@@ -221,7 +224,10 @@ def _find(model: str) -> Path:
 
 
 def _load(model: str, engine: _Engine, limits: BatchLimits) -> _Loaded:
-    """Raises ModelUnusable for what can be foreseen; mlx and mlx-lm raise what they like for a broken folder."""
+    """Load the model. Raises ModelUnusable for foreseeable errors.
+
+    For a broken folder mlx and mlx-lm may raise any exception.
+    """
     folder = _find(model)
     from mlx_lm.utils import load_model
     from tokenizers import Tokenizer
@@ -239,14 +245,14 @@ def _load(model: str, engine: _Engine, limits: BatchLimits) -> _Loaded:
 
 
 def _generate(model: str, limits: BatchLimits, engine: _Engine) -> None:
-    """The generation thread: load, say so, work for ever."""
+    """Run the generation thread: load the model, report it, and generate forever."""
     try:
         loaded = _load(model, engine, limits)
     except ModelUnusable as error:
         failure = Failed(str(error))
     except ImportError as error:
         failure = Failed(f"mlx-lm cannot be imported ({error}): pip install 'unisono[mlx]'")
-    except Exception as error:  # anything a model folder can provoke is an answer, and the log has the trace
+    except Exception as error:  # any error of a model folder is reported, and its trace is logged
         _log.exception("loading %s failed", model)
         failure = Failed(f"{model} cannot be loaded: {type(error).__name__}: {error}")
     else:
@@ -257,14 +263,14 @@ def _generate(model: str, limits: BatchLimits, engine: _Engine) -> None:
 
 
 def _end_with_parent(address: str) -> None:
-    """Ends the process when standard input does, or when it has been handed to another parent."""
+    """End the process when standard input closes or the parent process changes."""
     parent = os.getppid()
     while os.getppid() == parent:
         readable, _, _ = select.select([0], [], [], 1.0)
         if readable and not os.read(0, 1024):
             break
     _remove(address)
-    os._exit(0)  # the generation thread may be in the middle of a step, which has no end to wait for
+    os._exit(0)  # the generation thread may be in a step of unbounded duration
 
 
 def _remove(address: str) -> None:
@@ -287,7 +293,7 @@ async def _run(args: argparse.Namespace) -> int:
     threading.Thread(target=_generate, args=(args.model, limits, engine), name="generation", daemon=True).start()
     async with server:
         await engine.over.wait()
-        # The failure has been written; readers that are slow to take it get a moment.
+        # The failure has been written; give slow readers a moment.
         await asyncio.sleep(0.2)
     return 1
 
@@ -302,7 +308,7 @@ def main() -> None:
     parser.add_argument("--prefix-cache-bytes", type=int, required=True)
     parser.add_argument("--shared", action="store_true", help="live as long as anybody is connected")
     args = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the gateway, which ends this process when it is done
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the gateway, which then ends this process
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     with socket.socket(fileno=os.dup(args.listener)) as listener:
         address = str(listener.getsockname())
@@ -311,7 +317,7 @@ def main() -> None:
     code = asyncio.run(_run(args))
     _remove(address)
     sys.stderr.flush()
-    os._exit(code)  # daemon threads hold the model; tearing them down in order gains nothing
+    os._exit(code)  # daemon threads hold the model; an orderly shutdown gains nothing
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Constraints in the engine process: compiled with llguidance, and kept to by masking logits, token by token.
+"""Constraints in the engine process: compiled with llguidance, enforced by masking logits.
 
-Importing this module imports neither mlx nor llguidance, so that an engine without the library says so and serves
-everything else. A grammar is compiled once, off both of the engine's threads, and kept; what a request gets is a copy.
-The first one waits for the vocabulary to be read, which takes about a second: too long for every start.
+Importing this module imports neither mlx nor llguidance, so that an engine without the library can report that
+and serve everything else. A grammar is compiled once, off both of the engine's threads, and cached; a request
+gets a copy. The first one waits about a second for the vocabulary to be read, which is too long for every
+start.
 """
 
 from __future__ import annotations
@@ -24,17 +25,20 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
 KEPT = 128
-"""Compiled grammars; a large one takes a few megabytes."""
+"""Maximum number of cached grammars; a large one takes a few megabytes."""
 WHITESPACE = r"( |\n{1,2}[ \t]{0,20})?"
-"""Between two tokens of JSON. Without a bound, a model that does not want to go on writes nothing else."""
+"""White space between JSON tokens.
+
+Without a bound, a model that does not want to continue writes nothing else.
+"""
 
 
 class Unguidable(Exception):
-    """Why there is no grammar for a constraint."""
+    """Failure to compile a grammar for a constraint."""
 
 
 def installed() -> bool:
-    """Whether the library is there and can be loaded."""
+    """Return whether the library can be loaded."""
     try:
         importlib.import_module("llguidance")
     except ImportError:
@@ -43,9 +47,10 @@ def installed() -> bool:
 
 
 class Guide:
-    """One request's place in its grammar: a logits processor. Belongs to the generation thread.
+    """State of one request in its grammar: a logits processor for the generation thread.
 
-    `failed` says why the grammar can no longer be followed (it became too complex); then the answer ends, and is none.
+    `failed` is the reason why the grammar cannot be followed further (it became too complex). The answer then
+    ends as a failure.
     """
 
     def __init__(self, matcher: llguidance.LLMatcher) -> None:
@@ -54,7 +59,10 @@ class Guide:
         self.failed = ""
 
     def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
-        """`tokens` are all ids so far, prompt included; at the first call there is nothing but the prompt."""
+        """Mask the logits of forbidden tokens.
+
+        `tokens` are all ids so far; the first call gets only the prompt.
+        """
         import mlx.core as mx
         import numpy as np
 
@@ -82,7 +90,10 @@ class Guide:
 
 
 class Guides:
-    """Grammars over the vocabulary of one model folder. `guide` is for the one thread of `threads`."""
+    """Compiled grammars over one model folder's vocabulary.
+
+    `guide` must run on the single thread of `threads`.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -91,7 +102,7 @@ class Guides:
         self.threads = ThreadPoolExecutor(1, "grammars")
 
     def guide(self, constraint: Constraint) -> Guide:
-        """Raises Unguidable."""
+        """Return a guide for a constraint. Raises Unguidable."""
         key = orjson.dumps([constraint.kind, constraint], default=dict)
         matcher = self._compiled.get(key)
         if matcher is None:

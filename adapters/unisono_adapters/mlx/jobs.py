@@ -1,6 +1,6 @@
-"""What the two threads of the engine process say to each other, and how much work the engine takes on.
+"""Messages between the two threads of the engine process, and its limits.
 
-Kept free of mlx, so that the socket thread runs, and can say why, where mlx cannot be imported.
+This module does not import mlx, so that the socket thread runs and can report an import error of mlx.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from unisono_adapters.mlx.wire import GenerateCommand, ToGateway
 EVERYONE = -1
 
 Told: TypeAlias = tuple[int, ToGateway]
-"""A message and the number of the connection it goes to; EVERYONE for all of them."""
+"""Message with its connection number, or EVERYONE for all connections."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """`batch` requests run at once and `waiting` more queue up. `prefill_chunk` is in tokens: it bounds how long one
-    step can take, and so how late a cancel is obeyed."""
+    """Limits of the engine: `batch` concurrent and `waiting` queued requests.
+
+    `prefill_chunk` is in tokens. It limits the duration of a step, and with it the delay of a cancellation.
+    """
 
     batch: int = 32
     waiting: int = 256
@@ -31,7 +33,7 @@ class BatchLimits:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """`guide` keeps it to what its constraint allows, where it has one."""
+    """Request to submit; `guide` enforces its constraint, if any."""
 
     connection: int
     ask: GenerateCommand
@@ -40,7 +42,7 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """Forget one request of a connection, or all of them when `id` is None."""
+    """Withdrawal of one request of a connection, or of all of them if `id` is None."""
 
     connection: int
     id: int | None = None

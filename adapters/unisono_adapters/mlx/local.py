@@ -1,7 +1,8 @@
-"""The `mlx` backend: mlx-lm in an engine process of its own, token ids in and out.
+"""The `mlx` backend: mlx-lm in its own engine process, token ids in and out.
 
-The process is started by the first request and again by the next one after it died; between deaths that come too fast
-there is a growing pause in which requests fail at once. Importing this module imports no mlx: only the process does.
+The first request starts the process, and the next one restarts it after a crash. After frequent crashes there
+is a growing pause in which requests fail at once. Importing this module does not import mlx: only the process
+does.
 """
 
 from __future__ import annotations
@@ -42,16 +43,25 @@ from unisono_adapters.mlx.process import EngineProcess, Inbox
 from unisono_adapters.mlx.wire import Ready, Reason
 
 _PAUSES_S = (0.0, 0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
-"""Before the next start, by how many lives in a row ended without a finished request; the last for all after it."""
+"""Pauses before a restart, by consecutive processes without a finished request.
+
+The last value is used for all further ones.
+"""
 
 _STALLED_S = 30.0
-"""An engine that works says so every second; one that was silent this long when a request times out is ended."""
+"""Silence in seconds after which an engine is killed when a request times out.
+
+A working engine sends a sign of life every second.
+"""
 
 _LOAD_TIMEOUT_S = 900.0
-"""A large model on a slow disk takes minutes; this is not part of any request's own timeouts."""
+"""Limit for loading, in seconds; a large model on a slow disk takes minutes.
+
+Not part of any request's own timeouts.
+"""
 
 _MOST_AT_ONCE = 256
-"""Tokens of a chunk. A client that was slow has many waiting for it."""
+"""Maximum number of tokens in a chunk; a slow client may have many waiting."""
 
 _SHUT_DOWN = "the mlx backend is shut down"
 
@@ -68,11 +78,10 @@ _REFUSALS: Mapping[Reason, type[UnisonoError]] = {
 
 
 class MlxLocalBackend:
-    """Satisfies `core.ports.Backend`. `options.model` is a model folder, the name of a snapshot that was downloaded
-    before, or `demo`.
+    """Backend (`core.ports.Backend`) for a model folder, a downloaded snapshot or `demo`.
 
-    Options in `extra`, all numbers: `load_timeout_s`, `batch` (requests that run at once), `waiting` (that queue up
-    beyond those), `prefill_chunk` (tokens) and `prefix_cache_mb` (0 for none). Raises ConfigError for other values.
+    Options in `extra`, all numbers: `load_timeout_s`, `batch` (concurrent requests), `waiting` (queued
+    requests), `prefill_chunk` (tokens) and `prefix_cache_mb` (0 for none). Raises ConfigError for other values.
     """
 
     def __init__(self, options: BackendOptions) -> None:
@@ -94,14 +103,14 @@ class MlxLocalBackend:
 
     @property
     def engine_pid(self) -> int | None:
-        """The engine process, while there is one that can be asked."""
+        """Process id of the engine while it accepts requests."""
         if self._start is None or not self._start.done() or self._start.cancelled() or self._start.exception():
             return None
         engine, _ = self._start.result()
         return engine.pid if engine.lost is None else None
 
     async def probe(self) -> Probe:
-        """Start the engine when it does not run, and examine it. Raises BackendUnavailable."""
+        """Start the engine if necessary and probe it. Raises BackendUnavailable."""
         engine, ready = await self._running()
 
         async def encode(text: str) -> Sequence[int]:
@@ -119,8 +128,10 @@ class MlxLocalBackend:
         return await examine(Subject(self.complete, claims, remedies=REMEDIES, encode=encode, trusted=constrain))
 
     async def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
-        """Raises ContextTooLong and the BackendError family. A `max_tokens` beyond the context ends at the context,
-        as a finish for length."""
+        """Generate an answer. Raises ContextTooLong and the BackendError family.
+
+        A `max_tokens` beyond the context ends at the context with a finish for length.
+        """
         engine, _ = await self._running()
         asked_at = time.monotonic()
         number, inbox = engine.ask(job)
@@ -140,7 +151,7 @@ class MlxLocalBackend:
             engine.drop(number)
 
     async def load(self) -> Load | None:
-        """Of the engine process, and of every gateway it works for; None while it does not run."""
+        """Return the load of the engine process from all gateways; None while it does not run."""
         if self._start is None or not self._start.done() or self._start.cancelled() or self._start.exception():
             return None
         engine, _ = self._start.result()
@@ -152,7 +163,7 @@ class MlxLocalBackend:
         return Load(counted.running, counted.waiting, counted.tokens)
 
     async def aclose(self) -> None:
-        """End the engine process and every request in it. May be called again."""
+        """End the engine process and all of its requests. Repeatable."""
         self._closed = True
         start, self._start = self._start, None
         if start is None:
@@ -164,8 +175,10 @@ class MlxLocalBackend:
             await engine.stop()
 
     async def _running(self) -> tuple[EngineProcess, Ready]:
-        """The engine and its greeting. Concurrent callers share one start, and one that leaves does not end it for the
-        others."""
+        """Return the engine and its greeting.
+
+        Concurrent callers share one start; cancelling one caller does not cancel it for the others.
+        """
         if self._closed:
             raise BackendUnavailable(_SHUT_DOWN)
         if self._start is not None and self._start.done():
@@ -181,11 +194,11 @@ class MlxLocalBackend:
             return await asyncio.shield(start)
         except asyncio.CancelledError:
             if not start.cancelled():
-                raise  # this caller left
+                raise  # this caller was cancelled
             raise BackendUnavailable(_SHUT_DOWN) from None
 
     def _bury(self, start: asyncio.Task[tuple[EngineProcess, Ready]]) -> None:
-        """Forget a life that is over, and decide when the next one may begin."""
+        """Discard an ended process and determine the earliest time of a restart."""
         if start.cancelled():
             self._start = None
             return
@@ -217,7 +230,7 @@ class MlxLocalBackend:
 
 
 async def _wait(engine: EngineProcess, inbox: Inbox, timeouts: Timeouts, asked_at: float, *, begun: bool) -> None:
-    """Until something has arrived. Raises BackendTimeout, and ends an engine that is not even alive."""
+    """Wait for data. Raises BackendTimeout, and kills an engine without a sign of life."""
     total_left = asked_at + timeouts.total_s - time.monotonic()
     patience = timeouts.silence_s if begun else timeouts.first_token_s
     try:
@@ -233,8 +246,10 @@ async def _wait(engine: EngineProcess, inbox: Inbox, timeouts: Timeouts, asked_a
 
 
 def _take(engine: EngineProcess, inbox: Inbox, prompt_tokens: int | None) -> Chunk:
-    """What has arrived, as one chunk; of very much, what can be read at once. Tokens that came before an engine died
-    are given first."""
+    """Return the received data as one chunk of limited size.
+
+    Tokens received before a crash are returned first.
+    """
     inbox.arrived.clear()
     if not inbox.tokens:
         if inbox.refused is not None:
@@ -255,7 +270,7 @@ def _take(engine: EngineProcess, inbox: Inbox, prompt_tokens: int | None) -> Chu
 
 
 def _look_at(start: asyncio.Task[tuple[EngineProcess, Ready]]) -> None:
-    """A failed start whose callers have all left is no error of the event loop's."""
+    """Retrieve the error of a failed start, so that the event loop does not report it."""
     if not start.cancelled():
         start.exception()
 

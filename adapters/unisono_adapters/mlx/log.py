@@ -1,4 +1,4 @@
-"""What an engine process wrote before it ended, and how it ended, in words for a message."""
+"""Final output and exit status of an engine process, formatted for messages."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _LOG_BYTES = 8192
 _QUOTED_LINES = 3
 _QUOTED_CHARACTERS = 500
 _LAST_WORDS_S = 0.5
-"""How long the end of the output may take to be read; a grandchild could hold the pipe open for ever."""
+"""Seconds allowed for reading the final output; a grandchild could keep the pipe open."""
 
 
 class Log:
-    """The last of what the process printed. A thread of its own reads it, so that a full pipe never blocks it."""
+    """Tail of the process's output, read in a thread so that a full pipe never blocks it."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._kept = b""
@@ -23,7 +23,7 @@ class Log:
         self._thread.start()
 
     def last_words(self) -> str:
-        """The last lines of a process that has ended, as the tail of a message; empty when it printed nothing."""
+        """Return the last lines of an ended process as the tail of a message, or an empty string."""
         self._thread.join(_LAST_WORDS_S)
         return quoted(self._kept)
 
@@ -36,7 +36,7 @@ class Log:
 
 
 def quoted(log: bytes) -> str:
-    """The last lines of what a process wrote, as the tail of a message; empty when it wrote nothing."""
+    """Return the last lines of an output as the tail of a message, or an empty string."""
     lines = [line.strip() for line in log.decode("utf-8", errors="replace").splitlines() if line.strip()]
     if not lines:
         return ""
@@ -45,7 +45,7 @@ def quoted(log: bytes) -> str:
 
 
 def meaning(code: int) -> str:
-    """How a process ended, in brackets."""
+    """Describe an exit code in brackets."""
     if code >= 0:
         return f" (exit code {code})"
     try:

@@ -1,8 +1,8 @@
-"""Attention caches of earlier prompts, so that a continued conversation computes only what is new.
+"""Attention caches of earlier prompts, so that only new tokens are computed.
 
-Only a whole earlier sequence that the new prompt begins with is reused: gpt-oss has sliding-window layers, whose
-caches cannot be cut back to an earlier point. Tenants are kept apart by their salt. Bounded in entries and bytes, the
-least recently used goes first.
+Only a whole earlier sequence that is a prefix of the new prompt is reused: gpt-oss has sliding-window layers,
+whose caches cannot be truncated. Tenants are separated by their salt. The cache is bounded in entries and bytes
+and evicts the least recently used.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 
 
 class LayerCache(Protocol):
-    """One layer's keys and values, as mlx_lm keeps them."""
+    """Keys and values of one layer, as stored by mlx_lm."""
 
     @property
     def nbytes(self) -> int: ...
@@ -33,18 +33,20 @@ class _Entry:
 
 
 class Prefixes:
-    """Layers by the ids they stand for. What is handed out must not be changed: it stays in here."""
+    """Layers by the ids that they represent. Returned layers must not be changed."""
 
     def __init__(self, entries: int, size: int) -> None:
-        """`size` is in bytes; 0 turns the cache off."""
+        """Create a cache of at most `size` bytes; 0 turns it off."""
         self._most = entries
         self._limit = size
         self._size = 0
         self._kept: OrderedDict[tuple[str, tuple[int, ...]], _Entry] = OrderedDict()
 
     def longest(self, salt: str, prompt: Sequence[int]) -> tuple[int, Layers | None]:
-        """How many of `prompt`'s first ids are known, and their layers: never the last id, which has to be computed
-        for generation to begin."""
+        """Return the length of the longest cached prefix of `prompt`, and its layers.
+
+        The last id is never included, since generation has to compute it.
+        """
         whole = tuple(prompt)
         best: tuple[str, tuple[int, ...]] | None = None
         for key in self._kept:
@@ -52,7 +54,7 @@ class Prefixes:
             length = len(ids)
             if owner != salt or length >= len(whole) or (best is not None and length <= len(best[1])):
                 continue
-            # Prompts of one application begin alike for thousands of ids; the last one tells most of them apart.
+            # Prompts of one application share thousands of first ids, so compare the last one first.
             if whole[length - 1] == ids[-1] and whole[:length] == ids:
                 best = key
         if best is None:

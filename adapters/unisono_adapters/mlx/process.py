@@ -1,7 +1,7 @@
-"""One life of the engine process, seen from the gateway: start it, ask it, notice its death, end it.
+"""Engine process as seen from the gateway: start, requests, crash detection, end.
 
-The gateway never waits for the process on its event loop, and the process never outlives the gateway: it holds the
-read end of a pipe whose write end is here. What it prints is kept in a small buffer and quoted when it dies.
+The gateway never waits for the process on its event loop. The process never outlives the gateway, because it
+reads a pipe whose write end is here. Its output is stored in a small buffer and quoted after a crash.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from unisono_adapters.mlx.wire import (
 )
 
 _PATIENCE_S = 2.0
-"""How long the process gets to end by itself."""
+"""Seconds for the process to end by itself."""
 _LONGEST_ADDRESS = 100
-"""Bytes; what a Unix-domain socket's path may have on every platform, less a little."""
+"""Maximum length of a socket path in bytes, slightly below every platform's limit."""
 
 _PASSED_ON = ("PATH", "HOME", "USER", "TMPDIR", "LANG", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
 _PASSED_ON_PREFIXES = ("LC_", "XDG_", "HF_", "MLX_", "METAL_", "OMP_", "OPENBLAS_")
@@ -64,7 +64,7 @@ _SECRET = "HF_TOKEN"  # noqa: S105 - the variable's name; nothing is downloaded,
 
 @dataclass(slots=True)
 class Inbox:
-    """What has come for one request and was not taken yet: at most its own `max_tokens`, at four bytes each."""
+    """Received but unread data of one request: at most its `max_tokens`, at four bytes each."""
 
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     tokens: array[int] = field(default_factory=lambda: array("I"))
@@ -78,37 +78,41 @@ class Inbox:
 Process: TypeAlias = subprocess.Popen[bytes]
 
 SHARED = "UNISONO_ENGINES"
-"""The variable that names the folder where the workers of one gateway find the engines they share."""
+"""Environment variable with the folder in which workers find their shared engines."""
 
 
 class ProcessHandle(Protocol):
-    """A process as its gateway holds it. What it does may take a moment, and is done in a thread."""
+    """Handle of a process. Its methods may block, so they run in a thread."""
 
     pid: int
 
     def kill(self) -> None:
-        """End it without asking."""
+        """Kill the process."""
         ...
 
     def leave(self) -> None:
-        """It is not needed here any more."""
+        """Release the process, which is not needed here any more."""
         ...
 
     def ended(self) -> tuple[str, str]:
-        """Of a process whose connection broke: how it ended, and its last words; either may be empty."""
+        """Return exit description and final output of a process whose connection broke.
+
+        Either may be empty.
+        """
         ...
 
 
 class EngineProcess:
-    """A started process with a connection to it. Belongs to one event loop.
+    """Connection to a started process. Belongs to one event loop.
 
-    `lost` is None while the process can be asked, and then why it cannot; every inbox is woken when that changes.
+    `lost` is None while the process accepts requests, and then the reason why it does not. A change wakes every
+    inbox.
     """
 
     def __init__(self, life: ProcessHandle, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.lost: str | None = None
         self.served = False
-        """Whether it has finished a request, which says more than that it started."""
+        """True if it has finished a request, which proves more than its start."""
         self._life = life
         self._reader = reader
         self._writer = writer
@@ -121,15 +125,17 @@ class EngineProcess:
 
     @classmethod
     async def start(cls, model: str, limits: BatchLimits) -> EngineProcess:
-        """Connect to a process of its own, or to one that all workers of a gateway share, where there are some. The
-        model loads after that: see `ready`. Raises BackendUnavailable."""
+        """Connect to an own process, or to one that all workers of the gateway share.
+
+        The model loads afterwards: see `ready`. Raises BackendUnavailable.
+        """
         spawning = asyncio.create_task(asyncio.to_thread(_begun, model, limits))
         try:
             life, connection = await asyncio.shield(spawning)
         except OSError as error:
             raise BackendUnavailable(f"the engine process cannot be started: {error}") from error
         except asyncio.CancelledError:
-            life, connection = await spawning  # a thread cannot be cancelled, and its process must not stay
+            life, connection = await spawning  # a thread cannot be cancelled, and its process must not remain
             connection.close()
             await asyncio.to_thread(life.leave)
             raise
@@ -138,18 +144,18 @@ class EngineProcess:
 
     @property
     def pid(self) -> int:
-        """0 for one of another process that has not said it yet."""
+        """Process id; 0 for a shared process that has not reported it yet."""
         return self._life.pid
 
     async def ready(self) -> Ready:
-        """Wait until the model is loaded. Raises BackendUnavailable when it cannot be."""
+        """Wait until the model is loaded. Raises BackendUnavailable if that fails."""
         greeting = await asyncio.shield(self._greeting)
         if isinstance(greeting, Failed):
             raise BackendUnavailable(greeting.message)
         return greeting
 
     def ask(self, job: CompletionJob) -> tuple[int, Inbox]:
-        """Begin a generation; `drop` must follow. Raises BackendUnavailable when the engine is lost."""
+        """Begin a generation; `drop` must follow. Raises BackendUnavailable if the engine is lost."""
         number, inbox = self._open()
         self._writer.write(
             to_line(
@@ -159,14 +165,14 @@ class EngineProcess:
         return number, inbox
 
     def drop(self, number: int) -> None:
-        """The request is over for the gateway; the engine is told unless it is over there too."""
+        """Forget a request, and cancel it in the engine unless it is finished there."""
         inbox = self._inboxes.pop(number)
         over = inbox.finish is not None or inbox.refused is not None
         if not over and self.lost is None:
             self._writer.write(to_line(Cancel(number)))
 
     async def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
-        """Ids of `texts` by the model's own tokenizer. Raises BackendUnavailable."""
+        """Return the ids of `texts` by the model's own tokenizer. Raises BackendUnavailable."""
         number, inbox = self._open()
         try:
             self._writer.write(to_line(Tokenize(number, texts)))
@@ -178,7 +184,7 @@ class EngineProcess:
             del self._inboxes[number]
 
     async def count(self) -> CountAnswer:
-        """What there is to do. Raises BackendUnavailable."""
+        """Return the engine's load. Raises BackendUnavailable."""
         number, inbox = self._open()
         try:
             self._writer.write(to_line(Count(number)))
@@ -190,15 +196,15 @@ class EngineProcess:
             del self._inboxes[number]
 
     def silent_since(self, moment: float) -> float:
-        """Seconds without a word from the engine, counted from `moment` (monotonic) at the earliest."""
+        """Return the seconds since the engine's last message or `moment` (monotonic)."""
         return time.monotonic() - max(self._heard_at, moment)
 
     def kill(self) -> None:
-        """End it without asking; `lost` follows."""
+        """Kill the process; `lost` is set afterwards."""
         self._life.kill()
 
     async def stop(self) -> None:
-        """End the process and wait for it. Requests that still run are woken. May be called again."""
+        """End the process and wait for it. Running requests are woken. Repeatable."""
         self._ending = True
         self._lose("the engine process was shut down")
         self._writer.close()
@@ -267,7 +273,7 @@ class EngineProcess:
 
 
 class _Owned:
-    """A process of this gateway alone, which ends with it."""
+    """Process of this gateway alone, which ends with it."""
 
     def __init__(self, process: Process, folder: Path) -> None:
         self.pid = process.pid
@@ -295,8 +301,11 @@ def _begun(model: str, limits: BatchLimits) -> tuple[ProcessHandle, socket.socke
 
 
 def _spawn(model: str, limits: BatchLimits) -> tuple[ProcessHandle, socket.socket]:
-    """Start the process with a listening socket to which the returned one is already connected, so that nothing has to
-    be waited for and the end of the process is the end of the connection at any moment."""
+    """Start the process with a listening socket, and return a connection to it.
+
+    The connection exists before the process runs, so there is no wait, and the end of the process always ends
+    the connection.
+    """
     folder = _private_folder()
     try:
         process, connection = spawned(folder / "engine.sock", model, limits, stdin=subprocess.PIPE)
@@ -309,7 +318,7 @@ def _spawn(model: str, limits: BatchLimits) -> tuple[ProcessHandle, socket.socke
 def spawned(
     address: Path, model: str, limits: BatchLimits, *, stdin: int, stdout: int = subprocess.PIPE, shared: bool = False
 ) -> tuple[Process, socket.socket]:
-    """A process that listens at `address`, and a connection to it. Raises OSError."""
+    """Start a process that listens at `address`, and connect to it. Raises OSError."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
@@ -341,12 +350,12 @@ def _command(model: str, limits: BatchLimits, listener: int) -> list[str]:
         "--prefill-chunk": limits.prefill_chunk,
         "--prefix-cache-bytes": limits.prefix_cache_bytes,
     }
-    # -P: the current directory is no place to import from.
+    # -P: do not import from the current directory.
     return [sys.executable, "-P", "-m", "unisono_adapters.mlx.engine", *(f"{k}={v}" for k, v in options.items())]
 
 
 def _private_folder() -> Path:
-    """A new folder, mode 0700, with a path short enough for a socket."""
+    """Create a folder, mode 0700, with a path short enough for a socket."""
     root = tempfile.gettempdir()
     if len(os.fsencode(root)) > _LONGEST_ADDRESS - len("/unisono-mlx-12345678/engine.sock"):
         root = "/tmp"  # noqa: S108 - the folder made in it is private
@@ -354,7 +363,7 @@ def _private_folder() -> Path:
 
 
 def _environment() -> dict[str, str]:
-    """What the engine needs and none of the gateway's secrets."""
+    """Return the engine's environment, without the gateway's secrets."""
     passed = {
         name: value
         for name, value in os.environ.items()
@@ -364,7 +373,10 @@ def _environment() -> dict[str, str]:
 
 
 def _discard(process: Process, folder: Path) -> int:
-    """Let the process end by itself, then make it; blocks. Returns its exit code, negative for a signal."""
+    """Wait for the process to end, then kill it; blocks.
+
+    Returns its exit code, negative for a signal.
+    """
     if process.stdin is not None:
         process.stdin.close()
     try:

@@ -1,9 +1,9 @@
 """mlx_lm.server: text in, text out, over `/v1/completions`.
 
-Special tokens are spelled out in its text, all but the one that stopped it, which it hides. It answers HTTP/1.0 and
-ends a body by closing the connection, so an end without `[DONE]` is a crash; and it answers 404 for whatever goes
-wrong while it generates. From the first text it generates it drops a space; where that matters, inside a message, the
-answer is asked for in another way (`_seam`). Measured on mlx-lm 0.32.2.
+Its text spells out special tokens, except for the stop token, which it hides. It uses HTTP/1.0 and ends a body
+by closing the connection, so an end without `[DONE]` is a crash. It returns 404 for any failure during
+generation. It drops a space at the beginning of its output; inside a message, where that matters, the answer is
+requested in another way (`_leading_space`). Measured on mlx-lm 0.32.2.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from unisono_adapters._poison_prompts import PoisonPrompt
 from unisono_adapters._probe import Subject, examine
 
 LOADED = "default_model"
-"""The model the server was started with. By any other name it would look for one on the hub."""
+"""Name of the model that the server has loaded; others would be looked up on the hub."""
 
 REMEDIES = {
     Check.GENERATION: "Restart mlx_lm.server, with the gpt-oss folder as its --model.",
@@ -33,17 +33,20 @@ REMEDIES = {
 
 
 class MlxServerBackend:
-    """The model's name in the options is for people: the server is always asked for the model it has loaded."""
+    """mlx_lm.server backend. The configured model name is ignored in favor of the loaded model."""
 
     def __init__(self, options: BackendOptions) -> None:
-        """Raises ConfigError."""
-        # A client that it loses before it has sent its head is noticed nowhere: it generates to the limit for nobody.
+        """Raise ConfigError for invalid options."""
+        # The server does not notice a client that disconnects before its response head, and generates to the
+        # limit.
         self._wire = BackendHttp(options, {404: (BackendError, "the backend failed while it generated")}, polite=True)
         self._written = PoisonPrompt()
 
     async def probe(self) -> Probe:
-        """Asks for its health, which knows whether the generating thread lives, then examines it. The server does not
-        tell the length of its context."""
+        """Check the health page, which reports the generating thread, then probe the backend.
+
+        The server does not report the length of its context.
+        """
         health = await self._wire.get_json("health")
         status = health.get("status") if isinstance(health, dict) else None
         if status is None:
@@ -54,7 +57,7 @@ class MlxServerBackend:
         return await examine(Subject(self._streamed, claims, remedies=REMEDIES))
 
     def complete(self, job: CompletionJob) -> AsyncIterator[Chunk]:
-        """Raises ConstraintRefused for a constraint: it would be ignored without a word."""
+        """Generate an answer. Raises ConstraintRefused for a constraint, which would be ignored."""
         if job.constraint is not None:
             raise refused_kind(job.constraint)
         assert job.prompt.text is not None, "a text backend was given a prompt without text"
@@ -69,7 +72,7 @@ class MlxServerBackend:
         return _completions.complete(self._wire, _body(job), job, OutputForm.TEXT)
 
     async def load(self) -> Load | None:
-        """Nothing: the server has no page for it."""
+        """Return None: the server has no load page."""
         return None
 
     async def aclose(self) -> None:
@@ -77,7 +80,7 @@ class MlxServerBackend:
 
 
 def _body(job: CompletionJob, in_one_piece: bool = False) -> bytes:
-    """Only an answer in one piece tells the ids of its tokens."""
+    """Return the request body. Only a non-streamed answer contains token ids."""
     assert job.prompt.text is not None, "a text backend was given a prompt without text"
     as_a_stream = {"stream": True, "stream_options": {"include_usage": True}}
     body = {
@@ -88,6 +91,6 @@ def _body(job: CompletionJob, in_one_piece: bool = False) -> bytes:
         **_completions.sampling(job),
     }
     if job.sampling.repetition_penalty == 1.0:
-        # Its word for off: 1.0 would run a penalty that changes nothing over every token.
+        # 0.0 switches it off; 1.0 would run an ineffective penalty over every token.
         body["repetition_penalty"] = 0.0
     return orjson.dumps(body)

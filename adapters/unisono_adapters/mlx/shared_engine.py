@@ -1,8 +1,8 @@
-"""One engine process for all workers of a gateway: whoever needs it first starts it, the others join.
+"""Engine process shared by all workers of a gateway; the first worker starts it.
 
-They find each other in a folder that only they are told of. A lock, which ends with whoever holds it, sees to it that
-one engine is started where several are wanted at the same moment, after a crash too. The engine ends by itself soon
-after the last of them has gone, however they went, so it matters to nobody who started it.
+The workers find it in a private folder. A lock, released when its holder ends, ensures that concurrent workers
+start only one engine, also after a crash. The engine ends by itself soon after its last connection, so it does
+not depend on the worker that started it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,15 @@ from unisono_adapters.mlx.process import Process, ProcessHandle, spawned
 
 _LOG_BYTES = 8192
 _CLOSED_S = 0.5
-"""How long the process whose connection broke may take to be gone."""
+"""Seconds allowed for a process to end after its connection broke."""
 
 
 class Shared:
-    """An engine of several workers. `process` is its handle where this one started it; who joined knows its `pid` once
-    it has greeted, and until its connection breaks nobody else has that."""
+    """Engine of several workers.
+
+    `process` is the handle if this worker started it. Other workers learn its `pid` from the greeting; the
+    number is valid until the connection breaks.
+    """
 
     def __init__(self, log: Path, process: Process | None) -> None:
         self.pid = 0 if process is None else process.pid
@@ -43,13 +46,13 @@ class Shared:
                 os.kill(self.pid, signal.SIGKILL)
 
     def leave(self) -> None:
-        """Others may need it still; it notices when nobody does."""
+        """Release the engine, which ends by itself when unused."""
         if self._process is not None:
             _FORGOTTEN.append(self._process)
             self._process = None
 
     def ended(self) -> tuple[str, str]:
-        # Its number may be another process's from here on.
+        # From here on its number may belong to another process.
         self.pid = 0
         return self._how(), quoted(_end_of(self._log))
 
@@ -59,18 +62,20 @@ class Shared:
         try:
             return meaning(self._process.wait(_CLOSED_S))
         except subprocess.TimeoutExpired:
-            # It broke the connection and lives: others may be served.
+            # It closed the connection but runs: it may serve other workers.
             _FORGOTTEN.append(self._process)
             return ""
 
 
 _FORGOTTEN: list[Process] = []
-"""Engines that this process started and does not use any more. They are this process's to bury."""
+"""Engines started but no longer used by this process, which has to reap them."""
 
 
 def joined(folder: Path, model: str, limits: BatchLimits) -> tuple[ProcessHandle, socket.socket]:
-    """The engine for a model with a connection to it; started where there is none. Blocks, though not for as long as
-    the model loads. Raises OSError."""
+    """Return the engine for a model and a connection to it; start it if there is none.
+
+    Blocks, but not until the model is loaded. Raises OSError.
+    """
     _FORGOTTEN[:] = [process for process in _FORGOTTEN if process.poll() is None]
     name = hashlib.sha256(repr((model, limits, sys.executable)).encode()).hexdigest()[:16]
     address, log = folder / f"{name}.sock", folder / f"{name}.log"
@@ -108,7 +113,7 @@ def _connected(address: Path) -> socket.socket | None:
 
 
 def _end_of(log: Path) -> bytes:
-    # What it wrote last may come a moment behind its end.
+    # Its last output may arrive a moment after its end.
     time.sleep(0.05)
     try:
         with log.open("rb") as written:

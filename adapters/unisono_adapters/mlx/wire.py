@@ -1,9 +1,9 @@
-"""What a gateway and the engine process say to each other: one JSON object per line over a Unix-domain socket.
+"""Protocol between gateway and engine process: one JSON object per line over a Unix socket.
 
-Both sides import this module and nothing of each other. A gateway sends Ask, Cancel, Tokenize and Count; the engine
-sends Ready or Failed once per connection, then Output, Refused, Encoded and Counted by the `id` the gateway chose, and
-Pulse while it works.
-Ids are unique per connection, so several gateway processes can share one engine.
+Both sides import this module and nothing of each other. A gateway sends GenerateCommand, Cancel, Tokenize and
+Count. The engine sends Ready or Failed once per connection, then TokenOutput, RequestRefused, Encoded and
+CountAnswer with the gateway's `id`, and Pulse while it works. Ids are unique per connection, so several gateway
+processes can share one engine.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import orjson
 from unisono.core.generation import AnyJson, Constraint, JsonSchema, OneOf, Sampling
 
 LINE_LIMIT = 32 * 1024 * 1024
-"""Bytes; the longest line is a prompt that fills the context, about a megabyte."""
+"""Maximum line length in bytes; a prompt that fills the context has about a megabyte."""
 
 Reason: TypeAlias = Literal["context", "rejected", "constraint", "overloaded", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateCommand:
-    """Generate. `salt` keeps prompts of different tenants apart in the prefix cache."""
+    """Command to generate. `salt` separates the prompts of tenants in the prefix cache."""
 
     id: int
     prompt: Sequence[int]
@@ -36,14 +36,14 @@ class GenerateCommand:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Forget `id`, in whatever state it is; nothing more is said about it."""
+    """Command to forget `id` in any state; no further message about it follows."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Tokenize:
-    """Encode `texts` with the model folder's own tokenizer, special tokens spelled in them included."""
+    """Command to encode `texts` with the model's own tokenizer, parsing special tokens."""
 
     id: int
     texts: Sequence[str]
@@ -51,15 +51,18 @@ class Tokenize:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Say what there is to do, for every gateway."""
+    """Command to report the load from all gateways."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The model is loaded and has generated a token. `context` is its window, None when its config names none; with
-    `guides`, it keeps to constraints. `pid` is the engine's."""
+    """Message that the model is loaded and has generated a token.
+
+    `context` is its window, None if its config has none. `guides` is True if it supports constraints. `pid` is
+    the engine's.
+    """
 
     context: int | None
     guides: bool = False
@@ -68,15 +71,18 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The model cannot be used; the engine ends after saying so."""
+    """Message that the model cannot be used; the engine then ends."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class TokenOutput:
-    """New ids of one request, the stop id included; `finish` is "stop" or "length" on the last. `cached` counts prompt
-    tokens that were not computed again, on the first."""
+    """New ids of one request, including the stop id.
+
+    `finish` is "stop" or "length" on the last message. `cached` counts reused prompt tokens, on the first
+    message.
+    """
 
     id: int
     tokens: Sequence[int]
@@ -86,7 +92,7 @@ class TokenOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestRefused:
-    """Request `id` ends here."""
+    """Final message of the failed request `id`."""
 
     id: int
     reason: Reason
@@ -95,7 +101,7 @@ class RequestRefused:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Answers Tokenize: the ids of each text."""
+    """Answer to Tokenize: the ids of each text."""
 
     id: int
     ids: Sequence[Sequence[int]]
@@ -103,7 +109,7 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class CountAnswer:
-    """Answers Count: requests in the batch and behind it, and the tokens that those in the batch hold."""
+    """Answer to Count: running and waiting requests, and the tokens of the running ones."""
 
     id: int
     running: int
@@ -113,7 +119,7 @@ class CountAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """The generation thread is alive; at most one a second, only while it works."""
+    """Sign of life of the working generation thread, at most once per second."""
 
 
 ToEngine: TypeAlias = GenerateCommand | Cancel | Tokenize | Count
@@ -138,11 +144,11 @@ _KINDS: dict[str, type[ToEngine | ToGateway]] = {
 
 
 class WireError(Exception):
-    """A line that is not a message."""
+    """Line that is not a valid message."""
 
 
 def to_line(message: ToEngine | ToGateway) -> bytes:
-    # Field by field and not with dataclasses.asdict, which would copy a prompt id by id.
+    # Field by field, because dataclasses.asdict would copy a prompt id by id.
     body = {"kind": type(message).__name__.lower(), **{name: getattr(message, name) for name in message.__slots__}}
     if isinstance(message, GenerateCommand) and message.constraint is not None:
         body["constraint"] = [message.constraint.kind, message.constraint]
@@ -158,7 +164,7 @@ def _plain(value: object) -> object:
 
 
 def from_line(line: bytes) -> ToEngine | ToGateway:
-    """Raises WireError."""
+    """Parse a line. Raises WireError."""
     try:
         body = orjson.loads(line)
         kind = _KINDS[body.pop("kind")]

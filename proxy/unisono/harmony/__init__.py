@@ -1,1 +1,1 @@
-"""Tokens to meaning and back. No I/O: recordings replay to the same events for ever."""
+"""Conversion between tokens and events. No I/O, so recordings replay identically."""

@@ -1,4 +1,4 @@
-"""Runs of blanks outside of strings in a JSON body. No I/O."""
+"""Detection of long runs of blanks outside of strings in a JSON body. No I/O."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Final
 from unisono.harmony.encoding import Encoding
 
 MAX_BLANKS: Final = 64
-"""Characters in a row; a deep indentation is shorter."""
+"""Maximum run of blanks in characters, longer than any deep indentation."""
 BLANKS: Final = " \t\r\n"
 
 
 class BlankScanner:
-    """Reads a body in portions, each character once. `run` is the number of blanks that it ends in."""
+    """Incremental scanner of a JSON body. `run` is the number of blanks at its end."""
 
     def __init__(self) -> None:
         self.run = 0
@@ -28,7 +28,7 @@ class BlankScanner:
 
     @property
     def is_complete(self) -> bool:
-        """Whether an object or array was opened and all brackets are closed."""
+        """True if an object or array was opened and all brackets are closed."""
         return self._has_brackets and self._depth == 0 and not self._in_string
 
     def feed(self, text: str) -> None:
@@ -60,7 +60,10 @@ class BlankScanner:
 
 
 class BlankFilter:
-    """Withholds blanks outside of strings until something follows them, and finds the run that is too long."""
+    """Filter that withholds blanks outside of strings until more text follows.
+
+    It also finds the run that is too long.
+    """
 
     def __init__(self) -> None:
         self._scanner = BlankScanner()
@@ -73,11 +76,14 @@ class BlankFilter:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the body in front of the run is complete JSON."""
+        """True if the body before the run is complete JSON."""
         return self._scanner.is_complete
 
     def feed(self, text: str, position: int) -> str:
-        """Return what may be shown with some more text, which the token at `position` of the body ends."""
+        """Return the text that may be emitted after adding `text`.
+
+        `position` is the index in the body of the token that ends `text`.
+        """
         before = self._scanner.run
         self._scanner.feed(text)
         if (self._scanner.run and self._scanner.run != before + len(text)) or not before:
@@ -88,20 +94,20 @@ class BlankFilter:
         return text[:shown]
 
     def trimmed(self, encoding: Encoding, body: Sequence[int]) -> tuple[int, ...]:
-        """Return the tokens of the body without the run of blanks that it ends in."""
+        """Return the body's tokens without the run of blanks at its end."""
         begin = self._run_start
-        # The token that the run begins in may end a character that tokens before it began.
+        # The first token of the run may also end a character that earlier tokens began.
         while begin and _is_continuation(encoding.decode_bytes(body[begin : self._run_start + 1])):
             begin -= 1
         kept = encoding.decode(body[begin : self._run_start + 1]).rstrip(BLANKS)
         return (*body[:begin], *encoding.encode_generated(kept))
 
     def restart(self) -> None:
-        """Continue behind the body without the run."""
+        """Continue after the body without the run."""
         self._held = ""
         self._scanner.run = 0
 
 
 def _is_continuation(raw: bytes) -> bool:
-    """Whether the first byte continues a UTF-8 character."""
+    """Return whether the first byte continues a UTF-8 character."""
     return raw[:1] != b"" and raw[0] & 0xC0 == 0x80

@@ -1,7 +1,7 @@
-"""The tools gpt-oss was trained on: what they are called, and how they are declared in the system message.
+"""Tools that gpt-oss was trained on: their names and their system message declarations.
 
-`browser` and `python` are openai-harmony's own, to the letter. It has no `container`; that one is declared as the
-library declares any namespace, with the arguments that servers of gpt-oss agree on.
+`browser` and `python` are declared exactly as openai-harmony does. It has no `container`, which is declared
+like any other namespace, with the arguments that gpt-oss servers agree on.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ FUNCTIONS_OF: Final[dict[str, frozenset[str]]] = {
     "python": frozenset({"python"}),
     "container": frozenset({"container.exec"}),
 }
-"""The functions of each, as calls name them."""
+"""Function names in calls, by tool."""
 
 LONGEST_DESCRIPTION: Final = 8_000
-"""Characters."""
+"""In characters."""
 
 
 def namespace(recipient: str) -> str:
-    """What stands before the first dot."""
+    """Return the part before the first dot."""
     return recipient.partition(".")[0]
 
 
 def is_builtin(name: str) -> bool:
-    """Whether `name` is a function, or would be one, of a tool gpt-oss was trained on."""
+    """Return whether `name` belongs to the namespace of a tool gpt-oss was trained on."""
     return namespace(name) in FUNCTIONS_OF
 
 
 def namespaces(builtins: tuple[Builtin, ...], hide: Callable[[str], str]) -> dict[str, ToolNamespaceConfig]:
-    """The library's own declarations; `hide` is for text that is not to be read by it."""
+    """Return the library's declarations; `hide` masks text that the library must not read."""
     declared: dict[str, ToolNamespaceConfig] = {}
     for builtin in builtins:
         config = _DECLARED[builtin.name]()
@@ -46,7 +46,7 @@ def namespaces(builtins: tuple[Builtin, ...], hide: Callable[[str], str]) -> dic
 
 
 def _lines(description: str) -> list[str]:
-    """A description may fill lines, but not begin a section of the system message."""
+    """Split a description into lines that cannot begin a section of the system message."""
     return [line.lstrip("# \t") for line in description[:LONGEST_DESCRIPTION].splitlines()]
 
 

@@ -1,4 +1,4 @@
-"""Messages that may be calls: the terminator or the body decides."""
+"""Decision about messages that may be calls, by their terminator or body."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from unisono.harmony.header import COMMENTARY, Header
 
 
 def decide(header: Header, text: str, token: int, *, terminated: bool) -> Header:
-    """The header of the closed message `text`. A call that is not `terminated` was cut."""
+    """Return the header of the closed message `text`. A call that is not `terminated` was cut."""
     if header.if_json is not None:
         is_call = is_json_object(text) if terminated else text.lstrip().startswith("{")
         return header.if_json if is_call else header
@@ -20,5 +20,5 @@ def decide(header: Header, text: str, token: int, *, terminated: bool) -> Header
 
 
 def is_json_object(text: str) -> bool:
-    """Whether `text` is one JSON object, of any size."""
+    """Return whether `text` is one JSON object, of any size."""
     return json_kind(text) is dict

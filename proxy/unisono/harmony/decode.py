@@ -1,9 +1,14 @@
-"""Backend chunk to tokens: ids pass through, text is read for markers, markerless text gets its markers back.
+"""Decoding of backend chunks to tokens.
 
-In text a marker that the model typed cannot be told from one it meant. What can be told is used: a stop marker
-followed by more of the same text is no stop, a start followed by no header is no start, and nothing inside an open
-JSON string of a call's arguments is structure. Whatever is undecided is held until the next characters, or the end,
-decide it; the hold is bounded.
+Ids pass through. Text is searched for markers. Markerless text gets its markers back.
+
+In text, a marker that the model typed looks like one that it meant. These rules decide:
+
+- A stop marker followed by more of the same text is no stop.
+- A start without a header is no start.
+- Nothing inside an open JSON string of a call's arguments is structure.
+
+Undecided text is held until the next characters or the end of the output; the held text is bounded.
 """
 
 from __future__ import annotations
@@ -33,9 +38,9 @@ _MARKER = re.compile(r"<\|(?:start|channel|constrain|message|end|return|call|end
 _PARTIAL = re.compile(r"<(?:\|[a-z_0-9]{0,16}(?:\|)?)?\Z")
 _STOPS = frozenset({END, RETURN, CALL, ENDOFTEXT})
 _UNCERTAIN = _STOPS | {START, CHANNEL}
-"""Markers that may be typed text inside a body; any other one there is noise either way."""
+"""Markers that may be typed text inside a body; any other marker there is noise either way."""
 _LOOKAHEAD = 512
-"""Characters behind an undecided marker after which it counts as text."""
+"""Characters after an undecided marker from which on it counts as text."""
 
 _ANSWER_LOOKAHEAD = 16_384
 """The same for text that is the answer if the output ends with it."""
@@ -46,7 +51,7 @@ _HEADER_START = re.compile(rf"\s*(?:assistant|{_CHANNEL}|(?i:to ?[=:]))")
 _BEFORE_ANSWER = re.compile(rf"(?:assistant)?\s*(?:{ANALYSIS}|{COMMENTARY})\s*\Z")
 _TO_PYTHON = re.compile(r"to=python(?![\w-])")
 _LONGEST_HEADER = 256
-"""Characters; of a longer header the end counts."""
+"""Maximum length of a header in characters; of a longer one the end is used."""
 _STRING_EDGE = re.compile(r'["\\]')
 
 
@@ -59,8 +64,11 @@ class Decoder(Protocol):
 def decoder_for(
     form: OutputForm, encoding: Encoding, opening: Header | None = None, said: Sequence[int] = ()
 ) -> Decoder:
-    """The decoder for a backend's output. `opening` is the header of the message the prompt leaves open, if any; `said`
-    are tokens generated behind it earlier, when the prompt ends in them."""
+    """Return the decoder for a backend's output.
+
+    `opening` is the header of the message that the prompt leaves open, if any. `said` are tokens generated
+    after it earlier, if the prompt ends in them.
+    """
     match form:
         case OutputForm.IDS:
             return AsIds()
@@ -71,7 +79,7 @@ def decoder_for(
 
 
 class AsIds:
-    """Tokens come as ids, and are what they are."""
+    """Decoder for backends that send token ids."""
 
     def feed(self, chunk: Chunk) -> Sequence[int]:
         return chunk.tokens
@@ -127,7 +135,7 @@ class _Text:
         return out
 
     def _go_through(self, said: Sequence[int]) -> None:
-        """Be where the decoder that gave these tokens was, but for what it still held."""
+        """Restore the state of the decoder that produced these tokens, except for held text."""
         begin = 0
         for at, token in enumerate(said):
             if token >= FIRST_SPECIAL:
@@ -152,7 +160,7 @@ class _Text:
     def _structure(self, token: int) -> None:
         if token == MESSAGE and not self._in_body:
             self._in_body = True
-            # The code for `python` is no JSON, whatever it begins with.
+            # Code for `python` is not JSON, even if it begins like JSON.
             self._json = self._recipient and _TO_PYTHON.search(self._header) is None
             self._value = self._in_string = self._escaped = False
             self._before_answer = not self._recipient and _BEFORE_ANSWER.match(self._header) is not None
@@ -163,7 +171,7 @@ class _Text:
 
     def _track_json(self, text: str) -> None:
         if not self._value and (head := text.lstrip()):
-            # Arguments need not be JSON; in code a quote says nothing.
+            # Arguments need not be JSON; in code, quotes have no meaning here.
             self._value, self._json = True, head[0] in '{["'
         if self._json:
             self._track_string(text)
@@ -182,7 +190,7 @@ class _Text:
                 at += 1
 
     def _is_structure(self, token: int, text: str, at: int, *, over: bool) -> bool | None:
-        """Whether the marker that ends at `at` is meant; None when the text behind it does not decide yet."""
+        """Return whether the marker that ends at `at` is structure; None if still undecided."""
         if not self._in_body or token not in _UNCERTAIN:
             return not (self._in_body and self._json and self._in_string)
         if self._json and self._in_string:
@@ -206,8 +214,10 @@ def _id_of(marker: str) -> int:
 
 
 def _stop_is_meant(behind: str, settled: bool) -> bool | None:
-    """A stop ends its message when nothing, another marker or a header follows; prose behind it makes it text, unless
-    the prose itself is followed by a start."""
+    """Return whether a stop ends its message: nothing, another marker or a header follows.
+
+    Prose after it makes it text, unless a start follows the prose.
+    """
     following = _MARKER.search(behind)
     if following is None:
         if not behind.strip():
@@ -225,8 +235,10 @@ def _stop_is_meant(behind: str, settled: bool) -> bool | None:
 
 
 def _ends_before_answer(behind: str, settled: bool, over: bool) -> bool | None:
-    """Whether an end in thoughts or a preamble is meant: also where the last text of the output follows without any
-    header, which is then the answer."""
+    """Return whether an end marker in reasoning or a preamble is meant.
+
+    It is also meant if the last text of the output follows without a header: that text is the answer.
+    """
     following = _MARKER.search(behind)
     if following is None and behind.strip():
         return over if settled else None
@@ -236,10 +248,13 @@ def _ends_before_answer(behind: str, settled: bool, over: bool) -> bool | None:
 
 
 def _start_is_meant(behind: str, settled: bool) -> bool | None:
-    """A start or channel inside a body begins a message when a header follows: words, then a marker of a header."""
+    """Return whether a start or channel marker inside a body begins a message.
+
+    It does if a header follows: words, then a marker of a header.
+    """
     following = _MARKER.search(behind)
     if following is None:
-        # What may become a marker decides nothing yet.
+        # A possible part of a marker decides nothing yet.
         partial = None if settled else _PARTIAL.search(behind)
         behind = behind[: partial.start()] if partial else behind
         words = behind.strip()
@@ -260,11 +275,14 @@ _SPLIT = re.compile(
     rf"(?:\A|assistant)\s?(?P<channel>{_CHANNEL})(?P<to>\s{{1,2}}to=(?P<name>[\w.-]{{1,80}})\s{{0,2}}(?:json|code)?)?"
 )
 _TAIL = len("assistant commentary  to=  json") + 80
-"""Characters a split may be long."""
+"""Maximum length of a split in characters."""
 
 
 class _Markerless:
-    """Text without markers, split where a channel word begins the output or follows the word `assistant`."""
+    """Decoder for text without markers.
+
+    A split is a channel word at the beginning of the output or after the word `assistant`.
+    """
 
     def __init__(self, encoding: Encoding, opening: Header | None, said: Sequence[int]) -> None:
         self._encoding = encoding
@@ -296,7 +314,7 @@ class _Markerless:
             self._emit(self._buffer, out)
             self._buffer = ""
         elif split is None:
-            # A word that may yet become a split stays.
+            # Hold back a word that may still become a split.
             keep = min(len(self._buffer), _TAIL)
             self._emit(self._buffer[: len(self._buffer) - keep], out)
             self._buffer = self._buffer[len(self._buffer) - keep :]

@@ -1,8 +1,8 @@
-"""The o200k_harmony encoding, loaded once from the vocabulary file that comes with the package.
+"""The o200k_harmony encoding, loaded once from the bundled vocabulary file.
 
-Two libraries hold the same vocabulary for two purposes: openai-harmony renders and parses structure, tiktoken encodes
-text from outside. openai-harmony's encoder takes quadratic time on one unbroken run of characters and holds the GIL
-while it does; tiktoken gives the same ids in linear time and releases it.
+Two libraries use the same vocabulary: openai-harmony renders and parses structure, tiktoken encodes outside
+text. openai-harmony's encoder takes quadratic time on one unbroken run of characters and holds the GIL.
+tiktoken returns the same ids in linear time and releases it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from unisono.core.generation import (
 )
 
 PIECE = 32_768
-"""Characters encoded at once: far below what the tokenizer refuses."""
+"""Maximum number of characters encoded at once: far below the tokenizer's limit."""
 VOCABULARY_FILE = "o200k_base.tiktoken"
 VOCABULARY_SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
 
@@ -44,10 +44,10 @@ MARKERS: dict[str, int] = {
     "<|return|>": RETURN,
     "<|call|>": CALL,
 }
-"""The seven structural markers, by the text they are spelled with."""
+"""The seven structural markers by their spelling."""
 
 STRUCTURAL: dict[str, int] = MARKERS | {"<|endoftext|>": ENDOFTEXT}
-"""What a text backend's output may spell and mean as structure."""
+"""Markers that count as structure in the output of a text backend."""
 
 
 PIECES = "|".join(
@@ -61,17 +61,20 @@ PIECES = "|".join(
         r"\s+",
     )
 )
-"""How o200k cuts text before merging; part of the encoding's definition. Source: tiktoken's `o200k_base`."""
+"""Pattern by which o200k splits text before merging; part of the encoding's definition.
+
+Source: tiktoken's `o200k_base`.
+"""
 
 _OTHER_SPECIAL = {"<|startoftext|>": FIRST_SPECIAL, "<|endofprompt|>": 200018}
 
 
 class VocabularyError(Exception):
-    """The vocabulary file is missing or not the one this encoding is built on."""
+    """Missing or unexpected vocabulary file."""
 
 
 class Encoding:
-    """Text to ids and back. Immutable and safe to share between threads."""
+    """Conversion between text and ids. Immutable and safe to share between threads."""
 
     def __init__(self, harmony: openai_harmony.HarmonyEncoding, bpe: tiktoken.Encoding) -> None:
         self.harmony = harmony
@@ -79,48 +82,54 @@ class Encoding:
         self._structural = frozenset(STRUCTURAL)
 
     def encode_text(self, text: str) -> list[int]:
-        """Ordinary tokens only: a marker spelled in `text` stays text. Raises ValueError for input the tokenizer
-        cannot take (a run of about a million spaces)."""
+        """Encode outside text as ordinary tokens: a marker spelled in `text` stays text.
+
+        Raises ValueError for input that the tokenizer rejects (a run of about a million spaces).
+        """
         return self._bpe.encode(text, disallowed_special=())
 
     def encode_generated(self, text: str) -> list[int]:
-        """Ordinary tokens of text that the model wrote, whatever it is. Very long text is encoded in pieces, which the
-        tokenizer never refuses."""
+        """Encode generated text as ordinary tokens.
+
+        Long text is encoded in pieces, which the tokenizer never rejects.
+        """
         if len(text) <= PIECE:
             return self.encode_text(text)
         return [token for at in range(0, len(text), PIECE) for token in self.encode_text(text[at : at + PIECE])]
 
     def encode_marked(self, text: str) -> list[int]:
-        """Ids of text in which the seven markers and `<|endoftext|>` mean themselves."""
+        """Encode text in which the seven markers and `<|endoftext|>` are control tokens."""
         return self._bpe.encode(text, allowed_special=self._structural, disallowed_special=())
 
     def encode_as_server(self, text: str) -> list[int]:
-        """Ids a text backend sees: every special token spelled in `text` becomes one."""
+        """Encode as a text backend does: every special token spelled in `text` becomes one."""
         return self._bpe.encode(text, allowed_special="all")
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of ids, with U+FFFD for bytes that are not UTF-8. Special tokens come out spelled."""
+        """Decode ids, with U+FFFD for bytes that are not UTF-8. Special tokens are spelled out."""
         return self.decode_bytes(tokens).decode("utf-8", errors="replace")
 
     def decode_bytes(self, tokens: Sequence[int]) -> bytes:
-        """Bytes of ids; raises KeyError for an id outside the vocabulary."""
+        """Decode ids to bytes. Raises KeyError for an id outside the vocabulary."""
         return self._bpe.decode_bytes(tokens)
 
     @cached_property
     def special_names(self) -> frozenset[str]:
-        """Every special token's spelling, the reserved ones included."""
+        """Spellings of all special tokens, including the reserved ones."""
         return frozenset(self._bpe.special_tokens_set)
 
     @staticmethod
     def special_ids(tokens: Iterable[int]) -> list[int]:
-        """The special ids in `tokens`, in order: a prompt's structure."""
+        """Return the special ids in `tokens`, in order: a prompt's structure."""
         return [token for token in tokens if token >= FIRST_SPECIAL]
 
 
 @cache
 def load_encoding(folder: Path | None = None) -> Encoding:
-    """The encoding from `folder`, by default the one in the package; loaded once per process. Checks the file's
-    checksum and never downloads. Raises VocabularyError."""
+    """Load the encoding from `folder`, by default the bundled one; cached per process.
+
+    Verifies the file's checksum and never downloads. Raises VocabularyError.
+    """
     path = (folder or Path(__file__).parent / "vocab") / VOCABULARY_FILE
     if not path.is_file():
         raise VocabularyError(f"{path} is missing; it comes with the package, so reinstall unisono")
@@ -131,12 +140,12 @@ def load_encoding(folder: Path | None = None) -> Encoding:
     special = STRUCTURAL | _OTHER_SPECIAL
     taken = set(special.values())
     special |= {f"<|reserved_{i}|>": i for i in range(FIRST_SPECIAL, VOCABULARY) if i not in taken}
-    # Parsed here and not with tiktoken's loader, which leaves a copy in the temporary folder and trusts what it finds.
+    # Parsed here and not by tiktoken's loader, which caches in the temporary folder without verification.
     ranks = {b64decode(token): int(rank) for token, rank in map(bytes.split, content.splitlines())}
     bpe = tiktoken.Encoding(name="o200k_harmony", pat_str=PIECES, mergeable_ranks=ranks, special_tokens=special)
-    # The encoder has copied them; the table itself is 20 MB that nothing here asks for again.
+    # The encoder has copied the table; free its 20 MB.
     ranks.clear()
-    # openai-harmony takes the folder of its vocabulary from the environment and only while it loads.
+    # openai-harmony reads its vocabulary folder from the environment, only while it loads.
     before = os.environ.get("TIKTOKEN_ENCODINGS_BASE")
     os.environ["TIKTOKEN_ENCODINGS_BASE"] = str(path.parent)
     try:

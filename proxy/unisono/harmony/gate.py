@@ -1,4 +1,4 @@
-"""The router's gate: decides on messages as they open and close. Also the place where a gate stopped the reading."""
+"""Gate of the router: accepts or stops messages as they open and close."""
 
 from __future__ import annotations
 
@@ -10,35 +10,41 @@ from unisono.harmony.message_parts import OpenPart
 
 
 class Gate(Protocol):
-    """Decides which messages there are at all. Asked once or twice for each message, never for a token."""
+    """Policy that accepts or stops messages; called once or twice per message, never per token."""
 
     def opens(self, message: OpenPart) -> bool:
-        """False: reading stops in front of the message, and nothing of it was said."""
+        """Return False to stop reading before the message; nothing of it was emitted."""
         ...
 
     def holds(self, header: Header) -> bool:
-        """Whether nothing of a text is shown before it is complete, as it is with calls."""
+        """Return whether a text is emitted only when complete, like a call."""
         ...
 
     def closes(self, header: Header, text: str, *, held: bool) -> str | None:
-        """What a complete text or call says: all of it, or what stands in a code fence around it; one that was shown
-        says what it says. None: reading stops behind it, and nothing of it was said."""
+        """Return the content of a complete text or call, or None to stop reading after it.
+
+        The content is all of the text, or the part inside an enclosing code fence. Text that was already
+        emitted stays as it is. None means that nothing of the message was emitted.
+        """
         ...
 
     def limits_blanks(self, header: Header) -> bool:
-        """Whether reading stops at a long run of blanks outside of strings in the body, which has to be JSON."""
+        """Return whether reading stops at a long run of blanks outside of strings in a JSON body."""
         ...
 
     @property
     def unfit(self) -> bool:
-        """Whether the text that was let through last is not what it had to be."""
+        """True if the last accepted text does not meet the requirements."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """Where a gate stopped the reading: the message that begins at the place `begin` has its header until `header_end`
-    and was read until `end` (see `legal` for places). `tokens` are its legal header."""
+    """Message at which a gate stopped reading.
+
+    It begins at the position `begin`, its header ends at `header_end`, and it was read until `end` (positions
+    as in `message_parts`). `tokens` are its legal header.
+    """
 
     header: Header
     tokens: tuple[int, ...]
@@ -46,10 +52,10 @@ class Stopped:
     header_end: int
     end: int
     text: str | None = None
-    """What it says; None in front of it."""
+    """Text of the message; None if reading stopped before it."""
     trimmed: tuple[int, ...] | None = None
-    """Its body without the run of blanks that the reading stopped at; None where it stopped for another reason."""
+    """Body without the long run of blanks; None if reading stopped for another reason."""
     is_complete: bool = False
-    """Whether the trimmed body is complete JSON."""
+    """True if the trimmed body is complete JSON."""
     is_shown: bool = False
-    """Whether the client has a part of it."""
+    """True if a part of it was emitted to the client."""

@@ -1,7 +1,7 @@
-"""The tables: which marker may follow in which state, and what is done about one that may not.
+"""Transition tables: markers allowed in each state, and the repair of all others.
 
-A new malformed shape is a new row here, and its repair has a sentence in `core.rules`. What a held header means is not
-a question of transitions: see `header.py`.
+A new malformed shape is a new row here, and its repair needs a sentence in `core.recovery_rules`. The meaning
+of a buffered header is not a transition: see `header.py`.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from unisono.core.generation import (
 
 
 class State(Enum):
-    """Where in the output the next token stands."""
+    """Position of the next token in the output."""
 
     HEADER = auto()
-    """Inside a header; its tokens are held until it is decided what they mean."""
+    """Inside a header; its tokens are buffered until their meaning is known."""
     BODY = auto()
     BETWEEN = auto()
     """After a message's terminator."""
     GAP = auto()
-    """After a terminator, behind text that may be a header without its start or nothing at all; held."""
+    """After a terminator and buffered text, which is a header without its start or no message."""
 
 
 class TokenMark(Enum):
-    """What a token is to the grammar."""
+    """Class of a token in the grammar."""
 
     TEXT = auto()
     START = auto()
@@ -47,7 +47,7 @@ class TokenMark(Enum):
     CALL = auto()
     ENDOFTEXT = auto()
     SPECIAL = auto()
-    """A special token that gpt-oss has no use for."""
+    """A special token that gpt-oss does not use."""
     BAD = auto()
     """An id outside the vocabulary."""
 
@@ -71,34 +71,34 @@ def mark_of(token: int) -> TokenMark:
 
 
 class GrammarAction(Enum):
-    """What `repair` does with a token."""
+    """Action of `repair` for a token."""
 
     PASS = auto()
     """Body text: forward it."""
     HOLD = auto()
-    """Part of a header, or of what may be one: keep it."""
+    """Part of a header, or of a possible one: buffer it."""
     OPEN = auto()
     """A message starts: begin a header."""
     RESOLVE = auto()
-    """The header is complete: decide what it means and open the body."""
+    """The header is complete: interpret it and open the body."""
     CLOSE = auto()
     """The message is complete."""
     CLOSE_TEXT = auto()
     """A terminator for text that completes no call."""
     CUT = auto()
-    """A new message begins inside a body: close it; a call closed so is no call."""
+    """A new message begins inside a body: close the old one, as incomplete if it is a call."""
     BODYLESS = auto()
-    """A terminator inside a header: what is held is header and body in one."""
+    """A terminator inside a header: the buffer is header and body in one."""
     CHANNEL = auto()
-    """A channel marker in a header: a part of it, or the next header behind a message that never got its own end."""
+    """A channel marker in a header: a part of it, or the next header after a missing end."""
     RESTART = auto()
-    """A start inside a header: the same header again, or a message that never got its body."""
+    """A start inside a header: the same header again, or a message without a body."""
     SUPPLY_START = auto()
     """A header begins without its start: supply it."""
     LEAVE_GAP = auto()
-    """What is held between messages turns out to be a header without its start, or text for nobody."""
+    """The buffer between messages is a header without its start, or text to drop."""
     DROP_GAP = auto()
-    """What is held between messages is text for nobody; then go on as from BETWEEN."""
+    """The buffer between messages is text to drop; continue as from BETWEEN."""
     DROP = auto()
 
 
@@ -148,4 +148,4 @@ STEPS: dict[tuple[State, TokenMark], tuple[GrammarAction, str | None]] = {
     (State.GAP, TokenMark.SPECIAL): (GrammarAction.DROP, "stray-special"),
     (State.GAP, TokenMark.BAD): (GrammarAction.DROP, "bad-token"),
 }
-"""For every mark in every state: what to do, and the rule's name where doing it always is a repair."""
+"""Action for every mark in every state, with the rule's name if it is always a repair."""

@@ -1,7 +1,7 @@
-"""What a held header means: role, channel, recipient and content type out of whatever the model wrote.
+"""Interpretation of a buffered header: role, channel, recipient and content type.
 
-A header comes as one string in which marker ids stand as lone surrogates, so that a marker spelled in ordinary tokens
-can never be taken for one: decoded UTF-8 holds no surrogates.
+A header is one string in which marker ids are represented by lone surrogates. A marker spelled in ordinary
+tokens cannot be mistaken for one, because decoded UTF-8 contains no surrogates.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from unisono.harmony.recipients import (
 )
 
 S, C, T = "\ud800", "\ud801", "\ud802"
-"""Stand-ins for the ids of `<|start|>`, `<|channel|>` and `<|constrain|>`."""
+"""Surrogates for the ids of `<|start|>`, `<|channel|>` and `<|constrain|>`."""
 
 ANALYSIS, COMMENTARY, FINAL = "analysis", "commentary", "final"
 CHANNELS = (ANALYSIS, COMMENTARY, FINAL)
@@ -35,34 +35,34 @@ TYPES = frozenset({"json", "code", "text", "response", "json_schema", "markdown"
 _NAME = r"[A-Za-z0-9_.:-]+"
 _LEGAL = re.compile(rf"(?: to={_NAME})?{C}(?:{'|'.join(CHANNELS)})(?: to={_NAME})?(?: ?{T}\w+| \w+)?\Z", re.ASCII)
 _SHORTEST_STEM = 4
-"""A cut channel word counts as the known one from this many letters on."""
+"""Minimum number of letters from which a truncated channel word is recognised."""
 
 INVENTED_ROLES = frozenset({"user", "system", "developer", "tool"})
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A header's meaning. `body` is what a header without `<|message|>` holds of the message itself."""
+    """Meaning of a header. `body` is message text found in a header without `<|message|>`."""
 
     channel: str = FINAL
     recipient: Recipient = NOBODY
     content_type: str | None = None
     rules: tuple[str, ...] = ()
     verbatim: bool = False
-    """Legal as it was generated: its own tokens may be forwarded."""
+    """True if the generated header is legal and its tokens may be forwarded."""
     dropped: bool = False
-    """A message of an invented role: nobody gets it."""
+    """True for a message of an invented role, which is dropped."""
     if_called: Recipient = NOBODY
-    """The call this message is when `<|call|>` ends it (a tool's name stood in the role's place)."""
+    """Recipient if `<|call|>` ends the message (a tool's name in place of the role)."""
     if_json: Header | None = None
-    """The call this message is when its body is a JSON object (the recipient was spelled loosely)."""
+    """Header if the body is a JSON object (the recipient was spelled loosely)."""
     lost: int = 0
-    """Characters of header words that mean nothing."""
+    """Number of characters in meaningless header words."""
     body: str = ""
     stray: bool = False
-    """Text between messages, without any header."""
+    """True for text between messages, without any header."""
     thought: bool = False
-    """A body without any channel: a thought when more follows, else visible."""
+    """True for a body without a channel: reasoning if more follows, else visible."""
 
     @property
     def is_call(self) -> bool:
@@ -70,11 +70,11 @@ class Header:
 
     @property
     def is_answer(self) -> bool:
-        """Whether stray text behind the message is no answer: it is one itself, or for a tool."""
+        """True for an answer or a call, so that stray text after the message is no answer."""
         return self.recipient.kind is not RecipientKind.NOBODY or self.channel == FINAL
 
     def spelled(self) -> str:
-        """The canonical header, from the channel on, with markers spelled out."""
+        """Return the canonical header from the channel on, with markers spelled out."""
         to = ""
         if self.recipient.kind is RecipientKind.FUNCTION:
             to = f" to={FUNCTIONS}{self.recipient.name}"
@@ -83,14 +83,14 @@ class Header:
         # Without a recipient the library takes a content type for one, so text never carries it.
         kind = f" <|constrain|>{self.content_type}" if to and self.content_type else ""
         if self.recipient.kind is RecipientKind.HOSTED:
-            # The builtin tools' calls are marked so, whatever stands in them.
+            # Calls of builtin tools have this type, regardless of their content.
             kind = " code"
         return f"<|channel|>{self.channel}{to}{kind}<|message|>"
 
 
 @dataclass(slots=True)
 class HeaderWords:
-    """What stands in one header segment, before it is judged."""
+    """Words of one header segment, before their interpretation."""
 
     channels: list[str] = field(default_factory=list)
     leaked: str = ""
@@ -106,19 +106,22 @@ class HeaderWords:
 
 
 def read_header(text: str, declared: frozenset[str] | None, *, role_given: bool, supplied: bool = False) -> Header:
-    """The meaning of a header that reached `<|message|>`. `role_given`: `text` begins with the role, since the output
-    itself held the `<|start|>`. `supplied`: the start was supplied by repair, so a bare channel word is expected."""
+    """Return the meaning of a header that reached `<|message|>`.
+
+    `role_given` means that `text` begins with the role, because the output contains the `<|start|>`. `supplied`
+    means that repair inserted the start, so a bare channel word is expected.
+    """
     header = _read_header(text, declared, role_given, supplied)
     if header.recipient is not NOBODY or header.dropped or header.if_called is not NOBODY:
         return header
-    # A word may look like a recipient by chance. The body decides: only a call has a JSON object for one.
+    # A word may look like a recipient by chance. The body decides: only a call has a JSON object.
     respelled = respell(text, declared)
     called = header if respelled == text else _read_header(respelled, declared, role_given, supplied)
     return replace(header, if_json=respelled_call(called), verbatim=False) if called.is_call else header
 
 
 def respelled_call(header: Header) -> Header:
-    """The header of a call whose recipient had to be respelled."""
+    """Return the header of a call whose recipient had to be respelled."""
     return replace(header, rules=tuple(dict.fromkeys((*header.rules, "recipient-spelling"))), verbatim=False)
 
 
@@ -128,7 +131,7 @@ def _read_header(text: str, declared: frozenset[str] | None, role_given: bool, s
     carried = _read_earlier(earlier, words, role_given)
     again = not role_given and not earlier and segment.lstrip().startswith(ASSISTANT)
     if again:
-        # The prompt ended in the role, so the output begins with it twice.
+        # The prompt ended in the role, so the text begins with it twice.
         words.note("glued-role")
         segment = segment.lstrip()
     role, segment = split_role(segment, words) if role_given or earlier or again else ("", segment)
@@ -143,7 +146,7 @@ def _read_header(text: str, declared: frozenset[str] | None, role_given: bool, s
 
 
 def as_offered(header: Header, declared: frozenset[str] | None, builtins: frozenset[str]) -> Header:
-    """The header where the builtin tools `builtins` are on offer."""
+    """Return the header, given the offered builtin tools."""
     if not builtins or (recipient := offered(header.recipient, declared, builtins)) == header.recipient:
         return header
     if not recipient.mended:
@@ -153,7 +156,7 @@ def as_offered(header: Header, declared: frozenset[str] | None, builtins: frozen
 
 
 def _read_earlier(earlier: list[str], words: HeaderWords, role_given: bool) -> HeaderWords | None:
-    """What a header held before it was started again; None when nothing."""
+    """Return the words of a header before it was started again; None if there are none."""
     if not earlier:
         return None
     if not role_given and earlier == [""]:
@@ -172,7 +175,7 @@ def _last_known(words: HeaderWords) -> str:
 
 
 def split_role(segment: str, words: HeaderWords) -> tuple[str, str]:
-    """(foreign role or "", the rest of the segment)."""
+    """Return the foreign role, or an empty string, and the rest of the segment."""
     if segment.startswith(ASSISTANT):
         rest = segment[len(ASSISTANT) :]
         if rest and not rest[0].isspace() and rest[0] not in (C, T):
@@ -226,8 +229,11 @@ def _read_words(segment: str, declared: frozenset[str] | None, words: HeaderWord
 
 
 def _read_channel_marker(words: HeaderWords, before: str, after: str) -> tuple[bool, bool]:
-    """(a channel word is to come, the piece after the marker is used up). A marker glued to a recipient leaked there,
-    unless it is the header's first: the recipient may stand in the role section."""
+    """Return whether a channel word is expected, and whether the piece after the marker is used.
+
+    A marker glued to a recipient leaked there. The exception is the header's first marker, since the recipient
+    may be in the role section.
+    """
     word = "" if after in ("", C, T) or after.isspace() else after
     if before.startswith("to=") and words.recipients:
         name = words.recipients[-1]
@@ -244,7 +250,7 @@ def _read_channel_marker(words: HeaderWords, before: str, after: str) -> tuple[b
 
 
 def _read_type_marker(words: HeaderWords, before: str, after: str) -> bool:
-    """Whether the piece after the marker is used up."""
+    """Return whether the piece after the marker is used."""
     if before == "to=":
         words.note("type-as-recipient")
     elif before.startswith("to=") and words.recipients and words.recipients[-1].endswith("."):
@@ -299,8 +305,10 @@ def _judge_recipient(words: HeaderWords, declared: frozenset[str] | None) -> Rec
 
 
 def _bare_recipient(words: HeaderWords, declared: frozenset[str] | None) -> Recipient:
-    """A recipient without its `to=`: the library takes any extra word for one. A bare name is one only where calls
-    stand, since a word of thoughts or of an answer may be a tool's name too."""
+    """Return a recipient that lacks its `to=`: the library takes any extra word for one.
+
+    A bare name counts only on the channel of calls, since reasoning and answers may contain a tool's name.
+    """
     calling = _last_known(words) in ("", COMMENTARY)
     for word in words.stray:
         clean, _ = cut_at_marker(word)
@@ -311,7 +319,10 @@ def _bare_recipient(words: HeaderWords, declared: frozenset[str] | None) -> Reci
 
 
 def cut_at_marker(word: str) -> tuple[str, bool]:
-    """A dotted name with each part cut at its first spelled marker, and whether any was; "" when a part is lost."""
+    """Return a dotted name with each part cut at its first spelled marker, and whether any was.
+
+    The name is empty if a part is empty after the cut.
+    """
     if "<|" not in word:
         return word, False
     parts = [part.partition("<|")[0] for part in word.split(".")]
@@ -344,7 +355,7 @@ def _judge_channel(words: HeaderWords, recipient: Recipient, *, has_role: bool, 
 
 
 def spell_channel(word: str) -> tuple[str, bool]:
-    """(the known channel `word` spells, True), or (word, False)."""
+    """Return (channel, True) if `word` spells a known channel, else (word, False)."""
     folded = "".join(c for c in word.casefold() if c.isalpha())
     for known in CHANNELS:
         if folded.startswith(known) or (len(folded) >= _SHORTEST_STEM and known.startswith(folded)):
@@ -353,7 +364,10 @@ def spell_channel(word: str) -> tuple[str, bool]:
 
 
 def _foreign(role: str, header: Header, words: HeaderWords, declared: frozenset[str] | None) -> Header:
-    """A message whose role is not the assistant's: invented by the model, or a tool's name in the wrong place."""
+    """Return the header of a message with a foreign role.
+
+    The model invented the role, or it is a tool's name in the wrong position.
+    """
     rules = (*(r for r in header.rules if r not in ("missing-channel", "not-a-tool")), "foreign-role")
     called = NOBODY
     name = role.removeprefix(FUNCTIONS)
@@ -368,5 +382,5 @@ def _foreign(role: str, header: Header, words: HeaderWords, declared: frozenset[
 
 
 def is_invented(role: str) -> bool:
-    """Whether the model speaks for somebody else; `user:bob` is a user with a name."""
+    """Return whether the model speaks for another role; `user:bob` is a user with a name."""
     return role.casefold().partition(":")[0] in INVENTED_ROLES

@@ -1,4 +1,4 @@
-"""A header's tokens as the text that headers are read in: marker ids as sentinels, everything else decoded."""
+"""Text form of header tokens: marker ids as surrogates, everything else decoded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SENTINELS = {START: S, CHANNEL: C, CONSTRAIN: T}
 
 
 def header_text(encoding: Encoding, tokens: Sequence[int]) -> tuple[str, bool]:
-    """The text, and whether all of it was UTF-8; what was not is U+FFFD."""
+    """Return the text, and whether all of it was UTF-8; invalid bytes become U+FFFD."""
     parts: list[str] = []
     run: list[int] = []
     whole = True

@@ -1,4 +1,4 @@
-"""Tokens of a header that is not complete yet, and the interpretations of its text."""
+"""Buffer of an incomplete header's tokens, and interpretation of its text."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from unisono.harmony.header import Header, as_offered, read_header
 from unisono.harmony.header_text import header_text
 from unisono.harmony.incomplete_header import read_bodyless
 
-# A header that is started again is read again, up to this length: the work stays linear.
+# A header that is started again is parsed again only up to this length, so that work stays linear.
 MAX_REREAD_LENGTH: Final = 256  # characters
 _MAX_TOKENS_PER_CHARACTER: Final = 4
 
 
 class HeldHeader:
-    """`declared` and `builtins` as for `Repair`. Without a start in the output, the prompt ends in it."""
+    """Buffered header; `declared` and `builtins` are as for `Repair`.
+
+    If the output contains no start, the prompt ends in it.
+    """
 
     def __init__(self, encoding: Encoding, declared: frozenset[str] | None, builtins: frozenset[str]) -> None:
         self._encoding = encoding
@@ -31,31 +34,34 @@ class HeldHeader:
         self.tokens, self.role_given, self.supplied = [], role_given, supplied
 
     def text(self) -> tuple[str, bool]:
-        """The text, and whether all of it was UTF-8."""
+        """Return the text, and whether all of it was UTF-8."""
         return header_text(self._encoding, self.tokens)
 
     @property
     def may_be_short(self) -> bool:
-        """Whether the text may be short enough to be parsed again."""
+        """True if the text may be short enough to be parsed again."""
         return len(self.tokens) <= _MAX_TOKENS_PER_CHARACTER * MAX_REREAD_LENGTH
 
     def read(self, text: str) -> Header:
-        """The meaning of a header that reached `<|message|>`."""
+        """Return the meaning of a header that reached `<|message|>`."""
         header = read_header(text, self._declared, role_given=self.role_given, supplied=self.supplied)
         return as_offered(header, self._declared, self._builtins)
 
     def read_bodyless(self, text: str, *, first: bool) -> Header:
-        """The meaning of a header without `<|message|>`. `first`: nothing precedes it in the output."""
+        """Return the meaning of a header without `<|message|>`.
+
+        `first` means that nothing precedes it in the output.
+        """
         header = read_bodyless(text, self._declared, role_given=self.role_given, first=first)
         return as_offered(header, self._declared, self._builtins)
 
     def legal(self, header: Header) -> tuple[int, ...]:
-        """The whole legal header, from `<|start|>` to `<|message|>`."""
+        """Return the whole legal header, from `<|start|>` to `<|message|>`."""
         if not header.verbatim:
             return self.spelled(header)
-        # A header that the prompt began carries the prompt's own start.
+        # A header begun by the prompt gets the prompt's own start.
         return (*((START,) if self.role_given else self._start), *self.tokens, MESSAGE)
 
     def spelled(self, header: Header) -> tuple[int, ...]:
-        """The canonical tokens of a header."""
+        """Return the canonical tokens of a header."""
         return (*self._start, *self._encoding.encode_marked(header.spelled()))

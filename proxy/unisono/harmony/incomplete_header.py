@@ -1,6 +1,6 @@
-"""What a header means that never reached its `<|message|>`: header words and a body in one, or no header at all.
+"""Interpretation of a header without `<|message|>`, which may contain the body.
 
-Texts come as in `header`, with marker ids as lone surrogates.
+Marker ids in texts are lone surrogates, as in `header`.
 """
 
 from __future__ import annotations
@@ -31,14 +31,17 @@ from unisono.harmony.recipients import NOBODY, RecipientKind, read_recipient, re
 _KNOWN = re.compile(rf"\s*({'|'.join(CHANNELS)})(?![a-z_])")
 _TO = re.compile(rf"\s*to=([^\s{{{C}{T}]*)")
 _ANY_TO = re.compile(rf"to=([^\s{{{C}{T}]*)")
-"""For searching: white space in front of it would be read again from each of its characters."""
+"""For searching: leading white space would be rescanned from each of its characters."""
 _TYPE = re.compile(rf"\s*(?:{T}[^\s{{]*|(?:{'|'.join(sorted(TYPES))})(?=[\s{{]|\Z))")
 _WORD_BEFORE_TO = re.compile(r"\s*\S+(?=\s+to=)")
 
 
 def read_bodyless(text: str, declared: frozenset[str] | None, *, role_given: bool, first: bool) -> Header:
-    """The meaning of a header that ended without `<|message|>`: the longest run of header words is the header, the
-    rest is the body. An empty body of a message that is no call means that nothing was said."""
+    """Return the meaning of a header that ended without `<|message|>`.
+
+    The longest run of header words is the header, the rest is the body. If the message is no call and its body
+    is empty, it has no content.
+    """
     header = _read_bodyless(text, declared, role_given, first)
     if header.recipient is not NOBODY or header.dropped:
         return header
@@ -75,7 +78,7 @@ def _read_bodyless(text: str, declared: frozenset[str] | None, role_given: bool,
         at = to.end()
     if typed := _TYPE.match(rest, at):
         at = typed.end()
-    # A marker spelled in ordinary tokens must not get into the header that is written anew: there it would be one.
+    # A marker spelled in ordinary tokens would become a real one in the rewritten header.
     cleaned = (cut_at_marker(word)[0] for word in recipients)
     recipient = next(
         (r for r in (read_recipient(w, declared) for w in cleaned) if r.kind is not RecipientKind.NOBODY), NOBODY
@@ -91,8 +94,11 @@ def _read_bodyless(text: str, declared: frozenset[str] | None, role_given: bool,
 
 
 def holds_message(text: str, *, first: bool) -> bool:
-    """Whether a header that goes on with a channel marker holds a whole message already: arguments behind a
-    recipient; words that are no header's behind a channel, or, `first` in the output, without any markup."""
+    """Return whether a header that continues with a channel marker is already a whole message.
+
+    That is the case for arguments after a recipient, and for other words after a channel. If it is `first` in
+    the output, other words without any markup count as well.
+    """
     segment = text.rpartition(S)[2]
     _, to, behind = segment.rpartition("to=")
     if to:
@@ -105,18 +111,18 @@ def holds_message(text: str, *, first: bool) -> bool:
 
 
 def _says_more(section: str) -> bool:
-    """Whether a header's part before its last channel marker holds more than header words."""
+    """Return whether the part before the last channel marker has more than header words."""
     return bool(_said(section))
 
 
 def _said(section: str) -> list[str]:
-    """The words that are no header's."""
+    """Return the words that are not header words."""
     words = _ANY_TO.sub(" ", section).translate({ord(C): " ", ord(T): " "}).split()
     return [word for word in words if not spell_channel(word)[1] and not _is_stem(word) and word not in TYPES]
 
 
 def _is_stem(word: str) -> bool:
-    """Whether `word` is the beginning of a header word and nothing else."""
+    """Return whether `word` is a prefix of a header word."""
     return any(known.startswith(word) for known in (*CHANNELS, ASSISTANT, "to="))
 
 
@@ -125,7 +131,10 @@ def without_markers(text: str) -> str:
 
 
 def may_be_header(text: str, declared: frozenset[str] | None) -> bool:
-    """Whether text between messages begins as a header does: the role, a known channel, a recipient."""
+    """Return whether text between messages begins like a header.
+
+    A header begins with the role, a known channel or a recipient.
+    """
     word = _spaced(respell(text, declared)).strip()
     return word.startswith(("assistant", "to=", ANALYSIS, COMMENTARY, FINAL)) or (
         bool(word) and word.split()[0] in (declared or ())
@@ -137,5 +146,5 @@ def _spaced(text: str) -> str:
 
 
 def may_be_answer(text: str, declared: frozenset[str] | None) -> bool:
-    """Whether text between messages is the answer if nothing follows."""
+    """Return whether text between messages is the answer if nothing follows."""
     return bool(without_markers(text).strip()) and not may_be_header(text, declared)

@@ -1,7 +1,7 @@
-"""The defence of backends that take the prompt as text and tokenise it themselves, control tokens included.
+"""Injection guard for backends that tokenise text prompts, including control tokens.
 
-Two layers. Text from outside is neutralised: nothing in it spells a control token any more. Then a gate compares the
-structure that the backend will see with the structure that was rendered; a prompt that differs is never sent.
+It has two layers. Outside text is neutralised, so that it spells no control token. Then the structure that the
+backend will see is compared with the rendered one; a prompt that differs is never sent.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ _SPELLED = re.compile(r"<(?=\|[^<>|]{0,128}\|>)")
 
 
 def neutralise(text: str) -> str:
-    """The text with U+200B between `<` and `|` of every `<|name|>`; unchanged when there is none."""
+    """Insert U+200B between `<` and `|` of every `<|name|>` in the text."""
     return _SPELLED.sub("<" + ZERO_WIDTH_SPACE, text) if "<|" in text else text
 
 
 def check_structure(encoding: Encoding, text: str, tokens: Sequence[int]) -> None:
-    """Raises InvalidRequest unless a server that tokenises `text` sees the control tokens of `tokens`, no others."""
+    """Check that a server that tokenises `text` sees exactly the control tokens of `tokens`.
+
+    Raises InvalidRequest otherwise.
+    """
     if Encoding.special_ids(encoding.encode_as_server(text)) != Encoding.special_ids(tokens):
         raise InvalidRequest("A message spells control tokens in a way that cannot be sent to this model safely.")

@@ -1,7 +1,7 @@
-"""What text and structure from outside may cost and hold before it is declared to the model.
+"""Limits on outside text and schemas that are declared to the model.
 
-Promises that a value passed through here cannot leave the line it stands on, and that the tools of one request cost a
-bounded amount of work, whatever their schemas refer to.
+Guarantees: a value checked here cannot leave its line, and the tools of one request cost a bounded amount of
+work, even with references.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from unisono.errors import InvalidRequest
 
 MAX_TOOLS = 512
 MAX_DEPTH = 48
-"""Schemas inside schemas; also references inside references."""
+"""Maximum nesting of schemas, and of references inside references."""
 MAX_KEY = 256
 MAX_ENUM = 5_000
 
@@ -25,15 +25,18 @@ _INVISIBLE = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x9f]")
 
 @dataclass(slots=True)
 class SchemaBudget:
-    """What the tools of one request may cost together: `json` are characters as they were sent, `nodes` schemas looked
-    at, with references expanded, `characters` text that is declared."""
+    """Remaining budget for all tools of one request.
+
+    `json` counts characters as sent, `nodes` the visited schemas with references expanded, `characters` the
+    declared text.
+    """
 
     json: int = 1_000_000
     nodes: int = 10_000
     characters: int = 400_000
 
     def spend(self, *, json: int = 0, nodes: int = 0, characters: int = 0) -> None:
-        """Raises InvalidRequest when one of them is used up."""
+        """Deduct amounts. Raises InvalidRequest if a budget is used up."""
         self.json -= json
         self.nodes -= nodes
         self.characters -= characters
@@ -42,21 +45,27 @@ class SchemaBudget:
 
 
 def breaks_out(text: str) -> bool:
-    """Whether `text` holds a line break or another control character."""
+    """Return whether `text` contains a line break or another control character."""
     return _CONTROL.search(text) is not None
 
 
 def one_line(text: str) -> str:
-    """Text fit for a comment that ends with its line: lines joined, invisible characters gone."""
+    """Return text for a comment that ends with its line.
+
+    Lines are joined and invisible characters removed.
+    """
     joined = " ".join(stripped for line in text.splitlines() if (stripped := line.strip()))
     return well_formed(_INVISIBLE.sub("", joined))
 
 
 def to_json(value: object) -> str:
-    """JSON on one line. Raises InvalidRequest for what JSON cannot say (NaN, endless nesting)."""
+    """Return JSON on one line.
+
+    Raises InvalidRequest for values that JSON cannot express (NaN, endless nesting).
+    """
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (ValueError, TypeError, RecursionError) as failure:
         raise InvalidRequest("A tool's parameters hold a value that JSON cannot express.") from failure
-    # JSON leaves these two line breaks of TypeScript as they are.
+    # JSON does not escape these two line breaks of TypeScript.
     return well_formed(text).replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

@@ -1,4 +1,4 @@
-"""A bounded memory of what was computed lately, shared by threads."""
+"""Bounded least-recently-used cache, shared by threads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ V = TypeVar("V")
 
 
 class LruCache(Generic[K, V]):
-    """The least recently used values go first. `capacity` bounds the sum of the weights."""
+    """Cache that evicts the least recently used values; `capacity` bounds the sum of weights."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -22,14 +22,14 @@ class LruCache(Generic[K, V]):
 
     @property
     def weight(self) -> int:
-        """Sum of the weights held; never above the capacity."""
+        """Sum of the stored weights; never above the capacity."""
         return self._weight
 
     def get(self, key: K) -> V | None:
         return self.get_all((key,))[0]
 
     def get_all(self, keys: Iterable[K]) -> list[V | None]:
-        """One value per key, None where there is none."""
+        """Return one value per key, None for a missing one."""
         found: list[V | None] = []
         with self._lock:
             for key in keys:
@@ -42,7 +42,7 @@ class LruCache(Generic[K, V]):
         return found
 
     def put(self, key: K, value: V, weight: int) -> None:
-        """Remember a value. One that is heavier than the whole capacity is not kept."""
+        """Store a value, unless it is heavier than the whole capacity."""
         if weight > self._capacity:
             return
         with self._lock:

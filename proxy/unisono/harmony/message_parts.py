@@ -1,7 +1,7 @@
-"""What repair hands on: well-formed messages in parts, and what had to be mended between them.
+"""Output of repair: well-formed messages in parts, and the repairs between them.
 
-Places count the tokens that a generation's prompt did not end in `<|start|>assistant` with, generated ones and others
-that were read in their place, so that whoever has those tokens can cut them there.
+Positions count the tokens after the prompt's `<|start|>assistant`: generated tokens and those that were read in
+their place. The owner of these tokens can cut them at a position.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from unisono.harmony.header import Header
 
 @dataclass(frozen=True, slots=True)
 class OpenPart:
-    """`tokens` is the whole legal header, `<|start|>` to `<|message|>`. Before the place `begin` there is nothing of
-    the message, and `end` is behind its header."""
+    """Opened message. `tokens` is the whole legal header, `<|start|>` to `<|message|>`.
+
+    The message begins at the position `begin` or later; `end` is the position after its header.
+    """
 
     header: Header
     tokens: tuple[int, ...]
     begin: int = 0
     end: int = 0
     is_whole: bool = False
-    """The whole message was read before its header was known: `end` is the place at the end of the message."""
+    """True if the whole message was read before its header was known; `end` is then its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,10 @@ class BodyPart:
 
 @dataclass(frozen=True, slots=True)
 class ClosedPart:
-    """`complete` is False for a message that was cut: for a call, that it is none. `end` is the place behind it."""
+    """Closed message; `end` is the position after it.
+
+    `complete` is False for a truncated message. A truncated call is no call.
+    """
 
     token: int
     complete: bool = True

@@ -1,8 +1,8 @@
-"""What stands before the first message: the text of the system message and of the tools section.
+"""Text of the system message and of the tools section.
 
-openai-harmony writes both, since it defines how they read; but its tokenizer takes quadratic time on long runs and
-holds the GIL, so no text from outside goes through it. Each piece is stood in for by a short mark while the library
-writes, and put back afterwards. All outside text is masked, so none of it can look like a mark.
+openai-harmony writes both, since it defines their format. Its tokenizer takes quadratic time on long runs and
+holds the GIL, so no outside text passes through it. Each outside text is replaced by a short mark while the
+library writes, and restored afterwards. All outside text is masked, so none of it can imitate a mark.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ EFFORTS = {
 }
 
 CHANNELS = {True: ["analysis", "commentary", "final"], False: ["analysis", "final"]}
-"""By whether there are tools of any kind. Without tools `commentary` is not on offer: replies get lost there."""
+"""Channels by whether there are tools of any kind.
+
+Without tools `commentary` is not offered: replies would get lost there.
+"""
 
 ANY_OBJECT = {"type": "object"}
 _UNTITLED = re.compile(r"[^A-Za-z0-9_.-]")
@@ -47,7 +50,7 @@ _MARK = re.compile("\ue000([0-9]+)\ue001")
 
 
 class Mask:
-    """Texts that stand aside while the library writes."""
+    """Texts that are replaced by marks while the library writes."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []
@@ -61,8 +64,10 @@ class Mask:
 
 
 def system_text(harmony: HarmonyEncoding, preamble: Preamble, *, with_tools: bool) -> str:
-    """The body of the system message. Empty values leave their line out. `with_tools`: functions are declared behind
-    it."""
+    """Return the body of the system message; empty values omit their line.
+
+    `with_tools` means that functions are declared after it.
+    """
     mask = Mask()
     hide: Callable[[str], str | None] = lambda text: mask.hide(text) if text else None  # noqa: E731
     content = SystemContent(
@@ -76,22 +81,27 @@ def system_text(harmony: HarmonyEncoding, preamble: Preamble, *, with_tools: boo
 
 
 def tools_section(harmony: HarmonyEncoding, tools: ToolSet) -> str:
-    """`# Tools` and the namespace of function tools. Raises InvalidRequest for what the library cannot write."""
+    """Return `# Tools` and the namespace of function tools.
+
+    Raises InvalidRequest if the library cannot write them.
+    """
     mask = Mask()
     described = [_description(declaration, mask) for declaration in tools.declarations]
     content = DeveloperContent.new().with_function_tools(described)
     try:
         return mask.reveal(_written(harmony, Role.DEVELOPER, content, with_tools=True))
     except BaseException as failure:
-        # The library's own panics are no Exceptions.
+        # The library's own panics are not derived from Exception.
         if isinstance(failure, Exception) or type(failure).__name__ == "PanicException":
             raise InvalidRequest("The tools cannot be declared to the model.", param="tools") from failure
         raise
 
 
 def form_section(form: AnswerForm) -> str:
-    """`# Response Formats`, which stands at the end of the developer message. Raises InvalidRequest for a schema that
-    JSON cannot express."""
+    """Return `# Response Formats`, the end of the developer message.
+
+    Raises InvalidRequest for a schema that JSON cannot express.
+    """
     try:
         schema = json.dumps(form.schema if form.schema is not None else ANY_OBJECT, ensure_ascii=False, allow_nan=False)
     except (ValueError, TypeError, RecursionError) as failure:
@@ -128,7 +138,7 @@ def _masked(schema: LibrarySchema, mask: Mask) -> LibrarySchema:
         "required": lambda names: [keys[name] for name in names],
         "items": lambda item: _masked(item, mask),
         "oneOf": lambda variants: [_masked(variant, mask) for variant in variants],
-        # Marks that only steer the library.
+        # Marks that only control the library.
         "enum": lambda values: values,
         "nullable": lambda value: value,
     }

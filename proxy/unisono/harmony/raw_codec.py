@@ -1,6 +1,6 @@
-"""Text and tokens where nothing is read into them: special tokens that are spelled are those tokens, and that is all.
+"""Conversion between text and tokens that interprets spelled special tokens only.
 
-For prompts that are not rendered here, and for what is generated behind them.
+For prompts that are not rendered here, and their output.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PARTIAL: Final = re.compile(r"<(?:\|[a-z_0-9]{0,20}\|?)?\Z")
 
 
 def to_tokens(encoding: Encoding, text: str) -> list[int]:
-    """As a server reads it, however long it is: special tokens that stand in it are those tokens."""
+    """Tokenise text of any length like a server, with spelled special tokens as such."""
     tokens: list[int] = []
     pending = ""
     for at, part in enumerate(_SPELLED.split(text)):
@@ -32,12 +32,12 @@ def to_tokens(encoding: Encoding, text: str) -> list[int]:
 
 
 def plain_decoder(form: OutputForm, encoding: Encoding) -> Decoder:
-    """The decoder for a backend's output."""
+    """Return the decoder for a backend's output."""
     return AsIds() if form is OutputForm.IDS else _Text(encoding, marked=form is OutputForm.TEXT)
 
 
 class _Text:
-    """What may become the spelling of a special token is held until it is decided."""
+    """Decoder that holds text that may become the spelling of a special token."""
 
     def __init__(self, encoding: Encoding, *, marked: bool) -> None:
         self._encoding = encoding

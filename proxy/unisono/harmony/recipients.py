@@ -1,8 +1,8 @@
-"""Whom a message is for: the client's function, a tool gpt-oss was trained on, or nobody.
+"""Classification of recipients: a client's function, a tool gpt-oss was trained on, or none.
 
-The order of the rules is that of vLLM's `is_function_recipient`, extended by spellings seen in the wild. A name is
-mended only towards one declared tool; when two would fit, it stays as it is. What a builtin tool is worth depends on
-whether it is on offer: `offered` decides that.
+The order of the rules is that of vLLM's `is_function_recipient`, extended by spellings seen in practice. A name
+is corrected only to a single declared tool; an ambiguous one stays as it is. `offered` decides about builtin
+tools, depending on whether they are offered.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FUNCTIONS = "functions."
 _ILLEGAL = re.compile("[^A-Za-z0-9_-]")
 _GLUED_TYPES = ("json", "code")
 _PREFIX = re.compile(r"\A(?:functions?[.:/]+)+", re.IGNORECASE)
-# Any case, `:` for `=`, and no space behind the word in front. A name ends at a space, an argument or a marker.
+# Any case, `:` for `=`, and no space after the preceding word. A name ends at a space, an argument or a marker.
 _LOOSE = re.compile(
     r"(?<![\w-])(?P<glued>assistant|analysis|commentary|final)?to {0,2}[=:]{1,2} {0,2}"
     r"(?P<name>[^\s{\ud800-\udfff]{1,256})",
@@ -28,22 +28,29 @@ _LOOSE = re.compile(
 
 class RecipientKind(Enum):
     FUNCTION = auto()
-    """A call for the client."""
+    """Call of a client's function."""
     BUILTIN = auto()
-    """A call of a tool of gpt-oss's training that nobody offered: thoughts."""
+    """Call of a tool of gpt-oss's training that is not offered: reasoning."""
     HOSTED = auto()
-    """A call of a tool of gpt-oss's training that is on offer, for the gateway's own tool loop."""
+    """Call of an offered tool of gpt-oss's training, run by the gateway (server tools)."""
     NOBODY = auto()
     """No call: the body is text."""
 
 
 LONGEST_RECIPIENT = 256
-"""Characters. No tool on offer has so long a name; what is longer is text that ran into a header."""
+"""Maximum length of a recipient in characters.
+
+No offered tool has a longer name; longer words are text that ran into a header.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipient:
-    """`name` is the function's wire name or the builtin's whole recipient; `mended` says the spelling was changed."""
+    """Recipient of a message.
+
+    `name` is the function's wire name or the builtin's whole recipient; `mended` means that the spelling was
+    corrected.
+    """
 
     kind: RecipientKind
     name: str = ""
@@ -54,9 +61,12 @@ NOBODY = Recipient(RecipientKind.NOBODY)
 
 
 def read_recipient(word: str, declared: frozenset[str] | None) -> Recipient:
-    """Classify a recipient without marker text. `declared` are the wire names of the tools on offer; None when they
-    are not known (raw parsing), where a bare name counts as a function."""
-    # A marker spelled in ordinary tokens would become one in a header that is written anew.
+    """Classify a recipient without marker text.
+
+    `declared` are the wire names of the offered tools. If it is None (raw parsing), a bare name counts as a
+    function.
+    """
+    # A marker spelled in ordinary tokens would become a real one in a rewritten header.
     if not word or "<|" in word or len(word) > LONGEST_RECIPIENT:
         return NOBODY
     if word.startswith(FUNCTIONS):
@@ -79,12 +89,15 @@ def read_recipient(word: str, declared: frozenset[str] | None) -> Recipient:
 
 
 CALLS = frozenset({RecipientKind.FUNCTION, RecipientKind.HOSTED})
-"""Recipients that make a message a call."""
+"""Kinds of recipient that make a message a call."""
 
 
 def offered(recipient: Recipient, declared: frozenset[str] | None, builtins: frozenset[str]) -> Recipient:
-    """The recipient where the builtin tools `builtins` are on offer. A function of theirs that is called as if it were
-    the client's is theirs, unless the client has one of that name."""
+    """Return the recipient, given the offered builtin tools.
+
+    A builtin function that is called as a client's function stays builtin, unless the client has one of that
+    name.
+    """
     word = recipient.name
     if namespace(word) not in builtins:
         return recipient
@@ -94,25 +107,31 @@ def offered(recipient: Recipient, declared: frozenset[str] | None, builtins: fro
     if recipient.kind is not RecipientKind.BUILTIN:
         return recipient
     known = FUNCTIONS_OF[namespace(word)]
-    # Of a tool that is one function, everything said behind the dot is that function.
+    # If a tool has a single function, everything after the dot means that function.
     mended = next(iter(known)) if known == {namespace(word)} and word not in known else _mend(word, known)
     return replace(recipient, kind=RecipientKind.HOSTED, name=mended or word, mended=mended is not None)
 
 
 def _mend(name: str, declared: frozenset[str] | None) -> str | None:
-    """The one declared tool `name` is a known misspelling of; None when it is declared itself or fits none or two."""
+    """Return the one declared tool of which `name` is a known misspelling.
+
+    None if `name` is declared itself, or matches no tool or several.
+    """
     if declared is None or name in declared:
         return None
     spellings = _spellings(name)
     fits = {candidate for candidate in spellings if candidate in declared}
     if not fits:
-        # A tool of a server is declared behind the server's label, and models like to leave that out.
+        # A server's tool is declared with the server's label in front, which models tend to omit.
         fits = {one for one in declared if (bare := one.partition(SEPARATOR)[2]) and bare in spellings}
     return fits.pop() if len(fits) == 1 else None
 
 
 def resolve(word: str, declared: frozenset[str] | None) -> str | None:
-    """The one declared tool that `word` names, whatever its case, prefix and separators; None for none or several."""
+    """Return the one declared tool that `word` names, ignoring case, prefix and separators.
+
+    None if there is none or several.
+    """
     if not declared or not word or len(word) > LONGEST_RECIPIENT:
         return None
     bare = _PREFIX.sub("", word)
@@ -129,7 +148,7 @@ def _folded(name: str) -> str:
 
 
 def respell(header: str, declared: frozenset[str] | None) -> str:
-    """`header` with each loosely spelled recipient of a declared tool in the canonical spelling."""
+    """Rewrite each loosely spelled recipient of a declared tool in the canonical spelling."""
 
     def canonical(found: re.Match[str]) -> str:
         name = resolve(found["name"], declared)
@@ -139,12 +158,14 @@ def respell(header: str, declared: frozenset[str] | None) -> str:
 
 
 def _spellings(name: str) -> set[str]:
-    """What `name` may have been meant as: doubled prefix, colon for dot, glued content type or arguments, stray
-    punctuation."""
+    """Return possible intended spellings of `name`.
+
+    They undo doubled prefixes, a colon for a dot, glued content types or arguments, and stray punctuation.
+    """
     names = {name, name.strip(",;:\"'`()[]"), name.partition("{")[0]}
     for prefix in ("functions.", "functions:", "functions/", "functions"):
         names |= {n[len(prefix) :] for n in names if n.startswith(prefix)}
     for suffix in _GLUED_TYPES:
         names |= {n[: -len(suffix)] for n in names if n.endswith(suffix)}
-    # A client's dotted name was declared with `_` for its dots; the model may have read it elsewhere as it is.
+    # A client's dotted name was declared with `_`; the model may know the original.
     return names | {_ILLEGAL.sub("_", n) for n in names}

@@ -1,10 +1,15 @@
-"""Conversation -> prompt, as token ids and, for backends that take no ids, as text.
+"""Prompts from conversations, as token ids and, for backends that take no ids, as text.
 
-Promises that the ids are those of openai-harmony for the same messages, that text from outside never becomes a control
-token, that equal conversations give equal bytes, and that a conversation that grew by one message costs little more
-than that message. Structure comes from the table below; text goes through tiktoken, which is linear and releases the
-GIL. Every message begins and ends with a control token, so no merge crosses a boundary and messages are rendered, and
-remembered, one by one.
+Guarantees:
+
+- The ids are those of openai-harmony for the same messages.
+- Outside text never becomes a control token.
+- Equal conversations give equal bytes.
+- A conversation that grew by one message costs little more than that message.
+
+Structure is defined by the table below. Text is encoded by tiktoken, which is linear and releases the GIL.
+Every message begins and ends with a control token, so no merge crosses a boundary; messages are rendered and
+cached one by one.
 """
 
 from __future__ import annotations
@@ -39,9 +44,9 @@ from unisono.harmony.prompt_head import form_section, system_text, tools_section
 from unisono.harmony.tools import ToolSet
 
 ENTRY_WEIGHT = 32
-"""Tokens that a remembered message counts beyond its own, for its key and place."""
+"""Tokens that a cached message counts in addition to its own, for its key and entry."""
 SECTION_CHARACTERS = 2_000_000
-"""Bound of the remembered tools sections and system texts."""
+"""Capacity of the caches of tools sections and system texts, in characters."""
 
 ANSWER = "<|start|>assistant"
 PREFILL = ANSWER + "<|channel|>final<|message|>"
@@ -49,7 +54,7 @@ INSTRUCTIONS = "# Instructions\n\n"
 
 
 class HeaderForm(Enum):
-    """A kind of message: its header, with the tool's wire name where it has one, and its terminator."""
+    """Header of each kind of message, with the tool's wire name if any, and its terminator."""
 
     SYSTEM = ("<|start|>system<|message|>", "<|end|>")
     DEVELOPER = ("<|start|>developer<|message|>", "<|end|>")
@@ -69,7 +74,7 @@ class HeaderForm(Enum):
 
 
 _RECIPIENT = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-"""What may stand in a header as it is; a name that is no such word is a function's, and gets a legal one."""
+"""Names that are legal in a header; any other name is a function's and gets a legal one."""
 
 PHASES = {Phase.COMMENTARY: HeaderForm.COMMENTARY, Phase.FINAL: HeaderForm.FINAL}
 
@@ -78,11 +83,11 @@ CLOSINGS: dict[type, tuple[int, frozenset[int]]] = {
     AssistantMessage: (END, frozenset((END, RETURN))),
     AssistantCall: (CALL, frozenset((CALL, END, RETURN))),
 }
-"""How a generated message ends in a later prompt, and the terminators it may have been generated with."""
+"""Terminator of a generated message in a later prompt, and the terminators it may have had."""
 
 
 class PromptPart(NamedTuple):
-    """A message to be rendered from text."""
+    """Message to be rendered from text."""
 
     form: HeaderForm
     text: str
@@ -94,19 +99,21 @@ class PromptPart(NamedTuple):
 
     @property
     def key(self) -> bytes:
-        """Stands for the content, so that the memory holds no text."""
+        """Hash of the content, so that the cache holds no text."""
         content = f"{self.form.header}\0{self.name}\0{self.text}".encode("utf-8", "surrogatepass")
         # The digest is the same; the flag skips a policy check that costs more than hashing a short message.
         return sha256(content, usedforsecurity=False).digest()
 
 
 Piece: TypeAlias = PromptPart | Tokens
-"""A message to be rendered, or one the model generated and that stands as it was."""
+"""Message to be rendered, or the unchanged tokens of one that the model generated."""
 
 
 class Renderer:
-    """Renders conversations and remembers the messages in them, at most `cache_tokens` tokens. Safe to share between
-    threads."""
+    """Renderer of conversations with a cache of at most `cache_tokens` tokens of messages.
+
+    Safe to share between threads.
+    """
 
     def __init__(self, encoding: Encoding, *, cache_tokens: int = 2_000_000) -> None:
         self._encoding = encoding
@@ -114,9 +121,9 @@ class Renderer:
         self._checked: LruCache[bytes, bool] = LruCache(cache_tokens // ENTRY_WEIGHT)
         self._sections: LruCache[bytes, str] = LruCache(SECTION_CHARACTERS)
         self._systems: LruCache[tuple[Hashable, ...], str] = LruCache(SECTION_CHARACTERS)
-        # One object per id, shared by all remembered messages: a token costs 8 bytes and not 40.
+        # One object per id, shared by all cached messages: a token costs 8 bytes and not 40.
         self._ids = list(range(VOCABULARY))
-        # Most messages begin and end alike; only a tool's name makes a header of its own.
+        # Most messages begin and end alike; only a tool's name needs a header of its own.
         self._headers = {form: encoding.encode_marked(form.header) for form in HeaderForm}
         self._ends = {form: encoding.encode_marked(form.end) for form in HeaderForm}
         self._commentary = tuple(encoding.encode_marked("<|channel|>commentary"))
@@ -125,13 +132,13 @@ class Renderer:
 
     @property
     def cached_tokens(self) -> int:
-        """How much is remembered, as it counts against the bound."""
+        """Weight of the cache, as it counts against its capacity."""
         return self._messages.weight
 
     def prompt(self, conversation: Conversation, tools: ToolSet) -> list[int]:
-        """Ids that end in `<|start|>assistant`, or in the open final message of a prefill.
+        """Return ids that end in `<|start|>assistant`, or in the open final message of a prefill.
 
-        `tools` are what the preamble declares. Raises InvalidRequest for text that cannot be tokenised.
+        `tools` are those that the preamble declares. Raises InvalidRequest for text that cannot be tokenised.
         """
         prompt: list[int] = []
         for tokens in self._rendered(self._pieces(conversation, tools)):
@@ -140,14 +147,17 @@ class Renderer:
         return prompt
 
     def opening(self, conversation: Conversation) -> Tokens:
-        """The message that the prompt leaves open, from its `<|start|>`; empty without a prefill."""
+        """Return the message that the prompt leaves open, from `<|start|>`; empty without a prefill."""
         if conversation.prefill is None:
             return ()
         return (*self._prefill, *self._encoded(conversation.prefill))
 
     def text_prompt(self, conversation: Conversation, tools: ToolSet) -> str:
-        """The same prompt for a backend that tokenises text, control tokens included. What spells a control token in
-        outside text is broken up. Raises InvalidRequest where the backend would still see another structure."""
+        """Return the same prompt for a backend that tokenises text, control tokens included.
+
+        Control tokens spelled in outside text are broken up. Raises InvalidRequest if the backend would still
+        see another structure.
+        """
         pieces = self._pieces(conversation, tools)
         texts = [self._spelled(piece) for piece in pieces]
         keys = [_key(piece) for piece in pieces]
@@ -163,10 +173,10 @@ class Renderer:
         return "".join(texts) + last
 
     def cold_chars(self, conversation: Conversation, tools: ToolSet) -> int:
-        """How many characters `prompt` would have to tokenise: what is not remembered yet."""
+        """Return the number of uncached characters that `prompt` would have to tokenise."""
         cold = len(conversation.prefill or "")
         if tools.declared and self._sections.get(tools.digest) is None:
-            # Writing the section is work in itself, so it is not written to be counted.
+            # Writing the section is the expensive part, so it is not written for counting.
             cold += tools.characters + len(conversation.preamble.instructions)
             parts = self._messages_of(conversation, tools)
         else:
@@ -176,7 +186,7 @@ class Renderer:
         return cold + sum(len(part.text) for part, tokens in zip(texts, known, strict=True) if tokens is None)
 
     def item(self, item: Item, tools: ToolSet) -> Tokens:
-        """One message of a conversation, from `<|start|>` to its terminator."""
+        """Return one message of a conversation, from `<|start|>` to its terminator."""
         [tokens] = self._rendered([_piece(item, tools)])
         return tokens
 
@@ -195,7 +205,7 @@ class Renderer:
         return pieces + self._messages_of(conversation, tools)
 
     def _messages_of(self, conversation: Conversation, tools: ToolSet) -> list[Piece]:
-        """The items that the analysis rule keeps: reasoning before the last final answer goes, the rest stays."""
+        """Return the messages of the prompt, without the reasoning before the last final answer."""
         answered = _last_answer(conversation.items)
         aside: set[str] = set()
         pieces: list[Piece] = []
@@ -206,13 +216,13 @@ class Renderer:
             if isinstance(item, AssistantCall) and tools.trained(item.name) and self._is_aside(piece):
                 aside.add(item.call_id)
             elif isinstance(item, ToolResult) and item.call_id in aside and isinstance(piece, PromptPart):
-                # A builtin tool answers on the channel it was called on.
+                # A builtin tool answers on the channel of its call.
                 piece = piece._replace(form=HeaderForm.BUILTIN_ASIDE)
             pieces.append(piece)
         return pieces
 
     def _is_aside(self, call: Piece) -> bool:
-        """Whether a generated call stands on `commentary`."""
+        """Return whether a generated call is on `commentary`."""
         header = call[: call.index(MESSAGE)] if not isinstance(call, PromptPart) and MESSAGE in call else ()
         at = header.index(CHANNEL) if CHANNEL in header else len(header)
         return header[at : at + len(self._commentary)] == self._commentary
@@ -296,15 +306,17 @@ def _piece(item: Item, tools: ToolSet) -> Piece:
 
 
 def _named(name: str, text: str, tools: ToolSet, form: HeaderForm, trained: HeaderForm) -> PromptPart:
-    """A call or a result, in the `trained` form where the tool is one gpt-oss was trained on."""
+    """Return a call or a result, in the `trained` form if gpt-oss was trained on the tool."""
     if tools.trained(name) and _RECIPIENT.fullmatch(name):
         return PromptPart(trained, text, name)
     return PromptPart(form, text, tools.wire(name))
 
 
 def _generated(item: AssistantReasoning | AssistantMessage | AssistantCall) -> Tokens | None:
-    """The ids the model generated for `item`, ended as a later prompt needs it; None when there are none, or when they
-    are not one whole message."""
+    """Return the generated ids of `item` with the terminator that a later prompt needs.
+
+    None if there are no ids or they are not one whole message.
+    """
     tokens = item.tokens
     if not tokens:
         return None
@@ -315,7 +327,7 @@ def _generated(item: AssistantReasoning | AssistantMessage | AssistantCall) -> T
 
 
 def _last_answer(items: Sequence[Item]) -> int:
-    """Index of the last message on `final`, -1 without one. A preamble on `commentary` is none."""
+    """Return the index of the last message on `final`, or -1; preambles do not count."""
     for index in range(len(items) - 1, -1, -1):
         item = items[index]
         if isinstance(item, AssistantMessage) and item.phase is Phase.FINAL:

@@ -1,9 +1,8 @@
-"""Any tokens in, well-formed Harmony out, with a name for everything that had to be mended.
+"""Repair of generated tokens to well-formed Harmony, with a named rule for every repair.
 
-The output is a sequence of messages: `OpenPart` with a legal header, `BodyPart` of ordinary text, `ClosedPart` with a
-terminator. `OpenPart` waits for the first body token, since an empty preamble may be the beginning of a call. Work is
-linear in the tokens. At most one header is buffered, or one message that its end decides.
-"""
+The output is a sequence of messages: `OpenPart` with a legal header, `BodyPart` of ordinary text, `ClosedPart`
+with a terminator. `OpenPart` waits for the first body token, since an empty preamble may be the beginning of a
+call. Work is linear in the tokens. At most one header is buffered, or one message that its end decides."""
 
 from __future__ import annotations
 
@@ -25,12 +24,12 @@ _TERMINATORS = frozenset({END, RETURN, CALL})
 
 
 class Repair:
-    """Feed it generated tokens in any portions; the same output comes out. Never raises on tokens.
+    """State machine that repairs generated tokens, split into any portions.
 
-    `declared` are the wire names of the tools on offer, None when unknown; `builtins` the tools of gpt-oss's training
-    that are. `opening` is the header of a message the prompt leaves open (a prefill, a forced header); without it the
-    prompt ends in `<|start|>assistant`. `answered`: the prompt holds an answer or a call of the same step.
-    """
+    `declared` are the wire names of the offered tools, None if unknown; `builtins` are the offered tools of
+    gpt-oss's training. `opening` is the header of a message that the prompt leaves open (a prefill, a forced
+    header); without it the prompt ends in `<|start|>assistant`. `answered` means that the prompt holds an
+    answer or a call of the same step. Tokens never cause an exception."""
 
     def __init__(
         self,
@@ -44,8 +43,8 @@ class Repair:
         self._encoding = encoding
         self._declared = declared
         self.position = 0  # tokens fed so far
-        self.origin = 0  # `position` at the place 0 (see `legal`)
-        self.closed_to = 0  # the place at the end of the last closed message
+        self.origin = 0  # `position` at position 0 of `message_parts`
+        self.closed_to = 0  # position after the last closed message
         self._out: list[Legal] = []
         self._run: list[int] = []
         self._state = State.HEADER if opening is None else State.BODY
@@ -88,8 +87,7 @@ class Repair:
         return out
 
     def end(self, reason: FinishReason, *, stop_hidden: bool = False) -> list[Legal]:
-        """The output is over. `stop_hidden`: the backend never shows the token it stops at, so a stop inside a message
-        is put back before anything is concluded."""
+        """Finish the output; `stop_hidden` restores the stop that the backend never sends."""
         if stop_hidden and reason is FinishReason.STOP:
             self._restore_stop()
         self._flush()
@@ -105,7 +103,7 @@ class Repair:
         out, self._out = self._out, []
         return out
 
-    # -- what a token does
+    # -- actions of tokens
 
     def _take(self, token: int) -> None:
         self._flush()
@@ -234,14 +232,16 @@ class Repair:
         self._answered = self._answered or header.is_answer
 
     def _settle_thought(self, *, more: bool, complete: bool = True) -> None:
-        """Text without any channel: the answer when nothing follows; else thoughts, or nothing if it had no header."""
+        """Settle text without a channel: it is the answer if nothing follows.
+
+        Otherwise it is reasoning, or is dropped if it had no header."""
         if self.thought is None:
             return
         (header, begin, end), self.thought = self.thought, None
         if header.stray and more:
             self._note("free-text-between", dropped=len(header.body))
         else:
-            # The rules of other thoughts were noted with their headers.
+            # The rules of other reasoning were noted with its headers.
             self._note_all(header if header.stray else Header())
             self._whole(replace(header, channel=ANALYSIS if more else FINAL), END, begin, end, complete=complete)
 
@@ -299,8 +299,9 @@ class Repair:
             self._put(header, self._bodies, ClosedPart(token, complete, end), self.closed_to)
 
     def _cut(self, token: int, rule: str | None) -> None:
-        """`<|start|>` or `<|channel|>` in a body. Whether it is a missing end or a call inside a preamble is known
-        when the new header is."""
+        """Handle `<|start|>` or `<|channel|>` in a body.
+
+        The new header decides between a missing end and a call inside a preamble."""
         preamble = not self._dropping and not self._undecided and self._header.recipient.kind is RecipientKind.NOBODY
         if preamble and self._pending is not None:
             self._pending = None
@@ -349,7 +350,7 @@ class Repair:
             self.thought = (header, self.closed_to, self._place)
             self._state, self._held.tokens = State.BETWEEN, []
         step, _ = STEPS[State.BETWEEN, mark_of(token)]
-        # The dropped text is the repair; a terminator behind it belongs to it.
+        # The dropped text is the repair; a terminator after it belongs to it.
         if step is not GrammarAction.DROP:
             self._acts[step](token, None)
 
@@ -382,7 +383,7 @@ class Repair:
         if not text.strip() and (self._first or not text):
             return
         header = self._held.read_bodyless(text, first=self._first)
-        # Of a recipient that was begun: the tokenizer cuts ` to` from `=functions`.
+        # The start of a truncated recipient: the tokenizer splits ` to` from `=functions`.
         begun = reason is FinishReason.LENGTH and not header.thought and header.body in ("t", "to")
         if not text.strip() or not header.body or (begun and header.rules == ("header-without-message",)):
             self._note("cut-header")

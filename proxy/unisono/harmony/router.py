@@ -1,8 +1,8 @@
-"""Tokens to events: what the model wrote, as reasoning, text and tool calls.
+"""Events from tokens: the model's output as reasoning, text and tool calls.
 
-The chain is sans-IO and synchronous: repair makes any tokens legal, openai-harmony's parser turns legal tokens into
-text, the router names what they belong to. Each body token gives at most one delta, so that cutting the stream
-anywhere changes nothing.
+The pipeline is synchronous and does no I/O. Repair makes any tokens legal, openai-harmony's parser turns legal
+tokens into text, and the router assigns the text to items. Each body token gives at most one delta, so the way
+the stream is split changes nothing.
 """
 
 from __future__ import annotations
@@ -26,17 +26,20 @@ from unisono.harmony.repair import Repair
 from unisono.harmony.tools import ToolSet
 
 ANY_HEADER: Final = "<|start|>assistant<|message|>"
-"""What the library's parser is shown of every header: a body is read the same behind any, and each token of a header
-costs as much as a dozen of a body."""
+"""Replacement for every header in the library's parser.
+
+The parser reads a body the same after any header, and a header token costs as much as a dozen body tokens.
+"""
 
 
 class HarmonyRouter:
-    """One answer's router, over all of its generations.
+    """Router of one answer, across all of its generations.
 
-    `new_call_id` gives each tool call its id. `hold_calls` shows a call only once it is complete; without it a call's
-    arguments are shown as they come, and a cut one closes incomplete. `calls_allowed` False turns calls into
-    reasoning: nobody may run them. `canonical` re-encodes each closed text, for backends whose ids are guesses; it may
-    be set at any time. Where a `gate` stops the reading, `stopped` says so, and nothing more is read until `reread`.
+    `new_call_id` returns the id of each tool call. With `hold_calls` a call is emitted only when it is
+    complete; otherwise its arguments are emitted as they arrive, and a truncated call closes as incomplete. If
+    `calls_allowed` is False, calls become reasoning, since nothing may run them. `canonical` re-encodes each
+    closed text, for backends whose ids are guesses; it may be set at any time. If a `gate` stops reading,
+    `stopped` holds the position, and nothing more is read until `reread`.
     """
 
     def __init__(
@@ -66,7 +69,7 @@ class HarmonyRouter:
         self._tokens = 0
         self._generated = 0
         self._reasoning_tokens = 0
-        self._is_answered = False  # in this step, by an answer or a call
+        self._is_answered = False  # this step has an answer or a call
         self._repair = self._new_repair()
         self._any_header = encoding.encode_marked(ANY_HEADER)
         self._inner = self._new_parser()
@@ -83,12 +86,15 @@ class HarmonyRouter:
         return Repair(self._encoding, tools.declared, opening, tools.builtins, answered=self._is_answered)
 
     def _new_parser(self) -> Any:
-        """The library's own, without the properties that copy what they give."""
+        """Return the library's inner parser, without the properties that copy their values."""
         return openai_harmony.StreamableParser(self._encoding.harmony, None)._inner
 
     def resume(self, header: Header | None = None, opening: Sequence[int] = ()) -> None:
-        """A new generation begins. `opening` are the tokens of the message the prompt leaves open, from its
-        `<|start|>`, and `header` says which kind it is; without them the prompt ends in `<|start|>assistant`."""
+        """Begin a new generation.
+
+        `opening` are the tokens of the message that the prompt leaves open, from its `<|start|>`, and `header`
+        is its header. Without them the prompt ends in `<|start|>assistant`.
+        """
         self._is_answered = False
         self._repair = self._new_repair(header)
         self._repair.position = self._repair.origin = self._generated
@@ -101,10 +107,12 @@ class HarmonyRouter:
             self._opened.append(opened)
 
     def reread(self, header: Sequence[int], begin: int, end: int) -> list[Event]:
-        """What was begun and not closed was never said: reading goes on with a message that begins at the place `begin`
-        and has the tokens `header` behind its `<|start|>assistant`, up to `end`. They are not counted, since nobody
-        generated them."""
-        # What came behind the place where the reading stopped counts, however much of it came along with that.
+        """Discard the open message, and continue with one that has the tokens `header`.
+
+        The new message begins at the position `begin`; `header` follows its `<|start|>assistant` and ends at
+        `end`. These tokens are not counted, since the model did not generate them.
+        """
+        # Generated tokens after the stop count, even if they arrived together with it.
         generated = self._generated
         self._repair = self._new_repair()
         self._repair.position = generated - len(header)
@@ -115,15 +123,17 @@ class HarmonyRouter:
         return self._route(self._repair.feed(header))
 
     def supply(self, tokens: Sequence[int]) -> list[Event]:
-        """Events of tokens that stand where the model's own would, and are not counted as such."""
+        """Return the events of inserted tokens, which are not counted as generated."""
         events = self._route(self._repair.feed(tokens))
         self._repair.position -= len(tokens)
         self._repair.origin -= len(tokens)
         return events
 
     def unread(self, tokens: int, instead: Sequence[int]) -> bool:
-        """So many of the open body's last tokens say only what `instead` does; all of them stay counted. Whether that
-        can be: where more was said of them nothing is changed."""
+        """Replace the last `tokens` tokens of the open body by `instead`; all of them stay counted.
+
+        Return False and change nothing if more of their text was already emitted.
+        """
         body = [*self._body_tokens[:-tokens], *instead]
         if self._item is None or len(self._body_tokens) < tokens or len(self._encoding.decode(body)) < self._delivered:
             return False
@@ -137,7 +147,7 @@ class HarmonyRouter:
         return True
 
     def trim(self, body: Sequence[int], end: int) -> None:
-        """Continue the open message with `body` in the place of its tokens so far. It ends at the place `end`."""
+        """Continue the open message with `body` instead of its tokens so far; it ends at `end`."""
         self._repair = self._new_repair(self._open.header)
         self._repair.position = self._generated
         self._repair.origin = self._generated - end
@@ -151,61 +161,69 @@ class HarmonyRouter:
             self._blanks.restart()
 
     def count(self, tokens: int) -> None:
-        """So many tokens were generated that are not read."""
+        """Count generated tokens that are not read."""
         self._tokens += tokens
         self._generated += tokens
 
     @property
     def closed_to(self) -> int:
-        """The place behind the last message that was closed."""
+        """Position after the last closed message."""
         return self._repair.closed_to
 
     @property
     def unsettled(self) -> int:
-        """Number of tokens behind the last settled message. The next marker, or the end, may be what they wait for."""
+        """Number of tokens after the last settled message.
+
+        The next marker, or the end of the output, may decide their meaning.
+        """
         repair = self._repair
         begin = repair.closed_to if repair.thought is None else min(repair.thought[1], repair.closed_to)
         return repair.position - repair.origin - begin
 
     @property
     def is_shown(self) -> bool:
-        """Whether something was said of what is not closed: of the open message, or of one before it that only the next
-        one settles."""
+        """True if a part of an unsettled message was emitted.
+
+        That is the open message, or a message before it that only the next one settles.
+        """
         return (self._item is not None and self._visible) or self._repair.thought is not None
 
     @property
     def thinking(self) -> bool | None:
-        """Whether the open message is reasoning; None when none is open."""
+        """True if the open message is reasoning; None if no message is open."""
         return None if self._item is None else isinstance(self._item, Reasoning)
 
     def feed(self, tokens: Sequence[int]) -> list[Event]:
-        """Events of some more generated tokens. Never raises on tokens."""
+        """Return the events of further generated tokens. Never raises because of tokens."""
         self._tokens += len(tokens)
         self._generated += len(tokens)
         return self._route(self._repair.feed(tokens))
 
     def end(self, reason: FinishReason, *, stop_hidden: bool = False) -> list[Event]:
-        """Events of the generation's end, without Finished. `stop_hidden` as in `Repair.end`."""
+        """Return the events at the end of a generation, without Finished.
+
+        `stop_hidden` is described in `Repair.end`.
+        """
         events = self._route(self._repair.end(reason, stop_hidden=stop_hidden))
-        # The model generated the stop token that its backend hides.
+        # The model generated the stop token, but the backend does not send it.
         self._tokens += self._repair.restored_stop
         return events
 
     def finished(self, reason: FinishReason, stop_sequence: str | None = None) -> Finished:
-        """The last event of the answer."""
+        """Return the last event of the answer."""
         return Finished(reason, self.usage, stop_sequence, cut_call=self.cut_call)
 
     @property
     def usage(self) -> Usage:
-        """Tokens of the output so far, over all generations."""
+        """Output tokens so far, over all generations."""
         return Usage(completion_tokens=self._tokens, reasoning_tokens=self._reasoning_tokens)
 
     @property
     def cut_call(self) -> bool:
-        """Whether a call was begun and never completed; what nobody may call is no call."""
+        """True if an allowed call was begun and never completed."""
         return self._repair.cut_call and self._calls_allowed
 
-    # -- legal messages to events
+    # -- from legal messages to events
 
     def _route(self, legal: Sequence[Legal]) -> list[Event]:
         events, self._opened = self._opened, []
@@ -232,7 +250,10 @@ class HarmonyRouter:
         return events
 
     def _own(self, part: OpenPart) -> tuple[int, ...]:
-        """A header's tokens. What came as text came cut by the network; the header is encoded as one."""
+        """Return the tokens of a header, re-encoded as one if they came as text.
+
+        The network may split text anywhere, so tokens of single chunks are not canonical.
+        """
         if not (self.canonical and part.header.verbatim):
             return part.tokens
         tokens = tuple(self._encoding.encode_marked(self._encoding.decode(part.tokens)))
@@ -250,7 +271,7 @@ class HarmonyRouter:
         if isinstance(self._item, Text) and self._gate is not None:
             held = self._gate.holds(header)
         self._visible = not held and self._wanted(self._item)
-        # The prompt cannot end inside a message that was read as a whole: its tokens have no header to continue behind.
+        # A message that was read as a whole has no header after which the prompt could end.
         limits_blanks = self._gate is not None and not self._open.is_whole and self._gate.limits_blanks(header)
         self._blanks = BlankFilter() if limits_blanks else None
         return Opened(self._item) if self._visible else None
@@ -320,8 +341,8 @@ class HarmonyRouter:
                 events.append(Repaired("code-fence", self._repair.position, dropped=len(text) - len(says)))
                 text, self._body_tokens = says, self._encoding.encode_generated(says)
         self._is_answered = self._is_answered or self._open.header.is_answer
-        # The parser's deltas are a beginning of the text: it keeps the bytes of a character that never came whole, and
-        # whatever stands behind such bytes in the same token.
+        # The parser's deltas are a prefix of the text: it withholds the bytes of an incomplete character and
+        # all text after such bytes in the same token.
         if self._visible and (rest := text[self._delivered :]):
             events.append(Delta(item, rest))
         if self.canonical:
@@ -341,7 +362,7 @@ class HarmonyRouter:
             self._calls += 1
 
     def _recount(self, item: Item, body: list[int]) -> None:
-        """Tokens are counted as the model's own tokenizer makes them, not as the network cut the text."""
+        """Count tokens as the model's own tokenizer makes them, not as the network split the text."""
         more = len(body) - len(self._body_tokens)
         self._tokens += more
         if isinstance(item, Reasoning):

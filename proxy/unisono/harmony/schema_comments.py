@@ -1,4 +1,4 @@
-"""What a JSON Schema demands and TypeScript cannot say: told in the comment above a property."""
+"""Comments for JSON Schema constraints that TypeScript cannot express."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ CONSTRAINTS = (
     *("minItems", "maxItems", "uniqueItems", "minContains", "maxContains", "minProperties", "maxProperties"),
     "deprecated",
 )
-"""Keywords with a plain value, told as `keyword: value`."""
+"""Keywords with a plain value, written as `keyword: value`."""
 
 CONDITIONS = (
     *("not", "if", "then", "else", "contains", "dependentRequired", "dependentSchemas", "dependencies"),
     *("propertyNames", "unevaluatedProperties", "unevaluatedItems"),
 )
-"""Keywords that hold schemas, told as JSON when short."""
+"""Keywords that hold schemas, written as JSON if short."""
 
 LONGEST_CONDITION = 200
 
@@ -26,7 +26,7 @@ _TOLD = frozenset(CONSTRAINTS + CONDITIONS)
 
 
 def told(schema: Mapping[str, object], budget: SchemaBudget) -> tuple[str, ...]:
-    """One line for each. Spends what was read of `budget`, told or not."""
+    """Return one line per constraint. All text that was read is charged to `budget`."""
     if schema.keys().isdisjoint(_TOLD):
         return ()
     notes = []

@@ -1,4 +1,4 @@
-"""How two JSON Schemas that both apply become one: the meaning of `allOf`, and of words beside a `$ref`."""
+"""Merging of two JSON Schemas that both apply: `allOf`, and keywords beside a `$ref`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 Combine = Callable[[object, object], object]
 
 LARGEST_COMPARISON = 2_500
-"""Pairs of enum values; beyond, the first list stands for both."""
+"""Maximum number of compared pairs of enum values; beyond it, the first list is used."""
 
 
 def merged(first: Mapping[str, object], second: Mapping[str, object]) -> Mapping[str, object]:
-    """One schema that says what both say. Where only one can be kept, such as a description, it is the first's."""
+    """Return one schema for both; the first's value is used if two cannot be combined."""
     result = dict(first)
     for key, value in second.items():
         result[key] = COMBINE.get(key, _keep)(result[key], value) if key in result else value
@@ -23,7 +23,7 @@ def _keep(first: object, second: object) -> object:
 
 
 def _both(first: object, second: object) -> object:
-    """Two schemas for one place; the reader merges them in turn."""
+    """Combine two schemas of one keyword; the reader merges them in turn."""
     return first if first == second else {"allOf": [first, second]}
 
 
@@ -71,7 +71,7 @@ def _number(pick: Callable[[float, float], float]) -> Combine:
 
 
 def _alternatives(first: object, second: object) -> object:
-    """Two lists of alternatives: every pair that one can choose. Many against many keeps the first list."""
+    """Combine two lists of alternatives: every pair, or the first list if there are many."""
     if not isinstance(first, list) or not isinstance(second, list) or first == second:
         return first
     if len(first) * len(second) > 16:
@@ -101,4 +101,4 @@ COMBINE: dict[str, Combine] = {
     "maxProperties": _number(min),
     "nullable": lambda first, second: first is True and second is True,
 }
-"""By keyword; every other keyword keeps the first."""
+"""Merge function by keyword; for all other keywords the first value is used."""

@@ -1,8 +1,8 @@
-"""Tools as the model sees them: legal names both ways, and declarations that are safe to print.
+"""Tools as the model sees them: legal names in both directions, and safe declarations.
 
-Promises that every wire name matches `[A-Za-z0-9_-]{1,64}`, that a legal name stays as it is, that two tools never
-share one, and that the same list always gets the same names, so that prompts stay byte-stable. Whatever a client
-declares is either printed right or refused with the field that is wrong.
+Every wire name matches `[A-Za-z0-9_-]{1,64}`, and a legal name stays unchanged. Two tools never share a name.
+The same list always gets the same names, so that prompts stay byte-stable. A client's declaration is either
+printed correctly or rejected with the name of the wrong field.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ _UNSENDABLE = re.compile(r"[^A-Za-z0-9._-]")
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """A tool as it is declared: its wire name, the lines above it, and its argument in the form that openai-harmony
-    prints right; None for a tool without arguments."""
+    """Declared tool: its wire name, the lines above it, and its argument.
+
+    `parameters` has a form that openai-harmony prints correctly; None for a tool without arguments.
+    """
 
     name: str
     lines: tuple[str, ...]
@@ -42,7 +44,7 @@ class Declaration:
 
 
 class ToolSet:
-    """The tools of one request and their names on both sides. Immutable; `digest` stands for all of it."""
+    """Tools of one request with their names on both sides. Immutable; `digest` identifies it."""
 
     def __init__(
         self,
@@ -61,44 +63,52 @@ class ToolSet:
         self.characters = size
         """Length of the declarations as JSON."""
         self.builtins = builtins
-        """The tools of gpt-oss's training that are on offer besides; the digest does not stand for them."""
+        """Offered tools of gpt-oss's training; they are not part of the digest."""
 
     def beside(self, builtins: Iterable[str]) -> ToolSet:
-        """The same tools beside some that gpt-oss was trained on."""
+        """Return the same tools together with some that gpt-oss was trained on."""
         return ToolSet(self._wire, self.declarations, self.digest, self.characters, frozenset(builtins))
 
     def trained(self, client_name: str) -> bool:
-        """Whether a call of that name is one of a tool gpt-oss was trained on, which no client's tool is named like."""
+        """Return whether the name is that of a tool gpt-oss was trained on, and not a client's tool."""
         return is_builtin(client_name) and client_name not in self._wire
 
     def wire(self, client_name: str) -> str:
-        """The Harmony name. A tool that is not declared (a call in an old turn) gets a legal name of its own, never
-        that of a declared one."""
+        """Return the Harmony name.
+
+        An undeclared tool (a call in an earlier message) gets a legal name that no declared tool has.
+        """
         known = self._wire.get(client_name)
         return known if known is not None else _legal_name(client_name, self.declared)
 
     def client(self, wire_name: str) -> str:
-        """The client's name. What the model made up comes back as a name that can be sent again: clients repeat every
-        call, and here as elsewhere a name has letters, digits, `.`, `_` and `-` only."""
+        """Return the client's name.
+
+        Names invented by the model are made valid, because clients send every call back: letters, digits, `.`,
+        `_` and `-` only.
+        """
         known = self._client.get(wire_name)
         return known if known is not None else _UNSENDABLE.sub("_", wire_name)[:LONGEST_SENT_NAME]
 
 
 TOOL_WEIGHT = 100
-"""Characters that a tool counts beyond its own, and a set beyond its tools: objects take more memory than short text.
-One unit of the bound is then at most 6 bytes."""
+"""Characters that a tool counts in addition to its own, and a set in addition to its tools.
+
+Objects take more memory than short text; with this, one unit of the bound is at most 6 bytes.
+"""
 
 _PLANNED: LruCache[bytes, ToolSet] = LruCache(2_000_000)
-"""Clients send the same tools with every request; planning is pure, so what it gave is remembered by content."""
+"""Cache of planned tools by content: planning is pure, and clients repeat the same tools."""
 
 
 def plan_tools(
     tools: Sequence[FunctionTool], *, at: str = "tools.{index}.function", schema_field: str = "parameters"
 ) -> ToolSet:
-    """Name and check the tools of one request. `at` and `schema_field` say where the client wrote them.
+    """Name and check the tools of one request.
 
-    A tool repeated word for word counts once. Raises InvalidRequest with the field: no or two equal names, a schema
-    that is no object, is too deep or too big, or whose names or values hold control characters.
+    `at` and `schema_field` locate the tools in the client's request. An identical repetition counts once.
+    Raises InvalidRequest with the field for: a missing name, two equal names, a schema that is no object or is
+    too deep or too big, and names or values with control characters.
     """
     if len(tools) > MAX_TOOLS:
         raise InvalidRequest(f"At most {MAX_TOOLS} tools can be declared.", param=at.partition(".")[0])
@@ -134,7 +144,7 @@ def _plan(tools: Sequence[FunctionTool], at: str, schema_field: str, budget: Sch
 
 @contextmanager
 def _blamed(field: str) -> Iterator[None]:
-    """Name the field in what is refused inside."""
+    """Add the field's name to an InvalidRequest that is raised inside."""
     try:
         yield
     except InvalidRequest as refusal:
@@ -142,7 +152,7 @@ def _blamed(field: str) -> Iterator[None]:
 
 
 def _as_sent(tool: FunctionTool, budget: SchemaBudget) -> bytes:
-    """A tool's content as bytes, different for different tools."""
+    """Return a tool's content as bytes, different for different tools."""
     parameters = dict(tool.parameters) if isinstance(tool.parameters, Mapping) else tool.parameters
     try:
         sent = json.dumps([tool.name, tool.description, parameters], allow_nan=False).encode()
@@ -160,14 +170,14 @@ def _declare(name: str, description: str, reading: SchemaReading | None) -> Decl
     if isinstance(shape, BlockType):
         comment = "" if shape.comment == " ".join(description.split()) else shape.comment
         return Declaration(name, lines, to_library(BlockType(shape.fields, comment)))
-    # The library has no room for a comment on anything but an object here: behind a last variant it would swallow the
-    # rest of the declaration.
+    # Here the library prints a comment only for an object. After a last variant it would comment out the rest
+    # of the declaration.
     above = (reading.comment,) if reading.comment else ()
     return Declaration(name, lines + above, to_library(without_null(shape)))
 
 
 def _name_all(tools: Sequence[FunctionTool], at: str) -> dict[str, str]:
-    """Wire names by client name. Legal names are taken first, whatever their position, so they never move."""
+    """Return wire names by client name; legal names come first, so that they never change."""
     for index, tool in enumerate(tools):
         if not tool.name or len(tool.name) > LONGEST_CLIENT_NAME or breaks_out(tool.name):
             raise InvalidRequest(
@@ -185,7 +195,7 @@ def _name_all(tools: Sequence[FunctionTool], at: str) -> dict[str, str]:
 
 
 def _legal_name(name: str, taken: Set[str]) -> str:
-    """A legal name that resembles `name` and is not taken; the same for the same arguments."""
+    """Return a legal name that resembles `name` and is not in `taken`; deterministic."""
     stem = _ILLEGAL.sub("_", name)[:LONGEST_NAME] or "_"
     candidate, turn = stem, 0
     while candidate in taken or not candidate.strip("_-"):

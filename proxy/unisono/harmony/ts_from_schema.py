@@ -1,9 +1,8 @@
-"""JSON Schema of tool parameters, read as TypeScript shapes.
+"""TypeScript shapes from the JSON Schema of tool parameters.
 
-Promises that what comes out prints as right TypeScript: references are followed, `allOf` is merged, alternatives become
-unions, constraints end up in comments, and nothing is silently turned into `any`. What TypeScript cannot say is said in
-the comment; what could break out of the declaration is refused. A `SchemaBudget` bounds the work for any schema.
-"""
+The output prints as correct TypeScript: references are resolved, `allOf` is merged, alternatives become unions,
+and nothing silently becomes `any`. Constraints that TypeScript cannot express become comments. Text that could
+break out of the declaration is rejected. A `SchemaBudget` bounds the work for any schema."""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ TYPE_NAMES = {
     "tuple": "array",
     "none": "null",
 }
-"""Names that clients write for JSON Schema's seven."""
+"""Aliases that clients use for JSON Schema's seven type names."""
 
 ALTERNATIVES = {"anyOf": "at least one", "oneOf": "exactly one"}
 
@@ -60,7 +59,7 @@ _KEYWORD_TYPES = {
     "string": ("pattern", "minLength", "maxLength", "format"),
     "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
 }
-"""Which type a schema without `type` is about, by the keywords it holds; the first that matches."""
+"""Types of schemas without `type`, by their keywords; the first match counts."""
 
 _ANNOTATIONS = frozenset(
     ("title", "description", "default", "examples", "nullable", "$defs", "definitions", "$schema", "$id", "$comment")
@@ -69,7 +68,7 @@ _ANNOTATIONS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class SchemaReading:
-    """A schema's shape, and what its comment must add. `flat` is the schema with references followed."""
+    """Shape and comment of a schema. `flat` is the schema with references resolved."""
 
     shape: Shape
     description: str = ""
@@ -83,10 +82,9 @@ class SchemaReading:
 
 
 def read_parameters(schema: object, budget: SchemaBudget) -> SchemaReading | None:
-    """The shape of a tool's one argument; None when it takes none. `budget` is spent.
+    """Return the shape of a tool's one argument; None if it takes none.
 
-    Raises InvalidRequest, its message naming the place inside the schema.
-    """
+    `budget` is charged. Raises InvalidRequest, with the location inside the schema in its message."""
     if not isinstance(schema, Mapping):
         raise InvalidRequest("A tool's parameters must be a JSON Schema object.")
     if not schema or not schema.keys() - _ANNOTATIONS:
@@ -103,7 +101,7 @@ def read_parameters(schema: object, budget: SchemaBudget) -> SchemaReading | Non
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where in the schema: one name per schema from the root, and the references being expanded."""
+    """Location in the schema: one name per schema from the root, and the open references."""
 
     names: tuple[str, ...] = ()
     references: tuple[str, ...] = ()
@@ -124,7 +122,7 @@ class _Place:
 
 
 class _Reader:
-    """Reads schemas of one document."""
+    """Reader of the schemas in one document."""
 
     def __init__(self, document: Schema, budget: SchemaBudget) -> None:
         self._document = document
@@ -137,7 +135,7 @@ class _Reader:
             return SchemaReading(ANY if schema else NEVER)
         if not isinstance(schema, Mapping):
             raise place.refuse("a schema must be an object or a boolean")
-        # What is cheap to pass over once is not when references lead to it thousands of times.
+        # Skipping is cheap once, but not thousands of times through references.
         self._budget.spend(nodes=_breadth(schema) // 32)
         flat, place = self._flatten(schema, place)
         description = one_line(text) if isinstance(text := flat.get("description"), str) else ""
@@ -147,7 +145,7 @@ class _Reader:
         return SchemaReading(shape, description or inner.description, inner.notes, flat)
 
     def _flatten(self, schema: Schema, place: _Place) -> tuple[Schema, _Place]:
-        """The schema without `$ref` and `allOf`: what they say is merged in, the schema's own words first."""
+        """Return the schema with `$ref` and `allOf` merged in, its own keywords first."""
         reference, parts = schema.get("$ref"), schema.get("allOf")
         if reference is None and not parts:
             return schema, place
@@ -160,7 +158,7 @@ class _Reader:
             else:
                 place = place.inside(reference)
                 target, place = self._flatten(self._find(reference, place), place)
-            # A definition's title is its own name, which says nothing about the place that refers to it.
+            # A definition's title is its own name, which says nothing about the referring property.
             flat = self._merged(flat, {key: value for key, value in target.items() if key != "title"})
         for part in parts if isinstance(parts, list) else ():
             if isinstance(part, Mapping):
@@ -174,7 +172,7 @@ class _Reader:
         return merged(first, second)
 
     def _find(self, reference: str, place: _Place) -> Schema:
-        """What a reference into this document points to; a reference that leads elsewhere says nothing but its name."""
+        """Return the target of a reference into this document; other references become their name."""
         if len(reference) > LONGEST_REFERENCE:
             raise place.refuse(f"a reference longer than {LONGEST_REFERENCE} characters")
         elsewhere = {"description": f"see {one_line(reference)}"}
@@ -197,7 +195,7 @@ class _Reader:
         return found
 
     def _again(self, reference: str) -> Schema:
-        """A reference met inside itself: its kind and its name, without expanding it for ever."""
+        """Return type and name of a recursive reference, without expanding it again."""
         target = self._find(reference, _Place())
         name = one_line(reference.rsplit("/", 1)[-1].removeprefix("#"))
         kind = _kind(target)
@@ -231,7 +229,7 @@ class _Reader:
         notes = told(schema, self._budget)
         kind = schema.get("type")
         if isinstance(literals, list) and literals:
-            # Generators say with the type that null is allowed too, and leave it out of the values.
+            # Generators list null in the type and omit it from the values.
             also = (NULL,) if isinstance(kind, list) and "null" in kind else ()
             return SchemaReading(union_of((self._literals(literals, place), *also)), notes=notes)
         if isinstance(kind, list) and kind:
@@ -264,7 +262,7 @@ class _Reader:
         return SchemaReading(InlineType(("{}" if others is False else "object",)))
 
     def _values(self, schema: Schema, place: _Place) -> SchemaReading | None:
-        """What the keys that have no name of their own hold; None when nothing is said about them."""
+        """Return the shape of unnamed keys; None if unspecified."""
         patterns, others = schema.get("patternProperties"), schema.get("additionalProperties")
         if isinstance(patterns, Mapping) and patterns:
             shapes = [self.read(value, place.at("patternProperties")).shape for value in patterns.values()]
@@ -289,7 +287,7 @@ class _Reader:
             key=well_formed(key),
             shape=reading.shape,
             required=required,
-            # Generators put the key's own words here; they would only cost tokens.
+            # Generators repeat the key's own words here; they would only cost tokens.
             title="" if _letters(title) == _letters(key) else title,
             comment=comment,
             default=default,
@@ -304,7 +302,7 @@ class _Reader:
         return text
 
     def _examples(self, examples: object) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Examples as the library prints them when all are text, else as one note."""
+        """Return examples as the library prints them if all are text, else as one note."""
         if not isinstance(examples, list) or not examples:
             return (), ()
         texts = _texts(examples)
@@ -358,7 +356,7 @@ _KINDS: dict[str, Callable[[_Reader, Schema, _Place], SchemaReading]] = {
 
 
 def _kind(schema: Schema) -> str:
-    """The schema's type, or the one its keywords speak of; empty when nothing tells."""
+    """Return the schema's type, or the one its keywords imply; empty if unknown."""
     kind = schema.get("type")
     if isinstance(kind, str):
         return kind
@@ -366,7 +364,7 @@ def _kind(schema: Schema) -> str:
 
 
 def _either(readings: Sequence[SchemaReading]) -> SchemaReading:
-    """One of several: their union, and what each has to say."""
+    """Return the union of alternatives with all of their comments."""
     shape = union_of(reading.shape for reading in readings)
     speaking = [reading for reading in readings if reading.comment]
     if len({reading.shape for reading in readings} - {NULL}) <= 1 and len(speaking) == 1:
@@ -384,7 +382,7 @@ def _label(shape: Shape, number: int) -> str:
 
 
 def _breadth(schema: Schema) -> int:
-    """Keywords, and what their lists and objects hold."""
+    """Return the number of keywords and of the entries in their lists and objects."""
     return len(schema) + sum(len(value) for value in schema.values() if isinstance(value, list | dict))
 
 

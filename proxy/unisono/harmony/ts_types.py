@@ -1,9 +1,10 @@
-"""TypeScript shapes of tool parameters, and the JSON Schema that makes openai-harmony print them.
+"""TypeScript shapes of tool parameters, and the JSON Schema that the library prints as such.
 
-The library prints few schemas well: it turns many into `any`, loses values and leaves text unescaped. Three of its
-habits suffice to print everything right, and this module uses no others: the members of a `type` list come out as they
-are written, joined by ` | `; an object becomes a block of commented fields; `oneOf` becomes one variant per line.
-A shape is one line of text wherever it can be, else a block, an array of blocks, or a union that holds one.
+The library prints few schemas correctly: it turns many into `any`, loses values and does not escape text. Three
+of its features suffice to print everything correctly, and this module uses no others: members of a `type` list
+are printed verbatim, joined by ` | `; an object becomes a block of commented fields; `oneOf` becomes one
+variant per line. A shape is one line of text if possible, else a block, an array of blocks, or a union that
+contains one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, assert_never
 
 LibrarySchema: TypeAlias = dict[str, Any]
-"""The subset of JSON Schema that goes to the library; it is the library's own untyped input."""
+"""Subset of JSON Schema that is sent to the library, whose own input is untyped."""
 
 _IDENTIFIER = re.compile(r"(?:[^\W\d]|\$)[\w$]*")
 _LITERAL_DEFAULT = "literal"
@@ -23,7 +24,7 @@ _LITERAL_DEFAULT = "literal"
 
 @dataclass(frozen=True, slots=True)
 class InlineType:
-    """A type on one line: one of `options`, each a TypeScript type."""
+    """Type on one line: one of `options`, each a TypeScript type."""
 
     options: tuple[str, ...]
 
@@ -34,7 +35,7 @@ class InlineType:
 
 @dataclass(frozen=True, slots=True)
 class ObjectField:
-    """One property. `key` is the property's own name; `default` is the text after `default: `."""
+    """Property with the name `key`; `default` is the text after `default: `."""
 
     key: str
     shape: Shape
@@ -53,14 +54,14 @@ class BlockType:
 
 @dataclass(frozen=True, slots=True)
 class ArrayType:
-    """Items that take several lines: a block, or an array of blocks."""
+    """Array of items that take several lines: a block, or an array of blocks."""
 
     item: BlockType | ArrayType
 
 
 @dataclass(frozen=True, slots=True)
 class UnionType:
-    """At least one variant takes several lines."""
+    """Union with at least one variant that takes several lines."""
 
     variants: tuple[InlineType | BlockType | ArrayType, ...]
 
@@ -83,7 +84,10 @@ def array_of(item: Shape) -> InlineType | ArrayType:
 
 
 def union_of(shapes: Iterable[Shape]) -> Shape:
-    """The union, flattened, each variant once, in order. Of nothing: `never`. `any` swallows the rest."""
+    """Return the flattened union in order, without duplicates.
+
+    An empty union is `never`. A union with `any` is `any`.
+    """
     variants = tuple(variant for variant in dict.fromkeys(_variants(shapes)) if variant != NEVER)
     if ANY in variants:
         return ANY
@@ -96,7 +100,7 @@ def union_of(shapes: Iterable[Shape]) -> Shape:
 
 
 def inline(shape: Shape) -> InlineType:
-    """The shape on one line; field comments become `/* ... */`."""
+    """Return the shape on one line; field comments become `/* ... */`."""
     match shape:
         case InlineType():
             return shape
@@ -111,12 +115,12 @@ def inline(shape: Shape) -> InlineType:
 
 
 def without_null(shape: Shape) -> Shape:
-    """A union without its null: arguments are always there."""
+    """Return a union without null: arguments are always present."""
     return union_of(v for v in shape.variants if v != NULL) if isinstance(shape, UnionType) else shape
 
 
 def to_library(shape: Shape) -> LibrarySchema:
-    """The schema for which the library prints `shape`."""
+    """Return the schema for which the library prints `shape`."""
     match shape:
         case InlineType(options):
             return {"type": list(options)}
@@ -136,7 +140,7 @@ def to_library(shape: Shape) -> LibrarySchema:
 
 
 def spelled(key: str) -> str:
-    """A property name as TypeScript writes it: bare when it is an identifier, quoted otherwise."""
+    """Return a property name in TypeScript: bare if it is an identifier, else quoted."""
     return key if _IDENTIFIER.fullmatch(key) else json.dumps(key, ensure_ascii=False)
 
 
@@ -157,7 +161,7 @@ def _union_to_library(variants: Sequence[InlineType | BlockType | ArrayType]) ->
     rest = [variant for variant in variants if variant != NULL]
     if len(rest) == 1 and len(rest) < len(variants):
         only = to_library(rest[0])
-        # The library adds ` | null` only where the printed type does not hold the word yet.
+        # The library adds ` | null` only if the printed type does not contain the word yet.
         if "null" not in json.dumps(only, ensure_ascii=False):
             return only | {"nullable": True}
     return {"oneOf": [to_library(variant) for variant in variants]}
@@ -165,7 +169,8 @@ def _union_to_library(variants: Sequence[InlineType | BlockType | ArrayType]) ->
 
 def _field_to_library(field: ObjectField) -> LibrarySchema:
     schema = to_library(field.shape)
-    # The library repeats an object's description inside the type; under a title it stands once, above the field.
+    # The library repeats an object's description inside the type; as a title it is printed once, above the
+    # field.
     if schema.get("type") == "object":
         title = ": ".join(text for text in (field.title, field.comment) if text)
         schema |= {"title": title} if title else {}
@@ -175,7 +180,7 @@ def _field_to_library(field: ObjectField) -> LibrarySchema:
     if field.examples:
         schema["examples"] = list(field.examples)
     if field.default is not None:
-        # Beside an `enum` the library prints a string default without quotes of its own.
+        # Together with an `enum`, the library prints a string default without additional quotes.
         schema |= {"default": field.default, "enum": [_LITERAL_DEFAULT]}
     return schema
 

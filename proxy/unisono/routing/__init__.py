@@ -1,1 +1,1 @@
-"""Which backend answers."""
+"""Routing of requests to deployments."""

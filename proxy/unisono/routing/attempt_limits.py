@@ -1,6 +1,6 @@
 """Time limits of one attempt on a deployment, learned from its recent attempts.
 
-Pure: times come in as arguments, in seconds of one monotonic clock.
+Pure: times are arguments, in seconds of one monotonic clock.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from unisono.core.generation import Timeouts
 
 MAX_SAMPLES: Final = 64
 MAX_SAMPLE_AGE_S: Final = 240.0
-"""Engines such as Ollama unload a model after five idle minutes, so what is older says nothing."""
+"""Oldest sample in use. Engines such as Ollama unload a model after five idle minutes."""
 LONG_PROMPT_TOKENS: Final = 1024
-"""Prompts from this length on show how fast a deployment reads."""
+"""Length from which a prompt shows how fast a deployment reads."""
 
 MIN_READING_SPEED: Final = 500.0
-"""Tokens per second. No attempt is given up while this speed would explain the wait."""
+"""Tokens per second; no attempt is given up while this speed would explain the wait."""
 GUESSED_READING_SPEED: Final = 50.0
-"""Tokens per second, of a deployment of which no long prompt was measured: a laptop without a GPU."""
+"""Tokens per second of a deployment without a measured long prompt: a laptop without a GPU."""
 FIRST_TOKEN_FACTOR: Final = 4.0
 GAP_FACTOR: Final = 20.0
-"""Limits are multiples of the 95th percentiles."""
+"""Factors from the 95th percentiles to the limits."""
 COLD_FACTOR: Final = 3.0
-"""Applied to the configured minimum while nothing is known."""
+"""Factor for the configured minimum while there is no sample."""
 LAST_RESORT_FACTOR: Final = 3.0
-"""Applied to the limits of an attempt that no other deployment can take over."""
+"""Factor for the limits of an attempt that no other deployment can take over."""
 MAX_DOUBLINGS: Final = 8
 MIN_CONNECT_S: Final = 1.0
 
@@ -44,8 +44,11 @@ class MinTimeouts:
 
 @dataclass(frozen=True, slots=True)
 class PendingAttempt:
-    """One attempt before it begins. `waiting_tokens` are prompt tokens of other requests that the deployment still has
-    to read. `retries_left` counts retries on other deployments, 0 if no other one can take over."""
+    """Attempt before it begins.
+
+    `waiting_tokens` are prompt tokens of other requests that the deployment still has to read. `retries_left`
+    counts retries on other deployments, 0 if no other one can take over.
+    """
 
     prompt_tokens: int
     waiting_tokens: int = 0
@@ -54,14 +57,16 @@ class PendingAttempt:
 
 @dataclass(frozen=True, slots=True)
 class LearnedTimes:
-    """95th percentiles of recent samples, None where there are none. `is_warm` says whether there is any sample,
-    `timeouts` how many attempts were given up since the last one."""
+    """95th percentiles of recent samples, None without samples.
+
+    `is_warm` is True if there is any sample. `timeouts` counts the attempts given up since the last one.
+    """
 
     is_warm: bool = False
     first_token_s: float = 0.0
-    """Of short prompts, and of those whose cached part is unknown."""
+    """For short prompts, and those whose cached part is unknown."""
     s_per_token: float | None = None
-    """Of long prompts: time to the first token by the tokens that were read."""
+    """For long prompts: time to the first token per token read."""
     gap_s: float | None = None
     """Largest gap between tokens of an answer."""
     timeouts: int = 0
@@ -69,8 +74,11 @@ class LearnedTimes:
 
 @dataclass(frozen=True, slots=True)
 class AttemptSample:
-    """One attempt that answered. `read_tokens` is its prompt without what was cached, None if that is unknown;
-    `largest_gap_s` is None if all tokens came at once."""
+    """One attempt that answered.
+
+    `read_tokens` is its prompt without the cached part, None if unknown. `largest_gap_s` is None if all tokens
+    arrived at once.
+    """
 
     at: float
     first_token_s: float
@@ -87,7 +95,7 @@ class AttemptTimes:
         self._learned: LearnedTimes | None = None
 
     def record(self, sample: AttemptSample) -> None:
-        """Add an attempt that answered. Samples are added in the order of their times."""
+        """Add an attempt that answered; samples must be added in the order of their times."""
         self._samples.append(sample)
         self._timeouts = 0
         self._learned = None
@@ -98,7 +106,7 @@ class AttemptTimes:
         self._learned = None
 
     def clear(self) -> None:
-        """Forget everything: the server's process may be another one."""
+        """Discard everything: the server process may be another one."""
         self._samples.clear()
         self._timeouts = 0
         self._learned = None
@@ -116,13 +124,15 @@ class AttemptTimes:
 def attempt_limits(
     timeouts: Timeouts, minimum: MinTimeouts, attempt: PendingAttempt, learned: LearnedTimes
 ) -> Timeouts:
-    """Limits of one attempt. `timeouts` are the configured ones, `total_s` what is left of the time for the answer; no
-    limit is above them."""
+    """Return the limits of one attempt, none above the configured `timeouts`.
+
+    `timeouts.total_s` is the time left for the answer.
+    """
     tokens = attempt.prompt_tokens + attempt.waiting_tokens
     certain_s, needed_s = _first_token_needs(tokens, learned)
     gap_s = attempt.waiting_tokens / MIN_READING_SPEED + GAP_FACTOR * (learned.gap_s or 0.0)
     first_token_s = _limit(minimum.first_token_s, certain_s, needed_s, timeouts.total_s, attempt, learned)
-    # The first token has come before there is silence, so without a sample of gaps nothing is slow by a guess.
+    # Silence is measured after the first token, so without samples of gaps no guess applies.
     silent = learned if learned.gap_s is not None else LearnedTimes()
     silence_s = _limit(minimum.silence_s, gap_s, gap_s, timeouts.total_s, attempt, silent)
     connect_s = max(MIN_CONNECT_S, _share_s(timeouts.total_s, attempt)) if attempt.retries_left else inf
@@ -135,7 +145,7 @@ def attempt_limits(
 
 
 def _first_token_needs(tokens: int, learned: LearnedTimes) -> tuple[float, float]:
-    """Seconds that reading may take for certain, and by a guess where the speed is unknown."""
+    """Return certain and guessed seconds for reading; they differ only if the speed is unknown."""
     per_token_s = learned.s_per_token or 0.0
     certain_s = tokens / MIN_READING_SPEED + FIRST_TOKEN_FACTOR * (learned.first_token_s + tokens * per_token_s)
     is_speed_known = learned.is_warm and (learned.s_per_token is not None or tokens < LONG_PROMPT_TOKENS)
@@ -152,10 +162,10 @@ def _limit(
 ) -> float:
     patient_s = max(minimum_s if learned.is_warm else COLD_FACTOR * minimum_s, needed_s)
     if attempt.retries_left:
-        # Leave time for the retries, but take what the prompt needs. What is only guessed leaves half of the time.
+        # Leave time for the retries, but allow what the prompt needs. A mere guess is capped at half of the time.
         guessed_s = min(needed_s, time_left_s / 2)
         return min(patient_s, max(certain_s, guessed_s, _share_s(time_left_s, attempt)))
-    # Giving up would fail the request, or put it at the end of the same server's queue: be sure, and surer each time.
+    # Giving up would fail the request, or requeue it on the same server: be more patient with every timeout.
     if not learned.is_warm:
         return inf
     return float(LAST_RESORT_FACTOR * 2 ** min(learned.timeouts, MAX_DOUBLINGS) * patient_s)

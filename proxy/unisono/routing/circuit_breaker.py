@@ -1,11 +1,11 @@
-"""When a deployment rests: pure, the clock and the jitter come in as arguments.
+"""Circuit breaker of a deployment: pure, with the clock and the jitter as arguments.
 
-Each way to fail has a circuit of its own. Failures open it, so many in a row or somewhat more with successes between
-them, and the deployment rests; after that it is half open, and two successes close it. One more failure, and it rests
-twice as long as before. A request that was wrong never counts.
+Each kind of failure has its own circuit. Failures in a row open it; so do somewhat more failures with successes
+in between. After the cooldown it is half open, and two successes close it. One more failure opens it for twice
+as long as before. Rejected requests never count.
 
-One client cannot open a circuit. Failures that all come from one identity (a key, or a request that is repeated) make
-the deployment a suspect instead, and a probe decides: the circuit opens, or the failures are forgiven.
+One client cannot open a circuit. If all failures come from one identity (a key, or a repeated request), the
+deployment is suspected and a probe decides: the circuit opens, or the failures are discarded.
 """
 
 from __future__ import annotations
@@ -28,18 +28,21 @@ from unisono.errors import (
 )
 
 FORGIVING: Final = 3
-"""Successes that make up for a failure: what fails more often than every fourth time comes to rest, be it never twice
-in a row, and what fails once in a hundred has long made up for it."""
+"""Successes that compensate for a failure.
+
+More than one failure in four opens the circuit, even without two in a row. One failure in a hundred is
+compensated.
+"""
 CLOSING: Final = 2
 """Successes that close a circuit."""
 REST_AT_MOST_S: Final = 300.0
-"""What resting grows to, in seconds, where the configured time is not longer itself."""
+"""Upper bound of the growing cooldown in seconds, unless the configured one is longer."""
 BREATH_S: Final = 1.0
-"""How long an overloaded deployment that does not say when to come back is left alone, in seconds."""
+"""Cooldown of an overloaded deployment that sends no `retry_after_s`, in seconds."""
 
 
 class BreakerFailure(StrEnum):
-    """The kinds."""
+    """Kinds of failure."""
 
     UNREACHABLE = "unreachable"
     TIMEOUT = "timeout"
@@ -49,7 +52,7 @@ class BreakerFailure(StrEnum):
 
 
 KINDS: Final[tuple[tuple[type[UnisonoError], BreakerFailure | None], ...]] = (
-    # What is wrong with a deployment that is unfit its probe knows; it needs no rest.
+    # The probe handles an unfit deployment; it needs no cooldown.
     (BackendUnfit, None),
     (BackendRejected, None),
     (BackendUnavailable, BreakerFailure.UNREACHABLE),
@@ -59,7 +62,7 @@ KINDS: Final[tuple[tuple[type[UnisonoError], BreakerFailure | None], ...]] = (
     (BackendError, BreakerFailure.ERROR),
     (UnisonoError, None),
 )
-"""What an error says of the deployment; the first row that fits, None for nothing."""
+"""Kind of failure by error type; the first matching row counts, None for no failure."""
 
 
 def kind_of(error: UnisonoError) -> BreakerFailure | None:
@@ -74,8 +77,11 @@ class CircuitPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BreakerConfig:
-    """A deployment may fail `allowed_fails` times in one way without successes that make up for it; with the next
-    failure it rests for `cooldown_s`."""
+    """Tolerance of one kind of failure.
+
+    `allowed_fails` failures without compensating successes are tolerated. The next one opens the circuit for
+    `cooldown_s` seconds.
+    """
 
     allowed_fails: int = 3
     cooldown_s: float = 30.0
@@ -83,11 +89,14 @@ class BreakerConfig:
 
 @dataclass(frozen=True, slots=True)
 class Circuit:
-    """Of one kind of failure. `failures` counts those in a row; `owed` are the successes that would make up for these
-    and for earlier ones, the first of which came at `since`. `rests` counts the rests in a row, `successes` those since
-    the last one began; it rests from `since` until `until` (monotonic seconds). `blamed` is the identity that all
-    failures come from, since the last rest if there was one: empty before the first, None for several identities and
-    for failures that no request can cause."""
+    """Circuit of one kind of failure.
+
+    `failures` counts those in a row. `owed` is the number of successes that would compensate for all failures
+    since `since`. `rests` counts the consecutive cooldowns and `successes` those since the last cooldown began.
+    An open circuit lasts from `since` until `until`, in monotonic seconds. `blamed` is the identity of all
+    failures since the last cooldown, if any: empty before the first failure, None for several identities or for
+    failures that no request can cause.
+    """
 
     failures: int = 0
     owed: int = 0
@@ -104,7 +113,7 @@ class Circuit:
 
 
 Circuits = Mapping[BreakerFailure, Circuit]
-"""Those that are not as new; what is not there is closed."""
+"""Circuits that differ from a new one; missing kinds are closed."""
 
 NEW: Final = Circuit()
 
@@ -118,15 +127,18 @@ def after_failure(
     *,
     identity: str = "",
 ) -> Circuits:
-    """`jitter` is a factor around 1, so that many gateways do not come back at one moment. `identity` tells who the
-    request came from, empty where that makes no difference to the failure."""
+    """Return the circuits after a failure.
+
+    `jitter` is a factor around 1 that spreads the retries of many gateways. `identity` is the requester's, or
+    empty if it is irrelevant to the failure.
+    """
     kind = kind_of(error)
     if kind is None:
         return circuits
     circuit = circuits.get(kind, NEW)
     if kind is BreakerFailure.OVERLOADED:
         return {**circuits, kind: _overloaded(circuit, error.retry_after_s, now, tolerance, jitter)}
-    # One that fails in another way than before is not well again either.
+    # A failure of another kind shows that a half-open circuit has not recovered either.
     circuits = {
         other: _failed_again(tried, identity, now, tolerance, jitter)
         if other not in (kind, BreakerFailure.OVERLOADED) and tried.phase(now) is CircuitPhase.HALF_OPEN
@@ -135,7 +147,7 @@ def after_failure(
     }
     match circuit.phase(now):
         case CircuitPhase.OPEN:
-            # It began before the rest, which is long enough as it is.
+            # The request began before the circuit opened; the cooldown is long enough.
             return circuits
         case CircuitPhase.HALF_OPEN:
             opened = _failed_again(circuit, identity, now, tolerance, jitter)
@@ -153,8 +165,11 @@ def after_failure(
 
 
 def suspected(circuits: Circuits, tolerance: BreakerConfig) -> Mapping[BreakerFailure, str]:
-    """The kinds of failure that only one identity had, as often as opens a circuit, with that identity: a probe has to
-    tell whether the deployment fails, or what is asked of it."""
+    """Return the suspected kinds of failure with their identity.
+
+    Only one identity caused them, often enough to open the circuit. A probe has to decide between deployment
+    and client.
+    """
     return {
         kind: circuit.blamed
         for kind, circuit in circuits.items()
@@ -163,7 +178,7 @@ def suspected(circuits: Circuits, tolerance: BreakerConfig) -> Mapping[BreakerFa
 
 
 def after_confirmation(circuits: Circuits, now: float, tolerance: BreakerConfig, jitter: float = 1.0) -> Circuits:
-    """A probe failed too: what was suspected opens."""
+    """Open the suspected circuits, because a probe failed too."""
     suspects = suspected(circuits, tolerance)
     return {
         kind: _rested(circuit, now, tolerance, jitter) if kind in suspects else circuit
@@ -172,15 +187,18 @@ def after_confirmation(circuits: Circuits, now: float, tolerance: BreakerConfig,
 
 
 def after_acquittal(circuits: Circuits, tolerance: BreakerConfig) -> Circuits:
-    """A probe went well: failures of the identities that were suspected of having caused them are forgotten."""
+    """Discard the failures of the suspected identities, because a probe passed."""
     identities = set(suspected(circuits, tolerance).values())
     return {kind: circuit for kind, circuit in circuits.items() if circuit.rests or circuit.blamed not in identities}
 
 
 def after_success(circuits: Circuits, begun: float = inf, *, probed: bool = False) -> Circuits:
-    """What had a consequence needs `CLOSING` of them, and what had begun before it says nothing of how it is since.
-    What had none is made up for by requests alone: a probe is no answer to one that failed, and there may be one
-    behind each."""
+    """Return the circuits after a success.
+
+    An opened circuit needs `CLOSING` successes; a request that had begun before it opened does not count.
+    Failures in a closed circuit are compensated by requests only. Otherwise a probe after each failed request
+    would cancel it.
+    """
     after = {}
     for kind, circuit in circuits.items():
         if circuit.rests:
@@ -196,7 +214,7 @@ def after_success(circuits: Circuits, begun: float = inf, *, probed: bool = Fals
 
 
 def phase_of(circuits: Circuits, now: float) -> CircuitPhase:
-    """The worst of all kinds. Being busy is over when it is over: nobody has to find out whether it is."""
+    """Return the worst phase of all kinds. An overload ends by itself and is never half open."""
     phases = {circuit.phase(now) for kind, circuit in circuits.items()}
     if CircuitPhase.OPEN in phases:
         return CircuitPhase.OPEN
@@ -207,7 +225,7 @@ def phase_of(circuits: Circuits, now: float) -> CircuitPhase:
 
 
 def rests_for(circuits: Circuits, now: float) -> tuple[BreakerFailure, Circuit] | None:
-    """The kind of failure it rests for longest, or did before it became half open; None when all is closed."""
+    """Return the kind of failure with the longest cooldown, or None if all circuits are closed."""
     opened = [(kind, circuit) for kind, circuit in circuits.items() if circuit.phase(now) is not CircuitPhase.CLOSED]
     if phase_of(circuits, now) is CircuitPhase.CLOSED:
         return None
@@ -215,7 +233,7 @@ def rests_for(circuits: Circuits, now: float) -> tuple[BreakerFailure, Circuit] 
 
 
 def rests_until(circuits: Circuits) -> float:
-    """When it is half open again, in monotonic seconds; 0 when it is not resting."""
+    """Return the end of the cooldown in monotonic seconds; 0 if there is none."""
     return max((circuit.until for circuit in circuits.values() if circuit.rests), default=0.0)
 
 
@@ -228,7 +246,7 @@ def _blamed(circuit: Circuit, identity: str) -> str | None:
 
 
 def _failed_again(circuit: Circuit, identity: str, now: float, tolerance: BreakerConfig, jitter: float) -> Circuit:
-    """A half-open circuit rests again, unless its probes can still tell that it is one identity that fails."""
+    """Open a half-open circuit again, unless its failures may still be blamed on one identity."""
     blamed = _blamed(circuit, identity)
     if blamed is None:
         return _rested(circuit, now, tolerance, jitter)
@@ -244,11 +262,13 @@ def _rested(circuit: Circuit, now: float, tolerance: BreakerConfig, jitter: floa
 def _overloaded(
     circuit: Circuit, retry_after_s: float | None, now: float, tolerance: BreakerConfig, jitter: float
 ) -> Circuit:
-    """It rests as long as it asks for, but no longer than a dead one would; when it asks for nothing, a breath that
-    doubles while it stays so."""
+    """Open the circuit for `retry_after_s`, capped at the cooldown of a dead deployment.
+
+    Without it, use a short cooldown that doubles while the overload lasts.
+    """
     asked = BREATH_S * 2.0 ** min(circuit.rests, 32) if retry_after_s is None else max(retry_after_s, 0.0)
     until = now + min(asked, tolerance.cooldown_s) * (jitter if retry_after_s is None else 1.0)
     if circuit.phase(now) is CircuitPhase.OPEN:
-        # Several requests were told at once.
+        # Several requests were refused at once.
         return replace(circuit, failures=circuit.failures + 1, until=max(until, circuit.until))
     return Circuit(circuit.failures + 1, rests=circuit.rests + 1, since=now, until=until)

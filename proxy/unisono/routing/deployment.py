@@ -1,9 +1,8 @@
-"""One live backend of a model name: what it can do, whether it is well, and what runs on it.
+"""One live backend of a model: capabilities, health and load.
 
-It is probed once, by whoever needs it first or in the background at start, and again when it failed: at once where it
-seems to be gone, so that whoever comes next goes elsewhere, and often until it is back. A failed probe is remembered
-for a moment only. One that is found unfit is not used, however well it answers.
-"""
+It is probed once, on first use or in the background at start, and again after failures. A deployment that seems
+gone is probed at once, so that the next request avoids it, and often until it is back. A failed probe is
+remembered for a moment only. An unfit deployment is not used, however well it answers."""
 
 from __future__ import annotations
 
@@ -42,29 +41,31 @@ from unisono.routing.rate_window import rate_of
 from unisono.routing.tie_break import number_of
 
 FAILURE_REMEMBERED_S = 2.0
-DOUBTFUL = frozenset({BreakerFailure.UNREACHABLE, BreakerFailure.PROTOCOL})  # failures that may be a death
+DOUBTFUL = frozenset({BreakerFailure.UNREACHABLE, BreakerFailure.PROTOCOL})  # failures of a possibly dead deployment
 DOUBTED_EVERY_S = 1.0
-"""Between two probes of a deployment that may have died, or did not long ago, in seconds."""
+"""Seconds between two probes of a deployment that may have died or recently did."""
 BACK_SOON_S = 60.0
-"""How long one that is gone is expected back at any moment: what is restarted by whoever watches over it is."""
-FAILING_EVERY_S = 4.0  # between two probes of one that fails in another way, hangs, or is gone for good
+"""Seconds during which a dead deployment is expected back soon, restarted by a supervisor."""
+FAILING_EVERY_S = 4.0  # between probes if it fails otherwise, hangs or is gone for good
 CHECK_EVERY_S = 30.0
-"""How long a deployment may be neither used nor probed, in seconds, before it is asked again whether it is there."""
+"""Seconds without use or probe after which a deployment is probed again."""
 IDLE_AT_MOST_S = 600.0
-"""What that grows to, doubling, while nobody uses it: a laptop's model is not to be woken for nothing."""
+"""Upper bound of that interval, which doubles while idle to let a laptop's model sleep."""
 UNFIT_AT_MOST_S = 30.0
-"""What the pause between probes of an unfit deployment grows to: each of them makes it generate."""
+"""Upper bound of the pause between probes of an unfit deployment: each makes it generate."""
 FOREIGN_PROMPT = 1024
-"""What a prompt of somebody else's that the server has not begun is taken for, in tokens."""
+"""Assumed tokens of a prompt from another client that the server has not begun."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class DeploymentConfig:
-    """How a deployment is to be used. `name` is public: it holds no address and no path. Of the deployments of one
-    model those of the lowest `order` come first, and share by `weight`; `max_requests` and `max_tokens` bound what runs
-    on it at once, `requests_per_minute` and `tokens_per_minute` what begins in any minute."""
+    """Configured use of a deployment.
+
+    `name` is public: it holds no address and no path. Deployments of the lowest `order` come first and share by
+    `weight`. `max_requests` and `max_tokens` limit concurrent load; `requests_per_minute` and
+    `tokens_per_minute` limit what begins per minute."""
 
     name: str
     timeouts: Timeouts = field(default_factory=Timeouts)
@@ -79,7 +80,7 @@ class DeploymentConfig:
 
 @dataclass(frozen=True, slots=True)
 class SlotReservation:
-    """A place that is taken, and when (monotonic seconds)."""
+    """Reserved slot; `at` is the time of the reservation in monotonic seconds."""
 
     live: LiveDeployment
     share: Share
@@ -87,10 +88,11 @@ class SlotReservation:
 
 
 class LiveDeployment:
-    """`endpoint` speaks Harmony, or it `passes`: then it answers in OpenAI's own API. `context` caps the window the
-    backend claims, in tokens, and stands in where it claims none. `identity` tells whether another configuration means
-    the same backend. `listeners` are called when something may have become possible: a place is free, or it is well
-    again."""
+    """Deployment with health state. `endpoint` speaks Harmony, or OpenAI's own API if `passes`.
+
+    `context` caps the window that the backend reports, in tokens, and replaces a missing one. Equal `identity`
+    means the same backend in another configuration. `listeners` are called when a slot becomes free or the
+    deployment recovers."""
 
     def __init__(
         self,
@@ -110,29 +112,24 @@ class LiveDeployment:
         self.clock = clock
         self.tolerance = BreakerConfig()
         self.listeners: list[Callable[[], None]] = []
-        self.on_doubt: Callable[[], None] | None = None  # called when it had better be probed now
+        self.on_doubt: Callable[[], None] | None = None  # called when a probe is needed now
         self.candidate = Candidate(self.terms.name, bit=0, context=context, rank=Rank.UNKNOWN)
         self.become(self.terms)
         self.circuits: Circuits = {}
         self.times = AttemptTimes()
         self.waits = FirstTokenWaits()
         self.generation = GenerationActivity()
-        self.known: Capabilities | None = None  # by the last good probe; None after a rest, and when it is unfit
-        self.examined: Probe | None = None  # the last probe that ended, good or bad
-        self.failure: UnisonoError | None = None
-        """Why the last probe failed; None when it did not, or when it served a request since."""
-        self.asked_at = 0.0  # the last request
-        self.well_since = self.failing_since = clock()
-        """When it last became what it is, apart from its circuits: known and with a good last probe, or not."""
-        self._doubted = False  # whether a request failed as if it were dead, and it was not probed since
+        self.known: Capabilities | None = None  # of the last good probe; None after a cooldown and if unfit
+        self.examined: Probe | None = None  # the last finished probe, good or bad
+        self.failure: UnisonoError | None = None  # of the last probe; None after a success
+        self.asked_at = 0.0  # time of the last request
+        self.well_since = self.failing_since = clock()  # start of the state, apart from circuits
+        self._doubted = False  # a request failed as if it were dead; no probe since
         self._suspicion = Suspicion()
-        self._gone_since: float | None = None
-        """When a probe found that it cannot be reached; None when none did, or when it was well again since."""
+        self._gone_since: float | None = None  # when a probe found it unreachable
         self._probed_at = self._probing_from = self._used_at = 0.0
-        self._unfit = 0
-        """Probes in a row that found it unfit."""
-        self._idle = 0
-        """Good probes in a row without a use between them."""
+        self._unfit = 0  # consecutive probes that found it unfit
+        self._idle = 0  # consecutive good probes without a use between them
         self._probing: asyncio.Task[Probe] | None = None
 
     @property
@@ -141,12 +138,12 @@ class LiveDeployment:
 
     @property
     def backend(self) -> Backend:
-        """Of one that does not pass: whoever asks for the other kind is never given a place on it."""
+        """Harmony backend; must not be used if the deployment is pass-through."""
         return cast(Backend, self.endpoint)
 
     @property
     def passing(self) -> PassthroughBackend:
-        """Of one that passes."""
+        """Backend of a pass-through deployment."""
         return cast(PassthroughBackend, self.endpoint)
 
     @property
@@ -154,7 +151,7 @@ class LiveDeployment:
         return self.terms.timeouts
 
     def become(self, terms: DeploymentConfig) -> None:
-        """To be used in another way from now on."""
+        """Apply another configuration from now on."""
         self.terms = terms
         one = self.candidate
         one.name, one.seed, one.weight, one.order = terms.name, number_of(terms.name), terms.weight, terms.order
@@ -165,7 +162,7 @@ class LiveDeployment:
         return phase_of(self.circuits, now)
 
     def refresh(self, now: float) -> None:
-        """Have the candidate say what is true now: rests and minutes end by themselves."""
+        """Update the candidate's rank and rate: cooldowns and minutes end by themselves."""
         self.candidate.rank = self._rank(now)
         if self.candidate.rate is not None:
             self.candidate.rate.move(now)
@@ -184,7 +181,7 @@ class LiveDeployment:
         return Rank.WELL if self.known is not None else Rank.UNKNOWN
 
     def hold(self, share: Share) -> SlotReservation:
-        """Somebody was given a share of it."""
+        """Reserve a slot for a share of this deployment."""
         self.asked_at = self.clock()
         return SlotReservation(self, share, self.asked_at)
 
@@ -193,16 +190,18 @@ class LiveDeployment:
         self._changed()
 
     def claimed(self, load: Load | None) -> None:
-        """What the server says of its load, or that it does not; what the gateway gave it is known better."""
+        """Set the load by other clients, as reported by the server; None if it reports none."""
         one = self.candidate
         others = 0 if load is None else max(load.running + load.waiting - one.running, 0)
         waiting = 0 if load is None else min(load.waiting, others)
-        # What runs was read, as with the gateway's own.
+        # Running requests have been read, as with the gateway's own.
         one.foreign_requests, one.foreign = others, others * ANSWER_WORK + waiting * FOREIGN_PROMPT
 
     def failed(self, error: UnisonoError, identity: str = "") -> None:
-        """A generation on it ended in `error`. `identity` tells whose, empty for nobody's: one identity alone never
-        has it rest, unless a probe fails too."""
+        """Record that a generation ended in `error`.
+
+        `identity` is the client's, or empty if unknown. Failures of a single identity open a circuit only if a
+        probe fails too."""
         kind = kind_of(error)
         if kind is None:
             return
@@ -223,7 +222,7 @@ class LiveDeployment:
             self.on_doubt()
 
     def _judge(self, now: float, *, fails: bool) -> None:
-        """It is known whether the suspect fails by itself."""
+        """Settle a suspicion; `fails` says whether the deployment itself fails."""
         before, suspects, jitter = self.phase(now), suspected(self.circuits, self.tolerance), uniform(0.9, 1.1)  # noqa: S311
         self.circuits = self._suspicion.judged(self.circuits, self.tolerance, now, fails=fails, jitter=jitter)
         for kind, caller in suspects.items():
@@ -233,7 +232,7 @@ class LiveDeployment:
                 log.warning("only one caller's requests fail", extra={"backend": self.name, "caller": caller})
 
     def succeeded(self, begun: float = inf) -> None:
-        """It served a request that had `begun` then: proof enough that it is there."""
+        """Record that a request begun at `begun` was served, which proves that the deployment is up."""
         now = self.clock()
         self._used_at, self._idle = now, 0
         self._suspicion.served(begun, now)
@@ -257,7 +256,7 @@ class LiveDeployment:
             rest_s = round(rests_until(self.circuits) - now, 1)
             log.warning("backend rests", extra={"backend": self.name, "kind": kind.value, "rest_s": rest_s})
             if kind is not BreakerFailure.OVERLOADED:
-                # Have the next user probe again: what comes back after a failure may be another server.
+                # Make the next user probe again: after a failure another server may come back.
                 self.known = None
         self._changed()
 
@@ -267,8 +266,9 @@ class LiveDeployment:
             listener()
 
     async def capabilities(self) -> Capabilities:
-        """The last good probe, probing first when there is none; callers at the same time share one probe. Raises the
-        `BackendError` family."""
+        """Return the last good probe's result, probing first if there is none.
+
+        Concurrent callers share one probe. Raises the `BackendError` family."""
         if self.known is not None:
             return self.known
         if self._probing is None and self.failure is not None and self.clock() - self._probed_at < self._patience:
@@ -276,22 +276,24 @@ class LiveDeployment:
         return (await self.check()).capabilities
 
     async def check(self) -> Probe:
-        """Probe now, whatever is known. A failure shows in `failure` and leaves `known` as it was: a server that is
-        too busy to answer about itself may still answer. One that is found unfit is not used until a later probe finds
-        it well. Raises the `BackendError` family, BackendUnfit for a fatal finding."""
+        """Probe now, regardless of earlier probes.
+
+        A failure is stored in `failure` and leaves `known` unchanged: a server too busy for a probe may still
+        serve. An unfit deployment stays unused until a later probe passes. Raises the `BackendError` family,
+        BackendUnfit for a fatal finding."""
         if self._probing is None:
             self._doubted, self._probing_from = False, self.clock()
             self.waits.postpone_probes(self._probing_from + FAILING_EVERY_S)
             self._probing = asyncio.create_task(self._probe(), name=f"probe {self.name}")
             self._probing.add_done_callback(self._probed)
-        # Shielded: a client that leaves must not end the probe others wait for.
+        # Shielded: a client that disconnects must not end the probe that others wait for.
         probe = await asyncio.shield(self._probing)
         if probe.fatal:
             raise unfit(self.name, probe.fatal)
         return probe
 
     def stale(self, now: float) -> bool:
-        """Whether it is time to probe again."""
+        """Return whether a probe is due."""
         since = now - self._probed_at
         if self._doubted or self.waits.next_probe_at <= now:
             return since >= DOUBTED_EVERY_S
@@ -299,10 +301,10 @@ class LiveDeployment:
             return self._suspicion.is_due(now, self._probed_at)
         phase = self.phase(now)
         if phase is CircuitPhase.HALF_OPEN:
-            # A probe goes before the first client's request.
+            # Probe before the first client's request.
             return True
         if phase is CircuitPhase.OPEN and self._gone_since is None:
-            # It is there and fails all the same: that it answers a probe would prove nothing.
+            # It is up but fails, so a passed probe would prove nothing.
             return False
         if self.failure is not None or self._gone_since is not None:
             soon = DOUBTED_EVERY_S if self.urgent(now) else FAILING_EVERY_S
@@ -311,13 +313,12 @@ class LiveDeployment:
         return self.known is None or now - max(self._probed_at, self._used_at) >= pause
 
     def urgent(self, now: float) -> bool:
-        """Whether it is to be probed as soon and as often as may be: it may have died, or be back."""
+        """Return whether to probe as often as possible: the deployment may have died or be back."""
         is_doubted = self._doubted or self._suspicion.since is not None
         return is_doubted or (self._gone_since is not None and now - self._gone_since < BACK_SOON_S)
 
     @property
-    def _patience(self) -> float:
-        """How long a failure stands, in seconds."""
+    def _patience(self) -> float:  # seconds for which a failed probe stays valid
         return min(FAILURE_REMEMBERED_S * 2.0 ** max(self._unfit - 1, 0), UNFIT_AT_MOST_S)
 
     async def _probe(self) -> Probe:
@@ -375,8 +376,7 @@ class LiveDeployment:
         log_findings(self.name, probe, before)
 
     def _answered(self) -> None:
-        """A probe went well, which counts where it was to tell whether a rest is over: behind the rest, or amid one for
-        a deployment that was gone."""
+        """Handle a passed probe: it counts after a cooldown, or if the deployment was gone."""
         now = self.clock()
         if self._suspicion.since is not None and self._probing_from >= self._suspicion.since:
             self._judge(now, fails=False)
@@ -386,7 +386,7 @@ class LiveDeployment:
             self._gone_since = None
 
     def _tried(self, error: UnisonoError) -> None:
-        """A probe failed: where it was to tell whether a rest is over, it is not, and a suspect fails by itself."""
+        """Handle a failed probe: a half-open circuit opens again, and a suspect is confirmed."""
         now = self.clock()
         kind = kind_of(error)
         if self._suspicion.since is not None and kind not in (None, BreakerFailure.OVERLOADED):

@@ -1,4 +1,4 @@
-"""What a probe found, as routing uses it: the context that counts, the log, and the error of an unfit backend."""
+"""Use of probe findings in routing: effective context, log, error for unfit backends."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from unisono.core.probe import Check, Finding, Probe, Severity
 from unisono.errors import BackendUnfit
 
 LEVELS: Final = {Severity.FATAL: logging.ERROR, Severity.WARNING: logging.WARNING, Severity.NOTE: logging.INFO}
-"""The log level of a failed check."""
+"""Log level of a failed check by its severity."""
 
 log = logging.getLogger(__name__)
 
 
 def with_context(found: Probe, context: int | None) -> Probe:
-    """Cap the context window of a probe at the configured one, in tokens, which also stands in for an unknown one."""
+    """Cap the probed context window at the configured one, in tokens.
+
+    The configured window is also used if the probe found none.
+    """
     if context is None:
         return found
     size = min(context, found.capabilities.context or context)
@@ -38,10 +41,10 @@ def log_findings(name: str, probe: Probe, before: Probe | None) -> None:
 
 
 def unfit(name: str, fatal: Sequence[Finding]) -> BackendUnfit:
-    """The error for a backend with fatal findings."""
+    """Return the error for a backend with fatal findings."""
     return BackendUnfit(f"The backend {name} is not fit for use: {', '.join(finding.check for finding in fatal)}.")
 
 
 def _is_unsized(finding: Finding) -> bool:
-    """Whether a check failed only because nobody knew the context, which the configuration does."""
+    """Return whether a check failed only because the probe could not determine the context."""
     return finding.check is Check.CONTEXT and finding.weight is Severity.WARNING

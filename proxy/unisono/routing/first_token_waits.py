@@ -1,6 +1,6 @@
-"""Attempts on one deployment that wait for their first token, and when the deployment is to be probed because of them.
+"""Attempts on one deployment that wait for their first token, and the probes they trigger.
 
-No I/O and no timers: times come in as arguments, in seconds of one monotonic clock.
+No I/O and no timers: times are arguments, in seconds of one monotonic clock.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from math import inf
 from typing import Final
 
 MIN_WAIT_S: Final = 1.0
-"""A shorter wait calls for no probe: under so tight a limit the probe could not end in time either."""
+"""Shortest wait that triggers a probe, in seconds.
+
+Under a tighter limit the probe could not finish in time either.
+"""
 
 
 @dataclass(eq=False, slots=True)
@@ -24,12 +27,15 @@ class FirstTokenWait:
 
 
 def probe_due_at(now: float, limit_s: float) -> float:
-    """When an attempt that begins now calls for a probe: after half of its limit for the first token."""
+    """Return the time at which an attempt that begins now triggers a probe.
+
+    That is after half of its first-token limit.
+    """
     return now + max(limit_s / 2, MIN_WAIT_S)
 
 
 class GenerationActivity:
-    """Attempts on a deployment whose first token came, and when it last generated for one of them."""
+    """Attempts on a deployment past their first token, and the time of its last generation."""
 
     def __init__(self) -> None:
         self._running = 0
@@ -44,7 +50,7 @@ class GenerationActivity:
         self._last_at = now
 
     def last_at(self, now: float) -> float:
-        """When the deployment last generated for this process: `now` if it does."""
+        """Return when the deployment last generated for this process: `now` if it still does."""
         return now if self._running else self._last_at
 
 
@@ -54,7 +60,7 @@ class FirstTokenWaits:
     def __init__(self) -> None:
         self.unread_tokens = 0
         self.on_probe_at: Callable[[float], None] | None = None
-        """Called with the time at which a new attempt calls for a probe."""
+        """Callback that receives the time at which a new attempt triggers a probe."""
         self._waits: set[FirstTokenWait] = set()
 
     def __len__(self) -> int:
@@ -62,7 +68,7 @@ class FirstTokenWaits:
 
     @property
     def next_probe_at(self) -> float:
-        """When the next probe is due; infinity if no attempt waits."""
+        """Time of the next due probe; infinity if no attempt waits."""
         return min((wait.probe_at for wait in self._waits), default=inf)
 
     def add(self, wait: FirstTokenWait) -> None:
@@ -72,13 +78,13 @@ class FirstTokenWaits:
             self.on_probe_at(wait.probe_at)
 
     def remove(self, wait: FirstTokenWait) -> None:
-        """End a wait; no-op if it has ended."""
+        """Remove a wait; no-op if it was removed already."""
         if wait in self._waits:
             self._waits.remove(wait)
             self.unread_tokens -= wait.unread_tokens
 
     def postpone_probes(self, until: float) -> None:
-        """Ask for no probe before `until`: one begins now."""
+        """Request no probe before `until`, because one begins now."""
         for wait in self._waits:
             wait.probe_at = max(wait.probe_at, until)
 

@@ -1,4 +1,4 @@
-"""The deployments of one model name, with the line before them: takes places on them, one request at a time."""
+"""Deployments of one model name and their queue; reserves slots one request at a time."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RoutingRules:
-    """How requests find their way, the same for every group. `num_retries` are further deployments tried while nothing
-    was shown."""
+    """Routing rules of every group.
+
+    `num_retries` limits the further deployments that are tried before any output is emitted.
+    """
 
     strategy: Strategy = Strategy.PREFIX_AWARE
     bounds: QueueConfig = field(default_factory=QueueConfig)
@@ -36,7 +38,7 @@ class RoutingRules:
 
 
 class DeploymentGroup:
-    """`members` have their own bits in `prefixes`."""
+    """Deployments of one model. `members` have their own bits in `prefixes`."""
 
     def __init__(
         self,
@@ -57,35 +59,35 @@ class DeploymentGroup:
         self._choosing = Selector(model, self._candidates, prefixes, self.rules.strategy)
         self.by_bit: Mapping[int, LiveDeployment] = {live.candidate.bit: live for live in self.members}
         self._rated: list[LiveDeployment] = []
-        """Those that may begin only so much in a minute."""
+        """Deployments with a rate limit per minute."""
         self._minute: asyncio.TimerHandle | None = None
-        """Serves the line when what a deployment began is a minute ago."""
+        """Timer that serves the queue when the minute of a rate limit is over."""
         self._news: set[asyncio.Future[None]] = set()
         self._refused = 0
         self._refusal_logged_at = float("-inf")
 
     @property
     def in_flight(self) -> int:
-        """Requests that run or wait."""
+        """Number of requests that run or wait."""
         return sum(candidate.running for candidate in self._candidates) + len(self.line)
 
     @property
     def knows_caches(self) -> bool:
-        """Whether it is estimated which part of a prompt each deployment has cached."""
+        """True if the cached part of a prompt is estimated for each deployment."""
         return len(self.members) > 1 and self.rules.strategy is Strategy.PREFIX_AWARE
 
     def now(self) -> float:
-        """Monotonic seconds."""
+        """Return the time in monotonic seconds."""
         return self._clock()
 
     def listen(self, live: LiveDeployment) -> None:
-        """Hear of a member's places that become free."""
+        """Subscribe to changes of a member, such as freed slots."""
         live.listeners.append(self._changed)
         if live.candidate.rate is not None:
             self._rated.append(live)
 
     def close(self) -> None:
-        """Hear no more of its deployments: they may belong to another group now."""
+        """Unsubscribe from its deployments, which may belong to another group by now."""
         for live in self.members:
             if self._changed in live.listeners:
                 live.listeners.remove(self._changed)
@@ -100,8 +102,10 @@ class DeploymentGroup:
         return self._choosing.choose(wanted, barred)
 
     def serves(self, wanted: SelectionRequest) -> bool:
-        """Whether a deployment that is well, or not known to be otherwise, can do it, be it full now: not one of which
-        it is known that it may begin nothing for some time."""
+        """Return whether a deployment of good or unknown health supports the request.
+
+        A full deployment counts. One whose rate limit is used up does not.
+        """
         self._refresh()
         return any(
             one.rank < Rank.HALF_OPEN
@@ -123,7 +127,7 @@ class DeploymentGroup:
     def attempt(
         self, demand: RouteRequirements, wanted: SelectionRequest, barred: int = 0
     ) -> SlotOffer[SlotReservation]:
-        """Take a place now, if there is one on a deployment that is known."""
+        """Reserve a slot now if a deployment with known capabilities has one."""
         choice = self.choice(wanted, barred)
         if choice.taken is None:
             self._serve_in_time(wanted, choice.waits_for)
@@ -135,13 +139,16 @@ class DeploymentGroup:
         return SlotOffer(self.take(live, demand, wanted))
 
     def take(self, live: LiveDeployment, demand: RouteRequirements, wanted: SelectionRequest) -> SlotReservation:
-        """A place on a deployment, which reads the prompt now and holds it from then on."""
+        """Reserve a slot on a deployment and record that it will hold the prompt."""
         return live.hold(self._choosing.take(live.candidate, demand, wanted, self._clock()))
 
     async def wait_for(
         self, owner: str, number: int, demand: RouteRequirements, wanted: SelectionRequest, until: float
     ) -> SlotReservation | None:
-        """A place, in turn; None when there is nothing to wait for. Raises BackendOverloaded and its relatives."""
+        """Wait in the queue for a slot; return None if there is nothing to wait for.
+
+        Raises BackendOverloaded and its relatives.
+        """
         try:
             return await self.line.take(
                 owner, number, lambda barred: self.attempt(demand, wanted, barred), resumes=demand.resumes, until=until
@@ -153,14 +160,16 @@ class DeploymentGroup:
             raise
 
     def _frees_in(self, wanted: SelectionRequest, mask: int) -> float:
-        """In how many seconds one of the deployments of a mask may begin something again; 0 where none is kept from it,
-        or another one is not."""
+        """Return the seconds until a rate limit lets one of the deployments in `mask` begin.
+
+        Returns 0 if any of them has no rate limit or has room.
+        """
         rates = [one.rate for one in self._candidates if one.bit & mask]
         at = [rate.frees_at(wanted.tokens) for rate in rates if rate is not None]
         return max(min(at) - self._clock(), 0.0) if at and len(at) == len(rates) else 0.0
 
     def _serve_in_time(self, wanted: SelectionRequest, mask: int) -> None:
-        """Have the line served when a minute is over: nobody tells of that."""
+        """Schedule serving the queue for the end of a rate limit's minute, which triggers no event."""
         at = [
             live.candidate.rate.frees_at(wanted.tokens)
             for live in self._rated
@@ -182,8 +191,10 @@ class DeploymentGroup:
         self._changed()
 
     async def examined(self, live: LiveDeployment) -> None:
-        """Wait until it is known what a deployment can do, or until anything else changed. Raises the `BackendError`
-        family."""
+        """Wait until a deployment's capabilities are known or anything else changes.
+
+        Raises the `BackendError` family.
+        """
         probed = asyncio.ensure_future(live.capabilities())
         news = asyncio.get_running_loop().create_future()
         self._news.add(news)
@@ -197,7 +208,7 @@ class DeploymentGroup:
             probed.cancel()
 
     def forget(self, live: LiveDeployment) -> None:
-        """Its process is another one now, or none: nothing is cached there."""
+        """Mark the deployment's cache as lost: its process is gone or was replaced."""
         self._prefixes.forget(live.candidate.bit, self._clock())
 
     def _changed(self) -> None:

@@ -1,4 +1,4 @@
-"""The right of one request to generate on one deployment, and what it reports about its attempts."""
+"""Slot of one request on one deployment, and reporting of its attempts."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from unisono.routing.group import DeploymentGroup
 
 
 class SlotSource(Protocol):
-    """The route that gave a place."""
+    """Route that assigned a slot."""
 
     @property
     def identity(self) -> str:
-        """The name of who is asking, to which failures are attributed."""
+        """Identity of the requester, to which failures are attributed."""
         ...
 
     def fell(self, group: DeploymentGroup, live: LiveDeployment, error: UnisonoError) -> None:
-        """An attempt on a deployment of the group ended in `error`."""
+        """Record that an attempt on a deployment of the group ended in `error`."""
         ...
 
     def has_alternative(self, prompt_tokens: int) -> bool:
-        """Whether another healthy deployment with room for the prompt may be tried if the current one fails."""
+        """Return whether another healthy deployment has room for the prompt."""
         ...
 
 
 class HeldSlot:
-    """The right to generate on one deployment, until it is left."""
+    """Right to generate on one deployment, until the context manager exits."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class HeldSlot:
         self._prompt_tokens = demand.prompt_tokens
         self._knows_cache = group.knows_caches and bool(demand.blocks)
         self._wait: FirstTokenWait | None = None
-        # Of the current attempt.
+        # State of the current attempt.
         self._unread_tokens = 0
         self._give_up_at: float | None = None
         self._is_cut_short = False
@@ -80,7 +80,7 @@ class HeldSlot:
         retries = max(retries_left, 1) if can_move else 0
         attempt = PendingAttempt(self._prompt_tokens, live.waits.unread_tokens, retries)
         limits = attempt_limits(timeouts, live.terms.min_timeouts, attempt, live.times.learned(now))
-        # What is left of the time after a wait for a place, or after other attempts, may be too little for anybody.
+        # The time left after queueing or earlier attempts may be too short for any deployment.
         fair_s = live.timeouts.total_s / max(self._group.rules.num_retries + 1, 2)
         self._is_cut_short = timeouts.total_s < fair_s and timeouts.total_s <= limits.first_token_s
         share_s = max(limits.first_token_s, timeouts.total_s / (retries + 1))
@@ -91,7 +91,7 @@ class HeldSlot:
             live.waits.add(self._wait)
         self._patience_s = None
         if live.candidate.running > 1:
-            # It may have to wait for the end of other answers, and nobody knows how many the server generates at once.
+            # The attempt may have to wait for other answers; the server's concurrency is unknown.
             self._patience_s = limits.first_token_s
             limits = replace(limits, first_token_s=min(timeouts.first_token_s, timeouts.total_s, share_s))
         return limits
@@ -128,7 +128,7 @@ class HeldSlot:
         limit, self._limit = self._limit, None
         if self._timer is not None:
             self._timer.cancel()
-        # A limit that passes as the first token comes must not cancel what the task does next.
+        # A limit that expires as the first token arrives must not cancel what the task does next.
         if limit is not None and not limit.expired():
             limit.reschedule(None)
 
@@ -180,7 +180,7 @@ class HeldSlot:
 
     def took(self, tokens: int) -> None:
         self._end_attempt()
-        # The next attempt on this place continues after what this one read and wrote.
+        # The next attempt on this slot continues after what this one read and wrote.
         self._prompt_tokens = max(self._prompt_tokens, tokens)
         if self._hold is not None:
             self._hold.share.took(tokens)
@@ -201,5 +201,5 @@ class HeldSlot:
 
 
 def _may_live(error: UnisonoError) -> bool:
-    """Whether a request was dropped by a server that may be the same process as before, which a probe will tell."""
+    """Return whether the server that dropped a request may still run; a probe decides."""
     return isinstance(error, BackendError) and error.symptom is Symptom.DISCONNECTED

@@ -1,12 +1,11 @@
-"""Which deployment a request goes to: pure, so that tables and a simulator can judge it.
+"""Choice of the deployment for a request: pure, so that tables and a simulator can test it.
 
-What is asked for is the least expected work: what a deployment has before it and what of this prompt it does not hold
-yet, by its weight. So a prompt goes where its beginning is cached, as long as waiting there costs less than reading it
-again elsewhere. Where that makes no difference, requests that may share something go to one deployment, and all others
-take turns by weight.
+The deployment with the least expected work wins: its pending work plus the uncached part of this prompt,
+divided by its weight. So a prompt is sent where its prefix is cached, as long as waiting there costs less than
+reading it again elsewhere. On a tie, requests that may share a prefix use one deployment, and all others are
+distributed by weight.
 
-Everything is read from candidates that their owner keeps up to date: choosing among many is done for every request.
-"""
+Candidates are updated by their owner, because this runs over many of them for every request."""
 
 from __future__ import annotations
 
@@ -21,51 +20,58 @@ from unisono.routing.rate_window import Grain, Rate
 from unisono.routing.tie_break import favourite, number_of, round_robin
 
 EXPECTED_OUTPUT: Final = 1024
-"""Tokens that an answer is taken for against a limit, unless it may have fewer: limits of clients are far above what
-they get."""
+"""Tokens assumed for an answer against a limit, unless its own limit is lower.
+
+Clients set limits far above the actual length."""
 ANSWER_WORK: Final = 128
-"""What writing it is taken for, in tokens of prompt that would be read in the time: many are written at once."""
+"""Work assumed for writing an answer, in prompt tokens read in the same time.
+
+Many answers are written concurrently."""
 
 TIE_TOKENS: Final = 64
 TIE_SHARE: Final = 0.05
-"""Candidates whose work differs by no more than this are as good as each other: what is known of load is an estimate,
-and staying where a conversation was is worth more than a difference nobody could measure."""
+"""Largest difference in work, absolute or relative, that counts as a tie.
+
+Load is an estimate, and keeping a conversation in place is worth more than an immeasurable gain."""
 
 BIAS: Final = "logit_bias"
-"""What a request cannot do without; constraints are checked behind a backend that cannot keep to them."""
+"""Ability that a request requires. Unsupported constraints are checked afterwards instead."""
 
 
 class Strategy(StrEnum):
     PREFIX_AWARE = "prefix-aware"
-    """The least expected work, a prompt that is held counting as done."""
+    """Least expected work, with cached prompt tokens counted as done."""
     LEAST_BUSY = "least-busy"
-    """The fewest requests by weight, whatever their size."""
+    """Fewest requests by weight, regardless of their size."""
     SIMPLE_SHUFFLE = "simple-shuffle"
-    """Turns by weight, whatever the load."""
+    """Round-robin by weight, regardless of the load."""
 
 
 class Rank(IntEnum):
-    """Better first. Nobody is asked while there is one of a better rank, but a single request may go to one that is
-    half open while all better ones are full."""
+    """Health rank of a candidate, best first.
+
+    Worse ranks are not used while there is a better one. As an exception, a single request may go to a
+    half-open candidate while all better ones are full."""
 
     WELL = 0
     UNKNOWN = 1
-    """Not examined yet."""
+    """Not probed yet."""
     HALF_OPEN = 2
-    """It failed, or its last probe did, and nobody knows yet that it is well again."""
+    """A request or the last probe failed, and recovery is not proven yet."""
     RESTING = 3
     UNREADY = 4
-    """Its last probe failed and none before it stands."""
+    """The last probe failed and no earlier one is valid."""
     UNFIT = 5
-    """Never asked: what it says could not be trusted."""
+    """Never used: its output could not be trusted."""
 
 
 @dataclass(eq=False, slots=True)
 class Candidate:
-    """A deployment as the choice sees it. `bit` is its own in every mask; `order` groups come one after the other,
-    lower first. `running` and `tokens` are the gateway's own requests there and what they may take up; `work` is what
-    they leave to be done and `foreign` the same of everybody else's, both in tokens of prompt. `rate` is what it may
-    begin in a minute, None for anything."""
+    """Deployment as seen by the choice.
+
+    `bit` identifies it in every mask; groups of lower `order` come first. `running` and `tokens` are the
+    gateway's own requests on it and the tokens they may use. `work` is their remaining work and `foreign` that
+    of other clients, both in prompt tokens. `rate` limits what begins per minute, None for no limit."""
 
     name: str
     bit: int = 1
@@ -84,19 +90,19 @@ class Candidate:
     rate: Rate | None = None
     seed: int = field(init=False)
     bounded: bool = field(init=False)
-    """Whether there is any limit to look at."""
+    """True if there is any limit to check."""
 
     def __post_init__(self) -> None:
         self.seed = number_of(self.name)
         self.bound(self.max_requests, self.max_tokens, self.rate)
 
     def bound(self, max_requests: int | None, max_tokens: int | None, rate: Rate | None) -> None:
-        """To be used within these limits from now on."""
+        """Apply these limits from now on."""
         self.max_requests, self.max_tokens, self.rate = max_requests, max_tokens, rate
         self.bounded = not (max_requests is None and max_tokens is None and rate is None)
 
     def take(self, wanted: SelectionRequest, now: float = 0.0) -> Share:
-        """A place for one request. `now` is what its rate goes by."""
+        """Reserve a slot for one request. `now` is the time for the rate limit."""
         share = Share(self, wanted.tokens, wanted.work(self.bit), wanted.answer)
         if self.rate is not None:
             share.began_in = self.rate, self.rate.take(wanted.tokens, now)
@@ -106,7 +112,9 @@ class Candidate:
         return share
 
     def has_room(self, tokens: int) -> bool:
-        """Whether a request of so many tokens can run now. One that is too large for the limit runs alone."""
+        """Return whether a request of so many tokens can run now.
+
+        A request that exceeds the token limit runs alone."""
         if self.max_requests is not None and self.running >= self.max_requests:
             return False
         if self.rate is not None and not self.rate.has_room(tokens):
@@ -114,8 +122,9 @@ class Candidate:
         return self.max_tokens is None or not self.running or self.tokens + tokens <= self.max_tokens
 
     def can(self, wanted: SelectionRequest) -> bool:
-        """Whether it could do more than refuse: the prompt leaves room, and tokens can be biased where they are to be.
-        What was not examined yet may be able."""
+        """Return whether the prompt fits and a needed token bias is supported.
+
+        A candidate that was not probed yet may support it."""
         if self.context is not None and self.context <= wanted.prompt_tokens:
             return False
         return BIAS not in wanted.wants or BIAS in self.abilities or self.rank is Rank.UNKNOWN
@@ -123,8 +132,10 @@ class Candidate:
 
 @dataclass(eq=False, slots=True)
 class Share:
-    """What one request takes up of a candidate. `work` is what it leaves to be done, of which `answer` remains when the
-    prompt is read. `used` are the tokens that it took in the end, None while nothing was asked for."""
+    """Share of a candidate that one request uses.
+
+    `work` is the remaining work, of which `answer` is left once the prompt is read. `used` are the tokens
+    finally used, None if no generation ran."""
 
     candidate: Candidate
     tokens: int
@@ -132,20 +143,20 @@ class Share:
     answer: int
     used: int | None = None
     began_in: tuple[Rate, Grain] | None = None
-    """Where it counts among what began in a minute."""
+    """Rate window and grain in which the request counts."""
 
     @property
     def unread_tokens(self) -> int:
-        """The part of the prompt that is not read yet and not expected to be cached."""
+        """Part of the prompt that is not read yet and not expected to be cached."""
         return self.work - self.answer
 
     def began(self) -> None:
-        """The prompt is read."""
+        """Reduce the remaining work to the answer: the prompt is read."""
         self.candidate.work -= self.work - self.answer
         self.work = self.answer
 
     def took(self, tokens: int) -> None:
-        """A generation is over, which took so many."""
+        """Add the tokens that a finished generation used."""
         self.used = (self.used or 0) + tokens
 
     def give_back(self, now: float = 0.0) -> None:
@@ -160,11 +171,12 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class SelectionRequest:
-    """What a choice is for. `tokens` is all the request may take up, `answer` what its answer counts as work. `held`
-    says of deployments, as masks, how many tokens of the prompt's beginning they hold: later rows stand for fewer
-    deployments, and more tokens. `key` is what requests that may share something have in common, None for nothing;
-    `sticky` says that it is a conversation's and not only the prompt's beginning. `excluded` are bits of those that
-    must not be chosen."""
+    """Request as seen by the choice.
+
+    `tokens` is all that the request may use, `answer` the work of its answer. `held` lists masks of deployments
+    with the number of prefix tokens that they hold: later rows have fewer deployments and more tokens. `key` is
+    shared by requests that may share a prefix, None for none; `sticky` means that it identifies a conversation
+    and not only a prompt prefix. `excluded` is the mask of forbidden candidates."""
 
     prompt_tokens: int = 0
     tokens: int = 0
@@ -176,11 +188,11 @@ class SelectionRequest:
     excluded: int = 0
 
     def known(self, bit: int) -> int:
-        """Tokens of the prompt's beginning that a deployment holds."""
+        """Return the number of prefix tokens that a deployment holds."""
         return max((tokens for mask, tokens in self.held if mask & bit), default=0)
 
     def work(self, bit: int) -> int:
-        """What the request is to a deployment. What is held to its end is not quite nothing."""
+        """Return the work of the request on a deployment; even a fully cached prompt costs 1."""
         return max(self.prompt_tokens - self.known(bit), 1) + self.answer
 
 
@@ -192,8 +204,10 @@ def to_wanted(
     excluded: int = 0,
     gathers: bool = False,
 ) -> SelectionRequest:
-    """`held` says of deployments, as masks, how many blocks of the prompt they hold. What `gathers` goes where others
-    went that it may share something with."""
+    """Return the selection request for a demand.
+
+    `held` lists masks of deployments with the number of prompt blocks that they hold. With `gathers`, requests
+    that may share a prefix get the same key."""
     key: int | None = None
     if gathers and sticky:
         key = number_of(sticky)
@@ -214,7 +228,7 @@ def to_wanted(
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """`taken` is None where there is nobody, or where it is worth waiting for one of `waits_for`, a mask."""
+    """Chosen candidate; `taken` is None if there is none or waiting for `waits_for` is better."""
 
     taken: Candidate | None = None
     waits_for: int = 0
@@ -231,13 +245,15 @@ def choose(
     strategy: Strategy = Strategy.PREFIX_AWARE,
     barred: int = 0,
 ) -> Choice:
-    """The candidate for a request. `turn` counts the choices of the group. `barred` are bits of those whose room is
-    somebody else's: they are waited for, and not taken."""
+    """Return the candidate for a request.
+
+    `turn` counts the choices of the group. `barred` masks candidates whose room is reserved for another
+    request: they are waited for, but not chosen."""
     serving, unable = _serving(candidates, wanted)
     if not serving:
         return NOBODY
     tokens = wanted.tokens
-    # Most have no limit to look at, and a call for each of many costs more than the rest.
+    # Most candidates have no limit, and a call for each of many would dominate the cost.
     free = [c for c in serving if not c.bit & barred and (not c.bounded or c.has_room(tokens))]
     if free:
         return Choice(_best(_least(free, wanted), wanted, turn, strategy))
@@ -253,7 +269,7 @@ def choose(
 
 
 def _serving(candidates: Sequence[Candidate], wanted: SelectionRequest) -> tuple[list[Candidate], bool]:
-    """Those of the best rank among those that can do it at all, full or not, and whether they cannot."""
+    """Return the best-ranked candidates, full or not, and whether even these are unable."""
     excluded, prompt, bias = wanted.excluded, wanted.prompt_tokens, BIAS in wanted.wants
     best, serving = 2 * Rank.UNFIT, []
     for c in candidates:
@@ -272,7 +288,7 @@ def _serving(candidates: Sequence[Candidate], wanted: SelectionRequest) -> tuple
 
 
 def _least(free: list[Candidate], wanted: SelectionRequest) -> list[Candidate]:
-    """Those of the lowest order, and of these the ones that lack the least of what is wanted."""
+    """Return those of the lowest order, and of these the ones lacking the fewest abilities."""
     orders = {c.order for c in free}
     if len(orders) > 1:
         lowest = min(orders)
@@ -301,12 +317,13 @@ def _best(free: list[Candidate], wanted: SelectionRequest, turn: int, strategy: 
 
 
 def _least_work(free: list[Candidate], wanted: SelectionRequest) -> list[Candidate]:
-    """Those with the least work, and those with hardly more. While nothing is to be done anywhere the weight is a share
-    and no speed: idle ones that hold as much of the prompt are equal."""
+    """Return those with the least work or nearly so.
+
+    While all are idle, the weight is a share and not a speed: idle candidates that hold equally much of the
+    prompt tie."""
     prompt, held = wanted.prompt_tokens, wanted.held
     if not held and wanted.sticky and wanted.key is not None:
-        # Where a conversation went before is not known here any more, or it was another process that sent it there,
-        # which made the same choice.
+        # The conversation's last deployment is unknown here, or another process chose it, by the same rule.
         held = ((favourite(wanted.key, free).bit, prompt),)
     if not held:
         works = [(c.work + c.foreign + prompt) / c.weight for c in free]
@@ -331,7 +348,7 @@ def _least_work(free: list[Candidate], wanted: SelectionRequest) -> list[Candida
 
 
 def _known(held: Sequence[tuple[int, int]]) -> dict[int, int]:
-    """By bit: how many tokens of a prompt a deployment holds. Each is looked at once, however many rows there are."""
+    """Return held prefix tokens by bit, visiting each bit once however many rows there are."""
     known, seen = {}, 0
     for mask, tokens in reversed(held):
         new = mask & ~seen
@@ -350,7 +367,7 @@ def _fewest_requests(free: list[Candidate]) -> list[Candidate]:
 
 
 def explained(candidates: Sequence[Candidate], wanted: SelectionRequest) -> list[Mapping[str, object]]:
-    """What a choice goes by, of each candidate, for a log."""
+    """Return the inputs of a choice for each candidate, for a log."""
     return [
         {
             "backend": c.name,

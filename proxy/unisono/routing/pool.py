@@ -1,7 +1,7 @@
-"""Live deployments by model name: every group, who watches over them, and what is told of them.
+"""Live deployments by model name: all groups, health and load monitoring, and status.
 
-Deployments are probed in the background: everything at once at start, what is not well every few seconds, and what is
-well and unused now and then. Those that share a model and have requests are asked for their load.
+Deployments are probed in the background: all of them at start, unhealthy ones every few seconds, healthy unused
+ones occasionally. Busy deployments that share a model are polled for their load.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from unisono.routing.status import DeploymentStatus, status_of
 
 WATCH_EVERY_S = 5.0
 URGENT_EVERY_S = 1.0
-"""The same while a deployment may have died, or be back."""
+"""Seconds between checks while a deployment may have died or recovered."""
 PROBES_AT_ONCE = 8
 
 LOOK_S = 0.1
@@ -36,9 +36,9 @@ LOOK_S = 0.1
 LOAD_EVERY_S = 1.0
 LOAD_WITHIN_S = 1.0
 LOAD_WHILE_S = 10.0
-"""How long behind its last request a group is asked for its load, in seconds."""
+"""Seconds after its last request during which a group is polled for its load."""
 SILENT_FOR_S = 60.0
-"""How long a server that does not say what its load is is left in peace, in seconds."""
+"""Seconds until a server that does not report its load is polled again."""
 
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CarriedDeployment:
-    """A deployment of an earlier pool that goes on in this one, used as `terms` say from its start on."""
+    """Deployment of an earlier pool that this one takes over, using `terms` from its start on."""
 
     live: LiveDeployment
     terms: DeploymentConfig
@@ -55,7 +55,7 @@ class CarriedDeployment:
 
 @dataclass(eq=False, slots=True)
 class WatchState:
-    """What watching over a deployment needs to remember."""
+    """Monitoring state of one deployment."""
 
     live: LiveDeployment
     asking: asyncio.Task[None] | None = None
@@ -64,8 +64,11 @@ class WatchState:
 
 
 class RoutingPool:
-    """Every group by its model's name; `stand_ins` name other groups. What was `kept` from an earlier pool changes over
-    to this one when it starts, and until then nothing is changed for either."""
+    """All groups by model name; `stand_ins` name fallback groups.
+
+    The deployments in `kept` come from an earlier pool and move to this one on start. Until then nothing
+    changes for either pool.
+    """
 
     def __init__(
         self,
@@ -83,13 +86,16 @@ class RoutingPool:
         self._kept = list(kept)
         taken_over = {id(one.live) for one in kept}
         self._doubts = asyncio.Event()
-        """Whether there is a deployment that had better be probed now."""
+        """Set when a deployment should be probed now."""
         self._watches_at = 0.0
-        """When it is looked next whether a deployment is to be probed."""
+        """Time of the next check for due probes."""
         self._owned: dict[int, WatchState] = {}
         self._speaking: dict[str, DeploymentGroup] = {}
         self._passing: dict[str, DeploymentGroup] = {}
-        """Those that answer in OpenAI's own API; what is known of a deployment is the same for whoever is given it."""
+        """Groups of pass-through deployments, which answer in OpenAI's own API.
+
+        The state of a deployment is the same for every group that contains it.
+        """
         for model, members in groups.items():
             for live in members:
                 if id(live) not in taken_over:
@@ -103,8 +109,11 @@ class RoutingPool:
         self._places = asyncio.Semaphore(PROBES_AT_ONCE)
 
     def route(self, ask: RouteRequest) -> GroupFailoverRoute:
-        """A request's way through the deployments of its model, and of those that stand in for it, that are of the kind
-        it asks for. Raises UnknownModel."""
+        """Return the failover route through the deployments of the requested model and kind.
+
+        The route includes the model's fallbacks. Raises UnknownModel, and UnsupportedValue if the model only
+        passes through.
+        """
         groups, other = (self._passing, self._speaking) if ask.passing else (self._speaking, self._passing)
         others = self._stand_ins.get(ask.model, StandIns())
         fallbacks, larger = (
@@ -126,8 +135,10 @@ class RoutingPool:
             yield from of_kind.values()
 
     def start(self) -> None:
-        """Begin to watch: probes, and questions for load. From now on what was kept is this pool's. Needs a running
-        loop."""
+        """Start probing and load polling, and take over the carried deployments.
+
+        Needs a running loop.
+        """
         for kept in self._kept:
             kept.pool.let_go(kept.live)
             kept.live.become(kept.terms)
@@ -150,7 +161,10 @@ class RoutingPool:
                     group.listen(live)
 
     def let_go(self, live: LiveDeployment) -> None:
-        """Another pool watches over it, and closes it in the end; requests of this one end on it all the same."""
+        """Stop monitoring a deployment that another pool now owns and closes.
+
+        Requests of this pool still finish on it.
+        """
         watched = self._owned.pop(id(live), None)
         if watched is not None:
             for task in (watched.asking, watched.loading):
@@ -158,7 +172,7 @@ class RoutingPool:
                     task.cancel()
 
     def _probe_by(self, at: float) -> None:
-        """Wake the watch for an attempt that calls for a probe before its next look."""
+        """Wake the watch task for an attempt that calls for a probe before the next check."""
         if at < self._watches_at:
             self._doubts.set()
 
@@ -168,11 +182,11 @@ class RoutingPool:
             now = self._clock()
             for watched in self._owned.values():
                 if watched.asking is None and watched.live.stale(now):
-                    # Each on its own: one that hangs keeps none of the others waiting.
+                    # Each in its own task, so that one that hangs does not delay the others.
                     watched.asking = asyncio.create_task(self._ask(watched))
             urgent = any(watched.live.urgent(now) for watched in self._owned.values())
             pause = min(URGENT_EVERY_S, WATCH_EVERY_S) if urgent else WATCH_EVERY_S
-            # Unevenly, so that many gateways do not ask one server at the same moment.
+            # Jittered, so that many gateways do not probe one server at the same moment.
             pause *= uniform(0.8, 1.2)  # noqa: S311 - nothing secret
             unprobed = (one.live for one in self._owned.values() if one.asking is None)
             due = min((live.waits.next_probe_at for live in unprobed), default=inf)
@@ -182,7 +196,7 @@ class RoutingPool:
                 async with asyncio.timeout(pause):
                     await self._doubts.wait()
             if urgent:
-                # However many doubts there are, they are looked at a few times a second.
+                # However many wake-ups there are, check only a few times a second.
                 await asyncio.sleep(min(pause, LOOK_S))
 
     async def _ask(self, watched: WatchState) -> None:
@@ -193,12 +207,12 @@ class RoutingPool:
                     log.info("backend has rested and is tried", extra={"backend": watched.live.name})
                 await watched.live.check()
                 if phase is not CircuitPhase.CLOSED:
-                    # One good answer may be luck.
+                    # A single successful probe may be luck.
                     await watched.live.check()
         except UnisonoError as error:
-            # Kept, and logged, by the deployment.
+            # The deployment stores and logs the error.
             if kind_of(error) is BreakerFailure.UNREACHABLE:
-                # Its process is another one when it is back: nothing is cached there.
+                # After a restart the process has an empty cache.
                 watched.live.times.clear()
                 self.prefixes.forget(watched.live.candidate.bit, self._clock())
         finally:
@@ -217,7 +231,7 @@ class RoutingPool:
                     if busy and now >= watched.silent_until and watched.live.known is not None:
                         watched.loading = asyncio.create_task(self._ask_load(watched))
                     elif watched.live.candidate.foreign_requests:
-                        # Nobody asked of late, so nobody knows.
+                        # Load was not polled recently, so it is unknown.
                         watched.live.claimed(None)
 
     async def _ask_load(self, watched: WatchState) -> None:
@@ -225,7 +239,7 @@ class RoutingPool:
             async with asyncio.timeout(LOAD_WITHIN_S):
                 load = await watched.live.endpoint.load()
         except (UnisonoError, TimeoutError):
-            # It is asked again in a moment; what it said before is no longer true.
+            # The load is polled again soon; the last value is no longer valid.
             watched.live.claimed(None)
         else:
             watched.live.claimed(load)
@@ -235,7 +249,7 @@ class RoutingPool:
             watched.loading = None
 
     async def settled(self, timeout_s: float) -> None:
-        """Wait until everything has been probed once, but no longer than `timeout_s` seconds."""
+        """Wait until everything has been probed once, for at most `timeout_s` seconds."""
         live = [one for group in self._groups for one in group.members]
         probing = [asyncio.ensure_future(one.capabilities()) for one in live if one.known is None]
         if probing:
@@ -249,18 +263,21 @@ class RoutingPool:
         return [status_of(group.model, live, len(group.line), now) for group in self._groups for live in group.members]
 
     def members(self) -> Mapping[str, Sequence[LiveDeployment]]:
-        """Every deployment by the model it serves."""
+        """Return every deployment by the model it serves."""
         found: dict[str, Sequence[LiveDeployment]] = {}
         for group in self._groups:
             found[group.model] = [*found.get(group.model, ()), *group.members]
         return found
 
     def context(self, model: str) -> int | None:
-        """The smallest window, in tokens, that any deployment of `model` is known to have; None when none is."""
+        """Return the smallest known context window of the deployments of `model`, in tokens.
+
+        None if no window is known.
+        """
         return min((size for live in self.members().get(model, ()) if (size := _window(live))), default=None)
 
     async def aclose(self) -> None:
-        """End watching, and close every deployment that no other pool has taken over."""
+        """Stop monitoring and close every deployment that no other pool owns now."""
         owned = list(self._owned.values())
         asking = [task for one in owned for task in (one.asking, one.loading)]
         await cancel_and_wait(*self._watching, *asking)

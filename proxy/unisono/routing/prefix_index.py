@@ -1,8 +1,8 @@
-"""Which deployments hold the beginning of a prompt in their cache, as far as it was the gateway who put it there.
+"""Index of the prompt prefixes that the gateway has put into the caches of deployments.
 
-Block numbers stand for everything up to their end (`core.blocks`), so a deployment that holds a block holds those
-before it, and the longest common beginning is found by halving. Bounded, and only ever a guess: what a backend dropped
-by itself costs a prompt read again, and nothing more.
+A block number identifies everything up to the block's end (`core.blocks`). A deployment that holds a block also
+holds those before it, so the longest common prefix is found by bisection. The index is bounded and only an
+estimate: an unnoticed eviction costs one more reading of a prompt.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from typing import Final
 
 BLOCKS: Final = 200_000
-"""Blocks remembered: 25 million tokens, in some 40 MB."""
+"""Maximum number of indexed blocks: 25 million tokens, in about 40 MB."""
 KEPT_S: Final = 1800.0
-"""Seconds after which nobody believes that a prompt is still cached."""
+"""Seconds after which a prompt is no longer assumed to be cached."""
 
 
 class PrefixIndex:
-    """Masks of deployments by block number. `now` is monotonic seconds and never goes back."""
+    """Masks of deployments by block number. `now` is monotonic seconds and never decreases."""
 
     def __init__(self, blocks: int = BLOCKS, kept_s: float = KEPT_S) -> None:
         self._holders: OrderedDict[int, tuple[int, float]] = OrderedDict()
@@ -27,13 +27,13 @@ class PrefixIndex:
         self._free: list[int] = []
         self._bits = 0
         self._forgotten: dict[int, float] = {}
-        """By bit: when what it held was lost. Blocks written before that do not count for it."""
+        """Time at which a deployment's cache was lost, by bit; older entries do not count for it."""
 
     def __len__(self) -> int:
         return len(self._holders)
 
     def join(self) -> int:
-        """A bit for a deployment, its own until it leaves."""
+        """Return a bit that is unique to a deployment until it leaves."""
         if self._free:
             return self._free.pop()
         self._bits += 1
@@ -44,21 +44,23 @@ class PrefixIndex:
         self._free.append(bit)
 
     def forget(self, bit: int, now: float) -> None:
-        """The deployment's cache is gone: it died, or is another process now."""
-        # What was written longer ago than anything is believed needs no word of its loss.
+        """Mark a deployment's cache as lost, because the process died or was replaced."""
+        # Losses older than the lifetime of an entry need no record.
         self._forgotten = {b: when for b, when in self._forgotten.items() if now - when <= self._kept_s} | {bit: now}
 
     def held(self, blocks: Sequence[int], now: float) -> list[tuple[int, int]]:
-        """Who holds how much of a prompt: masks with the number of blocks, fewer deployments and more blocks in each
-        row than in the one before."""
+        """Return masks of deployments with the number of prompt blocks that they hold.
+
+        Each row has fewer deployments and more blocks than the one before.
+        """
         if not blocks:
             return []
         count = len(blocks)
         first = self._holding(blocks[0], now)
         whole = first and first & self._holding(blocks[-1], now)
         found: list[tuple[int, int]] = []
-        # Stretches with who holds their first and their last block, the leftmost on top: only one between whose ends
-        # somebody is lost is looked into, so that many ends cost less than as many searches.
+        # Ranges with the masks of their first and last block, the leftmost on top. Only ranges whose masks
+        # differ are searched, so that many prefix ends cost less than as many separate searches.
         stretches = [(0, first, count - 1, whole)]
         while stretches:
             low, before, high, after = stretches.pop()
@@ -75,9 +77,9 @@ class PrefixIndex:
         return found
 
     def record(self, blocks: Sequence[int], bit: int, now: float) -> None:
-        """The deployment holds a prompt of these blocks."""
+        """Record that the deployment holds a prompt of these blocks."""
         holders = self._holders
-        # From the end, so that what is dropped first is the end of a prompt and never its beginning alone.
+        # Backwards, so that eviction removes the end of a prompt before its beginning.
         for block in reversed(blocks):
             holders[block] = (self._holding(block, now) | bit, now)
             holders.move_to_end(block)

@@ -1,9 +1,9 @@
-"""The line before a group of deployments: who gets the next place, who waits, and who is sent away.
+"""Queue in front of a group of deployments: order of slots, waiting and refusal.
 
-Owners take turns and the requests of one owner keep their order, so nobody waits for all that somebody else asked for.
-What goes on with an answer that a client is already reading comes before all of them. The first in turn who cannot have
-a place keeps everybody behind off the deployments it waits for, so that a large request is not passed by small ones for
-ever. The line is bounded: when it is full, the newest request of whoever has most in it has to go.
+Owners alternate and the requests of one owner keep their order, so that no owner blocks the others. Requests
+that continue an answer a client is already reading come first. The first request without a slot blocks
+all later ones from the deployments it waits for, so that small requests do not starve a large one. The queue is
+bounded: when it is full, the newest request of the owner with the most waiting requests is refused.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from unisono.errors import BackendOverloaded, ShareExceeded
 Held = TypeVar("Held")
 
 RATE_OVER: Final = 64
-"""So many of the last places tell how fast the line moves."""
+"""Number of recent slots from which the speed of the queue is estimated."""
 SHORTEST_S: Final = 1.0
 LONGEST_S: Final = 30.0
-"""Bounds of what a client is told to wait, in seconds."""
+"""Bounds of the suggested `retry_after_s`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotOffer(Generic[Held]):
-    """What an attempt brought: a place, or a mask of deployments that it is worth to wait for; with neither there is
-    nothing to wait for, and whoever waits has to look around again."""
+    """Result of an attempt: a slot, or a mask of deployments worth waiting for.
+
+    With neither there is nothing to wait for, and the request has to choose again.
+    """
 
     held: Held | None = None
     waits_for: int = 0
@@ -36,7 +38,7 @@ class SlotOffer(Generic[Held]):
 
 @dataclass(eq=False, slots=True)
 class Waiter(Generic[Held]):
-    """One request in line. `attempt` takes a place now if there is one besides those of a mask."""
+    """Request in the queue. `attempt` takes a free slot outside the deployments of a mask."""
 
     owner: str
     number: int
@@ -47,7 +49,7 @@ class Waiter(Generic[Held]):
 
 @dataclass(frozen=True, slots=True)
 class QueueConfig:
-    """Of a line: how many may wait in it, of one owner too, and for how many seconds."""
+    """Bounds of a queue: total length, length per owner, and waiting time in seconds."""
 
     length: int = 256
     per_owner: int | None = None
@@ -55,7 +57,7 @@ class QueueConfig:
 
 
 class WaitingQueue(Generic[Held]):
-    """`give_back` undoes a place that nobody came for."""
+    """Fair queue for slots. `give_back` returns a slot that its request no longer needs."""
 
     def __init__(self, bounds: QueueConfig, give_back: Callable[[Held], None], clock: Callable[[], float]) -> None:
         self._bounds = bounds
@@ -63,7 +65,7 @@ class WaitingQueue(Generic[Held]):
         self._clock = clock
         self._resuming: deque[Waiter[Held]] = deque()
         self._owners: OrderedDict[str, deque[Waiter[Held]]] = OrderedDict()
-        """Those who wait, by owner; the owner whose turn it is comes first."""
+        """Waiting requests by owner; the owner that is served next is first."""
         self._waiting = 0
         self._numbers = 0
         self._moved: deque[float] = deque(maxlen=RATE_OVER)
@@ -71,19 +73,22 @@ class WaitingQueue(Generic[Held]):
         self._again = False
 
     def __len__(self) -> int:
-        """Requests in line."""
+        """Number of waiting requests."""
         return self._waiting + len(self._resuming)
 
     def number(self) -> int:
-        """What a request keeps its turn by when it leaves the line to look around."""
+        """Return the number by which a request keeps its position when it rejoins the queue."""
         self._numbers += 1
         return self._numbers
 
     async def take(
         self, owner: str, number: int, attempt: Callable[[int], SlotOffer[Held]], *, resumes: bool, until: float
     ) -> Held | None:
-        """A place, by `until` (the event loop's time), or None when there is nothing to wait for. Raises
-        BackendOverloaded and its relatives; cancelled at any moment nothing is held."""
+        """Wait for a slot; return None if there is nothing to wait for.
+
+        `until` is in the event loop's time. Raises BackendOverloaded and its relatives. After cancellation no
+        slot is held.
+        """
         if not len(self):
             offer = attempt(0)
             if offer.held is not None or not offer.waits_for:
@@ -113,7 +118,7 @@ class WaitingQueue(Generic[Held]):
             self._leave(waiter)
 
     def serve(self) -> None:
-        """Give out what is free: whenever a place was given back, or a deployment is well again."""
+        """Assign free slots. Call it whenever a slot is returned or a deployment recovers."""
         if self._serving:
             self._again = True
             return
@@ -125,14 +130,14 @@ class WaitingQueue(Generic[Held]):
             self._serving = False
 
     def expected_s(self) -> float:
-        """How long a newcomer should stay away, by how fast places became free of late, in seconds."""
+        """Return the suggested delay for a new request in seconds, from the queue's recent speed."""
         if len(self._moved) < 2:
             return SHORTEST_S
         each = (self._clock() - self._moved[0]) / len(self._moved)
         return min(max(each * (len(self) + 1), SHORTEST_S), LONGEST_S)
 
     def _serve_one(self) -> bool:
-        """One waiter gets its answer; False when there is nothing for anybody."""
+        """Answer one waiting request; return False if none can be answered."""
         barred = 0
         for waiter in self._in_turn():
             offer = waiter.attempt(barred)
@@ -182,12 +187,12 @@ class WaitingQueue(Generic[Held]):
             del self._owners[waiter.owner]
 
     def _shorten(self, newcomer: Waiter[Held]) -> None:
-        """Send somebody away if the line is longer than it may be."""
+        """Refuse a request if the queue is too long."""
         line = self._owners[newcomer.owner]
         if self._bounds.per_owner is not None and len(line) > self._bounds.per_owner:
             self._refuse(line[-1], shared=True)
         elif self._waiting > self._bounds.length:
-            # Of those that are as greedy, the newcomer.
+            # On a tie, the newcomer's owner loses.
             greediest = max(self._owners.values(), key=lambda one: (len(one), one is line))
             self._refuse(greediest[-1], shared=len(self._owners) > 1)
 
@@ -195,7 +200,7 @@ class WaitingQueue(Generic[Held]):
         wait_s = self.expected_s()
         self._leave(waiter)
         if waiter.answer.done():
-            # Its client went away just now.
+            # Its client has just disconnected.
             return
         error = (
             ShareExceeded("Too many of your requests are waiting for this model.", retry_after_s=wait_s)

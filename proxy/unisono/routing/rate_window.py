@@ -1,8 +1,8 @@
-"""What a deployment may be given in a running minute: pure, the clock comes in as an argument.
+"""Rate limit of a deployment over a sliding minute: pure, with the clock as an argument.
 
-A request counts from when it gets its place, with the tokens it may take; what it took replaces these when it is over,
-and what was more counts from then on. Times are gathered in grains, so that what is remembered does not grow with the
-rate; none is forgotten before its minute is over.
+A request counts from when it gets its slot, with the tokens it may use. When it is finished, the tokens it used
+replace these; any excess counts from then on. Times are grouped into grains, so that memory does not grow with
+the rate. No grain is dropped before its minute is over.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Final
 
 MINUTE_S: Final = 60.0
 GRAINS: Final = 240
-"""Of a minute."""
+"""Number of grains in a minute."""
 
 
 @dataclass(eq=False, slots=True)
 class Grain:
-    """What was begun until its `end`, at most a grain's time before."""
+    """Requests and tokens begun until `end`, at most one grain's duration before it."""
 
     end: float
     requests: int = 0
     tokens: int = 0
     gone: bool = False
-    """Whether its minute is over."""
+    """True once the grain's minute is over."""
 
 
 class Rate:
-    """Of one deployment. `now` is monotonic seconds; what is read is true for the moment of the last `move`."""
+    """Rate of one deployment. `now` is monotonic seconds; readings are as of the last `move`."""
 
     def __init__(self, requests: int | None = None, tokens: int | None = None) -> None:
         self.most_requests = requests
@@ -40,7 +40,7 @@ class Rate:
         self._grains: deque[Grain] = deque()
 
     def move(self, now: float) -> None:
-        """Forget what is a minute ago."""
+        """Drop the grains that are more than a minute old."""
         grains = self._grains
         while grains and grains[0].end + self._minute_s <= now:
             gone = grains.popleft()
@@ -49,7 +49,10 @@ class Rate:
             self.tokens -= gone.tokens
 
     def has_room(self, tokens: int) -> bool:
-        """Whether a request of so many tokens may begin. One that is larger than what a minute allows has one alone."""
+        """Return whether a request of so many tokens may begin.
+
+        A request that exceeds a whole minute's limit may begin when nothing else counts.
+        """
         return self._allow(self.requests, self.tokens, tokens)
 
     def _allow(self, requests: int, had: int, tokens: int) -> bool:
@@ -58,7 +61,10 @@ class Rate:
         return self.most_tokens is None or had <= 0 or had + tokens <= self.most_tokens
 
     def frees_at(self, tokens: int) -> float:
-        """When a request of so many tokens may begin, if no other does before; long ago where it may now."""
+        """Return when a request of so many tokens may begin, if no other begins before.
+
+        Returns minus infinity if it may begin now.
+        """
         requests, had, at = self.requests, self.tokens, -inf
         for grain in self._grains:
             if self._allow(requests, had, tokens):
@@ -67,12 +73,14 @@ class Rate:
         return at
 
     def take(self, tokens: int, now: float) -> Grain:
-        """A request begins."""
+        """Count a request that begins."""
         return self._add(1, tokens, now)
 
     def settle(self, grain: Grain, taken: int, used: int | None, now: float) -> None:
-        """A request is over: of what was `taken` for it in `grain` so much was used; None where nothing was asked of
-        the deployment, and it does not count."""
+        """Replace the `taken` tokens of a finished request in `grain` by the `used` ones.
+
+        If `used` is None, the deployment was never called and the request does not count.
+        """
         if used is not None and used > taken:
             self._add(0, used - taken, now)
         elif not grain.gone:
@@ -95,7 +103,10 @@ class Rate:
 
 
 def rate_of(requests: int | None, tokens: int | None, before: Rate | None = None) -> Rate | None:
-    """What allows so much in a minute, None where that is anything. What was begun under the rate `before` counts."""
+    """Return a rate with these limits per minute, or None if there is no limit.
+
+    Requests begun under the rate `before` still count.
+    """
     if requests is None and tokens is None:
         return None
     rate = before or Rate()

@@ -1,9 +1,9 @@
-"""One request's way through the deployments of its model, and of the models that stand in for it.
+"""Failover of one request through the deployments of its model and of the fallback models.
 
-A failed attempt is made again elsewhere: on another deployment first, then in another group. Where there is no other,
-a deployment that failed before is asked again after a pause. Attempts at an answer that has not begun are bounded by
-`num_retries` and paid from the group's budget, but for the first move away from a deployment that died. Attempts to
-continue an answer are free, and bounded by MOST_DEATHS.
+A failed attempt is repeated on another deployment first, then in another group. If there is no other, a
+deployment that failed before is retried after a pause. Attempts before the answer begins are limited by
+`num_retries` and paid from the group's budget; the first move away from a dead deployment is free. Attempts
+that continue an answer are free and limited by MOST_DEATHS.
 """
 
 from __future__ import annotations
@@ -31,27 +31,34 @@ from unisono.routing.held_place import HeldSlot
 from unisono.routing.policy import Rank, SelectionRequest
 
 MOST_DEATHS: Final = 5
-"""How often an answer that is being read goes on elsewhere. One that kills whatever it is put on must come to an
-end."""
+"""Limit of moves of an answer that a client is already reading.
+
+An answer that kills every deployment must come to an end.
+"""
 
 DEATHS: Final = frozenset({BreakerFailure.UNREACHABLE, BreakerFailure.PROTOCOL, BreakerFailure.ERROR})
-"""Failures by which a deployment takes itself out, so that moving away from it is no burden on it; being too busy or
-too slow is shared by whoever comes next."""
+"""Failures that take a deployment out of service, so that moving away adds no load to it.
+
+A deployment that is too busy or too slow is different: the next one gets the same load.
+"""
 
 
-# As LiteLLM pauses between retries.
+# The same pauses between retries as LiteLLM.
 FIRST_PAUSE_S: Final = 0.5
-"""The pause before a deployment that failed is asked again, in seconds; it doubles with every failed attempt."""
+"""Pause before a failed deployment is retried, in seconds; doubles with every failure."""
 LONGEST_PAUSE_S: Final = 8.0
-"""What that grows to."""
+"""Upper bound of the pause, in seconds."""
 PAUSE_JITTER: Final = 0.25
-"""Share by which a pause varies, so that the clients of a server that comes back do not return at one moment."""
+"""Share by which a pause varies, so that clients of a restarted server spread out."""
 LONGEST_RETRY_AFTER_S: Final = 60.0
-"""A deployment that asks for a longer pause is not waited for."""
+"""Longest `retry_after_s` that is honored; a deployment that asks for more is not retried."""
 
 
 class GroupFailoverRoute:
-    """Through `group`, then `fallbacks`; where the prompt is too long for a group, through `larger` before these."""
+    """Failover through `group`, then `fallbacks`.
+
+    If the prompt is too long for `group`, the groups in `larger` come before the fallbacks.
+    """
 
     def __init__(
         self,
@@ -67,20 +74,20 @@ class GroupFailoverRoute:
         self._tries: list[Attempt] = []
         self._failure: UnisonoError | None = None
         self._at: tuple[DeploymentGroup, LiveDeployment] | None = None
-        """Where the last place was."""
+        """Group and deployment of the last slot."""
         self._gone = 0
-        """Bits of deployments that failed."""
+        """Mask of deployments that failed."""
         self._failures: dict[str, int] = {}
         """Failures that count against `num_retries`, by model."""
         self._deaths = 0
         self._moved = False
-        """Whether a move away from a dead deployment was made for free."""
+        """True after a free move away from a dead deployment."""
         self._back = 0
-        """Bits of deployments that failed in a way that may be over."""
+        """Mask of deployments with a transient failure."""
         self._resumes = False
-        """Whether the last place was to go on with what a client is reading."""
+        """True if the last slot was for continuing an answer that a client is reading."""
         self._paused = False
-        """Whether there was a pause since the last failure."""
+        """True if there was a pause since the last failure."""
 
     @property
     def tries(self) -> Sequence[Attempt]:
@@ -88,7 +95,7 @@ class GroupFailoverRoute:
 
     @property
     def identity(self) -> str:
-        """The name of who is asking, to which failures are attributed."""
+        """Identity of the requester, to which failures are attributed."""
         return self._ask.identity()
 
     @property
@@ -97,7 +104,7 @@ class GroupFailoverRoute:
         return max(group.rules.num_retries - self._failures.get(group.model, 0), 0)
 
     def has_alternative(self, prompt_tokens: int) -> bool:
-        """Whether another healthy deployment with room for the prompt may be tried if the current one fails."""
+        """Return whether another healthy deployment has room for the prompt."""
         current, excluded = None, self._gone & ~self._back if self._resumes else self._gone
         if self._at is not None:
             current, excluded = self._at[0], excluded | self._at[1].candidate.bit
@@ -126,10 +133,10 @@ class GroupFailoverRoute:
             return Prospects()
         later_s = self._pause_s(error, resumes=resumes, pending=held)
         if not held:
-            # No deployment that may be asked now had a place.
+            # No available deployment had a free slot.
             return Prospects(later_s=later_s)
         pending = None if isinstance(error, ContextTooLong) else group
-        # A deployment that is down is a last resort, after a pause too.
+        # A deployment with an open circuit is a last resort, even after a pause.
         worst = Rank.UNREADY if later_s is None else Rank.RESTING
         if self._another(resumes=resumes, pending=pending, worst=worst):
             return Prospects(available=True)
@@ -140,8 +147,10 @@ class GroupFailoverRoute:
         self._paused = True
 
     def _another(self, *, resumes: bool, pending: DeploymentGroup | None = None, worst: Rank = Rank.UNREADY) -> bool:
-        """Whether a deployment other than the last one, of the rank `worst` or a better one, may be given. `pending` is
-        a group in which an attempt failed that is not counted yet."""
+        """Return whether another deployment of the rank `worst` or better is available.
+
+        `pending` is a group with a failed attempt that is not counted yet.
+        """
         last = self._at[1].candidate.bit if self._at is not None else 0
         back = self._back if resumes and self._deaths < MOST_DEATHS else 0
         for group in (self._group, *self._larger, *self._fallbacks):
@@ -155,7 +164,7 @@ class GroupFailoverRoute:
         return False
 
     def _affords(self, group: DeploymentGroup, error: UnisonoError, *, resumes: bool, pending: bool) -> bool:
-        """Whether another attempt is allowed after `error`; `pending` as for `_another`."""
+        """Return whether another attempt is allowed after `error`; `pending` as for `_another`."""
         if isinstance(error, ContextTooLong):
             return True
         if resumes:
@@ -163,13 +172,15 @@ class GroupFailoverRoute:
         return self._is_free(error) or group.budget.affords(self._now())
 
     def _is_free(self, error: UnisonoError) -> bool:
-        """Whether an attempt after `error` costs nothing. A server that answers with a failure has lost nothing: it is
-        asked again for a charge."""
+        """Return whether an attempt after `error` costs nothing.
+
+        A server that responds with an error is still alive, so retrying it after a pause is charged.
+        """
         kind = kind_of(error)
         return not self._moved and kind in DEATHS and not (self._paused and kind is BreakerFailure.ERROR)
 
     def _pause_s(self, error: UnisonoError, *, resumes: bool, pending: bool) -> float | None:
-        """Seconds until a deployment that failed may be asked again; None where none may."""
+        """Return the seconds until a failed deployment may be retried; None if none may."""
         assert self._at is not None
         back = self._back | (self._at[1].candidate.bit if pending and _is_transient(error) else 0)
         groups = (self._group, *self._larger, *self._fallbacks)
@@ -185,7 +196,7 @@ class GroupFailoverRoute:
             return None
         failed = max(self._deaths + pending - 1, 0)
         pause_s = min(FIRST_PAUSE_S * 2.0**failed, LONGEST_PAUSE_S)
-        # Never sooner than the deployment asks for, and not everybody at that very moment.
+        # Never sooner than the deployment asks for, and spread out so that clients do not return together.
         later_s = uniform(0, PAUSE_JITTER * min(asked_s, LONGEST_PAUSE_S))  # noqa: S311 - nothing secret
         return max(pause_s * uniform(1 - PAUSE_JITTER, 1 + PAUSE_JITTER), asked_s + later_s)  # noqa: S311
 
@@ -235,7 +246,7 @@ class GroupFailoverRoute:
         self._count(group, error)
 
     def _judge(self, demand: RouteRequirements) -> None:
-        """Whether there may be another try at all. Raises what the last one failed with."""
+        """Check that another attempt is allowed; otherwise raise the last error."""
         error = self._failure
         assert error is not None
         assert self._at is not None
@@ -256,7 +267,7 @@ class GroupFailoverRoute:
             raise error
 
     def _groups(self, demand: RouteRequirements) -> Iterator[DeploymentGroup]:
-        """Those that may be asked, in order, each once."""
+        """Yield the groups that may be tried, in order, each once."""
         seen: set[DeploymentGroup] = set()
         too_long = isinstance(self._failure, ContextTooLong) or self._too_long(demand)
         for group in (self._group, *(self._larger if too_long else ()), *self._fallbacks):
@@ -271,13 +282,14 @@ class GroupFailoverRoute:
     def _wanted(self, group: DeploymentGroup, demand: RouteRequirements) -> SelectionRequest:
         wanted = group.wanted(demand, self._ask.sticky, self._gone)
         if demand.resumes and self._at is not None and not group.serves(wanted):
-            # Whoever failed first may be well again, even one that rests; whoever failed last had its chance just now.
+            # The first deployments that failed may be healthy again, even with an open circuit. The last one
+            # failed just now and stays excluded.
             last = self._at[1].candidate.bit if self._failure is not None and not self._paused else 0
             return replace(wanted, excluded=(self._gone & ~self._back) | last)
         return wanted
 
     def _again(self, demand: RouteRequirements) -> HeldSlot | None:
-        """The same deployment, if it has a place: what is cached there is worth more than somebody else's turn."""
+        """Return a slot on the same deployment if it has room; its cache outweighs fairness."""
         assert self._at is not None
         group, live = self._at
         wanted = group.wanted(demand, self._ask.sticky, 0)
@@ -288,9 +300,9 @@ class GroupFailoverRoute:
         return self._given(group, group.take(live, demand, wanted), live.known, demand)
 
     async def _taken(self, group: DeploymentGroup, demand: RouteRequirements) -> HeldSlot:
-        """A place in a group, waiting in its line. Raises the `BackendError` family."""
+        """Return a slot in a group, waiting in its queue. Raises the `BackendError` family."""
         number = group.line.number()
-        # A place that comes when the time for the answer is over is of no use.
+        # A slot that becomes free after the time for the answer is useless.
         longest_s = max(live.timeouts.total_s for live in group.members)
         until = asyncio.get_running_loop().time() + min(group.rules.bounds.timeout_s, longest_s)
         wanted = self._wanted(group, demand)
@@ -300,7 +312,7 @@ class GroupFailoverRoute:
             if hold is not None:
                 if hold.live.known is not None:
                     return self._given(group, hold, hold.live.known, demand)
-                # It was put to rest in the moment between.
+                # Its circuit opened in the meantime.
                 hold.live.give_back(hold)
             choice = group.choice(wanted)
             if choice.taken is None and choice.waits_for:
@@ -315,7 +327,7 @@ class GroupFailoverRoute:
                 wanted = replace(wanted, excluded=wanted.excluded | live.candidate.bit)
 
     def _unfit(self, group: DeploymentGroup, wanted: SelectionRequest) -> LiveDeployment | None:
-        """One that was found unfit: where there is nobody else it is asked whether it still is."""
+        """Return an unfit deployment to probe again, as a last resort."""
         unfit = (one for one in group.members if one.candidate.rank is Rank.UNFIT)
         return next((one for one in unfit if not one.candidate.bit & wanted.excluded), None)
 
@@ -334,5 +346,5 @@ class GroupFailoverRoute:
 
 
 def _is_transient(error: UnisonoError) -> bool:
-    """Whether the same deployment may serve the same request after a pause."""
+    """Return whether the same deployment may serve the same request after a pause."""
     return kind_of(error) is not None and not (isinstance(error, BackendError) and error.permanent)

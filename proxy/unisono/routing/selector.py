@@ -1,6 +1,6 @@
-"""The choices of one group: its candidates, what their caches are taken to hold, and whose turn it is.
+"""Selection within one group: its candidates, their estimated caches, and round-robin.
 
-What serves and what is simulated choose by this; the clock comes in as an argument.
+Both serving and simulation use this module; the clock is an argument.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ log = logging.getLogger(__name__)
 
 
 class Selector:
-    """`candidates` have their own bits in `prefixes`. `now` is monotonic seconds."""
+    """Selection among `candidates`, which have their own bits in `prefixes`.
+
+    `now` is monotonic seconds.
+    """
 
     def __init__(self, model: str, candidates: Sequence[Candidate], prefixes: PrefixIndex, strategy: Strategy) -> None:
         self.candidates = candidates
@@ -36,7 +39,7 @@ class Selector:
         return choose(self.candidates, wanted, self._turn, strategy=self._strategy, barred=barred)
 
     def take(self, candidate: Candidate, demand: RouteRequirements, wanted: SelectionRequest, now: float) -> Share:
-        """A place on a candidate, which reads the prompt now and holds it from then on."""
+        """Take a slot on a candidate, and record that it will hold the prompt."""
         if log.isEnabledFor(logging.DEBUG):
             rows = explained(self.candidates, wanted)
             log.debug("backend chosen", extra={"model": self._model, "backend": candidate.name, "candidates": rows})
@@ -45,6 +48,6 @@ class Selector:
         return candidate.take(wanted, now)
 
     def passed(self, wanted: SelectionRequest) -> None:
-        """A choice became a place. Whoever takes over from another takes nobody's turn."""
+        """Advance the round-robin after a choice became a slot. Failover does not advance it."""
         if not wanted.excluded:
             self._turn += 1

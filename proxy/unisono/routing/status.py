@@ -1,4 +1,4 @@
-"""What is told of a deployment: one snapshot for readiness, the start-up screen, and whoever counts."""
+"""Status of a deployment: one snapshot for readiness, the start-up screen and metrics."""
 
 from __future__ import annotations
 
@@ -13,14 +13,24 @@ from unisono.routing.deployment import LiveDeployment
 
 @dataclass(frozen=True, slots=True)
 class DeploymentStatus:
-    """`state` is `ready`, `resting`, `half-open` (a rest is over, and it has not shown yet that it is well), `failing`
-    (its last probe did), `unfit` (a fatal finding) or `unknown` (not probed yet), and `since_s` for how many seconds it
-    has been so; `reason` is an error code, what it failed in, or the checks that failed with what to do about them, in
-    words that tell nothing about this backend.
+    """Snapshot of one deployment.
 
-    `running` are the gateway's requests on it and `tokens` what they may take up there; `waiting` are those in line for
-    its model. `foreign` are requests of others that the server says it has. `circuits` are those that are not closed,
-    by kind of failure."""
+    `state` is one of:
+
+    - `ready`
+    - `resting`: its circuit is open
+    - `half-open`: the cooldown is over, but health is not proven yet
+    - `failing`: the last probe failed
+    - `unfit`: a probe has a fatal finding
+    - `unknown`: not probed yet
+
+    `since_s` is the age of the state in seconds. `reason` is an error code, the kind of failure, or the failed
+    checks with their remedies. It reveals nothing about this backend.
+
+    `running` counts the gateway's requests on the deployment and `tokens` the tokens they may use. `waiting`
+    counts the requests in the queue of its model. `foreign` counts the requests of others that the server
+    reports. `circuits` holds the phases of all circuits that are not closed, by kind of failure.
+    """
 
     model: str
     name: str
@@ -32,7 +42,7 @@ class DeploymentStatus:
     tokens: int = 0
     foreign: int = 0
     rests_s: float = 0.0
-    """How long it will rest, in seconds."""
+    """Remaining cooldown in seconds."""
     circuits: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -62,11 +72,11 @@ FAILED: Mapping[BreakerFailure, str] = {
     BreakerFailure.PROTOCOL: "broke off or sent garbage too often",
     BreakerFailure.ERROR: "failed too often",
 }
-"""Why a deployment rests, or did."""
+"""Reasons for an open or half-open circuit."""
 
 
 def _state(live: LiveDeployment, now: float) -> tuple[str, str, float]:
-    """The state, why, and since when."""
+    """Return the state, its reason and its start time."""
     if isinstance(live.failure, BackendUnfit) and live.examined is not None:
         found = [(finding.check, MEANINGS[finding.check]) for finding in live.examined.fatal]
         reason = " ".join(f"{check}: {meaning.problem} {meaning.remedy}" for check, meaning in found)
