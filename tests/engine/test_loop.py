@@ -453,7 +453,7 @@ async def test_long_arguments_are_read_once_and_in_a_thread(length: int, in_thre
     talk = Talk([*(call("docs__search", f'{{"q":"{text}"}}') for text in texts), ANSWER])
     events, _ = await talk.events()
     assert len(calls_of(events)) == 2
-    assert [name for name in threads.begun if name == "Round.read_next"] == ["Round.read_next"] * in_threads
+    assert [name for name in threads.begun if name == "ToolRound.read_next"] == ["ToolRound.read_next"] * in_threads
 
 
 # -- what goes wrong
