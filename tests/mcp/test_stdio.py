@@ -207,12 +207,12 @@ signal.pause()
 GATEWAY = """
 import asyncio, sys
 from unisono.core.tools import Command
-from unisono.mcp import Limits
+from unisono.mcp import McpLimits
 from unisono.mcp.stdio import process
 
 async def main():
     commands = [Command((sys.executable, "-c", sys.argv[1], told)) for told in sys.argv[2:]]
-    async with process(commands[0], "a", Limits()), process(commands[1], "b", Limits()):
+    async with process(commands[0], "a", McpLimits()), process(commands[1], "b", McpLimits()):
         print("begun", flush=True)
         await asyncio.sleep(60)
 
