@@ -42,17 +42,17 @@ def reset(transport: Transport) -> None:
 
 
 def unacknowledged(connection: socket.socket) -> int:
-    """Bytes in the system's send buffer that the peer has not acknowledged; 0 where the system does not tell."""
+    """Return the number of sent bytes that the peer has not acknowledged, or 0 if unknown."""
     with suppress(OSError, ValueError):
         return int.from_bytes(fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
     return 0
 
 
 class LingeringTransport(Transport):
-    """A transport whose `close` lets the client read the response first, where `has_unread_input` is true.
+    """Transport with a lingering `close`, used if `has_unread_input` returns true.
 
-    The response is followed by FIN, input is discarded, and the connection closes when the client closes it, is idle,
-    or exceeds the limits of time or bytes.
+    `close` sends FIN after the response and discards further input. The connection closes when the client closes it, is
+    idle, or exceeds the limit of time or bytes.
     """
 
     def __init__(self, transport: Transport, has_unread_input: Callable[[], bool]) -> None:
@@ -93,7 +93,7 @@ class LingeringTransport(Transport):
         self._wait()
 
     def discard(self, size: int) -> None:
-        """Count `size` bytes of input that nobody reads."""
+        """Count `size` bytes of discarded input."""
         self._discarded += size
         if self._discarded > MAX_LINGER_BYTES:
             self._transport.close()

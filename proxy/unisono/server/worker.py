@@ -28,7 +28,7 @@ from unisono.server.startup_screen import screen
 
 
 class Worker:
-    """Serves by `order`, and by those that come over `channel`."""
+    """One gateway that serves `order` and applies the orders received over `channel`."""
 
     def __init__(self, order: Serve, channel: socket.socket, loads: Loads) -> None:
         start_logging(order.config.unisono.log_level, secrets_of(order.config))
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in ("listener", "loads", "channel", "workers"):
         parser.add_argument(f"--{name}", type=int, required=True)
     given = parser.parse_args(arguments)
-    # Until the server hears it, an interrupt ends this process without a word; the other one is for the supervisor.
+    # Until the server handles SIGINT, it ends this process silently. SIGHUP is handled by the supervisor.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     channel = socket.socket(fileno=given.channel)
