@@ -1,4 +1,4 @@
-"""`unisono check`: probes every backend of a configuration and the store, and reports problems.
+"""`unisono check`: probes every backend of a configuration and the store.
 
 The probes are those of `serve`. The output is for operators: it includes addresses and messages of backends, but no
 keys. Exit code 0: every deployment and the store are usable; 1: some are not; 2: the configuration is invalid.
@@ -252,7 +252,7 @@ def _cells(report: DeploymentReport, checks: Sequence[Check]) -> list[str]:
 
 
 def about_store(store: StoreReport, width: int) -> Iterator[str]:
-    """Yield the state of the store: usability, reason, and warnings about possible loss of state."""
+    """Yield the state of the store: usability, reason, and possible loss of state."""
     word = WORDS[None if store.usable else Severity.FATAL]
     yield ""
     yield from wrap(f"store {store.address}: {word}", width)

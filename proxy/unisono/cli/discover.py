@@ -1,7 +1,7 @@
-"""Discovery of gpt-oss backends on the well-known ports of this machine, used without a configuration.
+"""Discovery of gpt-oss backends on the well-known ports of this machine.
 
-Each candidate is identified through its own API, on loopback only and with short timeouts. Any model that is not
-clearly gpt-oss is ignored.
+It is used without a configuration. Each candidate is identified through its own API, on loopback only and with short
+timeouts. Any model that is not clearly gpt-oss is ignored.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ class DiscoveredBackend:
 
     @property
     def model_name(self) -> str:
-        """Public model name: the last part of the backend's name, which may be a repository or a folder."""
+        """Public model name: the last part of the backend's model name.
+
+        The backend's name may be a repository or a folder.
+        """
         return PurePath(self.model).name
 
 

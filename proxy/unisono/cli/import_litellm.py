@@ -12,7 +12,10 @@ from unisono.errors import ConfigError
 
 
 def run(source: Path, target: Path | None) -> None:
-    """Print the configuration or write it to a new file, readable only by its owner: it may hold keys."""
+    """Print the configuration or write it to a new file.
+
+    Only its owner can read the file, because it may contain keys.
+    """
     try:
         text = imported(source)
     except ConfigError as error:

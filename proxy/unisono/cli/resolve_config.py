@@ -18,9 +18,9 @@ from unisono.config.load import MASTER_KEY_VARIABLE
 from unisono.errors import ConfigError
 
 DEMOS = "unisono.demo"
-"""Entry-point group of functions that check whether the `demo` model of a backend kind can run here.
+"""Entry-point group of functions that check whether a `demo` model can run here.
 
-They return None if it can, otherwise what is missing.
+Entries are named after backend kinds. The functions return None if it can, otherwise what is missing.
 """
 
 DEMOS_KEPT = 50

@@ -1,7 +1,7 @@
-"""Terminal view of a recording: text, special tokens as chips, coloured channels, marked repairs.
+"""Terminal view of a recording: text, special tokens as chips, colours, marked repairs.
 
-The output is styled; the caller strips colours where they are unwanted. Without colours, a chip is the marker's
-spelling, and text with the same spelling is preceded by a backslash.
+Colours identify channels. The output is styled; the caller strips colours where they are unwanted. Without colours, a
+chip is the marker's spelling, and text with the same spelling is preceded by a backslash.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Distribution of connections among processes: each goes to the process with the fewest.
+"""Distribution of connections among processes: each is accepted by the process with the fewest.
 
 All processes wait on one listening socket, and the kernel often wakes the same one. A process with more connections
 than another therefore leaves a new connection for a moment. It accepts the connection if it is still pending then, so a

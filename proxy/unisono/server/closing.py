@@ -1,8 +1,8 @@
-"""Ends of connections: lingering close, clients that have closed one direction, and a hard reset.
+"""Ends of connections: lingering close, half-closed clients, and a hard reset.
 
-uvicorn closes a connection as soon as its response is written. Where the client still sends its request, the system
-answers the unread bytes with RST, and the client loses the response. uvicorn also treats the end of a client's input
-as its departure, although it may only have finished its request.
+uvicorn closes a connection as soon as its response is written. If the client is still sending its request, the system
+answers the unread bytes with RST, and the client loses the response. uvicorn also treats the end of a client's input as
+a disconnect, although the client may only have finished its request.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 LINGER_TIMEOUT_S = 10.0
 LINGER_IDLE_S = 2.0
 MAX_LINGER_BYTES = 64 * 1024 * 1024
-"""Larger than any body that a client sends by mistake; reading and dropping it costs milliseconds."""
+"""Limit of discarded input.
+
+No body sent by mistake is larger, and dropping it takes milliseconds.
+"""
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 FIRST_CHECK_S = 0.01
@@ -34,7 +37,10 @@ MAX_CHECK_INTERVAL_S = 0.5
 
 
 def reset(transport: Transport) -> None:
-    """Close with RST: the system would store unsent bytes for a client that reads none for a quarter of an hour."""
+    """Close with RST.
+
+    Otherwise the system would store unsent bytes for up to a quarter of an hour.
+    """
     with suppress(OSError, ValueError):
         # uvloop raises ValueError for a socket that is gone, asyncio OSError.
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

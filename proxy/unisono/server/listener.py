@@ -79,7 +79,7 @@ def connections(
         """Bytes of chunk framing and trailers since the last body data."""
         _in_headers = True
         _is_read = False
-        """Whether an incomplete request is being read."""
+        """True while an incomplete request is being read."""
         _set_aside = False
         _answering: RequestResponseCycle | None = None
         """Request that is being answered or was answered last.

@@ -77,7 +77,7 @@ class GatewayServer(uvicorn.Server):
     """uvicorn server of one gateway process.
 
     `started` is called once, when the server listens and its backends were probed. `reload` is called on SIGHUP. With
-    `place`, the listener is shared, and each connection goes to the process with the fewest connections.
+    `place`, the listener is shared, and the process with the fewest connections accepts the next one.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class GatewayServer(uvicorn.Server):
         self._accepting: Accepting | None = None
         self._leave_at = 0.0
         self._noticed = True
-        """Whether readiness probes need no further time to see the shutdown."""
+        """True if readiness probes need no further time to see the shutdown."""
         self._hurried = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reloading = asyncio.Lock()

@@ -1,4 +1,4 @@
-"""Queueing model of one backend: continuous batching, chunked prefill, LRU cache of prompt blocks.
+"""Queueing model of one backend: continuous batching, chunked prefill, LRU prompt cache.
 
 Chunks of prefill alternate with steps of decoding. Nothing changes between two events, so progress is computed: all
 answers of a batch grow at the same rate, and prompts are read one after the other.

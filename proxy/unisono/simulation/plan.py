@@ -72,7 +72,7 @@ class BackendPlan:
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """Period of `for_s` seconds, every `every_s` seconds, with `times` as many new conversations."""
+    """Burst of traffic: `times` as many new conversations for `for_s` of every `every_s` seconds."""
 
     every_s: float = _number(60.0, 0.001)
     for_s: float = _number(5.0, 0.001)
@@ -81,14 +81,17 @@ class Burst:
 
 @dataclass(frozen=True, slots=True)
 class TrafficPlan:
-    """Conversations begin at random, `rate` each second on average. Each has turns, a turn has steps: with a tool loop
-    the prompt of a step is all that was there before and a tool's result. Lengths are in tokens and lognormal: the
-    mean, and one `spread` (the deviation of the logarithm) for all of them; 0 makes every length the mean."""
+    """Traffic of random conversations, of which `rate` start per second on average.
+
+    A conversation has turns, and a turn has steps. In a tool loop, the prompt of a step contains everything before it
+    and a tool result. Lengths are in tokens and lognormal. Each has its own mean; `spread` is the common standard
+    deviation of the logarithm. With 0, every length is the mean.
+    """
 
     rate: float = _number(2.0, 1e-6, 1e6)
     burst: Burst | None = None
     sticky: bool = field(default=False, metadata={"flag": True})
-    """Whether requests name their conversation. Otherwise only their prompts identify it."""
+    """True if requests name their conversation. Otherwise only their prompts identify it."""
     keys: int = _number(8, 1, 100_000)
     systems: int = _number(4, 1, 100_000)
     """Number of system prompts, including tools. Each conversation has one of them."""

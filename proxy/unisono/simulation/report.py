@@ -1,4 +1,4 @@
-"""Tables and JSON of simulation results, rounded so that all machines produce the same output."""
+"""Tables and JSON of simulation results, rounded to be the same on all machines."""
 
 from __future__ import annotations
 

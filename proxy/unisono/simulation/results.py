@@ -130,7 +130,7 @@ class StrategyResult:
 
 
 def times(durations_us: Iterable[int]) -> Times:
-    """Return the mean and the nearest-rank percentiles in seconds; zeros if there are no durations."""
+    """Return the mean and the nearest-rank percentiles in seconds, or zeros for no durations."""
     ordered = sorted(durations_us)
     if not ordered:
         return Times(0.0, 0.0, 0.0, 0.0)

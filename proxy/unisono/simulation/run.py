@@ -1,4 +1,4 @@
-"""Event loop of a simulation: requests arrive, are placed by the strategy, wait in the queue and end.
+"""Event loop of a simulation: arrival, placement, queueing and end of requests.
 
 Events are in one heap. Events of the same microsecond are processed in order of insertion, so the result depends only
 on the plan.
@@ -21,7 +21,7 @@ from unisono.simulation.traffic import US, SimulatedConversation, conversations
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is to be placed: `conversation` is what stickiness goes by, `blocks` are those of the prompt."""
+    """Request for a slot: `conversation` is the stickiness key, `blocks` are the prompt's blocks."""
 
     conversation: int
     prompt: int
@@ -35,7 +35,10 @@ class PlacementStrategy(Protocol):
     """
 
     def choose(self, wish: Wish, now_us: int) -> int | None:
-        """Reserve a slot on a healthy backend and return its index, or None if the request must wait."""
+        """Reserve a slot on a healthy backend with capacity and return its index.
+
+        Return None if the request must wait.
+        """
         ...
 
     def began(self, wish: Wish, backend: int) -> None:
@@ -67,7 +70,10 @@ class _Waiting:
 
 
 class _Line:
-    """Queue for slots: resumed answers first, then the keys in rotation, each in order of arrival."""
+    """Queue for slots: resumed answers first, then the keys in rotation.
+
+    The requests of a key are in order of arrival.
+    """
 
     def __init__(self) -> None:
         self.resumes: deque[_Waiting] = deque()
@@ -122,7 +128,7 @@ class _Line:
 def simulate(
     plan: SimulationPlan, strategy: str, make: Callable[[str, Sequence[BackendPlan]], PlacementStrategy]
 ) -> StrategyResult:
-    """Simulate the plan once with the strategy that `make` creates from its name and the backends."""
+    """Simulate the plan once with the strategy that `make` creates from its name."""
     return _Simulation(plan, strategy, make(strategy, expanded(plan.backends))).run()
 
 

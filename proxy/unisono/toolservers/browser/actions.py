@@ -180,7 +180,10 @@ def document_page(document: Document, source: bool = False) -> VisitedPage:
 
 
 def found_page(page: VisitedPage, pattern: str) -> VisitedPage:
-    """Return the matches of `pattern` (lower case) in `page`, with the lines after each, as numbered links."""
+    """Return the matches of `pattern` (lower case) in `page` as numbered links.
+
+    Each match includes the lines after it.
+    """
     lines = without_links(page.lines)
     parts: list[str] = []
     targets: list[Target] = []

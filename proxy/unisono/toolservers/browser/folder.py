@@ -1,8 +1,8 @@
-"""Search engine and page reader for a local folder, for private documents or use without a network.
+"""Search engine and page reader for a local folder.
 
-URLs are `file:///` and the path below the folder. A URL is looked up among the files found by the scan and is never
-used as a path. It therefore cannot name anything outside: no `..`, no symbolic link, no hidden file. Results are ranked
-by BM25, with a higher weight for words in titles.
+It serves private documents and machines without a network. URLs are `file:///` and the path below the folder. A URL is
+looked up among the files found by the scan and is never used as a path. It therefore cannot name anything outside: no
+`..`, no symbolic link, no hidden file. Results are ranked by BM25, with a higher weight for words in titles.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LONGEST_WORD = 40
 
 @dataclass(frozen=True, slots=True)
 class FolderFile:
-    """A file as it was when it was read. `stamp` tells whether it still is."""
+    """Indexed file. `stamp` contains modification time and size, to detect changes."""
 
     url: str
     path: Path

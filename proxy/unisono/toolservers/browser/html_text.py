@@ -27,7 +27,7 @@ _SPACE = re.compile(r"\s+")
 UNREAD: Final = frozenset({"script", "style", "noscript", "template", "iframe", "noembed", "object", "svg", "math"})
 """Elements whose content is not displayed text."""
 VERBATIM: Final = UNREAD | {"title", "textarea"}
-"""Elements that end only at their own end tag, whatever they contain."""
+"""Elements that end only at their own end tag, regardless of their contents."""
 _GAPS_NAMES = """
     p div section article header footer main nav aside address figure figcaption form fieldset table ul ol dl
     blockquote pre details summary h1 h2 h3 h4 h5 h6
@@ -60,7 +60,7 @@ class Tag:
 
 @dataclass(frozen=True, slots=True)
 class HtmlText:
-    """What was read: `links` are absolute addresses, by the number the text knows them under."""
+    """Converted document. `links` are absolute URLs; their index is their number in the text."""
 
     title: str
     text: str

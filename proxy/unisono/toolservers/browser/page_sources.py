@@ -26,7 +26,7 @@ class Document:
 
 
 class SearchEngine(Protocol):
-    """Source of search results. `name` tells the model what is searched."""
+    """Source of search results. `name` informs the model of what is searched."""
 
     name: str
 

@@ -1,4 +1,4 @@
-"""MCP server of the browser, with the tool names, texts and schemas that gpt-oss was trained on.
+"""MCP server of the browser, with the tool definitions that gpt-oss was trained on.
 
 Arguments are parsed leniently: numbers in strings, link numbers in either form, alternative names. A connection has one
 session with its own pages. A client that serves several conversations over one connection names the session in the

@@ -76,7 +76,7 @@ def lines_of(text: str) -> tuple[str, ...]:
 
 @dataclass(slots=True)
 class BrowserSession:
-    """The pages of one client. Calls of one session take their turns: `turn` is held while one runs."""
+    """Pages of one client. Hold `turn` during a call: calls of a session run one at a time."""
 
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _pages: OrderedDict[int, VisitedPage] = field(default_factory=OrderedDict)

@@ -82,7 +82,10 @@ class _GuardedResolver(AbstractResolver):
 
 
 class Web:
-    """Reader of http and https pages. `private` admits private networks as well, but no cloud metadata services."""
+    """Reader of http and https pages.
+
+    `private` also permits private networks, but no cloud metadata services.
+    """
 
     def __init__(self, *, private: bool = False, page_bytes: int = PAGE_BYTES, page_s: float = PAGE_S) -> None:
         self._private = private

@@ -66,8 +66,10 @@ class RunLimits:
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """`logs` is what was printed, errors included, within its bound. `exit_code` is negative for a signal, None when
-    nobody can say."""
+    """Outcome of one run.
+
+    `logs` is the output including errors, within its limit. `exit_code` is negative for a signal and None if unknown.
+    """
 
     logs: str
     exit_code: int | None
@@ -98,7 +100,7 @@ class RunOutcome:
 
 @dataclass(slots=True)
 class CapturedOutput:
-    """What is kept of a stream: half of `most` bytes from its beginning, half from its end."""
+    """Output buffer that stores the first and the last `most / 2` bytes of a stream."""
 
     most: int
     total: int = 0

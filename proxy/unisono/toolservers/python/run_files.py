@@ -61,9 +61,10 @@ def left_in_shared(user: int | None) -> Iterator[str]:
 
 @contextmanager
 def file_access_of(user: int | None) -> Iterator[None]:
-    """Read files as a user would, and stay root for signals: nobody but root can end this process meanwhile.
+    """Access files as `user`, but stay root for signals.
 
-    In containers root may not look at the processes of other users; only the user itself may.
+    Only root can then end this process. In containers, root may not inspect processes of other users; only the user
+    itself may.
     """
     if user is not None:
         LIBC.setfsgid(user)

@@ -1,4 +1,4 @@
-"""First process of a run: sets up the sandbox, starts the code and ends all processes of the run.
+"""First process of a run: sets up the sandbox, starts the code, ends all processes.
 
 Runs as a script with `run_files` and the standard library alone: `sandbox.py STATUS SETTINGS`. STATUS is the number of
 an open file. SETTINGS is JSON with `argv`, `directory`, `environment`, `limits` (resource name to number), `user` (a
@@ -88,7 +88,7 @@ def bind(path: str, target: str, attributes: int) -> None:
 
 
 def expose(root: str, path: str) -> None:
-    """Mount `path` below `root`, read-only, at the same path and through the same symbolic links."""
+    """Mount `path` below `root`, read-only, at the same path and through the same links."""
     done, parts, links = "/", deque(path.split("/")), 0
     while parts:
         part = parts.popleft()

@@ -73,7 +73,10 @@ class Sandbox:
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """Directory of a run: its `script`, its working `directory`, and their owner; None for the server's user."""
+    """Directory of a run: its `script`, its working `directory`, and their owner.
+
+    `user` is None if the server's user owns them.
+    """
 
     script: Path
     directory: Path
@@ -81,7 +84,10 @@ class RunDirectory:
 
 
 def prepare(folder: Path, code: bytes, user: int | None) -> RunDirectory:
-    """Write `code` into `folder`, readable only for `user`, and create the user's working directory."""
+    """Write `code` into `folder` and create the working directory.
+
+    Only `user` can read the code. The working directory belongs to `user`.
+    """
     place = RunDirectory(folder / "script.py", folder / "work", user)
     place.script.write_bytes(code)
     place.directory.mkdir()

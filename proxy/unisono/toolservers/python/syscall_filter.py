@@ -1,7 +1,8 @@
-"""Seccomp filter for executed code, compiled by libseccomp in the server and loaded by the sandbox.
+"""Seccomp filter for executed code, compiled in the server and loaded by the sandbox.
 
-Two bindings have the same interface: `seccomp` of the distributions (Debian: python3-seccomp), which is not on PyPI,
-and `pyseccomp`, pure Python over libseccomp.so.2. Only the server needs one; the sandbox gets the compiled program.
+libseccomp compiles it. Two bindings have the same interface: `seccomp` of the distributions (Debian: python3-seccomp),
+which is not on PyPI, and `pyseccomp`, pure Python over libseccomp.so.2. Only the server needs one; the sandbox gets the
+compiled program.
 """
 
 from __future__ import annotations
