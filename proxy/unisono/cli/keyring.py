@@ -170,7 +170,7 @@ def changed(record: KeyRecord, wishes: Mapping[str, Any]) -> KeyRecord:
     return replace(record, **own, limits=replace(record.limits, **limits))
 
 
-# -- showing
+# -- output
 
 
 def to_shown(record: KeyRecord, now: float) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Parameter types for amounts and times, each of which accepts `none` to remove a value."""
+"""Parameter types for amounts, times and names on the command line.
+
+Most of them accept a word such as `none` that removes the setting.
+"""
 
 from __future__ import annotations
 

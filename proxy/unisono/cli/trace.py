@@ -68,7 +68,7 @@ def trace(name: str | None, config_path: Path | None, tenant: str, *, as_json: b
         click.echo("\n".join(lines), color=takes_colour())
 
 
-# -- where recordings are
+# -- sources of recordings
 
 
 def _is_file(name: str) -> bool:
@@ -168,7 +168,7 @@ def _with_store(config: Config, work: Callable[[Store], Awaitable[Result]]) -> R
         raise click.ClickException(str(error)) from error
 
 
-# -- reading again
+# -- replay
 
 
 def read_document(document: Document) -> Replay:

@@ -100,7 +100,7 @@ def _colour_of(header: str) -> str:
     return COLOURS[(channels or named or ["tool"])[0]]
 
 
-# -- the whole
+# -- the whole recording
 
 
 def painted(document: Mapping[str, Any], encoding: Encoding) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Distribution of connections among processes: each is accepted by the process with the fewest.
+"""Distribution of connections among processes, in favour of the process with the fewest.
 
 All processes wait on one listening socket, and the kernel often wakes the same one. A process with more connections
 than another therefore leaves a new connection for a moment. It accepts the connection if it is still pending then, so a
@@ -109,7 +109,7 @@ class Accepting:
             self._later(AGAIN_S)
             return
         connection.setblocking(False)
-        # asyncio sets this option for sockets that it accepts itself. Without it, each write waits for an
+        # asyncio sets this option for sockets that it accepts itself. Without it, small writes wait for an
         # acknowledgement.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         task = asyncio.create_task(self._handed_over(connection))

@@ -296,7 +296,7 @@ def connections(
                 self._end(self._refusal)
 
         def _end(self, last: bytes) -> None:
-            """Close the connection after the response to `last`."""
+            """Write `last` and close the connection."""
             if last:
                 self.transport.write(last)
             if self.cycle is not None and not self.cycle.response_complete:

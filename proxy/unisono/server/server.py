@@ -189,7 +189,7 @@ class GatewayServer(uvicorn.Server):
             if self._reload is not None and not self.should_exit:
                 await self._reload()
 
-    # -- the end
+    # -- shutdown
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         ends_at = (self._leave_at or monotonic()) + float(self.config.timeout_graceful_shutdown or 0)

@@ -1,8 +1,8 @@
-"""One worker: a gateway in a process of its own, on a listener that it shares with others.
+"""Worker process: a gateway on a listener that it shares with other workers.
 
-Started by the supervisor as `python -m unisono.server.worker` with three descriptors: the listener, the memory with the
-loads of all workers, and the socket for orders. When that socket ends, the supervisor is gone: the worker finishes its
-answers and exits.
+The supervisor starts it as `python -m unisono.server.worker` with three descriptors: the listener, the memory with the
+loads of all workers, and the socket for messages. The end of that socket means that the supervisor is gone. The worker
+then finishes its responses and exits.
 """
 
 from __future__ import annotations

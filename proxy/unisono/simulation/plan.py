@@ -72,7 +72,7 @@ class BackendPlan:
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """Burst of traffic: `times` as many new conversations for `for_s` of every `every_s` seconds."""
+    """Traffic burst: `times` as many new conversations for `for_s` of every `every_s` seconds."""
 
     every_s: float = _number(60.0, 0.001)
     for_s: float = _number(5.0, 0.001)

@@ -54,7 +54,7 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds."""
+    """Mean and percentiles of durations in seconds."""
 
     mean: float
     p50: float
@@ -64,7 +64,7 @@ class Times:
 
 @dataclass(slots=True)
 class StrategyResult:
-    """Of one strategy. `served` holds every request that came, in the order they did."""
+    """Result of one strategy. `served` lists all requests in order of arrival."""
 
     strategy: str
     served: list[SimulatedRequest]

@@ -21,7 +21,7 @@ from unisono.simulation.traffic import US, SimulatedConversation, conversations
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Request for a slot: `conversation` is the stickiness key, `blocks` are the prompt's blocks."""
+    """Request for a slot, with the stickiness key `conversation` and the `blocks` of the prompt."""
 
     conversation: int
     prompt: int
@@ -50,9 +50,9 @@ class PlacementStrategy(Protocol):
         ...
 
     def frees_us(self, now_us: int) -> int | None:
-        """Return when a slot may become free without a release, or None if never.
+        """Return when a slot may become free although no request ends, or None for never.
 
-        It concerns the request that was not placed last.
+        The slot is for the request that could not be placed last.
         """
         ...
 
@@ -185,7 +185,7 @@ class _Simulation:
         self._serial += 1
         heapq.heappush(self._heap, (when, self._serial, happen))
 
-    # What happens
+    # Events
 
     def _asks(self, talk: SimulatedConversation, number: int) -> Callable[[int], None]:
         def happen(now: int) -> None:
@@ -253,7 +253,7 @@ class _Simulation:
 
         return happen
 
-    # What follows from it
+    # Queue and slots
 
     def _fill(self, now: int) -> None:
         while (waiting := self._line.first()) is not None and self._place(waiting, now):

@@ -1,7 +1,7 @@
 """Strategies of `router_settings.routing_strategy`, run by the gateway's own selector.
 
-The prefix index is local to the simulation. Cache reports of backends about requests of other gateways are not
-modelled, because there are no other gateways.
+The prefix index is local to the simulation. Reports of backends about requests of other clients are not modelled,
+because there are no other clients.
 """
 
 from __future__ import annotations
