@@ -1,11 +1,9 @@
 """HTTP and WebSocket listener with limits on header time, header size and unread output.
 
-uvicorn limits neither the time nor the size of headers, and it waits indefinitely for clients that stop reading. Silent
-or stalled clients would therefore exhaust the available sockets. `connections` adds these limits to uvicorn's protocol
-class, also for WebSockets. Upgrades to any other protocol are ignored and answered as plain HTTP.
-
-A request that was read completely is answered even if a later request on its connection is refused; the refusal follows
-its response. All requests of a connection end when the client disconnects.
+uvicorn lacks these limits, so silent or stalled clients would exhaust the sockets. `connections` adds them to its
+protocol class. Upgrades to protocols other than WebSocket are ignored and answered as plain HTTP. A request that was
+read completely is answered even if a later one on its connection is refused; the refusal follows its response. All
+requests of a connection end when the client disconnects.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ class Busy(Exception):
 class RunLimits:
     """Limits of one run, in seconds, bytes and numbers.
 
-    `memory` bounds the address space of each process and the memory of all processes together, `disk` all files
-    together, `file` each file, `output` the output that is returned.
+    `memory` limits the address space of each process and the memory of all processes together. `disk` limits all files
+    together, `file` each file. `output` limits the returned output.
     """
 
     seconds: float = 30.0
