@@ -1,6 +1,6 @@
-"""The command line: one module per command, and this one to name them.
+"""Command line interface: declarations of all commands, with one module per implementation.
 
-Commands import what they need when they run: `unisono --version` answers at once.
+Implementations are imported when a command runs, so `unisono --version` starts fast.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main() -> None:
 )
 def serve(config_path: Path | None, host: str, port: int, workers: int) -> None:
     """Serve the models of a configuration; without one, what runs on this machine, or the demo model."""
-    # Imports take seconds, in which signals may come.
+    # Imports take seconds, during which signals may arrive.
     signals = StartSignals()
     signals.handle()
     from unisono.cli.serve import serve as run

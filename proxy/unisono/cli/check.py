@@ -1,8 +1,7 @@
-"""`unisono check`: asks every backend of a configuration what `serve` would ask it, and the store whether it is there,
-and says what to do about the rest.
+"""`unisono check`: probes every backend of a configuration and the store.
 
-It is for operators: addresses and a backend's own words are shown, without the keys that may stand in either. Exit
-code 0 says that every deployment and the store can be used, 1 that some cannot, 2 that the configuration cannot.
+The probes are those of `serve`. The output is for operators: it includes addresses and messages of backends, but no
+keys. Exit code 0: every deployment and the store are usable; 1: some are not; 2: the configuration is invalid.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from unisono.routing.deployment import LiveDeployment
 from unisono.routing.pool import PROBES_AT_ONCE
 
 WORDS = {None: "ok", Severity.NOTE: "no", Severity.WARNING: "warn", Severity.FATAL: "FAIL"}
-"""How a finding is shown, by its weight."""
+"""Labels of findings in the output, by severity."""
 UNEXAMINED = "-"
 LEGEND = {"no": "no: it cannot, and need not be able to", UNEXAMINED: "-: not examined"}
 WIDTH_WITHOUT_TERMINAL = 100
@@ -47,7 +46,7 @@ class Misconfigured(click.ClickException):
 
 @dataclass(frozen=True, slots=True)
 class DeploymentReport:
-    """What is known of one deployment once it was asked. `address` holds no credentials."""
+    """Probe results of one deployment. `address` contains no credentials."""
 
     name: str
     model: str
@@ -64,8 +63,11 @@ class DeploymentReport:
 
 @dataclass(frozen=True, slots=True)
 class StoreReport:
-    """What is known of the store. `address` holds no credentials; `trouble` says why it cannot be used, empty when it
-    can; `warnings` are settings under which it can lose state."""
+    """Probe results of the store.
+
+    `address` contains no credentials. `trouble` is the reason if the store is unusable, otherwise empty. `warnings` are
+    settings with which the store can lose state.
+    """
 
     address: str
     trouble: str = ""
@@ -77,7 +79,7 @@ class StoreReport:
 
 
 def check(config_path: Path | None, *, as_json: bool) -> None:
-    """Probe everything, print a table or JSON, and end the command with its exit code."""
+    """Probe everything, print a table or JSON, and exit with the exit code."""
     try:
         ready = prepared(config_path)
         reports, store = asyncio.run(examined(ready.loaded.config))
@@ -102,10 +104,13 @@ def usable(reports: Sequence[DeploymentReport], store: StoreReport) -> bool:
 
 
 async def examined(config: Config) -> tuple[list[DeploymentReport], StoreReport]:
-    """A report of every deployment, in the order of the configuration, and one of the store. Raises ConfigError."""
+    """Return reports of all deployments, in the order of the configuration, and of the store.
+
+    Raises ConfigError.
+    """
     if not config.model_list:
         raise ConfigError("model_list: there is no model in it")
-    # What the probes log is what is about to be shown.
+    # The report contains everything that the probes would log.
     logging.getLogger("unisono").addHandler(logging.NullHandler())
     build_hooks(config.unisono.hooks)
     store = build_store(config.store)
@@ -156,7 +161,7 @@ async def _examined_deployments(config: Config) -> list[DeploymentReport]:
 
 
 def _without(secrets: Secrets, report: DeploymentReport) -> DeploymentReport:
-    """Some backends say which key they did not take."""
+    """Redact secrets: some backends name the key that they rejected."""
     findings = [replace(finding, said=secrets.taken_from(finding.said)) for finding in report.findings]
     return replace(report, findings=findings)
 
@@ -164,13 +169,13 @@ def _without(secrets: Secrets, report: DeploymentReport) -> DeploymentReport:
 def _report(name: str, model: str, kind: str, address: str, answer: Probe | UnisonoError) -> DeploymentReport:
     if isinstance(answer, UnisonoError):
         return DeploymentReport(name, model, kind, address, [unreached(answer)])
-    # A provider is not asked: that costs money.
+    # Providers are not probed, because that costs money.
     findings = [Finding(Check.REACHABLE, ok=True), *answer.findings] if answer.findings else []
     return DeploymentReport(name, model, kind, address, findings, answer.first_token_s, answer.capabilities.context)
 
 
 def _address(api_base: str | None) -> str:
-    """Without user and password, and without its query, where keys stand too."""
+    """Remove user, password and query, which may contain keys."""
     if not api_base:
         return ""
     parts = urlsplit(api_base)
@@ -178,7 +183,7 @@ def _address(api_base: str | None) -> str:
 
 
 def to_json(reports: Sequence[DeploymentReport], store: StoreReport) -> dict[str, object]:
-    """The same as data; `result` is one of ok, note, warning, fatal."""
+    """Return the reports as JSON data. `result` is one of ok, note, warning, fatal."""
     return {
         "usable": usable(reports, store),
         "store": {
@@ -213,8 +218,10 @@ def to_json(reports: Sequence[DeploymentReport], store: StoreReport) -> dict[str
 
 
 def table(reports: Sequence[DeploymentReport], width: int) -> Iterator[str]:
-    """A row for every check that somebody was put through, a column for every deployment; where not all columns fit
-    into `width`, several tables."""
+    """Yield table lines with one row per check and one column per deployment.
+
+    Columns that exceed `width` continue in further tables.
+    """
     checks = [c for c in Check if any(finding.check is c for report in reports for finding in report.findings)]
     labels = ["CHECK", *(check.value for check in checks), "first token", "window", "usable"]
     columns = [[report.name, *_cells(report, checks)] for report in reports]
@@ -245,7 +252,7 @@ def _cells(report: DeploymentReport, checks: Sequence[Check]) -> list[str]:
 
 
 def about_store(store: StoreReport, width: int) -> Iterator[str]:
-    """Whether the store can be used, why not, and what could be lost in it."""
+    """Yield the state of the store: usability, reason, and possible loss of state."""
     word = WORDS[None if store.usable else Severity.FATAL]
     yield ""
     yield from wrap(f"store {store.address}: {word}", width)
@@ -256,7 +263,7 @@ def about_store(store: StoreReport, width: int) -> Iterator[str]:
 
 
 def advice(reports: Sequence[DeploymentReport], width: int) -> Iterator[str]:
-    """Every failure and warning with what to do about it."""
+    """Yield every failure and warning, with advice."""
     for report in reports:
         serious = [f for f in report.findings if f.weight in (Severity.FATAL, Severity.WARNING)]
         if not serious:
@@ -269,7 +276,7 @@ def advice(reports: Sequence[DeploymentReport], width: int) -> Iterator[str]:
             yield from wrap(_sentence(finding.says), width, initial_indent=head, subsequent_indent=" " * 7)
             yield from wrap(_sentence(finding.advises), width, initial_indent="       -> ", subsequent_indent=" " * 10)
             if finding.said:
-                # Its own words, or the library's that failed to reach it.
+                # Message of the backend, or of the library that failed to reach it.
                 said = f"Cause: {finding.said}"
                 yield from wrap(said, width, initial_indent=" " * 10, subsequent_indent=" " * 10)
 

@@ -1,7 +1,7 @@
-"""Without a configuration: which gpt-oss backends answer on this machine's well-known ports.
+"""Discovery of gpt-oss backends on the well-known ports of this machine.
 
-Each candidate is asked through its own API, on loopback only, with short timeouts; what is not surely a gpt-oss model
-is left alone.
+It is used without a configuration. Each candidate is identified through its own API, on loopback only and with short
+timeouts. Any model that is not clearly gpt-oss is ignored.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import aiohttp
 import orjson
 
 PORTS: Mapping[str, int] = {"vllm": 8000, "sglang": 30000, "llamacpp": 8080, "ollama": 11434, "mlx_server": 8080}
-"""Where each kind listens unless told otherwise, in the order found backends are named."""
+"""Default port of each backend kind, in the order of discovered backends."""
 TIMEOUT_S = 1.0
 FIRST_TOKEN_TIMEOUT_S = 10.0
 MAX_ANSWER_BYTES = 1024 * 1024
 
 CHANNELS = frozenset({"analysis", "commentary", "final"})
 QUESTION = "<|start|>user<|message|>Hi<|end|><|start|>assistant<|channel|>"
-"""What only a Harmony model continues with the name of a channel."""
+"""Prompt that only a Harmony model continues with the name of a channel."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiscoveredBackend:
-    """A backend that serves gpt-oss: its kind, its own name for the model, its address."""
+    """Discovered gpt-oss backend: kind, model name of the backend, address."""
 
     kind: str
     model: str
@@ -36,12 +36,18 @@ class DiscoveredBackend:
 
     @property
     def model_name(self) -> str:
-        """What clients ask for: the last part of the backend's name, since that may be a repository or a folder."""
+        """Public model name: the last part of the backend's model name.
+
+        The backend's name may be a repository or a folder.
+        """
         return PurePath(self.model).name
 
 
 async def discover(ports: Mapping[str, int] = PORTS) -> list[DiscoveredBackend]:
-    """Every gpt-oss backend on loopback, by kind in the order of `ports`; a kind without a port is not looked for."""
+    """Return all gpt-oss backends on loopback, in the order of `ports`.
+
+    Kinds without a port are skipped.
+    """
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     async with aiohttp.ClientSession(timeout=timeout, trust_env=False) as session:
         found = await asyncio.gather(
@@ -85,7 +91,10 @@ async def _ollama(session: aiohttp.ClientSession, base: str) -> list[DiscoveredB
 
 
 async def _mlx_server(session: aiohttp.ClientSession, base: str) -> list[DiscoveredBackend]:
-    """mlx_lm.server lists what is on disk, not what it runs, so the running model has to prove itself."""
+    """Find mlx_lm.server by a test request.
+
+    Its model list contains models on disk instead of the running one.
+    """
     if (await _get(session, f"{base}/health")).get("status") != "ok":
         return []
     if await _get(session, f"{base}/props"):
@@ -93,7 +102,7 @@ async def _mlx_server(session: aiohttp.ClientSession, base: str) -> list[Discove
     names = [model["id"] for model in await _models(session, base) if _says_gpt_oss(model)]
     if not names or not await _speaks_harmony(session, base):
         return []
-    # The folder it was started with comes last.
+    # The folder that the server was started with is the last entry.
     return [DiscoveredBackend("mlx_server", names[-1], base)]
 
 
@@ -133,7 +142,7 @@ async def _get(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
 async def _ask(
     session: aiohttp.ClientSession, method: str, url: str, *, json: object, timeout_s: float
 ) -> dict[str, Any]:
-    """The answer as a JSON object; empty for whatever else there may be on that port."""
+    """Return the response as a JSON object, or an empty one for any other response."""
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     try:
         async with session.request(method, url, json=json, timeout=timeout, allow_redirects=False) as response:

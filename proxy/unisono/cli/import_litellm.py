@@ -1,4 +1,4 @@
-"""`unisono import-litellm`: a configuration of LiteLLM's, written anew as one of Unisono's."""
+"""`unisono import-litellm`: converts a LiteLLM configuration to a Unisono configuration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from unisono.errors import ConfigError
 
 
 def run(source: Path, target: Path | None) -> None:
-    """Print it, or write it to a file that is not there yet and that nobody else may read: it may hold keys."""
+    """Print the configuration or write it to a new file.
+
+    Only its owner can read the file, because it may contain keys.
+    """
     try:
         text = imported(source)
     except ConfigError as error:

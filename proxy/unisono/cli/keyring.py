@@ -1,4 +1,7 @@
-"""What `unisono keys` does: records in the store, changed one revision at a time, and what is shown of them."""
+"""Implementation of `unisono keys`: changes records in the store and prints them.
+
+Each change is conditional on the revision of the record.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +30,9 @@ from unisono.errors import ConfigError, StoreConflict, UnisonoError
 from unisono.store import open_store
 
 PATIENCE_S = 5.0
-"""For one operation of the store: somebody waits here, and no stream does."""
+"""Timeout of one store operation, in seconds. It is long, because no stream depends on it."""
 TRIES = 5
-"""To change a key that others change at the same time."""
+"""Attempts to change a key despite concurrent changes."""
 
 LIMITS = frozenset(KeyLimits.__slots__)
 HEADINGS = ("ID", "NAME", "TENANT", "STATE", "EXPIRES", "MODELS", "LIMITS", "KEY")
@@ -159,7 +162,7 @@ async def _change(store: Store, key_id: str, change: Callable[[KeyRecord], KeyRe
 
 
 def changed(record: KeyRecord, wishes: Mapping[str, Any]) -> KeyRecord:
-    """The record with what was wished for, by field."""
+    """Return the record with the requested changes, given by field."""
     own = {name: value for name, value in wishes.items() if name not in LIMITS}
     limits = {name: value for name, value in wishes.items() if name in LIMITS}
     if "tags" in own:
@@ -167,11 +170,14 @@ def changed(record: KeyRecord, wishes: Mapping[str, Any]) -> KeyRecord:
     return replace(record, **own, limits=replace(record.limits, **limits))
 
 
-# -- showing
+# -- output
 
 
 def to_shown(record: KeyRecord, now: float) -> dict[str, Any]:
-    """A key as JSON, with LiteLLM's names where it has one; times in seconds since 1970, money in USD."""
+    """Return a key as JSON data, with LiteLLM's field names where they exist.
+
+    Times are in seconds since 1970, money is in USD.
+    """
     limits = record.limits
     return {
         "id": record.id,
@@ -247,7 +253,10 @@ def _hand_out(new: Issued, *, as_json: bool) -> None:
 
 
 def _tell_unknown(config: Config, wishes: Mapping[str, Any]) -> None:
-    """Names that nothing has in this configuration are taken, since it may change, and told."""
+    """Warn about names that the configuration does not define.
+
+    They are accepted, because it may change.
+    """
     models = {entry.model_name for entry in config.model_list} | set(config.router_settings.model_group_alias)
     for field, known in (("models", models), ("mcp_servers", set(config.mcp_servers))):
         for name in sorted((wishes.get(field) or frozenset()) - known):

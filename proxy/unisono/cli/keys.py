@@ -1,7 +1,7 @@
-"""`unisono keys`: virtual keys, made and changed in the store that the gateways share; they see it within a second.
+"""`unisono keys`: creates and changes virtual keys in the store that the gateways share.
 
-A key is written to standard output once, when it is made or rotated, alone on a line; everything else that is said then
-goes to standard error.
+Gateways apply changes within one second. A key is printed to standard output once, when it is created or rotated, alone
+on a line. All other output of these commands goes to standard error.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MAY = (
 
 
 def permitting(command: Command) -> Command:
-    """The options that say what a key may do."""
+    """Add the options for the permissions of a key."""
     for option in reversed(MAY):
         command = option(command)
     return command
@@ -109,7 +109,10 @@ def rotate(config_path: Path, key_id: str, grace: OptionValue[int], as_json: boo
 
 
 def wishes(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What was given, by field of a key or of its limits; None takes something away, as an empty tag does."""
+    """Return the given options, by field of a key or of its limits.
+
+    None removes a value, as an empty tag does.
+    """
     given = {name: option.value for name, option in options.items() if isinstance(option, OptionValue)}
     if options["raw"] is not None:
         given["raw"] = options["raw"]

@@ -1,4 +1,4 @@
-"""`unisono mcp`: tool servers. `serve` starts one of the two that come along."""
+"""`unisono mcp`: commands for tool servers. `serve` starts one of the two included servers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def serve() -> None:
 
 
 def listening(port: int) -> Callable[[Command], Command]:
-    """The options every server has."""
+    """Return a decorator that adds the options common to all servers."""
 
     def decorated(command: Command) -> Command:
         for option in (
@@ -137,7 +137,7 @@ Made = TypeVar("Made")
 
 
 def _checked(make: Callable[[], Made]) -> Made:
-    """What `make` makes; what is wrong ends the command with its sentence."""
+    """Call `make`. A ConfigError ends the command with its message."""
     try:
         return make()
     except ConfigError as error:
@@ -154,8 +154,7 @@ def _serve(
     stdio: bool,
     key_variable: str | None,
 ) -> None:
-    """Serve until it is ended. On standard output nothing but the protocol is written when that is where it is
-    spoken."""
+    """Serve until stopped. With stdio, standard output carries only the protocol."""
     import asyncio
 
     from unisono.toolservers.transports import application, serve_http, serve_stdio

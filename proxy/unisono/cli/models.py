@@ -1,4 +1,4 @@
-"""`unisono models`: what a configuration serves, from the configuration alone."""
+"""`unisono models`: lists the models of a configuration without contacting any backend."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEADINGS = ("MODEL", "BACKEND", "KIND", "ITS NAME THERE")
 
 
 def show(config_path: Path) -> None:
-    """Print a row for every backend of every model, then the other names models go by."""
+    """Print a row for every backend of every model, then the aliases of models."""
     config = configured(config_path).config
     try:
         catalogue = ModelRegistry(config)

@@ -1,4 +1,4 @@
-"""What the commands have in common: options of several, and that words are text."""
+"""Options shared by several commands, and validation of arguments as UTF-8 text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ CONFIG_REQUIRED = click.option("--config", "config_path", type=click.Path(path_t
 
 
 class TextCommand(click.Command):
-    """Refuses words that are no UTF-8, which nobody could keep or look for. Names of files may be any."""
+    """Command that rejects arguments other than UTF-8, which could not be stored or found.
+
+    File names may contain any bytes.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         rest = super().parse_args(ctx, args)
@@ -27,7 +30,7 @@ class TextCommand(click.Command):
 
 
 class CommandGroup(click.Group):
-    """Commands of that kind, and groups of them."""
+    """Group of such commands and of further groups."""
 
     command_class = TextCommand
     group_class = type

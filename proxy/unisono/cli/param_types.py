@@ -1,4 +1,7 @@
-"""Amounts and times as they are written on a command line, each of which may also be taken away again."""
+"""Parameter types for amounts, times and names on the command line.
+
+Most of them accept a word such as `none` that removes the setting.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +23,22 @@ UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 PERIODS = {"none": NO_PERIOD, "day": Period("day"), "month": Period("month"), "1mo": Period("month")}
 MICRO = 1_000_000
 MOST = 2**53
-"""Whole numbers are exact up to here wherever they are kept."""
+"""Integers up to this bound are exact wherever they are stored."""
 LONGEST_S = 100 * 366 * 86_400
 
 
 @dataclass(frozen=True, slots=True)
 class OptionValue(Generic[Value]):
-    """What an option was given, None where that takes something away; an option that was not given has none of this."""
+    """Value of a given option; None removes the setting.
+
+    Options that are not given have no such value.
+    """
 
     value: Value
 
 
 class ParsedParam(click.ParamType[OptionValue[Value]], Generic[Value]):
-    """A parameter that `read` understands; it raises ValueError for what it does not."""
+    """Parameter type that parses with `read`, which raises ValueError for invalid text."""
 
     def __init__(self, name: str, read: Callable[[str], Value], hint: str) -> None:
         self.name = name
@@ -51,7 +57,7 @@ class ParsedParam(click.ParamType[OptionValue[Value]], Generic[Value]):
 
 
 def seconds(text: str) -> int:
-    """`90s`, `30m`, `12h`, `30d`, `2w`. Raises ValueError."""
+    """Parse `90s`, `30m`, `12h`, `30d` or `2w` to seconds. Raises ValueError."""
     found = re.fullmatch(r"(\d{1,10})([smhdw])", text, re.ASCII)
     if found is None or not (read := int(found[1]) * UNITS[found[2]]) <= LONGEST_S:
         raise ValueError(text)
@@ -73,7 +79,7 @@ def _money(text: str) -> int | None:
         micro = Decimal(text) * MICRO
     except ArithmeticError:
         raise ValueError(text) from None
-    # The bounds first: the whole number of one with a huge exponent takes minutes to write out.
+    # Check the bounds first: conversion of a number with a huge exponent to an integer takes minutes.
     if not micro.is_finite() or not 0 < micro <= MOST or micro != int(micro):
         raise ValueError(text)
     return int(micro)
@@ -94,7 +100,7 @@ def _moment(text: str) -> float | None:
         return time.time() + seconds(text)
     read = datetime.fromisoformat(text)
     at = (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
-    # What the calendar of UTC has no date for could not be shown in any list: this raises for it.
+    # Raises for times outside the calendar, which could not be printed.
     datetime.fromtimestamp(at, UTC)
     return at
 
@@ -111,7 +117,7 @@ def _names(text: str) -> frozenset[str] | None:
 
 
 def line(text: str) -> str:
-    """One short line that can be shown. Raises ValueError."""
+    """Return one short printable line. Raises ValueError."""
     if not text or len(text) > 256 or not text.isprintable():
         raise ValueError(text)
     return text
@@ -127,7 +133,7 @@ LINE = ParsedParam("TEXT", line, "one line of text")
 
 
 def written_period(period: Period) -> str:
-    """As it is given."""
+    """Format a period as it is given on the command line."""
     return written_seconds(period.seconds) if period.kind == "every" else period.kind
 
 

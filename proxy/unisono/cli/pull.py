@@ -11,11 +11,14 @@ import click
 from unisono.errors import PullError
 
 DOWNLOADERS = "unisono.pull"
-"""Entry-point group of the functions that download a model, by backend kind: `(model, revision) -> folder`."""
+"""Entry-point group of download functions, by backend kind: `(model, revision) -> folder`."""
 
 
 def run(model: str, revision: str | None) -> None:
-    """Download `model`, then print its folder and a configuration for it. Exit code 1: it cannot be used."""
+    """Download `model` and print its folder and a configuration.
+
+    Exit code 1: the model is unusable.
+    """
     points = entry_points(group=DOWNLOADERS, name="mlx")
     if not points:
         raise click.ClickException("this installation cannot download models: pip install 'unisono[mlx]'")

@@ -1,4 +1,4 @@
-"""What to serve: the given configuration, else what runs on this machine, else the demo model."""
+"""Choice of the configuration: the given one, else local backends, else the demo model."""
 
 from __future__ import annotations
 
@@ -18,24 +18,26 @@ from unisono.config.load import MASTER_KEY_VARIABLE
 from unisono.errors import ConfigError
 
 DEMOS = "unisono.demo"
-"""The entry-point group that says of a backend kind whether its `demo` model can run here: a function that returns None
-when it can, else what is missing."""
+"""Entry-point group of functions that check whether a `demo` model can run here.
+
+Entries are named after backend kinds. The functions return None if it can, otherwise what is missing.
+"""
 
 DEMOS_KEPT = 50
-"""How many answers of a demo are recorded."""
+"""Number of recorded demo answers."""
 DEMO_NAME = "gpt-oss-demo"
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedConfig:
-    """`remarks` are sentences for whoever started it: how it came to this configuration."""
+    """Configuration to serve. `remarks` explain to the operator how it was chosen."""
 
     loaded: Loaded
     remarks: tuple[str, ...] = ()
 
 
 def configured(config_path: Path) -> Loaded:
-    """The configuration at a path; a mistake in it ends the command with its sentence."""
+    """Load the configuration at a path. An error in it ends the command with its message."""
     try:
         return load(config_path)
     except ConfigError as error:
@@ -43,15 +45,17 @@ def configured(config_path: Path) -> Loaded:
 
 
 def prepared(config_path: Path | None, environ: Mapping[str, str] | None = None) -> ResolvedConfig:
-    """What to serve. Looks around on this machine only when no configuration is given."""
+    """Return the configuration to serve. Searches for local backends only if no path is given."""
     if config_path is not None:
         return ResolvedConfig(configured(config_path))
     return without_config(asyncio.run(discover()), demo_missing(), os.environ if environ is None else environ)
 
 
 def without_config(found: list[DiscoveredBackend], missing: str | None, environ: Mapping[str, str]) -> ResolvedConfig:
-    """A configuration for the backends that were found, or for the demo model when there are none. `missing` is what
-    the embedded demo model lacks, None when it can run."""
+    """Return a configuration for the backends found, or for the demo model if there are none.
+
+    `missing` is what the embedded demo model lacks, or None if it can run.
+    """
     if found:
         models = [_entry(backend.model_name, backend.kind, backend.model, backend.api_base) for backend in found]
         remarks = [f"No configuration given; found {b.kind} at {b.api_base} serving {b.model_name}." for b in found]
@@ -70,11 +74,12 @@ def without_config(found: list[DiscoveredBackend], missing: str | None, environ:
         ]
     raw: dict[str, Any] = {"model_list": models, "general_settings": {}}
     if found:
-        # Applications with a built-in model name get an answer too.
+        # Applications with a built-in model name also get an answer.
         raw["general_settings"]["completion_model"] = models[0]["model_name"]
     else:
-        # The demo answers only to its own name, so that its answers never pass for those of another model. They are
-        # recorded for the inspector, which is what a demo is for; the answers of a user's own model are private.
+        # The demo model answers only to its own name, so that its answers cannot be mistaken for those of another
+        # model. They are recorded to demonstrate the inspector. Answers of a user's own model are private and not
+        # recorded.
         raw["unisono"] = {"traces": {"mode": "all", "keep": DEMOS_KEPT}}
         remarks.append("What it answers is recorded, for the inspector on the page.")
     if environ.get(MASTER_KEY_VARIABLE):
@@ -88,7 +93,7 @@ def _entry(name: str, kind: str, model: str, api_base: str | None = None) -> dic
 
 
 def demo_missing() -> str | None:
-    """Why the embedded demo model cannot run here, None when it can."""
+    """Return why the embedded demo model cannot run here, or None if it can."""
     for point in entry_points(group=DEMOS, name="mlx"):
         missing: Callable[[], str | None] = point.load()
         return missing()

@@ -1,4 +1,4 @@
-"""`unisono serve`: from a configuration to a listening gateway, in this process or in several workers."""
+"""`unisono serve`: starts a gateway from a configuration, in this process or in workers."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from unisono.server.startup_screen import screen
 
 
 def serve(config_path: Path | None, host: str, port: int, workers: int, signals: StartSignals) -> None:
-    """Serve until told to stop. Ends the command with a sentence when it cannot start."""
+    """Serve until stopped. A failed start ends the command with a message."""
     try:
         ready = prepared(config_path)
         config = ready.loaded.config
         refuse_to_be_open(config, host)
-        # Workers build their own; this one shows that it can be built, once for all of them.
+        # Workers build their own application. This build validates the configuration once for all of them.
         app = build(config, share=workers)
     except ConfigError as error:
         raise click.ClickException(str(error)) from error
@@ -49,7 +49,7 @@ def serve(config_path: Path | None, host: str, port: int, workers: int, signals:
 
 
 class ConfigReader:
-    """Reads the configuration again, as it was read at the start."""
+    """Reader of configuration reloads, with the parameters of the start."""
 
     def __init__(self, config_path: Path | None, host: str, workers: int, signals: StartSignals) -> None:
         self._path = config_path
@@ -58,7 +58,7 @@ class ConfigReader:
         self.signals = signals
 
     def again(self) -> Config:
-        """Raises ConfigError; what it returns may be served where the last one is."""
+        """Load a configuration that may replace the current one. Raises ConfigError."""
         if self._path is None:
             raise NothingToRead("there is no configuration file: it was started without --config")
         loaded = load(self._path)
@@ -75,7 +75,7 @@ def warn(loaded: Loaded) -> None:
 def serve_here(
     switch: AppSwitch, ready: ResolvedConfig, listener: socket.socket, address: str, reading: ConfigReader
 ) -> None:
-    """In this process."""
+    """Serve in this process."""
 
     async def started(gateway: Gateway) -> None:
         show(screen(gateway, address, ready.remarks))
@@ -94,7 +94,7 @@ def serve_here(
 
 
 def serve_by_workers(ready: ResolvedConfig, listener: socket.socket, address: str, reading: ConfigReader) -> None:
-    """In processes of their own, which this one looks after."""
+    """Serve in worker processes that this process supervises."""
     from unisono.server.supervisor import Supervisor
 
     config = ready.loaded.config
@@ -116,7 +116,7 @@ def show(lines: Sequence[str]) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether listening on `host` can be reached from this machine only."""
+    """Return whether only this machine can reach a listener on `host`."""
     if host == "localhost":
         return True
     try:
@@ -126,7 +126,7 @@ def is_loopback(host: str) -> bool:
 
 
 def refuse_to_be_open(config: Config, host: str) -> None:
-    """Raise ConfigError for an address others can reach while there is no key."""
+    """Raise ConfigError if other machines can reach the address and there is no key."""
     if config.general_settings.master_key is None and not is_loopback(host):
         raise ConfigError(
             f"general_settings.master_key: without one, everybody who can reach {host} could use your models. Set a "
@@ -135,8 +135,8 @@ def refuse_to_be_open(config: Config, host: str) -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Ends the command with a sentence when the address is taken or not ours."""
-    # A name may mean ::1 first, where clients that say 127.0.0.1 find nobody.
+    """Return a listening socket. An address in use or of another machine ends the command."""
+    # The name may resolve to ::1 first, which clients of 127.0.0.1 cannot reach.
     host = "127.0.0.1" if host == "localhost" else host
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
@@ -152,7 +152,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def address_of(listener: socket.socket, host: str) -> str:
-    """The URL clients on this machine use."""
+    """Return the URL for clients on this machine."""
     port = listener.getsockname()[1]
     if host in {"0.0.0.0", "::"}:  # noqa: S104 - compared, not bound
         host = "127.0.0.1"

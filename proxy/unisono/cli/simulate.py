@@ -1,7 +1,7 @@
-"""`unisono simulate`: how a plan for backends would do, before anything is bought.
+"""`unisono simulate`: predicts the performance of backends before they are bought.
 
-A plan comes from a file, from a configuration and the speeds of its deployments, or from options; the options that are
-given win over the file.
+The plan is read from a file, from a configuration with the speeds of its deployments, or from options. Options override
+the file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EXAMPLE: Mapping[str, object] = {
     ],
     "traffic": {"rate": 0.4},
 }
-"""What is simulated when nothing is said."""
+"""Plan used if neither file nor configuration is given."""
 
 
 def run(
@@ -37,7 +37,10 @@ def run(
     *,
     as_json: bool,
 ) -> None:
-    """Print the figures of every strategy. `overrides` are fields of the plan and of its traffic."""
+    """Print the figures of every strategy.
+
+    `overrides` are fields of the plan and of its traffic.
+    """
     try:
         plan = planned(plan_path, config_path, model, speeds, overrides)
     except ConfigError as error:
@@ -57,7 +60,7 @@ def planned(
     speeds: Sequence[str],
     overrides: Mapping[str, object],
 ) -> SimulationPlan:
-    """Raises ConfigError."""
+    """Build the plan from file, configuration and options. Raises ConfigError."""
     data = dict(_read(plan_path) if plan_path is not None else EXAMPLE)
     if config_path is not None:
         if plan_path is not None and "backends" in data:
@@ -83,7 +86,7 @@ def _read(path: Path) -> dict[str, object]:
 
 
 def _configured(path: Path, model: str | None, speeds: Sequence[str]) -> dict[str, object]:
-    """The backends of one group of a configuration, each as fast as it is said to be, and the line before them."""
+    """Return the backends of one model group, with the given speeds, and the queue settings."""
     from unisono.bootstrap.backends import deployment_names
     from unisono.cli.resolve_config import configured
 

@@ -1,4 +1,4 @@
-"""Text of others on a terminal: characters that nobody sees, and that would steer it, are spelled out."""
+"""Escaping of foreign text for terminals: invisible and control characters are spelled out."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ def on_one_line(text: str) -> str:
 
 
 def takes_colour() -> bool:
-    """Whether what is printed goes to a terminal whose owner did not say no (https://no-color.org)."""
+    """Return whether standard output is a terminal and NO_COLOR is unset (https://no-color.org)."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")

@@ -1,4 +1,4 @@
-"""`unisono mcp list` and `unisono mcp call`: the tool servers of a configuration as the gateway reaches them."""
+"""`unisono mcp list` and `unisono mcp call`: tool servers as the gateway reaches them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from unisono.errors import ConfigError, UnisonoError
 T = TypeVar("T")
 
 WIDEST = 72
-"""Letters of a description that are shown."""
+"""Maximum number of printed characters of a description."""
 
 
 def show(config_path: Path, label: str | None) -> None:
-    """Print the tools of one server, or of all; exit code 1 when one of them could not be asked."""
+    """Print the tools of one server, or of all. Exit code 1: a server could not be reached."""
     hosting = _hosting(config_path)
     servers = [_server(hosting, label)] if label else list(hosting.configured.values())
     if not servers:
@@ -47,7 +47,7 @@ def show(config_path: Path, label: str | None) -> None:
 
 
 def call(config_path: Path, label: str, tool: str, arguments: str) -> None:
-    """Run a tool and print what the model would read; exit code 1 when that is an error."""
+    """Run a tool and print the text for the model. Exit code 1: the result is an error."""
     hosting = _hosting(config_path)
     server = _server(hosting, label)
     given = _arguments(arguments)

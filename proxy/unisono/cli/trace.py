@@ -1,4 +1,4 @@
-"""What `unisono trace` does: recordings from the store or from a file, shown, printed as they are, or read again."""
+"""Implementation of `unisono trace`: prints or replays recordings from the store or a file."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from unisono.observe.recording import Document, checked, said_of, unpacked
 from unisono.store import open_store
 
 PATIENCE_S: Final = 5.0
-"""For one operation of the store, in seconds."""
+"""Timeout of one store operation, in seconds."""
 DIFFERENT, UNREPLAYABLE = 1, 2
-"""Exit codes of a replay that is not as it was, and of one that cannot be."""
+"""Exit codes of a replay with a different result, and of a replay that is not possible."""
 
 Result = TypeVar("Result")
 
@@ -43,8 +43,10 @@ class Unreplayable(click.ClickException):
 
 
 def trace(name: str | None, config_path: Path | None, tenant: str, *, as_json: bool, replay: bool, last: int) -> None:
-    """`name` is an id or a file; without one the last recordings are listed. Without a `tenant` they are looked for at
-    all that the store knows a key of, and at the operator's own."""
+    """Print or replay the recording with an id or in a file, or list the last recordings.
+
+    Without a `tenant`, the search includes the operator's own tenant and all tenants of keys in the store.
+    """
     if name is None:
         _list(config_path, tenant, last, as_json=as_json)
         return
@@ -66,7 +68,7 @@ def trace(name: str | None, config_path: Path | None, tenant: str, *, as_json: b
         click.echo("\n".join(lines), color=takes_colour())
 
 
-# -- where recordings are
+# -- sources of recordings
 
 
 def _is_file(name: str) -> bool:
@@ -136,7 +138,7 @@ def _config(path: Path | None) -> Config:
 
 
 async def _whose(config: Config, store: Store, tenant: str) -> list[str]:
-    """The tenants to look at: the one that was named, else the operator's own and all that have or had a key."""
+    """Return the given tenant, else the operator's own and those of all current and former keys."""
     if tenant:
         return [tenant]
     own = LOCAL_TENANT if config.general_settings.master_key is None else MASTER_TENANT
@@ -166,11 +168,11 @@ def _with_store(config: Config, work: Callable[[Store], Awaitable[Result]]) -> R
         raise click.ClickException(str(error)) from error
 
 
-# -- reading again
+# -- replay
 
 
 def read_document(document: Document) -> Replay:
-    """The events today's parser makes of a recording. Raises Unreplayable."""
+    """Parse a recording with the current parser and return its events. Raises Unreplayable."""
     missing = {"asked", "output", "said"} & set(document.get("left_out", ()))
     if missing or document.get("asked") is None:
         raise Unreplayable("this recording was too large to be kept whole, and cannot be read again")
@@ -190,7 +192,10 @@ def read_document(document: Document) -> Replay:
 
 
 def is_as_recorded(document: Mapping[str, Any], again: Replay) -> bool:
-    """An answer that did not come to its end may have been read further than was shown."""
+    """Return whether a replay matches.
+
+    An incomplete answer may be parsed further than it was emitted, so only the recorded part is compared.
+    """
     recorded, now = document["said"], said_of(again.events)
     if document["outcome"] != "completed":
         now = now[: len(recorded)]
@@ -212,7 +217,7 @@ def _replay(document: Document, *, as_json: bool) -> None:
 
 
 def _compared(events: Sequence[Event], now: Sequence[object], recorded: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is read now, and beside it what was recorded where that is something else."""
+    """Return lines of the replayed events, with differing recorded events next to them."""
     lines = []
     for at, event in enumerate(events):
         if at < len(recorded) and now[at] == recorded[at]:

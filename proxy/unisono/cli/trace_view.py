@@ -1,7 +1,7 @@
-"""A recording as an operator reads it: tokens as text, special ones as chips, channels in colours, repairs in place.
+"""Terminal view of a recording: text, special tokens as chips, colours, marked repairs.
 
-Everything comes out styled; whoever prints takes the colours off where they are not wanted. Without them a chip is the
-marker's spelling, and text that merely spells one has a backslash before it.
+Colours identify channels. The output is styled; the caller strips colours where they are unwanted. Without colours, a
+chip is the marker's spelling, and text with the same spelling is preceded by a backslash.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ COLOURS: Final[Mapping[str, str]] = {
     "user": "white",
     "tool": "magenta",
 }
-"""Of bodies, by channel or else by role; calls are a tool's."""
+"""Colours of message bodies, by channel or else by role. Calls have the colour of tools."""
 ENDS: Final = frozenset({START, END, RETURN, CALL})
 WIDEST: Final = 400
-"""Characters of a note that are shown."""
+"""Maximum number of printed characters of a note."""
 
 
 class Painter:
-    """Paints the tokens of one prompt or one answer, in order."""
+    """Formatter for the tokens of one prompt or one answer, in order."""
 
     def __init__(self, encoding: Encoding) -> None:
         self._encoding = encoding
@@ -46,7 +46,7 @@ class Painter:
         self._colour = COLOURS["system"]
 
     def paint(self, tokens: Iterable[int | None]) -> str:
-        """Where a token is None something was left out."""
+        """Return the styled text. A None among the tokens marks omitted ones."""
         painted: list[str] = []
         text: list[int] = []
         gap = 0
@@ -100,11 +100,11 @@ def _colour_of(header: str) -> str:
     return COLOURS[(channels or named or ["tool"])[0]]
 
 
-# -- the whole
+# -- the whole recording
 
 
 def painted(document: Mapping[str, Any], encoding: Encoding) -> Iterator[str]:
-    """Line by line, or several lines at once."""
+    """Yield the styled view, one or several lines at a time."""
     yield from _heading(document)
     prompts = prompts_of(document)
     shown = 0
@@ -170,7 +170,7 @@ def _line(title: str) -> str:
 
 
 def _steps(document: Mapping[str, Any], painter: Painter) -> Iterator[str]:
-    """The output of each step, with repairs where they were decided."""
+    """Yield the output of each step, with repairs at the position where they were decided."""
     repairs = [
         Repaired(str(one["repaired"]), one["position"], one["dropped"]) for one in document["said"] if "repaired" in one
     ]
@@ -193,7 +193,7 @@ def _steps(document: Mapping[str, Any], painter: Painter) -> Iterator[str]:
 
 
 def _note(value: Mapping[str, Any], painter: Painter) -> str:
-    """What the gateway did itself."""
+    """Return an action of the gateway as a styled note."""
     match value:
         case {"moved": list(tokens), "kept": int(kept)}:
             return _aside(f"the prompt now goes on behind {kept} tokens of this step with:") + painter.paint(tokens)

@@ -1,4 +1,4 @@
-"""What `unisono usage` does: the ledger as a table, as bars, as CSV or as JSON."""
+"""Implementation of `unisono usage`: prints the ledger as table, chart, CSV or JSON."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from unisono.errors import ConfigError, UnisonoError
 from unisono.store import open_store
 
 PATIENCE_S: Final = 5.0
-"""For one operation of the store, in seconds."""
+"""Timeout of one store operation, in seconds."""
 WIDTH: Final = 40
-"""Of the longest bar, in characters."""
+"""Length of the longest bar, in characters."""
 
 BY: Final[Mapping[str, Callable[[LedgerLine], str]]] = {
     "key": lambda entry: entry.account.key or f"({entry.account.tenant})",
@@ -32,13 +32,16 @@ BY: Final[Mapping[str, Callable[[LedgerLine], str]]] = {
     "day": lambda entry: entry.day,
     "tenant": lambda entry: entry.account.tenant,
 }
-"""What entries are summed by; what came without a virtual key goes by its tenant in brackets."""
+"""Keys for the sums. Usage without a virtual key is listed under its tenant in brackets."""
 
 HEADINGS: Final = ("REQUESTS", "ERRORS", "INPUT", "CACHED", "OUTPUT", "REASONING", "USD")
 
 
 def show(config_path: Path, by: str, since: str, until: str, form: str) -> None:
-    """`form` is table, chart, csv or json; days as YYYY-MM-DD, both included."""
+    """Print usage. `form` is table, chart, csv or json.
+
+    `since` and `until` are days as YYYY-MM-DD, both inclusive.
+    """
     entries = asyncio.run(_read(configured(config_path).config, since, until))
     sums: dict[str, TokenUsage] = {}
     for entry in entries:
@@ -71,7 +74,7 @@ Rows = Sequence[tuple[str, TokenUsage]]
 
 
 def to_table(by: str, rows: Rows) -> str:
-    """A row for each, and one for all of them."""
+    """Return a table with one row per name and a total."""
     total = sum((used for _, used in rows), TokenUsage())
     cells = [(by.upper(), *HEADINGS), *(_cells(name, used) for name, used in (*rows, ("TOTAL", total)))]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -88,7 +91,7 @@ def _cells(name: str, used: TokenUsage) -> tuple[str, ...]:
 
 
 def to_chart(by: str, rows: Rows) -> str:
-    """A bar of tokens for each; as long as its part of the largest."""
+    """Return a bar chart of tokens, in proportion to the largest value."""
     most = max((used.tokens for _, used in rows), default=0)
     width = max((len(_on_one_line(name)) for name, _ in rows), default=0)
     lines = []
@@ -130,5 +133,5 @@ def _on_one_line(name: str) -> str:
 
 
 def _no_formula(name: str) -> str:
-    # A spreadsheet runs what begins like this.
+    # Spreadsheets execute cells that start with these characters.
     return f"'{name}" if name[:1] in "=+-@" and name else name

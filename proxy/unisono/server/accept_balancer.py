@@ -1,8 +1,8 @@
-"""Connections that several processes share: each goes to the process that has the fewest.
+"""Distribution of connections among processes, in favour of the process with the fewest.
 
-All of them wait on one listening socket. The kernel wakes whichever is first, which is often the same one again; so who
-has more connections than another leaves a new one lying for a moment. It is taken then if nobody else did: a process
-that hangs keeps no client waiting for longer than that.
+All processes wait on one listening socket, and the kernel often wakes the same one. A process with more connections
+than another therefore leaves a new connection for a moment. It accepts the connection if it is still pending then, so a
+process that hangs delays no client for longer.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ from dataclasses import dataclass
 
 COUNT_BYTES = 8
 GONE = 2**62
-"""The load of a process that is not there: nobody leaves anything for it."""
+"""Load of a process that is not running. No connection is left for it."""
 LEFT_LYING_S = 0.002
 EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 AGAIN_S = 0.5
-"""How long nothing is taken when the process has no descriptors or memory left, in seconds."""
+"""Pause in seconds when the process has no descriptors or memory left."""
 
 log = logging.getLogger("unisono.serve")
 
 
 class Loads:
-    """How many connections each process has, in memory they share. `file` is that memory's descriptor, `places` how
-    many processes there may be."""
+    """Connection count of each process, in shared memory.
+
+    `file` is the descriptor of that memory, `places` the maximum number of processes.
+    """
 
     def __init__(self, file: int, places: int) -> None:
         os.ftruncate(file, places * COUNT_BYTES)
@@ -45,15 +47,17 @@ class Loads:
 
 @dataclass(frozen=True, slots=True)
 class AcceptingProcess:
-    """One process among those that share connections."""
+    """Identity of one process among those that share the listener."""
 
     loads: Loads
     number: int
 
 
 class Accepting:
-    """Takes connections off `listener` one at a time and hands each to `connect`. `connections` are those of this
-    process."""
+    """Acceptor that passes connections of `listener` one at a time to `connect`.
+
+    `connections` are the open connections of this process.
+    """
 
     def __init__(
         self,
@@ -77,13 +81,13 @@ class Accepting:
         self._loop.add_reader(self._listener, self._one_is_there)
 
     def stop(self) -> None:
-        """Take no more; those that are being handed over still are."""
+        """Accept no further connections. Handovers in progress are completed."""
         self._loop.remove_reader(self._listener)
         if self._pause is not None:
             self._pause.cancel()
 
     def tell(self) -> int:
-        """How many this process has, told to the others too."""
+        """Publish the number of connections of this process and return it."""
         count = len(self._connections) + len(self._connecting)
         self._place.loads.tell(self._place.number, count)
         return count
@@ -105,7 +109,8 @@ class Accepting:
             self._later(AGAIN_S)
             return
         connection.setblocking(False)
-        # The listener's loop does this for those it takes itself; without it every answer waits for the client's word.
+        # asyncio sets this option for sockets that it accepts itself. Without it, small writes wait for an
+        # acknowledgement.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         task = asyncio.create_task(self._handed_over(connection))
         self._connecting.add(task)

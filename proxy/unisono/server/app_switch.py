@@ -1,8 +1,8 @@
-"""The switch in front of the application: which one answers, and how requests end when one goes.
+"""ASGI switch in front of the application: reloads it and ends its requests at shutdown.
 
-A configuration that is read again becomes an application of its own. What comes from then on is its to answer; what has
-begun ends where it began, and the old application closes behind its last request. When the process ends, readiness says
-so at once, answers close their connections, and what cannot finish in time is told so in the shape of its surface.
+A reload builds a new application for new requests. The old application finishes its open requests and then closes. At
+shutdown, readiness fails at once and responses close their connections. Requests that do not finish in time end with an
+error in the format of their API.
 """
 
 from __future__ import annotations
@@ -25,18 +25,20 @@ from unisono.middleware.drain import OPEN, OpenRequest, leaving
 
 READINESS = "/health/readiness"
 LONGEST_S = 2 * 3600.0
-"""How long an application that was replaced goes on with what it has begun, in seconds: longer than any answer and any
-WebSocket may take."""
+"""Maximum time for the open requests of a replaced application, in seconds.
+
+It exceeds the limit of every response and WebSocket.
+"""
 SERVICE_RESTART = 1012
 LAST_WORDS_S = 1.5
-"""How long requests have to say why they end."""
+"""Time for requests to report the reason of their end, in seconds."""
 LOOK_S = 0.05
 
 log = logging.getLogger("unisono.serve")
 
 
 class Application:
-    """One application from its start to its end, with the requests it answers."""
+    """Lifetime of one application, with its open requests."""
 
     def __init__(self, app: FastAPI) -> None:
         self.app = app
@@ -47,7 +49,7 @@ class Application:
         self._life: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Raises what its start raises."""
+        """Start the application. Raises the exception of a failed start."""
         self._life = asyncio.create_task(self._live(), name="application")
         begun = asyncio.create_task(self._begun.wait())
         await asyncio.wait({self._life, begun}, return_when=asyncio.FIRST_COMPLETED)
@@ -56,10 +58,10 @@ class Application:
             await self._life
 
     async def close(self) -> None:
-        """Free what it holds; whatever it still answers breaks. Called again, wait for the same end."""
+        """Release the resources. Open requests fail. A second call waits for the same end."""
         self._over.set()
         if self._life is not None:
-            # What is freed is freed whole, also where its caller gives up.
+            # Cancellation of the caller must not interrupt the release.
             await asyncio.shield(self._life)
 
     async def _live(self) -> None:
@@ -69,27 +71,33 @@ class Application:
 
 
 class AppSwitch:
-    """An ASGI application. `first` is built and not started; it starts and ends with the server."""
+    """ASGI application that delegates to the current one.
+
+    `first` is built but not started; it starts and ends with the server.
+    """
 
     def __init__(self, first: FastAPI) -> None:
         self._current = Application(first)
         self._replaced: dict[Application, asyncio.Task[None]] = {}
         self._leaving = False
         self.asked_at = float("-inf")
-        """When somebody last asked for readiness, by the monotonic clock."""
+        """Monotonic time of the last readiness probe."""
 
     @property
     def gateway(self) -> Gateway:
         return self._current.gateway
 
     def leave(self) -> None:
-        """The process is going to end: say so to whoever asks whether it is ready."""
+        """Report the process as not ready, because it is shutting down."""
         self._leaving = True
 
     async def replace(self, build: Callable[[Gateway], FastAPI], patience_s: float) -> None:
-        """Let another application answer what comes from now on, once its backends were looked at, but no later than
-        `patience_s` seconds. `build` gets the gateway whose parts it may keep and runs in a thread. Raises what it
-        raises, and then nothing has changed."""
+        """Build and start another application for new requests.
+
+        The switch waits at most `patience_s` seconds for the first probes of the new backends. `build` runs in a thread
+        and receives the current gateway, whose parts it may reuse. Raises what `build` or the start raises; the current
+        application then stays.
+        """
         new = Application(await asyncio.to_thread(build, self.gateway))
         await new.start()
         await new.gateway.pool.settled(patience_s)
@@ -97,15 +105,20 @@ class AppSwitch:
         self._replaced[old] = asyncio.create_task(self._retire(old), name="application that was replaced")
 
     async def finished(self, within_s: float) -> bool:
-        """Whether nothing is being answered any more, after `within_s` seconds at the latest. WebSockets on which
-        nothing is are closed meanwhile."""
+        """Wait up to `within_s` seconds and return whether no request is open.
+
+        Closes idle WebSockets.
+        """
         for request in self._open():
             if request.quiet():
                 request.end()
         return await _over(self._open(), within_s)
 
     async def end(self) -> None:
-        """End every request that is left: what is generated for it fails first, in the shape of its surface."""
+        """End all open requests.
+
+        Their generations fail first, with an error in the format of the API.
+        """
         for request in self._open():
             request.fail_runs()
         until = monotonic() + LAST_WORDS_S
@@ -134,7 +147,7 @@ class AppSwitch:
             request.end()
         await old.close()
         del self._replaced[old]
-        # The collector looks only at what came after the start, of which the old application may have been a part.
+        # Frozen objects are not collected, and the old application may have been frozen after the start.
         gc.unfreeze()
         gc.collect()
         gc.freeze()
@@ -204,14 +217,14 @@ class AppSwitch:
             task.cancel()
         await asyncio.gather(*retiring, return_exceptions=True)
         async with AsyncExitStack() as closing:
-            # One that cannot close keeps no other from it.
+            # A failed close must not prevent the others.
             for each in (self._current, *self._replaced):
                 closing.push_async_callback(each.close)
         await send({"type": "lifespan.shutdown.complete"})
 
 
 class _Opened:
-    """A request is among those of its application, and is what anything it starts runs for."""
+    """Context manager that registers a request with its application and sets `OPEN`."""
 
     def __init__(self, application: Application, *, socket: bool = False) -> None:
         task = asyncio.current_task()

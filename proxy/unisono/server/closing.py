@@ -1,8 +1,8 @@
-"""Ends of connections: lingering close, clients that have closed one direction, and a hard reset.
+"""Ends of connections: lingering close, half-closed clients, and a hard reset.
 
-uvicorn closes a connection as soon as its response is written. Where the client still sends its request, the system
-answers the unread bytes with RST, and the client loses the response. uvicorn also treats the end of a client's input
-as its departure, although it may only have finished its request.
+uvicorn closes a connection as soon as its response is written. If the client is still sending its request, the system
+answers the unread bytes with RST, and the client loses the response. uvicorn also treats the end of a client's input as
+a disconnect, although the client may only have finished its request.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 LINGER_TIMEOUT_S = 10.0
 LINGER_IDLE_S = 2.0
 MAX_LINGER_BYTES = 64 * 1024 * 1024
-"""Larger than any body that a client sends by mistake; reading and dropping it costs milliseconds."""
+"""Limit of discarded input.
+
+No body sent by mistake is larger, and dropping it takes milliseconds.
+"""
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 FIRST_CHECK_S = 0.01
@@ -34,7 +37,10 @@ MAX_CHECK_INTERVAL_S = 0.5
 
 
 def reset(transport: Transport) -> None:
-    """Close with RST: the system would store unsent bytes for a client that reads none for a quarter of an hour."""
+    """Close with RST.
+
+    Otherwise the system would store unsent bytes for up to a quarter of an hour.
+    """
     with suppress(OSError, ValueError):
         # uvloop raises ValueError for a socket that is gone, asyncio OSError.
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -42,17 +48,17 @@ def reset(transport: Transport) -> None:
 
 
 def unacknowledged(connection: socket.socket) -> int:
-    """Bytes in the system's send buffer that the peer has not acknowledged; 0 where the system does not tell."""
+    """Return the number of sent bytes that the peer has not acknowledged, or 0 if unknown."""
     with suppress(OSError, ValueError):
         return int.from_bytes(fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
     return 0
 
 
 class LingeringTransport(Transport):
-    """A transport whose `close` lets the client read the response first, where `has_unread_input` is true.
+    """Transport with a lingering `close`, used if `has_unread_input` returns true.
 
-    The response is followed by FIN, input is discarded, and the connection closes when the client closes it, is idle,
-    or exceeds the limits of time or bytes.
+    `close` sends FIN after the response and discards further input. The connection closes when the client closes it, is
+    idle, or exceeds the limit of time or bytes.
     """
 
     def __init__(self, transport: Transport, has_unread_input: Callable[[], bool]) -> None:
@@ -93,7 +99,7 @@ class LingeringTransport(Transport):
         self._wait()
 
     def discard(self, size: int) -> None:
-        """Count `size` bytes of input that nobody reads."""
+        """Count `size` bytes of discarded input."""
         self._discarded += size
         if self._discarded > MAX_LINGER_BYTES:
             self._transport.close()

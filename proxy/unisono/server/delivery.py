@@ -1,6 +1,6 @@
-"""Delivery of responses: a client that takes nothing of its response for too long loses its connection.
+"""Write timeout for responses: disconnects a client that stops reading.
 
-Without this, what is left for it to take would keep its socket open for ever, also behind a polite close.
+Without this timeout, unread output would keep the socket open indefinitely, even during a graceful close.
 """
 
 from __future__ import annotations
@@ -12,17 +12,20 @@ from typing import Final
 
 from unisono.server.closing import reset, unacknowledged
 
-# What the system takes of a response before the client does. By default it is megabytes, all of which a backend would
-# have generated for somebody who may not read on.
+# Bytes the system buffers before the client reads them. The default is megabytes, and a backend would generate all of
+# them for a client that may have stopped reading.
 UNSENT_BYTES: Final = 16 * 1024
-# What waits for the system to take it before writers have to wait, too.
+# Bytes buffered in the process before writers have to wait.
 WAITING_BYTES: Final = 32 * 1024
 CHECKS_PER_TIMEOUT: Final = 4
 
 
 class Delivery:
-    """Watches what a connection has not sent yet, whenever there is so much that writers wait, and whenever there is
-    something left at its end. A client that takes nothing of it for `timeout_s` seconds loses its connection."""
+    """Write timeout of one connection.
+
+    It applies while writers wait for the buffer and while output is left at the end of the connection. A client that
+    reads nothing for `timeout_s` seconds is disconnected.
+    """
 
     def __init__(self, transport: Transport, timeout_s: float) -> None:
         self._transport = transport
@@ -76,7 +79,10 @@ def hold_little(transport: Transport) -> None:
 
 
 class Delivering:
-    """Behaviour shared by HTTP connections and WebSockets; stands before the protocol's class."""
+    """Mixin for HTTP connections and WebSockets.
+
+    It must precede the protocol class in the list of bases.
+    """
 
     _delivery: Delivery
 

@@ -1,7 +1,7 @@
-"""What the supervisor and its workers say to each other, over a socket that only they hold.
+"""Messages between the supervisor and its workers over a private socket pair.
 
-A message is its length and its pickle: both ends are this very program, and a configuration with its secrets travels
-over no other way. The end of the socket is the end of the other process, however it came.
+A message is its length followed by its pickle. Both ends run the same program, and configurations with secrets are sent
+no other way. The end of the socket reports the end of the other process.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ LENGTH_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """To a new worker: the configuration it serves, one of `share` workers, at its `place` among them. `address` and
-    `remarks` are for the screen."""
+    """Message to a new worker: the configuration to serve, as worker number `place` of `share`.
+
+    `address` and `remarks` are for the startup screen.
+    """
 
     config: Config
     share: int
@@ -31,14 +33,14 @@ class Serve:
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """To a worker: serve what comes from now on by this configuration."""
+    """Message to a worker: serve new requests with this configuration."""
 
     config: Config
 
 
 @dataclass(frozen=True, slots=True)
 class Up:
-    """From a worker: it serves. `screen` is what an operator reads about it."""
+    """Message from a worker that serves. `screen` is its startup screen for the operator."""
 
     screen: tuple[str, ...]
 
@@ -52,7 +54,7 @@ def to_bytes(message: Message) -> bytes:
 
 
 async def next_message(reader: asyncio.StreamReader) -> Message | None:
-    """None when the other end is gone."""
+    """Return the next message, or None if the other end is closed."""
     try:
         length = int.from_bytes(await reader.readexactly(LENGTH_BYTES))
         return _read(await reader.readexactly(length))
@@ -61,7 +63,7 @@ async def next_message(reader: asyncio.StreamReader) -> Message | None:
 
 
 def first_message(channel: socket.socket) -> Message | None:
-    """Waits for it; None when the other end is gone."""
+    """Block until the first message arrives. Return None if the other end is closed."""
     with channel.makefile("rb", buffering=0) as pipe:
         head = pipe.read(LENGTH_BYTES)
         length = int.from_bytes(head or b"")

@@ -1,14 +1,9 @@
-"""The listening end: connections that dawdle, whose headers never end, or that take nothing of what they are sent are
-closed.
+"""HTTP and WebSocket listener with limits on header time, header size and unread output.
 
-uvicorn has no deadline for a request's headers, no limit to their size, and none for a client that does not read: what
-is left for it to take would keep its socket open for ever, also behind a polite close. `connections` makes its protocol
-class with all three: without them a few thousand silent sockets would hold every place there is. A WebSocket is handed
-over within the same bounds, which uvicorn applies to requests only. A request that asks for any other protocol is
-answered in the one it came in.
-
-Requests that were read whole are answered, whatever follows them on their connection: a refusal of what follows is sent
-behind their responses. When the client leaves, all of them end.
+uvicorn lacks these limits, so silent or stalled clients would exhaust the sockets. `connections` adds them to its
+protocol class. Upgrades to protocols other than WebSocket are ignored and answered as plain HTTP. A request that was
+read completely is answered even if a later one on its connection is refused; the refusal follows its response. All
+requests of a connection end when the client disconnects.
 """
 
 from __future__ import annotations
@@ -49,10 +44,10 @@ MAX_HEADER_BYTES = 64 * 1024
 WRITE_TIMEOUT_S = 60.0
 SWITCHED = 101
 INVALID_DATA = 1007
-"""Close code of a WebSocket whose text is not UTF-8."""
+"""WebSocket close code for text that is not UTF-8."""
 MESSAGE_TOO_BIG = 1009
-# A fragment costs memory beside its bytes, also an empty one. The largest message is 10 MiB, so that this allows pieces
-# of 640 bytes.
+# A fragment costs memory in addition to its bytes, even if it is empty. The largest message is 10 MiB, so this limit
+# allows fragments of 640 bytes.
 MAX_FRAGMENTS = 16 * 1024
 MALFORMED_TEXT = RateLimitedWarning(logging.getLogger(__name__))
 
@@ -65,23 +60,30 @@ def connections(
     max_connections: int | None = None,
     formats: Formats = MappingProxyType({}),
 ) -> type[HttpToolsProtocol]:
-    """A protocol class for uvicorn's `http`. A connection has `header_timeout_s` seconds, and `max_header_bytes`, from
-    being opened or from the first byte of a further request until the headers are complete, and again for what comes of
-    a body behind its answer; and it has to take something of what it is sent, if only a little, every `write_timeout_s`
-    seconds. From `max_connections` on, requests are refused, except for health checks: an orchestrator would restart a
-    busy gateway. `formats` are those of refusals where another API than OpenAI's is spoken."""
+    """Return a protocol class for uvicorn's `http` setting.
+
+    Headers must be complete within `header_timeout_s` seconds and `max_header_bytes` bytes. The time starts when the
+    connection opens or the first byte of a further request arrives. The same time applies to body data that arrives
+    after the response. The client must read some output every `write_timeout_s` seconds, or it is disconnected.
+
+    From `max_connections` connections on, requests are refused. Health checks are exempt, because an orchestrator would
+    restart a busy gateway. `formats` maps paths to the error formats of APIs other than OpenAI's.
+    """
 
     class Connection(Delivering, HttpToolsProtocol):
         _deadline: TimerHandle | None = None
         _header_bytes = 0
         _between_bytes = 0
-        """Of what is neither headers nor body, since there was body: the frames of chunks, and trailers."""
+        """Bytes of chunk framing and trailers since the last body data."""
         _in_headers = True
         _is_read = False
-        """Whether a request has begun that has not come whole."""
+        """True while an incomplete request is being read."""
         _set_aside = False
         _answering: RequestResponseCycle | None = None
-        """The request that is answered now, or was last; `cycle` is the one that was read last."""
+        """Request that is being answered or was answered last.
+
+        `cycle` is the request that was read last.
+        """
         _refusal: bytes | None = None
         """Error that closes the connection after the pending responses. Further input is ignored."""
         _half_closed: HalfClosed | None = None
@@ -102,13 +104,13 @@ def connections(
             if self._half_closed is not None:
                 self._half_closed.stop()
             if self._answering is not None and not self._answering.response_complete:
-                # uvicorn tells only the request that was read last.
+                # uvicorn notifies only the request that was read last.
                 self._answering.disconnected = True
                 self._answering.message_event.set()
             super().connection_lost(exc)
 
         def eof_received(self) -> bool:  # type: ignore[override]
-            """Whether the connection stays open: a whole request was read and is not answered yet."""
+            """Return whether the connection stays open: a complete request is still unanswered."""
             if self._lingering.is_closing():
                 return False
             self._drop_incomplete()
@@ -149,8 +151,8 @@ def connections(
             elif self._half_closed is not None:
                 self._end(b"")
             elif self._is_read and self._deadline is None:
-                # The rest of a body that nobody reads may come for a while, so that its client sees the response. The
-                # next headers have no deadline while responses are pending.
+                # An unread body may continue for this long, so that the client can read the response. The next headers
+                # have no deadline while responses are pending.
                 self._start_deadline()
 
         def timeout_keep_alive_handler(self) -> None:
@@ -176,10 +178,11 @@ def connections(
                 else:
                     self._stay_with_http(data[upgrade.args[0] :])
             except httptools.HttpParserError as error:
-                # What a callback raised is the context of what the parser does.
+                # The parser replaces an exception of a callback by its own; the original is the context.
                 cause = error.__context__
                 self._refuse(cause if isinstance(cause, UnisonoError) else MalformedRequest("This is not HTTP."))
-            # The read that completes the headers may hold the body's beginning, so only those still open are judged.
+            # One read may contain both the end of the headers and part of the body, so only incomplete headers are
+            # measured.
             size = self._header_bytes if self._in_headers else self._between_bytes
             if size > max_header_bytes and self._refusal is None and not self.transport.is_closing():
                 self._refuse(HeadersTooLarge(f"The headers are larger than {max_header_bytes:,} bytes."))
@@ -189,7 +192,7 @@ def connections(
             self._in_headers = self._is_read = True
 
         def on_header(self, name: bytes, value: bytes) -> None:
-            # Trailers come behind every decision that was made on the headers, and are not taken for some.
+            # Trailers arrive after all decisions based on the headers and must not count as headers.
             if self._in_headers:
                 super().on_header(name, value)
 
@@ -223,13 +226,13 @@ def connections(
             if not self._set_aside:
                 self._stop_deadline()
                 super().on_message_complete()
-                # One that asks for a WebSocket is judged when it has come.
+                # A WebSocket handshake is checked once it is complete.
                 self._is_read = self.parser.should_upgrade()
-            # The next bytes begin another request, whenever they come.
+            # The next bytes start another request.
             self._in_headers = True
 
         def _stay_with_http(self, rest: bytes) -> None:
-            """Read a request that asked for another protocol as if it had not: the parser would drop its body."""
+            """Parse a request again without its unsupported upgrade. The parser would drop its body."""
             method, version = self.parser.get_method(), self.parser.get_http_version()
             self.parser = httptools.HttpRequestParser(self)
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
@@ -250,7 +253,7 @@ def connections(
             else:
                 self._delivery.rest()
                 if Connection._sockets is None:
-                    # Known only once uvicorn has loaded its own.
+                    # Available only after uvicorn has loaded its WebSocket class.
                     own = cast("type[WebSocketsSansIOProtocol]", self.ws_protocol_class)
                     Connection._sockets = _watched(own, write_timeout_s, formats)
                 self.ws_protocol_class = Connection._sockets
@@ -258,7 +261,7 @@ def connections(
                 super().handle_websocket_upgrade()
                 taken_over_by = cast("WebSocketsSansIOProtocol", self.transport.get_protocol())
                 if not taken_over_by.handshake_initiated:
-                    # Its own bounds on headers are narrower, and it stays silent about them.
+                    # uvicorn's own header limits are lower, and exceeding them is not reported.
                     self._refuse(HeadersTooLarge("These headers are too large for a WebSocket."))
 
         def _start_deadline(self) -> None:
@@ -272,7 +275,7 @@ def connections(
         def _overdue(self) -> None:
             self._deadline = None
             if not self.transport.is_closing():
-                # A client that was too slow once gets no more time: what it sent was read.
+                # A client that exceeds the deadline gets no extension: everything it sent was read.
                 self._refuse(HeadersTimeout(f"The headers did not arrive within {header_timeout_s:g} s."))
                 self._raw_transport.close()
 
@@ -283,7 +286,7 @@ def connections(
 
         def _refuse(self, error: UnisonoError) -> None:
             """Refuse the request being read, after the responses to earlier requests."""
-            # The rest of a body that arrives after its response needs no response.
+            # Body data that arrives after its response needs no further response.
             is_answered = not self._in_headers and self.cycle is not None and self.cycle.response_started
             self._refusal = b"" if is_answered else refusal(error, self.url if self._is_read else b"", formats)
             self._drop_incomplete()
@@ -291,11 +294,11 @@ def connections(
                 self._end(self._refusal)
 
         def _end(self, last: bytes) -> None:
-            """Close the connection after the response to `last`."""
+            """Write `last` and close the connection."""
             if last:
                 self.transport.write(last)
             if self.cycle is not None and not self.cycle.response_complete:
-                # Nothing may come behind it.
+                # Nothing may follow the refusal.
                 self.cycle.disconnected = True
                 self.cycle.message_event.set()
             self.transport.close()
@@ -315,7 +318,7 @@ def _is_utf8(data: bytes) -> bool:
 def _watched(
     protocol: type[WebSocketsSansIOProtocol], write_timeout_s: float, formats: Formats
 ) -> type[WebSocketsSansIOProtocol]:
-    """uvicorn's WebSocket, whose client has to take what it is sent, and is refused in the words of the API."""
+    """Return uvicorn's WebSocket class with a write timeout and API-specific refusals."""
     from websockets.server import ServerProtocol
 
     class Socket(Delivering, protocol):  # type: ignore[valid-type,misc]
@@ -332,7 +335,7 @@ def _watched(
             if tried.status_code == SWITCHED:
                 super().handle_connect(event)
                 return
-            # Its own refusal is plain text.
+            # The library's refusal is plain text.
             self.handshake_initiated = self.handshake_complete = self.close_sent = True
             error = MalformedRequest(tried.body.decode("utf-8", "replace").partition("\n")[0])
             self.transport.write(refusal(error, event.path.encode(), formats))
@@ -364,7 +367,7 @@ def _watched(
         async def send(self, message: Message) -> None:
             await super().send(message)
             if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
-                # A refusal completes the handshake too; to uvicorn it is a fault of the application.
+                # A refusal also completes the handshake; uvicorn would report it as an application error.
                 self.handshake_complete = True
 
         def on_task_complete(self, task: asyncio.Task[None]) -> None:

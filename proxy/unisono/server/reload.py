@@ -1,6 +1,7 @@
-"""A configuration that is read again while requests are under way: what changes at once, and what waits for a restart.
+"""Configuration reload while requests are in progress.
 
-One that cannot be served changes nothing: the log says which key is wrong, and the last one stays.
+Settings of the listener and the process take effect only after a restart. An invalid configuration changes nothing: the
+log names the wrong key.
 """
 
 from __future__ import annotations
@@ -17,20 +18,26 @@ from unisono.server.app_switch import AppSwitch
 AT_START = ("header_timeout_s", "max_connections", "shutdown_grace_s")
 """Settings under `unisono:` that belong to the listener and to the process."""
 PATIENCE_S = 3.0
-"""How long the last configuration goes on while the backends of the new one are looked at, in seconds."""
+"""Maximum wait for the first probes of new backends, in seconds.
+
+The old configuration serves meanwhile.
+"""
 
 log = logging.getLogger("unisono.serve")
 
 
 class NothingToRead(ConfigError):
-    """There is no file that could have changed."""
+    """No configuration file exists that could be reloaded."""
 
 
 async def apply(switch: AppSwitch, new: Config, share: int = 1) -> None:
-    """Serve what comes from now on by the new configuration. Raises ConfigError, and then nothing has changed."""
+    """Serve new requests with another configuration.
+
+    Raises ConfigError, and then nothing has changed.
+    """
     old = switch.gateway.config
     await switch.replace(lambda gateway: build(new, keep=gateway, share=share), PATIENCE_S)
-    # What began before may still speak of the old one's secrets.
+    # Requests that started before may still log secrets of the old configuration.
     start_logging(new.unisono.log_level, {*secrets_of(old), *secrets_of(new)})
     for key in waiting(old, new):
         log.warning("%s: a change is in force after a restart", key)
@@ -38,7 +45,7 @@ async def apply(switch: AppSwitch, new: Config, share: int = 1) -> None:
 
 
 def waiting(old: Config, new: Config) -> list[str]:
-    """The settings that differ and are not in force before the process starts again."""
+    """Return the changed settings that take effect only after a restart."""
     return [f"unisono.{key}" for key in AT_START if getattr(old.unisono, key) != getattr(new.unisono, key)]
 
 

@@ -1,7 +1,7 @@
-"""What the head of a request may be, and what is answered to one that no application ever sees.
+"""Checks of request heads, and responses to requests that reach no application.
 
-A request is read in one way only: whatever another server on its way could read otherwise (two hosts, a target that
-names another host than the Host header, codings that nobody takes off) is refused before anything acts on it.
+A request must have only one interpretation. Anything that another server could read differently is refused first: two
+hosts, a target that differs from the Host header, transfer codings that are not decoded.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from unisono.errors import HeadersTooLarge, MalformedRequest, UnisonoError
 MAX_HEADERS: Final = 256
 VERSIONS: Final = frozenset({"1.0", "1.1"})
 AROUND: Final = len(b": \r\n")
-"""Bytes of a header besides its name and value."""
+"""Bytes of a header in addition to its name and value."""
 AUTHORITY: Final = re.compile(rb"https?://([^/?#]*)/", re.IGNORECASE)
 PATH: Final = re.compile(rb"(?:https?://[^/?#]*)?([^?#]*)", re.IGNORECASE)
 
 Headers = Sequence[tuple[bytes, bytes]]
-"""Names are in lower case."""
+"""Header names are in lower case."""
 
 
 def check_head(method: str, target: bytes, version: str, headers: Headers, max_bytes: int) -> None:
-    """Raises HeadersTooLarge and MalformedRequest."""
+    """Validate a request head. Raises HeadersTooLarge and MalformedRequest."""
     if len(headers) > MAX_HEADERS:
         raise HeadersTooLarge(f"The request has more than {MAX_HEADERS} headers.")
     if len(target) + sum(len(name) + len(value) + AROUND for name, value in headers) > max_bytes:
@@ -53,7 +53,7 @@ def check_head(method: str, target: bytes, version: str, headers: Headers, max_b
 
 
 def without_upgrade(method: bytes, target: bytes, version: str, headers: Headers) -> bytes:
-    """The head again, of a request that does not ask for another protocol."""
+    """Rebuild the request head without the upgrade to another protocol."""
     closes = any(b"close" in value.lower() for value in _values(headers, b"connection"))
     lines = [name + b": " + value for name, value in headers if name not in (b"connection", b"upgrade")]
     lines += [b"connection: close"] if closes else []
@@ -61,15 +61,17 @@ def without_upgrade(method: bytes, target: bytes, version: str, headers: Headers
 
 
 def path_of(target: bytes) -> str:
-    """The path of a target as routes are matched with it: without address and query, and decoded."""
+    """Return the decoded path of a target, without authority and query, as routes match it."""
     path = PATH.match(target)
     assert path is not None
     return unquote(path[1], "latin-1")
 
 
 def refusal(error: UnisonoError, target: bytes, formats: Formats) -> bytes:
-    """The whole answer, behind which the connection is closed, as the API has it that is spoken at the `target`; empty
-    where that did not come."""
+    """Build the complete error response, after which the connection closes.
+
+    The format is that of the API at `target`, which is empty if the request line was not received.
+    """
     spoken = format_at(path_of(target), formats)
     body = orjson.dumps(spoken.body(error, ""))
     retry = b"retry-after: 1\r\n" if error.status == HTTPStatus.SERVICE_UNAVAILABLE else b""
@@ -85,13 +87,13 @@ def refusal(error: UnisonoError, target: bytes, formats: Formats) -> bytes:
 
 
 def until_close(cycle: RequestResponseCycle) -> None:
-    """Have an answer without a length end with its connection: a client of HTTP/1.0 knows of no chunks."""
+    """Delimit a response without a length by closing its connection: HTTP/1.0 has no chunks."""
     cycle.chunked_encoding = False
     send = cycle.send
 
     async def plain(message: object) -> None:
         if isinstance(message, dict) and message["type"] == "http.response.body":
-            # Without chunks, as much is written as is expected.
+            # Without chunks, uvicorn writes only as many bytes as it expects.
             cycle.expected_content_length = len(message.get("body", b""))
         await send(message)  # type: ignore[arg-type]
 

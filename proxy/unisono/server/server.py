@@ -1,9 +1,8 @@
-"""The server of one process: uvicorn's, with an end that is an ordinary one and a configuration that can change.
+"""uvicorn server of one process with graceful shutdown and configuration reload.
 
-SIGTERM: readiness says so at once. Where somebody has been asking for it, a load balancer, the listener stays open
-until they have had time to notice; then it closes, running answers finish within the grace period, and what is left is
-told why it ends. Ctrl-C skips the first of these. A second signal skips all waiting. SIGHUP reads the configuration
-again.
+SIGTERM: readiness fails at once. If readiness was probed recently, as by a load balancer, the listener stays open until
+`shutdown_delay_s` has passed. Then it closes, running responses get the grace period, and the remaining ones end with
+an error. SIGINT skips the delay. A second signal skips all waiting. SIGHUP reloads the configuration.
 """
 
 from __future__ import annotations
@@ -29,24 +28,24 @@ from unisono.server.listener import connections
 from unisono.server.start_signals import StartSignals
 
 PROBE_PATIENCE_S = 3.0
-"""How long a start waits to know the state of the backends, in seconds."""
+"""Maximum wait for the state of the backends at the start, in seconds."""
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
 PING_EVERY_S = 20.0
-"""Between two questions to an open WebSocket whether anybody is there."""
+"""Interval between pings on an open WebSocket, in seconds."""
 PONG_WITHIN_S = 60.0
-"""For the answer. A client that is slow to read what it was sent answers late."""
+"""Timeout of a pong, in seconds. Clients that read slowly answer late."""
 ASKED_WITHIN_S = 60.0
-"""Who asked for readiness in this time before the signal is taken to ask again."""
+"""A readiness probe within this time before the signal is expected to repeat, in seconds."""
 QUIET_S = 0.5
-"""After how long without a request a connection is taken to bring none, in seconds."""
+"""Idle time after which a connection is assumed to send no further request, in seconds."""
 LOOK_S = 0.05
 
 Started = Callable[[Gateway], Awaitable[None]]
 
 
 def server_config(app: object, config: Config, share: int = 1) -> uvicorn.Config:
-    """How the application is served by one of `share` processes."""
+    """Return the uvicorn configuration of one of `share` processes."""
     settings = config.unisono
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
@@ -61,7 +60,7 @@ def server_config(app: object, config: Config, share: int = 1) -> uvicorn.Config
         ws_max_size=settings.max_body_bytes,
         ws_ping_interval=PING_EVERY_S,
         ws_ping_timeout=PONG_WITHIN_S,
-        # As for bodies: nothing compressed comes in, so nothing can unfold into more than it seemed.
+        # Compressed messages could expand beyond the size limit. Request bodies follow the same rule.
         ws_per_message_deflate=False,
         lifespan="on",
         log_config=None,
@@ -75,8 +74,11 @@ def server_config(app: object, config: Config, share: int = 1) -> uvicorn.Config
 
 
 class GatewayServer(uvicorn.Server):
-    """`started` is called once, when it listens and its backends were looked at; `reload` on SIGHUP. With a `place`
-    it shares its listener with other processes, and a connection goes to the one that has the fewest."""
+    """uvicorn server of one gateway process.
+
+    `started` is called once, when the server listens and its backends were probed. `reload` is called on SIGHUP. With
+    `place`, the listener is shared, and the process with the fewest connections accepts the next one.
+    """
 
     def __init__(
         self,
@@ -98,7 +100,7 @@ class GatewayServer(uvicorn.Server):
         self._accepting: Accepting | None = None
         self._leave_at = 0.0
         self._noticed = True
-        """Whether nobody has to notice any more that it is going."""
+        """True if readiness probes need no further time to see the shutdown."""
         self._hurried = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reloading = asyncio.Lock()
@@ -114,8 +116,8 @@ class GatewayServer(uvicorn.Server):
             self._accepting = Accepting(sockets[0], self._place, self._connect, self.server_state.connections)
             self._accepting.start()
         await self._switch.gateway.pool.settled(PROBE_PATIENCE_S)
-        # What a start leaves lives as long as the process; going through it again and again halts every stream for
-        # tens of milliseconds.
+        # Objects created at the start live as long as the process. Repeated collection of them would stall every stream
+        # for tens of milliseconds.
         gc.collect()
         gc.freeze()
         if not self.should_exit:
@@ -154,7 +156,10 @@ class GatewayServer(uvicorn.Server):
         self.leave(notice=sig == signal.SIGTERM)
 
     def leave(self, *, notice: bool) -> None:
-        """Begin to end; called again, end at once. With `notice`, whoever asks for readiness is given time to see."""
+        """Start the shutdown; a second call skips all waiting.
+
+        With `notice`, the listener stays open so that readiness probes can see the shutdown.
+        """
         if self.should_exit:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._hurried.set)
@@ -172,19 +177,19 @@ class GatewayServer(uvicorn.Server):
             self._loop.call_soon_threadsafe(self.reload_soon)
 
     def reload_soon(self) -> None:
-        """Read the configuration again, one time after the other."""
+        """Schedule a reload of the configuration. Reloads run one at a time."""
         task = asyncio.create_task(self._reloaded(), name="reload")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _reloaded(self) -> None:
-        # What is replaced has started whole.
+        # Only a server that has started completely is replaced.
         await self._is_up.wait()
         async with self._reloading:
             if self._reload is not None and not self.should_exit:
                 await self._reload()
 
-    # -- the end
+    # -- shutdown
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         ends_at = (self._leave_at or monotonic()) + float(self.config.timeout_graceful_shutdown or 0)
@@ -210,7 +215,7 @@ class GatewayServer(uvicorn.Server):
         await self.lifespan.shutdown()
 
     async def _hand_over(self, ends_at: float) -> None:
-        """Hand over background responses; their tool calls have the rest of the grace period."""
+        """Hand over background responses. Their tool calls get the rest of the grace period."""
         handing = asyncio.create_task(self._switch.hand_over(max(ends_at - monotonic(), 0.0)))
         hurried = asyncio.create_task(self._hurried.wait())
         await asyncio.wait({handing, hurried}, return_when=asyncio.FIRST_COMPLETED)
@@ -219,8 +224,11 @@ class GatewayServer(uvicorn.Server):
         await asyncio.gather(handing, hurried, return_exceptions=True)
 
     def _close_quiet(self, closed_at: float) -> bool:
-        """Close connections on which nothing is asked, and say whether that was all of them. One that was answered just
-        now may bring the next request already; that is answered too, and told that it was the last."""
+        """Close idle connections and return whether all connections are closing.
+
+        A connection with a recent response may carry another request. That request is answered with `Connection:
+        close`.
+        """
         now = asyncio.get_running_loop().time()
         asking = [each for each in self.server_state.connections if isinstance(each, HttpToolsProtocol)]
         for connection in asking:

@@ -10,7 +10,10 @@ from types import FrameType
 
 
 class StartSignals:
-    """SIGTERM ends the start. SIGHUP is remembered: the configuration is read again when the server is up."""
+    """Signal handlers during the start.
+
+    SIGTERM ends the start. SIGHUP is remembered: the configuration is reloaded once the server is up.
+    """
 
     def __init__(self) -> None:
         self.is_reload_asked = False

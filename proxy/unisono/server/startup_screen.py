@@ -1,4 +1,4 @@
-"""Lines that an operator reads at the start: models, backends, and one command that works."""
+"""Startup screen for the operator: models, backends, and one command to try."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STATES = {
 
 
 def screen(gateway: Gateway, address: str, remarks: Sequence[str]) -> list[str]:
-    """What an operator reads first: what is served, where, by which backends, and one line that works."""
+    """Return the lines of the screen: remarks, address, models with backends, one command."""
     lines = [*remarks, ""] if remarks else []
     lines += [f"Unisono listens on {address}/v1, and shows itself at {address}/", ""]
     states = {status.name: status for status in gateway.pool.status()}
@@ -40,7 +40,10 @@ def _keyed(gateway: Gateway) -> bool:
 
 
 def curl_line(address: str, model: str, *, keyed: bool) -> str:
-    """One command that gets an answer. The key stays in the caller's shell."""
+    """Return a command that gets a response.
+
+    The key stays in an environment variable of the caller.
+    """
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}]})
     key = f' -H "Authorization: Bearer ${MASTER_KEY_VARIABLE}"' if keyed else ""
     quoted = body.replace("'", "'\\''")

@@ -1,8 +1,8 @@
-"""The supervisor: starts workers, starts another where one died, passes signals on, and leaves nothing behind.
+"""Supervisor process: starts and restarts workers, forwards signals and cleans up.
 
-It binds the port and answers nothing itself. Workers are new processes of this interpreter, not forks: nothing of this
-one, its threads and locks, is in them. They are told what to serve over a socket each, by whose end they know that the
-supervisor is gone, however it went. Ctrl-C reaches the supervisor alone: workers are in sessions of their own.
+It binds the port and serves no requests. Workers are new interpreter processes, not forks, so they inherit no threads
+or locks. Each worker receives its configuration over a socket. The end of that socket reports the end of the
+supervisor, even after a crash. Workers run in separate sessions, so only the supervisor receives Ctrl-C.
 """
 
 from __future__ import annotations
@@ -29,15 +29,18 @@ from unisono.server.reload import tell_kept
 from unisono.server.start_signals import StartSignals
 
 PAUSES_S = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-"""Before a worker is started again, by how many in a row did not live long; the last for all after it."""
+"""Pauses before a restart, in seconds, by number of consecutive short runs.
+
+The last one repeats.
+"""
 LONG_S = 60.0
-"""What a long life is."""
+"""Minimum duration of a run that does not count as short, in seconds."""
 LEAVING_S = 15.0
-"""How much longer than the grace period workers may take to end."""
+"""Additional time for workers to end after the grace period, in seconds."""
 ENGINES = "UNISONO_ENGINES"
-"""The variable that tells workers a folder where engine processes are found that they share."""
+"""Environment variable with the directory for engine processes that workers share."""
 METRICS = "PROMETHEUS_MULTIPROC_DIR"
-"""The variable by which Prometheus' library finds the folder where workers count together."""
+"""Environment variable of the Prometheus library: directory for metrics of all workers."""
 
 log = logging.getLogger("unisono.serve")
 
@@ -54,8 +57,11 @@ class WorkerProcess:
 
 
 class Supervisor:
-    """`order` is what each worker serves, but for its place. `read_again` gives the next configuration or raises
-    ConfigError; `show` prints the screen."""
+    """Owner of the listener and of all worker processes.
+
+    `order` is what each worker serves, apart from its `place`. `read_again` returns the next configuration or raises
+    ConfigError. `show` prints the startup screen.
+    """
 
     def __init__(
         self,
@@ -77,13 +83,13 @@ class Supervisor:
         self._metrics = tempfile.mkdtemp(prefix="unisono-metrics-")
         self._workers: dict[int, WorkerProcess] = {}
         self._up: dict[int, tuple[str, ...]] = {}
-        """Screens of the workers that were up once."""
+        """Startup screens of the workers that have served, by place."""
         self._shown = False
         self._leaving = asyncio.Event()
         self._reloading = asyncio.Lock()
 
     async def run(self) -> bool:
-        """Until told to stop; whether any worker ever served."""
+        """Run until a signal arrives. Return whether any worker ever served."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._leave, number)
@@ -114,7 +120,7 @@ class Supervisor:
     # -- workers
 
     async def _keep(self, place: int) -> None:
-        """Have a worker at `place` until told to stop."""
+        """Keep a worker running at `place` until shutdown."""
         short_lives = 0
         while not self._leaving.is_set():
             began = monotonic()
@@ -122,7 +128,7 @@ class Supervisor:
             if self._leaving.is_set():
                 return
             if not self._up:
-                # What keeps the first from serving keeps every other too.
+                # The same cause would stop every other worker as well.
                 log.error("a worker ended before it served", extra={"code": code})
                 self._leave(signal.SIGTERM)
                 return
@@ -134,7 +140,7 @@ class Supervisor:
                     await self._leaving.wait()
 
     async def _live(self, place: int) -> int:
-        """One life of a worker; its exit code."""
+        """Run one worker process and return its exit code."""
         worker = await self._start(place)
         self._workers[place] = worker
         if self._leaving.is_set():
@@ -151,12 +157,15 @@ class Supervisor:
             await worker.hearing
 
     def _forget(self, place: int) -> None:
-        """What a worker had in hand it has no more; what it counted stays, and its successor counts on."""
+        """Delete the live gauges of a worker that ended.
+
+        Its counters stay, and its successor continues them.
+        """
         for path in Path(self._metrics).glob(f"gauge_live*_{place}.db"):
             path.unlink(missing_ok=True)
 
     async def _bounded(self, worker: WorkerProcess) -> None:
-        """End a worker that does not end by itself when it should."""
+        """Kill a worker that has not ended after the grace period."""
         await self._leaving.wait()
         await asyncio.sleep(self._order.config.unisono.shutdown_grace_s + LEAVING_S)
         worker.signal(signal.SIGKILL)
@@ -167,7 +176,7 @@ class Supervisor:
         options = [f"--{name}={value}" for name, value in {**files, "workers": self._order.share}.items()]
         with theirs:
             process = await asyncio.create_subprocess_exec(
-                # -P: the current directory is no place to import from.
+                # -P: do not import from the current directory.
                 *(sys.executable, "-P", "-m", "unisono.server.worker", *options),
                 pass_fds=tuple(files.values()),
                 env={**os.environ, ENGINES: self._engines, METRICS: self._metrics},
@@ -182,7 +191,7 @@ class Supervisor:
         while (message := await next_message(reader)) is not None:
             if isinstance(message, Up):
                 self._up[place] = message.screen
-                # The screen says that all of them serve.
+                # The screen reports that all workers serve, so it waits for the last one.
             if not self._shown and len(self._up) == self._order.share:
                 self._shown = True
                 self._show(self._up[min(self._up)])
@@ -192,7 +201,7 @@ class Supervisor:
     def _leave(self, number: signal.Signals) -> None:
         if not self._leaving.is_set():
             self._leaving.set()
-            # Connections are refused as soon as the workers take no more.
+            # Connections are refused once the workers have closed their copies of the listener.
             self._listener.close()
         for worker in self._workers.values():
             worker.signal(number)

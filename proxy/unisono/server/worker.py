@@ -1,8 +1,8 @@
-"""One worker: a gateway in a process of its own, on a listener that it shares with others.
+"""Worker process: a gateway on a listener that it shares with other workers.
 
-Started by the supervisor as `python -m unisono.server.worker` with three descriptors: the listener, the memory with the
-loads of all workers, and the socket for orders. When that socket ends, the supervisor is gone: the worker finishes its
-answers and exits.
+The supervisor starts it as `python -m unisono.server.worker` with three descriptors: the listener, the memory with the
+loads of all workers, and the socket for messages. The end of that socket means that the supervisor is gone. The worker
+then finishes its responses and exits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from unisono.server.startup_screen import screen
 
 
 class Worker:
-    """Serves by `order`, and by those that come over `channel`."""
+    """One gateway that serves `order` and applies the orders received over `channel`."""
 
     def __init__(self, order: Serve, channel: socket.socket, loads: Loads) -> None:
         start_logging(order.config.unisono.log_level, secrets_of(order.config))
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in ("listener", "loads", "channel", "workers"):
         parser.add_argument(f"--{name}", type=int, required=True)
     given = parser.parse_args(arguments)
-    # Until the server hears it, an interrupt ends this process without a word; the other one is for the supervisor.
+    # Until the server handles SIGINT, it ends this process silently. SIGHUP is handled by the supervisor.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     channel = socket.socket(fileno=given.channel)

@@ -1,8 +1,8 @@
-"""A model of backends, traffic and time, in which the functions that choose for the gateway choose for a plan.
+"""Simulation of backends, traffic and time with the routing functions of the gateway.
 
-Nothing here waits, asks a clock or opens a file: a run is a function of its plan and its seed, and it is the same on
-every machine. What is modelled is what decides about waiting: how fast a backend reads a prompt and writes an answer,
-how many answers at once, and what it still holds of the prompts before.
+A simulation waits for nothing, reads no clock and opens no file. Its result depends only on plan and seed, and is the
+same on every machine. The model covers everything that determines waiting times: speed of prefill and decoding, batch
+size, and contents of the prefix cache.
 """
 
 from unisono.simulation.plan import BackendPlan, Burst, Outage, SimulationPlan, TrafficPlan, parse

@@ -1,8 +1,7 @@
-"""One backend as a queueing model: continuous batching, chunks of prefill between the steps of decoding, and a cache of
-prompt blocks that forgets what was used longest ago.
+"""Queueing model of one backend: continuous batching, chunked prefill, LRU prompt cache.
 
-Between two events nothing changes, so how far everything got is arithmetic: all answers of a batch grow equally fast,
-and the prompts are read one after the other.
+Chunks of prefill alternate with steps of decoding. Nothing changes between two events, so progress is computed: all
+answers of a batch grow at the same rate, and prompts are read one after the other.
 """
 
 from __future__ import annotations
@@ -18,14 +17,17 @@ from unisono.simulation.plan import BackendPlan
 from unisono.simulation.traffic import US
 
 CHUNK = 2048
-"""Tokens of prefill between two steps of decoding."""
+"""Tokens of prefill between two decoding steps."""
 NEARLY = 1e-6
-"""Tokens that count as none: what is left of adding parts of them up."""
+"""Tokens that count as zero, because of rounding errors in sums."""
 
 
 @dataclass(slots=True)
 class SimulatedRun:
-    """A request on a backend. `output` is what it still has to write, `done` what it had written before it came."""
+    """Generation of one request on a backend.
+
+    `output` is the number of tokens still to generate. `done` is the number generated on earlier backends.
+    """
 
     request: int
     prompt: int
@@ -34,10 +36,10 @@ class SimulatedRun:
     done: int = 0
     cached: int = 0
     entered_us: int = -1
-    """When the backend began with it, -1 before."""
+    """Time when the backend admitted it to the batch, in microseconds; -1 before."""
     first_us: int = -1
     at: float = 0.0
-    """The batch's count of tokens when its first one came."""
+    """Value of the batch's token counter at its first token."""
 
     @property
     def tokens(self) -> int:
@@ -45,7 +47,7 @@ class SimulatedRun:
 
 
 class Cache:
-    """Which blocks a backend holds, up to a number of them."""
+    """LRU cache of prompt blocks with a maximum number of blocks."""
 
     def __init__(self, blocks: int) -> None:
         self._most = blocks
@@ -55,7 +57,7 @@ class Cache:
         return len(self._held)
 
     def longest(self, blocks: Iterable[int]) -> int:
-        """How many of the first blocks are there."""
+        """Return how many of the leading blocks are cached."""
         held = 0
         for block in blocks:
             if block not in self._held:
@@ -81,18 +83,18 @@ class Cache:
 
 
 class SimulatedEngine:
-    """`begun` and `finished` collect what happened since they were taken; times are in microseconds."""
+    """Simulated backend. All times are in microseconds."""
 
     def __init__(self, plan: BackendPlan) -> None:
         self._plan = plan
         self.cache = Cache(plan.cache_tokens // BLOCK_TOKENS if plan.prefix_cache else 0)
         self.busy_us = 0
         self.version = 0
-        """Goes up with every change of what comes next."""
+        """Incremented whenever the next event may have changed."""
         self._waiting: deque[SimulatedRun] = deque()
         self._reading: deque[SimulatedRun] = deque()
         self._to_read = 0.0
-        """Tokens of the first of those."""
+        """Tokens of the first prompt that are still to be read."""
         self._writing: list[tuple[float, int, SimulatedRun]] = []
         self._written = 0.0
         self._held_tokens = 0
@@ -103,7 +105,7 @@ class SimulatedEngine:
         self._step_more_s = max(full - single, 0.0) / max(plan.max_batch - 1, 1)
 
     def __len__(self) -> int:
-        """Requests it has."""
+        """Return the number of requests on the backend, waiting ones included."""
         return len(self._waiting) + self.running
 
     @property
@@ -121,18 +123,18 @@ class SimulatedEngine:
         self.version += 1
 
     def due(self) -> int | None:
-        """When something happens next if nothing comes; None when it is idle."""
+        """Return the time of the next event if nothing arrives, or None if the backend is idle."""
         reads, writes = self._rates()
         waits = []
         if self._reading:
             waits.append(self._to_read / reads)
         if self._writing:
             waits.append((self._writing[0][0] - self._written) / writes)
-        # At least a microsecond: time has to go on.
+        # At least one microsecond, so that time advances.
         return self._moment + max(1, math.ceil(min(waits) * US)) if waits else None
 
     def happen(self, now: int) -> tuple[list[SimulatedRun], list[SimulatedRun]]:
-        """Those that wrote their first token by now, and those that are done."""
+        """Advance to `now`. Return the generations with their first token and those that finished."""
         self._go(now)
         first: list[SimulatedRun] = []
         done: list[SimulatedRun] = []
@@ -158,7 +160,7 @@ class SimulatedEngine:
         return first, done
 
     def die(self, now: int) -> list[SimulatedRun]:
-        """Everything it had, with what it had written of it; the cache is lost."""
+        """Return all lost generations, including their progress. The cache is cleared."""
         self._go(now)
         lost = [*self._waiting, *self._reading]
         for _, _, run in self._writing:
@@ -176,7 +178,10 @@ class SimulatedEngine:
         return sorted(lost, key=lambda run: run.request)
 
     def _admit(self, now: int) -> None:
-        """Into the batch, as far as places and memory go; one alone is always taken."""
+        """Admit waiting requests while batch size and memory permit.
+
+        A single one is always admitted.
+        """
         while self._waiting and self.running < self._plan.max_batch:
             run = self._waiting[0]
             if self.running and self._held_tokens + run.tokens > self._plan.cache_tokens:
@@ -193,7 +198,7 @@ class SimulatedEngine:
         if not self._reading:
             return
         run = self._reading[0]
-        # Of a prompt that is there to its end, the last block is read again: something has to be computed.
+        # The last block of a fully cached prompt is computed again, because a step needs input.
         known = run.blocks[: (run.prompt - 1) // BLOCK_TOKENS]
         held = self.cache.longest(known)
         self.cache.use(known[:held])
@@ -201,7 +206,7 @@ class SimulatedEngine:
         self._to_read = float(run.prompt - run.cached)
 
     def _rates(self) -> tuple[float, float]:
-        """Tokens a second: of the prompt that is being read, and of each answer that is being written."""
+        """Return tokens per second of the prompt being read and of each answer being generated."""
         reads = self._plan.prefill_tps
         if not self._writing:
             return reads, 0.0
@@ -212,7 +217,7 @@ class SimulatedEngine:
         return CHUNK / step, 1.0 / step
 
     def _go(self, now: int) -> None:
-        """Do what was to be done since the last moment."""
+        """Advance all progress to `now`."""
         passed = now - self._moment
         if passed > 0:
             reads, writes = self._rates()

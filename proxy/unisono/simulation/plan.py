@@ -1,5 +1,7 @@
-"""What is simulated: backends, the traffic they get, and how the gateway is set up. A plan that cannot be is a
-ConfigError whose message begins with the path of the field."""
+"""Simulation plan: backends, traffic and gateway settings.
+
+An invalid plan raises ConfigError, whose message starts with the path of the field.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ STRATEGIES = ("prefix-aware", "least-busy", "simple-shuffle")
 MOST_REQUESTS = 1_000_000
 MOST_BACKENDS = 1024
 MOST_TOKENS = 131_072
-"""Of a prompt and its answer together: what gpt-oss can read."""
+"""Maximum for prompt and answer together: the context length of gpt-oss."""
 
 T = TypeVar("T")
 
@@ -24,7 +26,10 @@ def _number(default: Any, least: float, most: float = 1e9) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A backend dies and comes back with nothing in its cache. Seconds from the beginning."""
+    """Failure of a backend, which returns with an empty cache.
+
+    Times are in seconds from the start.
+    """
 
     at_s: float = field(metadata={"least": 0.0, "most": 1e9})
     for_s: float = _number(30.0, 0.001)
@@ -32,10 +37,13 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class BackendPlan:
-    """One backend, or `count` alike. Speeds are in tokens a second: `prefill_tps` reads a prompt, `decode_tps` writes
-    one answer alone, and `decode_total_tps` writes `max_batch` of them together, all counted; left out, it is what
-    hardware bound by memory makes of it. `cache_tokens` is the memory for running requests and, with `prefix_cache`,
-    for what is left of earlier ones; a single request always fits."""
+    """Configuration of one backend, or of `count` identical ones.
+
+    Speeds are in tokens per second: `prefill_tps` for reading a prompt, `decode_tps` for a single answer, and
+    `decode_total_tps` for `max_batch` answers together. The default of `decode_total_tps` assumes hardware limited by
+    memory bandwidth. `cache_tokens` is the memory for active requests and, with `prefix_cache`, for the prefixes of
+    earlier ones. A single request always fits.
+    """
 
     name: str
     prefill_tps: float = field(metadata={"least": 1.0, "most": 1e9})
@@ -55,16 +63,16 @@ class BackendPlan:
 
     @property
     def decode_total(self) -> float:
-        """Tokens a second with a full batch."""
+        """Tokens per second with a full batch."""
         if self.decode_total_tps is not None:
             return self.decode_total_tps
-        # A step of a full batch takes about three times as long as one of a single answer.
+        # A step of a full batch takes about three times as long as a step of a single answer.
         return self.decode_tps * self.max_batch / (1 + 2 * (self.max_batch - 1) / max(self.max_batch, 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """Every `every_s` seconds conversations begin `times` as often for `for_s` seconds."""
+    """Traffic burst: `times` as many new conversations for `for_s` of every `every_s` seconds."""
 
     every_s: float = _number(60.0, 0.001)
     for_s: float = _number(5.0, 0.001)
@@ -73,30 +81,33 @@ class Burst:
 
 @dataclass(frozen=True, slots=True)
 class TrafficPlan:
-    """Conversations begin at random, `rate` each second on average. Each has turns, a turn has steps: with a tool loop
-    the prompt of a step is all that was there before and a tool's result. Lengths are in tokens and lognormal: the
-    mean, and one `spread` (the deviation of the logarithm) for all of them; 0 makes every length the mean."""
+    """Traffic of random conversations, of which `rate` start per second on average.
+
+    A conversation has turns, and a turn has steps. In a tool loop, the prompt of a step contains everything before it
+    and a tool result. Lengths are in tokens and lognormal. Each has its own mean; `spread` is the common standard
+    deviation of the logarithm. With 0, every length is the mean.
+    """
 
     rate: float = _number(2.0, 1e-6, 1e6)
     burst: Burst | None = None
     sticky: bool = field(default=False, metadata={"flag": True})
-    """Whether requests say which conversation they belong to; else only their prompts show it."""
+    """True if requests name their conversation. Otherwise only their prompts identify it."""
     keys: int = _number(8, 1, 100_000)
     systems: int = _number(4, 1, 100_000)
-    """How many system prompts (with their tools) there are; every conversation has one of them."""
+    """Number of system prompts, including tools. Each conversation has one of them."""
     system_tokens: int = _number(1500, 0, MOST_TOKENS)
     user_tokens: int = _number(300, 1, MOST_TOKENS)
     output_tokens: int = _number(400, 1, MOST_TOKENS)
     visible: float = _number(0.5, 0.0, 1.0)
-    """The part of an answer that is in later prompts: reasoning is not."""
+    """Fraction of an answer that later prompts contain. Reasoning is left out of them."""
     spread: float = _number(0.8, 0.0, 3.0)
     turns: float = _number(4.0, 1.0, 1000.0)
-    """On average."""
+    """Mean number of turns in a conversation."""
     tool_steps: float = _number(0.5, 0.0, 100.0)
-    """Tool calls in a turn, on average."""
+    """Mean number of tool calls in a turn."""
     tool_tokens: int = _number(500, 1, MOST_TOKENS)
     think_s: float = _number(15.0, 0.0, 1e6)
-    """Between an answer and the next message, on average."""
+    """Mean time between an answer and the next message, in seconds."""
     tool_s: float = _number(1.0, 0.0, 1e6)
 
 
@@ -112,7 +123,7 @@ class SimulationPlan:
 
 
 def parse(data: object, path: str = "") -> SimulationPlan:
-    """A plan from what a file holds. Raises ConfigError."""
+    """Return the plan described by the parsed contents of a file. Raises ConfigError."""
     plan = _section(SimulationPlan, data, path)
     if not plan.backends:
         raise ConfigError(f"{_at(path, 'backends')}: a plan needs at least one")
@@ -174,7 +185,7 @@ def _amount(known: Field[Any], value: object, path: str) -> float | int:
     whole = str(known.type).startswith("int")
     if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
         raise ConfigError(f"{path}: must be a {'whole ' if whole else ''}number, not {value!r}")
-    # Not a number is not in any range.
+    # NaN fails every range check.
     if not least <= value <= most:
         raise ConfigError(f"{path}: must be from {least:g} to {most:g}, not {value!r}")
     return value if whole else float(value)

@@ -1,4 +1,4 @@
-"""A run's figures as people and as programs read them: rounded, so that they are the same wherever they were made."""
+"""Tables and JSON of simulation results, rounded to be the same on all machines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COLUMNS: Sequence[tuple[str, Callable[[StrategyResult], str]]] = (
 
 
 def to_table(plan: SimulationPlan, results: Sequence[StrategyResult]) -> list[str]:
-    """A row for each strategy, then one for each backend with its part of the work under each of them."""
+    """Return table lines: one row per strategy, then one per backend with its share of the work."""
     first = results[0]
     asked = {len(result.served) for result in results}
     came = str(asked.pop()) if len(asked) == 1 else f"{min(asked)} to {max(asked)}"

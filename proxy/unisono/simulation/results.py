@@ -1,4 +1,4 @@
-"""What became of every request of a run, and the figures that are made of it."""
+"""Results of a simulation: outcome of every request, and the figures derived from them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from unisono.simulation.traffic import US
 class SimulatedEnd(StrEnum):
     DONE = "done"
     FULL = "full"
-    """Refused: the line was full."""
+    """Refused: the queue was full."""
     LATE = "late"
-    """Refused: no place became free in time."""
+    """Refused: no slot became free in time."""
 
 
 @dataclass(slots=True)
 class SimulatedRequest:
-    """One request. Moments are microseconds from the beginning, -1 for what never came; `prompt` and `cached` are the
-    tokens of every prompt that was read for it, of which there are several when backends died."""
+    """Outcome of one request.
+
+    Times are in microseconds from the start, or -1 if they never occurred. `prompt` and `cached` are sums over all
+    prompts that were read for it; a failed backend causes another one.
+    """
 
     key: int
     asked_us: int
@@ -32,15 +35,15 @@ class SimulatedRequest:
     prompt: int = 0
     cached: int = 0
     moved: int = 0
-    """How often it went on elsewhere because a backend died."""
+    """Number of moves to another backend after a failure."""
     backend: int = -1
-    """The one that finished it."""
+    """Index of the backend that finished it."""
     end: SimulatedEnd | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """How much one backend had to do. `busy` is the part of the time in which it worked, `share` of all requests."""
+    """Load of one backend. `busy` is a fraction of the time, `share` a fraction of all requests."""
 
     name: str
     requests: int
@@ -51,7 +54,7 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds."""
+    """Mean and percentiles of durations in seconds."""
 
     mean: float
     p50: float
@@ -61,7 +64,7 @@ class Times:
 
 @dataclass(slots=True)
 class StrategyResult:
-    """Of one strategy. `served` holds every request that came, in the order they did."""
+    """Result of one strategy. `served` lists all requests in order of arrival."""
 
     strategy: str
     served: list[SimulatedRequest]
@@ -83,17 +86,17 @@ class StrategyResult:
 
     @property
     def moved(self) -> int:
-        """Answers that went on elsewhere, counted each time."""
+        """Number of times that answers continued on another backend."""
         return sum(each.moved for each in self.served)
 
     @property
     def hit_rate(self) -> float:
-        """The part of all prompt tokens that did not have to be read again."""
+        """Fraction of all prompt tokens that were cached."""
         return _rate(self.served)
 
     @property
     def wait(self) -> Times:
-        """Until a backend began: in the gateway's line and in the backend's own."""
+        """Time until a backend started, including the queues of the gateway and of the backend."""
         return times(each.entered_us - each.asked_us for each in self._done)
 
     @property
@@ -106,7 +109,7 @@ class StrategyResult:
 
     @property
     def tokens_per_s(self) -> float:
-        """Generated, all together."""
+        """Generated tokens per second, over all requests."""
         return sum(each.output for each in self._done) * US / self.lasted_us if self.lasted_us else 0.0
 
     @property
@@ -127,7 +130,7 @@ class StrategyResult:
 
 
 def times(durations_us: Iterable[int]) -> Times:
-    """Percentiles by nearest rank; all 0 of nothing."""
+    """Return the mean and the nearest-rank percentiles in seconds, or zeros for no durations."""
     ordered = sorted(durations_us)
     if not ordered:
         return Times(0.0, 0.0, 0.0, 0.0)

@@ -1,7 +1,7 @@
-"""One run: the plan's requests come, are placed as the strategy says, wait as the gateway lets them, and end.
+"""Event loop of a simulation: arrival, placement, queueing and end of requests.
 
-Events stand in one heap and have an order of their own where they fall on the same microsecond, so a run depends on
-nothing but its plan.
+Events are in one heap. Events of the same microsecond are processed in order of insertion, so the result depends only
+on the plan.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from unisono.simulation.traffic import US, SimulatedConversation, conversations
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is to be placed: `conversation` is what stickiness goes by, `blocks` are those of the prompt."""
+    """Request for a slot, with the stickiness key `conversation` and the `blocks` of the prompt."""
 
     conversation: int
     prompt: int
@@ -29,28 +29,35 @@ class Wish:
 
 
 class PlacementStrategy(Protocol):
-    """How places are chosen, by the number of a backend in the plan. A strategy belongs to one run, and remembers what
-    it has placed. `now_us` never goes back."""
+    """Selection of backends, which are identified by their index in the plan.
+
+    A strategy belongs to one simulation and remembers its placements. `now_us` never decreases.
+    """
 
     def choose(self, wish: Wish, now_us: int) -> int | None:
-        """A backend that is up and has room; None where there is none, and the request has to wait. What is chosen is
-        taken."""
+        """Reserve a slot on a healthy backend with capacity and return its index.
+
+        Return None if the request must wait.
+        """
         ...
 
     def began(self, wish: Wish, backend: int) -> None:
-        """The first token has come: the prompt is read, and in the cache."""
+        """Record the first token: the prompt is in the cache of the backend."""
         ...
 
     def left(self, wish: Wish, backend: int, used: int, now_us: int) -> None:
-        """The request has its place no longer, and used so many tokens there."""
+        """Release the slot of a request that used `used` tokens."""
         ...
 
     def frees_us(self, now_us: int) -> int | None:
-        """When there may be room for what was not placed last though nothing leaves until then; None for never."""
+        """Return when a slot may become free although no request ends, or None for never.
+
+        The slot is for the request that could not be placed last.
+        """
         ...
 
     def died(self, backend: int, now_us: int) -> None:
-        """Everything that had a place there has left it."""
+        """Record a failure: all slots of the backend are released."""
         ...
 
     def rose(self, backend: int) -> None: ...
@@ -63,7 +70,10 @@ class _Waiting:
 
 
 class _Line:
-    """Who waits for a place: those whose answer has begun first, then the keys in turns, each in the order it came."""
+    """Queue for slots: resumed answers first, then the keys in rotation.
+
+    The requests of a key are in order of arrival.
+    """
 
     def __init__(self) -> None:
         self.resumes: deque[_Waiting] = deque()
@@ -75,7 +85,7 @@ class _Line:
         self.length += 1
 
     def leave(self, request: int, key: int) -> bool:
-        """Whether it was still there."""
+        """Remove a request and return whether it was in the queue."""
         own = self._keys.get(key, deque())
         for index, waiting in enumerate(own):
             if waiting.run.request == request:
@@ -90,7 +100,7 @@ class _Line:
         return next(iter(self._keys.values()))[0] if self._keys else None
 
     def take(self) -> None:
-        """The first one is served; its key is behind all others now."""
+        """Remove the first request and move its key to the end of the rotation."""
         if self.resumes:
             self.resumes.popleft()
             return
@@ -100,7 +110,10 @@ class _Line:
         self._left(key)
 
     def shorten(self, newcomer: int) -> int:
-        """The newest request of the key that has most in line goes, of equals that of the newcomer's key."""
+        """Remove the newest request of the key with the longest queue and return its number.
+
+        Of several keys with equal length, the key of the newcomer is preferred.
+        """
         key = max(self._keys, key=lambda each: (len(self._keys[each]), each == newcomer))
         gone = self._keys[key].pop()
         self._left(key)
@@ -115,12 +128,12 @@ class _Line:
 def simulate(
     plan: SimulationPlan, strategy: str, make: Callable[[str, Sequence[BackendPlan]], PlacementStrategy]
 ) -> StrategyResult:
-    """Run the plan once, placed by the strategy that `make` makes of its name for the backends."""
+    """Simulate the plan once with the strategy that `make` creates from its name."""
     return _Simulation(plan, strategy, make(strategy, expanded(plan.backends))).run()
 
 
 def expanded(backends: Sequence[BackendPlan]) -> list[BackendPlan]:
-    """Each on its own, with a name of its own."""
+    """Return one plan for each backend, with a unique name."""
     return [
         replace(plan, count=1, name=plan.name if plan.count == 1 else f"{plan.name}-{number}")
         for plan in backends
@@ -136,19 +149,19 @@ class _Simulation:
         self._backends = expanded(plan.backends)
         self._engines = [SimulatedEngine(each) for each in self._backends]
         self._down = [0] * len(self._backends)
-        """Outages that are on."""
+        """Number of active outages, by backend."""
         self._line = _Line()
         self._talks = conversations(plan)
         self._served: list[SimulatedRequest] = []
         self._places: dict[int, tuple[int, int]] = {}
-        """Conversation and step of each request that is not over."""
+        """Conversation and step of each unfinished request."""
         self._where: dict[int, tuple[int, Wish]] = {}
-        """Backend of each request that has a place, and what it was placed for."""
+        """Backend and placement request of each request with a slot."""
         self._heap: list[tuple[int, int, Callable[[int], None]]] = []
         self._serial = 0
         self._last_us = 0
         self._fills_us = -1
-        """When the line is looked at next though nothing leaves."""
+        """Time of the next scheduled check of the queue."""
 
     def run(self) -> StrategyResult:
         for index, backend in enumerate(self._backends):
@@ -172,7 +185,7 @@ class _Simulation:
         self._serial += 1
         heapq.heappush(self._heap, (when, self._serial, happen))
 
-    # What happens
+    # Events
 
     def _asks(self, talk: SimulatedConversation, number: int) -> Callable[[int], None]:
         def happen(now: int) -> None:
@@ -196,7 +209,7 @@ class _Simulation:
         def happen(now: int) -> None:
             if request in self._places and request not in self._where and self._line.leave(request, key):
                 self._refuse(request, SimulatedEnd.LATE, now)
-                # Whoever stands behind may fit where this one did not.
+                # Later requests in the queue may fit although this one did not.
                 self._fill(now)
 
         return happen
@@ -240,7 +253,7 @@ class _Simulation:
 
         return happen
 
-    # What follows from it
+    # Queue and slots
 
     def _fill(self, now: int) -> None:
         while (waiting := self._line.first()) is not None and self._place(waiting, now):
@@ -249,7 +262,7 @@ class _Simulation:
             self._fill_in_time(now)
 
     def _fill_in_time(self, now: int) -> None:
-        """Look again when what began is a minute ago."""
+        """Schedule a check of the queue for when a rate limit permits further requests."""
         frees = self._strategy.frees_us(now)
         if frees is not None and (self._fills_us <= now or frees < self._fills_us):
             self._fills_us = frees
@@ -303,7 +316,10 @@ class _Simulation:
         self._strategy.left(wish, index, used, now)
 
     def _refuse(self, request: int, end: SimulatedEnd, now: int) -> None:
-        """The client goes away, and the rest of its conversation with it."""
+        """Refuse a request.
+
+        The client leaves, and the remaining steps of its conversation are dropped.
+        """
         served = self._served[request]
         served.ended_us, served.end = now, end
         del self._places[request]

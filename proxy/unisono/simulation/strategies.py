@@ -1,7 +1,7 @@
-"""The strategies of `router_settings.routing_strategy`, as they serve: what chooses in the gateway chooses here, from
-an index of prefixes of its own.
+"""Strategies of `router_settings.routing_strategy`, run by the gateway's own selector.
 
-What a gateway learns from backends about requests of others has no part in it: there are none.
+The prefix index is local to the simulation. Reports of backends about requests of other clients are not modelled,
+because there are no other clients.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from unisono.simulation.traffic import US
 
 
 class Serving:
-    """A strategy of `simulation.run`. With `sticky`, requests say which conversation they belong to, as those of
-    Responses do; else only their prompts show it."""
+    """Placement strategy that uses the gateway's selector.
+
+    With `sticky`, requests name their conversation, as in the Responses API. Otherwise only their prompts identify it.
+    """
 
     def __init__(self, strategy: Strategy, backends: Sequence[BackendPlan], *, sticky: bool = False) -> None:
         self._sticky = sticky
@@ -43,7 +45,7 @@ class Serving:
         self._index = {candidate.bit: index for index, candidate in enumerate(self.candidates)}
         self._shares: dict[Wish, Share] = {}
         self._refused = 0
-        """Tokens of the request that there was no room for last."""
+        """Tokens of the request that was refused last."""
 
     def choose(self, wish: Wish, now_us: int) -> int | None:
         now = now_us / US
@@ -80,5 +82,5 @@ class Serving:
 
 
 def serving(plan: SimulationPlan) -> Callable[[str, Sequence[BackendPlan]], Serving]:
-    """What makes the strategies of a plan's run, by their names."""
+    """Return the factory for the strategies of a plan, by name."""
     return lambda name, backends: Serving(STRATEGIES[name], backends, sticky=plan.traffic.sticky)

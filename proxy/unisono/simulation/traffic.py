@@ -1,8 +1,8 @@
-"""Conversations as a plan describes them, made before anything runs: who comes when with what does not depend on how
-they are served, so strategies are compared over the very same requests.
+"""Conversations of a plan, generated before the simulation starts.
 
-Only `Random.random` is used, which is the same in every version of Python, and what comes of it is rounded to
-microseconds and whole tokens, so that the last digit of a logarithm makes no difference between machines.
+Arrivals do not depend on how requests are served, so all strategies get the same requests. Only `Random.random` is
+used, which is the same in every version of Python. Results are rounded to microseconds and whole tokens, so that
+differences in the last digit of a logarithm have no effect.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from unisono.core.prefix_blocks import BLOCK_TOKENS
 from unisono.simulation.plan import MOST_TOKENS, SimulationPlan, TrafficPlan
 
 US = 1_000_000
-"""Microseconds in a second: time is counted in them."""
+"""Microseconds per second, the unit of simulated time."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedStep:
-    """One request: it comes `pause_us` after the answer before it. Its prompt is `prompt` tokens long; `blocks` are the
-    numbers of all whole blocks of the prompt and the answer, so a later step that goes on from there shares them."""
+    """One request, which arrives `pause_us` after the previous answer.
+
+    `prompt` is its length in tokens. `blocks` are the numbers of all whole blocks of the prompt and the answer. A later
+    step that continues from there shares them.
+    """
 
     pause_us: int
     prompt: int
@@ -43,7 +46,7 @@ class SimulatedConversation:
 
 
 class Draw:
-    """Random numbers in the shapes that are needed here."""
+    """Random numbers in the required distributions."""
 
     def __init__(self, seed: int) -> None:
         self._random = Random(seed)  # noqa: S311 - it has to be the same every time
@@ -55,23 +58,23 @@ class Draw:
         return -mean * math.log(1.0 - self._random.random())
 
     def length(self, mean: int, spread: float) -> int:
-        """Tokens, lognormal around `mean`, at least one where the mean is."""
+        """Return a lognormal number of tokens with the given mean; at least 1 unless the mean is 0."""
         if spread == 0 or mean == 0:
             return mean
-        # Box and Muller's way to a normal number; its other half is let go.
+        # Box-Muller transform; the second normal number is discarded.
         radius = math.sqrt(-2.0 * math.log(1.0 - self._random.random()))
         normal = radius * math.cos(2.0 * math.pi * self._random.random())
         return max(1, round(mean * math.exp(spread * normal - spread * spread / 2)))
 
     def count(self, mean: float) -> int:
-        """0 or more, geometric."""
+        """Return a geometric number, 0 or more."""
         if mean == 0:
             return 0
         return int(math.log(1.0 - self._random.random()) / math.log(mean / (1.0 + mean)))
 
 
 def conversations(plan: SimulationPlan) -> list[SimulatedConversation]:
-    """As many as it takes for `plan.requests` steps; the last one may be cut short."""
+    """Return as many conversations as `plan.requests` steps need. The last one may be truncated."""
     made: list[SimulatedConversation] = []
     left = plan.requests
     beginnings = _beginnings(plan.traffic, Draw(plan.seed))
@@ -82,7 +85,7 @@ def conversations(plan: SimulationPlan) -> list[SimulatedConversation]:
     ]
     while left:
         number = len(made)
-        # Each draws from its own numbers, so that one that is longer changes nothing in the next.
+        # Each conversation has its own generator, so that the length of one does not affect the next.
         draw = Draw((plan.seed + 2) * 1_000_003 + number)
         system = systems[draw.below(len(systems))]
         key = draw.below(plan.traffic.keys)
@@ -103,7 +106,7 @@ def _system_lengths(traffic: TrafficPlan, draw: Draw) -> list[int]:
 
 
 def _beginnings(traffic: TrafficPlan, draw: Draw) -> Iterator[int]:
-    """Poisson; in a burst time runs faster."""
+    """Yield start times of a Poisson process, which is accelerated during bursts."""
     fresh = 0.0
     burst = traffic.burst
     while True:
@@ -111,7 +114,8 @@ def _beginnings(traffic: TrafficPlan, draw: Draw) -> Iterator[int]:
         if burst is None:
             yield round(fresh * US)
             continue
-        # Of each period the burst's part holds as much of the steady stream as its length times what it is faster.
+        # Each period contains `burst.for_s * burst.times` seconds of the steady process in the burst, plus the calm
+        # seconds.
         calm = max(burst.every_s - burst.for_s, 0.0)
         period = burst.for_s * burst.times + calm
         if period <= 0:
@@ -124,7 +128,7 @@ def _beginnings(traffic: TrafficPlan, draw: Draw) -> Iterator[int]:
 
 
 def _steps(traffic: TrafficPlan, draw: Draw, system: _System, numbers: Iterator[int]) -> Iterator[SimulatedStep]:
-    """The requests of one conversation, until it is over or fills the context."""
+    """Yield the requests of one conversation until it ends or fills the context."""
     blocks = list(system.blocks)
     history = system.tokens
     pause = 0.0
@@ -145,5 +149,5 @@ def _steps(traffic: TrafficPlan, draw: Draw, system: _System, numbers: Iterator[
                 prompt += output + result
                 history += result
         pause = draw.exponential(traffic.think_s)
-        # The next prompt has the answers without their reasoning, so from here on it is another one.
+        # The next prompt omits the reasoning of earlier answers, so its blocks differ from here on.
         blocks = blocks[: begun // BLOCK_TOKENS]

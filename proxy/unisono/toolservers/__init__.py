@@ -1,5 +1,5 @@
-"""Small MCP servers that come along: `browser` and `python`, the two tools gpt-oss knows from its training.
+"""Small MCP servers included with the gateway: `browser` and `python`.
 
-They are servers like any other: the gateway reaches them through its configuration, and nothing of the gateway is
-imported here. `serving` puts a server on a socket or on standard input and output.
+gpt-oss was trained on these two tools. The gateway reaches them through its configuration, as any other server. They
+import nothing of the gateway itself. `transports` serves them over HTTP or on standard input and output.
 """

@@ -1,7 +1,7 @@
-"""Puts a tool server where its clients are: behind a loopback address, or on standard input and output.
+"""HTTP and stdio transports of the tool servers.
 
-Nobody is let in from elsewhere without a key: behind another address than a loopback one every request has to carry it.
-Web pages are kept out of the loopback address by their Host and Origin headers.
+Addresses other than loopback require a key with every request. Host and Origin headers are checked on loopback, so that
+web pages cannot reach the server.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from unisono.errors import ConfigError
 
 ToolServer: TypeAlias = Server[Any]
-"""An MCP server of this package."""
+"""MCP server of this package."""
 
 PATH: Final = "/mcp"
 REQUEST_BYTES: Final = 1024 * 1024
@@ -34,7 +34,7 @@ CLOSING_S: Final = 3
 
 
 class Keyed:
-    """In front of a server: lets those in who show the key as `Authorization: Bearer`."""
+    """ASGI layer that requires a key as `Authorization: Bearer`."""
 
     def __init__(self, app: ASGIApp, key: str) -> None:
         self._app = app
@@ -50,8 +50,11 @@ class Keyed:
 
 
 class TransportSessions:
-    """In front of a server that remembers: newer revisions of the protocol have no sessions, so they are refused, and
-    clients that speak several fall back to one that has."""
+    """ASGI layer that restricts a stateful server to protocol revisions with sessions.
+
+    Newer revisions have no sessions and are refused. Clients that support several revisions then fall back to an older
+    one.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -81,7 +84,7 @@ async def _answer(send: Send, status: int, body: bytes, headers: tuple[tuple[byt
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody but this machine can reach that address."""
+    """Return whether only this machine can reach the address."""
     if host == "localhost":
         return True
     try:
@@ -91,8 +94,10 @@ def is_loopback(host: str) -> bool:
 
 
 def application(server: ToolServer, host: str, *, key: str | None = None, remembers: bool = False) -> ASGIApp:
-    """The server as an ASGI application with one path, `/mcp`. Raises `ConfigError` for an address that others reach
-    when there is no key."""
+    """Return the server as an ASGI application with the single path `/mcp`.
+
+    Raises `ConfigError` for an address that other machines can reach if there is no key.
+    """
     if key is None and not is_loopback(host):
         raise ConfigError(f"{host}: others can reach this address, so a key is needed (see --key-variable)")
     app: ASGIApp = server.streamable_http_app(
@@ -100,7 +105,7 @@ def application(server: ToolServer, host: str, *, key: str | None = None, rememb
         max_request_body_size=REQUEST_BYTES,
         max_sessions=SESSIONS,
         session_idle_timeout=SESSION_IDLE_S,
-        # The SDK lets these names through to a loopback address and no others.
+        # For this host, the SDK accepts loopback names in the Host header and no others.
         host="127.0.0.1" if is_loopback(host) else host,
     )
     if remembers:
@@ -109,15 +114,17 @@ def application(server: ToolServer, host: str, *, key: str | None = None, rememb
 
 
 async def serve_http(app: ASGIApp, host: str, port: int, started: Callable[[str], None]) -> None:
-    """Listen until a signal ends it; `started` is told the URL. Port 0 picks a free one. Raises `ConfigError` for an
-    address that cannot be listened at."""
+    """Serve until a signal arrives. `started` receives the URL. Port 0 selects a free port.
+
+    Raises `ConfigError` if the address cannot be bound.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     with listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))
-            # Whoever reads the URL may connect before the server takes its first connection.
+            # A client that reads the URL may connect before the server accepts its first connection.
             listener.listen(CONNECTIONS)
         except OSError as error:
             raise ConfigError(f"{host}:{port}: {error.strerror or error}") from error
@@ -136,6 +143,6 @@ async def serve_http(app: ASGIApp, host: str, port: int, started: Callable[[str]
 
 
 async def serve_stdio(server: ToolServer) -> None:
-    """Speak on standard input and output until the input ends."""
+    """Serve on standard input and output until the input ends."""
     async with stdio_server() as (inbox, outbox):
         await server.run(inbox, outbox, server.create_initialization_options())

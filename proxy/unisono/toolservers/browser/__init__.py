@@ -1,13 +1,13 @@
-"""The `browser` tool in the form gpt-oss was trained on: `search`, `open` and `find`, cursors, numbered lines.
+"""The `browser` tool in the form gpt-oss was trained on: `search`, `open`, `find`.
 
-    text      how pages are written: lines of fixed width, numbers, windows, links
-    markup    HTML to such text
-    pages     what a session has seen, by cursor
-    web       pages of the web, by addresses that may be dialled
-    sources   where search results come from: SearXNG, a folder
-    acting    the three actions, as text for the model and facts for a gateway
-    server    the MCP server around them
+    text           text format of pages: wrapped and numbered lines, windows, links
+    html_text      conversion of HTML to that format
+    visited_pages  pages of a session, by cursor
+    web            reader of web pages, with an SSRF guard
+    page_sources   ports for searching and reading; implemented by searxng, folder and web
+    actions        the three actions: text for the model, facts for the gateway
+    server         the MCP server
 
-Text of pages is data: markers of the Harmony format pass through as the characters they are, and it is the gateway's
-business that they never become more. Only the brackets that mean a link here, and characters nobody sees, are replaced.
+Page text is data. Markers of the Harmony format pass through as plain characters; the gateway ensures that they never
+become special tokens. Only link brackets and invisible characters are replaced.
 """

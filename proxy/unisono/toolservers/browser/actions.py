@@ -1,7 +1,7 @@
-"""The three actions of the browser: `search`, `open` and `find`.
+"""Browser actions `search`, `open` and `find`.
 
-Each takes what the model wrote and gives a `View`: the text as the model was trained to read it, and the same facts as
-data for whoever turns cursors into citations. What cannot be done is a `BrowsingError`, whose sentence the model reads.
+Each action takes the model's arguments and returns a `View`: text in the format that the model was trained on, and the
+same facts as data for citations. Failures raise `BrowsingError`, whose message is for the model.
 """
 
 from __future__ import annotations
@@ -35,20 +35,23 @@ SHOWN_URL: Final = 1024
 SNIPPET: Final = 1000
 VIEW_SOURCE: Final = "view-source:"
 WIDEST: Final = 8
-"""A view whose number of lines was asked for is bounded too, by so many usual ones."""
+"""Limit of a view with an explicit number of lines, as a multiple of the usual size."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """`text` is for the model; `facts` is JSON: action, cursor, url, title, the lines shown, and by action the query
-    with its results or the pattern with its matches."""
+    """Result of an action.
+
+    `text` is for the model. `facts` is JSON: action, cursor, url, title, displayed lines, and either the query with its
+    results or the pattern with its matches.
+    """
 
     text: str
     facts: dict[str, Any]
 
 
 class Browser:
-    """What all sessions share. `view_tokens` bounds a view of usual size."""
+    """Browser shared by all sessions. `view_tokens` limits a view of usual size."""
 
     def __init__(self, searching: SearchEngine, readings: Sequence[PageReader], view_tokens: int = VIEW_TOKENS) -> None:
         self.searching = searching
@@ -56,7 +59,7 @@ class Browser:
         self._view_tokens = view_tokens
 
     async def search(self, session: BrowserSession, query: str, topn: int = 10) -> View:
-        """Search, and show the results as a page."""
+        """Search and return the results as a page."""
         asked = one_line(query, LONGEST_QUERY)
         if not asked:
             raise BrowsingError("`query` is empty")
@@ -76,7 +79,7 @@ class Browser:
         num_lines: int = -1,
         view_source: bool = False,
     ) -> View:
-        """Open a link of a page by its number, an address, or another place of a page that is open."""
+        """Open a link by its number, a URL, or another position of an open page."""
         line: int | None = None
         if isinstance(id, str):
             page = await self._read(address(id), view_source)
@@ -95,7 +98,7 @@ class Browser:
         return self._view(session, page, "open", loc, num_lines)
 
     async def find(self, session: BrowserSession, pattern: str, cursor: int = -1) -> View:
-        """Show where a page holds `pattern`, in upper or lower case."""
+        """Return the positions of `pattern` in a page, ignoring case."""
         page = session.get(cursor)
         if page.kind is not PageKind.PAGE:
             raise BrowsingError("Cannot run `find` on search results page or find results page")
@@ -137,18 +140,18 @@ class Browser:
 
 
 def address(id: str) -> str:
-    """What the model gave as an address. Raises `BrowsingError`."""
+    """Return the URL that the model meant. Raises `BrowsingError`."""
     url = id.strip()
     if not url or len(url) > LONGEST_URL or any(character.isspace() for character in url):
         raise BrowsingError(f"`{one_line(url)}` is no address that can be opened")
     scheme, colon, _ = url.removeprefix(VIEW_SOURCE).partition(":")
-    # `example.com/path` and `example.com:8080` are written without a scheme, and mean the usual one.
+    # `example.com/path` and `example.com:8080` have no scheme; the usual one is assumed.
     bare = not colon or "." in scheme or "/" in scheme
     return f"https://{url}" if bare else url
 
 
 def results_page(query: str, results: Sequence[SearchResult]) -> VisitedPage:
-    """Search results as a page, numbered as its links are."""
+    """Return search results as a page, numbered by its links."""
     items: list[str] = []
     targets: list[Target] = []
     for result in results:
@@ -162,7 +165,7 @@ def results_page(query: str, results: Sequence[SearchResult]) -> VisitedPage:
 
 
 def document_page(document: Document, source: bool = False) -> VisitedPage:
-    """A document as a page, or with `source` as it was written. Takes time for a large one."""
+    """Return a document as a page, or its source with `source`. Slow for large documents."""
     shown_url = VIEW_SOURCE + document.url if source else document.url
     title, links = document.title, tuple[str, ...]()
     if document.is_html and not source:
@@ -177,7 +180,10 @@ def document_page(document: Document, source: bool = False) -> VisitedPage:
 
 
 def found_page(page: VisitedPage, pattern: str) -> VisitedPage:
-    """The places of `page` that hold `pattern` (lower case), each with the lines behind it, numbered as links to it."""
+    """Return the matches of `pattern` (lower case) in `page` as numbered links.
+
+    Each match includes the lines after it.
+    """
     lines = without_links(page.lines)
     parts: list[str] = []
     targets: list[Target] = []
@@ -198,7 +204,7 @@ def found_page(page: VisitedPage, pattern: str) -> VisitedPage:
 
 
 def facts(action: str, cursor: int, page: VisitedPage, shown: tuple[int, int, int]) -> dict[str, Any]:
-    """What a gateway needs to cite a view and to tell what was done."""
+    """Return the facts that a gateway needs for citations and for reporting the action."""
     first, last, total = shown
     told: dict[str, Any] = {
         "action": action,

@@ -1,8 +1,8 @@
-"""A folder of files as search engine and as web: for private documents, and where there is no web.
+"""Search engine and page reader for a local folder.
 
-Addresses are `file:///` and the path below the folder. They are looked up among the files that were found, never taken
-for paths, so nothing outside can be named: no `..`, no link that leads out, no hidden file. Ranked by BM25, words in
-titles counting more.
+It serves private documents and machines without a network. URLs are `file:///` and the path below the folder. A URL is
+looked up among the files found by the scan and is never used as a path. It therefore cannot name anything outside: no
+`..`, no symbolic link, no hidden file. Results are ranked by BM25, with a higher weight for words in titles.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LONGEST_WORD = 40
 
 @dataclass(frozen=True, slots=True)
 class FolderFile:
-    """A file as it was when it was read. `stamp` tells whether it still is."""
+    """Indexed file. `stamp` contains modification time and size, to detect changes."""
 
     url: str
     path: Path
@@ -62,8 +62,10 @@ def words_of(text: str) -> list[str]:
 
 
 class Folder:
-    """Searches and reads the text files below `root`. What changed there is seen by the next search. Raises
-    `ConfigError` when there is no such folder."""
+    """Search engine and reader for the text files below `root`.
+
+    Each search includes changes of the files. Raises `ConfigError` if the folder does not exist.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root.resolve()
@@ -94,7 +96,7 @@ class Folder:
         return Document(entry.url, source, entry.path.suffix.lower() in HTML, entry.title)
 
     async def aclose(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no resources are open."""
 
     async def _refreshed(self) -> None:
         async with self._refreshing:
@@ -137,7 +139,7 @@ class Folder:
 
 
 def _files(root: Path) -> Iterator[tuple[Path, tuple[int, int]]]:
-    """Text files below `root` that are its own: no links, nothing hidden, in a fixed order."""
+    """Yield text files below `root` in a fixed order, without symbolic links and hidden files."""
     found = 0
     for folder, folders, names in os.walk(root, followlinks=False):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -158,7 +160,7 @@ def _files(root: Path) -> Iterator[tuple[Path, tuple[int, int]]]:
 
 
 def _contents(root: Path, path: Path) -> str:
-    """A file's text. Raises OSError where it is a link by now, or leads out of the folder."""
+    """Read a file. Raises OSError if it has become a link or leads out of the folder."""
     if not path.resolve().is_relative_to(root):
         raise PermissionError(path)
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
@@ -181,7 +183,7 @@ def _entry(url: str, path: Path, stamp: tuple[int, int], source: str) -> FolderF
 
 
 def _snippet(text: str, asked: set[str]) -> str:
-    """The line that holds most of what was asked, and what follows it."""
+    """Return the text from the line with most query words on."""
     best, most = 0, 0
     at = 0
     for line in text.splitlines(keepends=True):
@@ -193,6 +195,6 @@ def _snippet(text: str, asked: set[str]) -> str:
 
 
 def _spelled(url: str) -> str:
-    """An address in the one spelling that is looked up: `file:/a b.md` and `file:///a%20b.md` are the same."""
+    """Normalize a URL for lookup: `file:/a b.md` and `file:///a%20b.md` are the same."""
     path = url[5:].lstrip("/").split("#")[0].split("?")[0]
     return PREFIX + quote(unquote(path))

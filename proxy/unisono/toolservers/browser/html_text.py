@@ -1,7 +1,7 @@
-"""HTML to the text of a page: headings, lists, links and images by their names, everything else as plain words.
+"""Conversion of HTML to page text: headings, lists, links, image names and plain words.
 
-The standard library's parser takes the square of a hostile page's length, so the tags are found here, in one pass over
-any text whatsoever: every search either moves on or is remembered as having failed. Nothing is raised for any input.
+The parser of the standard library takes quadratic time on hostile pages. This scanner finds tags in one pass: every
+search either advances or is remembered as failed. No input raises an exception.
 """
 
 from __future__ import annotations
@@ -25,22 +25,25 @@ _ATTRIBUTE = re.compile(r"([^\s\"'>/=]+)(?:\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|([^\
 _SPACE = re.compile(r"\s+")
 
 UNREAD: Final = frozenset({"script", "style", "noscript", "template", "iframe", "noembed", "object", "svg", "math"})
-"""Elements whose content is not text."""
+"""Elements whose content is not displayed text."""
 VERBATIM: Final = UNREAD | {"title", "textarea"}
-"""Elements that reach to their own end tag, whatever is inside."""
+"""Elements that end only at their own end tag, regardless of their contents."""
 _GAPS_NAMES = """
     p div section article header footer main nav aside address figure figcaption form fieldset table ul ol dl
     blockquote pre details summary h1 h2 h3 h4 h5 h6
 """
 GAPS: Final = frozenset(_GAPS_NAMES.split())
-"""Elements with an empty line before and behind them."""
+"""Elements with an empty line before and after them."""
 BREAKS: Final = frozenset({"br", "tr", "dt", "dd", "option", "caption"})
 SCRIPTS: Final = {"sup": ("^{", "}"), "sub": ("_{", "}")}
 
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """`attributes` is what stands between the name and the end, unread; `content` belongs to verbatim elements."""
+    """Start or end tag.
+
+    `attributes` is the unparsed text between name and end. `content` is set for verbatim elements.
+    """
 
     name: str
     closing: bool
@@ -48,7 +51,7 @@ class Tag:
     content: str = ""
 
     def get(self, name: str) -> str | None:
-        """An attribute's value with its character references resolved; the first one counts."""
+        """Return an attribute with resolved character references, or None. The first one counts."""
         for found in _ATTRIBUTE.finditer(self.attributes[:LONGEST_TAG]):
             if found[1].lower() == name:
                 return unescaped(found[2] or found[3] or found[4] or "")
@@ -57,7 +60,7 @@ class Tag:
 
 @dataclass(frozen=True, slots=True)
 class HtmlText:
-    """What was read: `links` are absolute addresses, by the number the text knows them under."""
+    """Converted document. `links` are absolute URLs; their index is their number in the text."""
 
     title: str
     text: str
@@ -79,7 +82,7 @@ def domain_of(url: str) -> str:
 
 
 class Scanner:
-    """Text and tags of `source`, in order."""
+    """Iterator over text and tags of `source`, in order."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -107,7 +110,7 @@ class Scanner:
                 at = start + 1
 
     def _find(self, what: str, start: int) -> int:
-        """Like `str.find`; what is not there is not looked for again."""
+        """Search as `str.find` does, but remember absent strings and do not search for them again."""
         if what in self._absent:
             return -1
         found = self._source.find(what, start)
@@ -133,7 +136,7 @@ class Scanner:
         return Tag(called, False, tag.attributes, self._source[end + 1 : until]), self._after(">", until, until)
 
     def _end_of_tag(self, start: int) -> int:
-        """Where the tag's `>` is; one inside a quoted value does not count."""
+        """Return the index of the tag's `>`, ignoring any inside a quoted value."""
         end = self._find(">", start)
         quote = self._source.rfind('="', start, end) if end > 0 else -1
         if quote >= 0 and '"' not in self._source[quote + 2 : end]:
@@ -144,14 +147,14 @@ class Scanner:
 
 
 class Writer:
-    """Lines from words, breaks and gaps; white space counts as it does in a browser."""
+    """Line builder for words, breaks and gaps. White space collapses as in a browser."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.verbatim = 0
         self.quoted = 0
         self.lists: list[int] = []
-        """Open lists: 0 for bullets, else the next number."""
+        """Open lists: 0 for bullets, otherwise the next number."""
         self._line: list[str] = []
         self._open = ""
 
@@ -170,7 +173,7 @@ class Writer:
             self._line.append(flat)
 
     def begin(self, mark: str) -> None:
-        """What the next line opens with."""
+        """Set the prefix of the next line."""
         self._open = mark
 
     def end_line(self, *, keep_empty: bool = False) -> None:
@@ -197,7 +200,7 @@ class Writer:
 
 
 class Reader:
-    """Turns one document into text."""
+    """Converter of one document to text."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -236,7 +239,7 @@ class Reader:
             return
         self._linked.append(text)
         if sum(map(len, self._linked)) > LONGEST_LINK:
-            # A link that is never closed would take the page with it.
+            # An unclosed link would otherwise contain the rest of the page.
             self._target = None
             self._writer.words("".join(self._linked))
 
@@ -264,7 +267,7 @@ class Reader:
             return
         number = self._links.setdefault(target, len(self._links))
         domain = domain_of(target)
-        # Spaces inside the link's ends belong to the words around it.
+        # White space inside the link's ends belongs to the surrounding words.
         self._writer.words(" " if said[0] == " " else "")
         self._writer.words(link(number, said.strip(), "" if domain == self._domain else cleaned(domain)))
         self._writer.words(" " if said[-1] == " " else "")
@@ -313,5 +316,5 @@ class Reader:
 
 
 def read_html(source: str, url: str) -> HtmlText:
-    """The text of a document found at `url`, its title and its links."""
+    """Convert a document found at `url` to text, title and links."""
     return Reader(url).read(source)

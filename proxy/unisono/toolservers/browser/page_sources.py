@@ -1,4 +1,4 @@
-"""What the browser needs from outside, as two small ports, and the nouns they speak of."""
+"""Ports of the browser for searching and reading, with their data types."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """One search result, best first; `snippet` is a few words about it or from it."""
+    """One search result; `snippet` is a short description or quotation."""
 
     url: str
     title: str
@@ -17,8 +17,7 @@ class SearchResult:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What an address gave: its text as it came, and whether that is HTML. `url` is where it really was, behind any
-    redirect."""
+    """Text read from a URL, before conversion. `url` is the final one after redirects."""
 
     url: str
     text: str
@@ -27,26 +26,26 @@ class Document:
 
 
 class SearchEngine(Protocol):
-    """Finds addresses. `name` says what is searched, as the model is told it."""
+    """Source of search results. `name` informs the model of what is searched."""
 
     name: str
 
     async def search(self, query: str, most: int) -> list[SearchResult]:
-        """At most `most` results, best first. Raises `BrowsingError`."""
+        """Return at most `most` results, best first. Raises `BrowsingError`."""
         ...
 
     async def aclose(self) -> None: ...
 
 
 class PageReader(Protocol):
-    """Reads addresses."""
+    """Reader of documents by URL."""
 
     def reads(self, url: str) -> bool:
-        """Whether addresses of this form are its own."""
+        """Return whether this reader handles URLs of this form."""
         ...
 
     async def read(self, url: str) -> Document:
-        """What is there now. Raises `BrowsingError`."""
+        """Return the current document at a URL. Raises `BrowsingError`."""
         ...
 
     async def aclose(self) -> None: ...

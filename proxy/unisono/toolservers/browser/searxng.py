@@ -1,4 +1,4 @@
-"""Search results from a SearXNG instance, by its JSON interface."""
+"""Search engine that uses the JSON interface of a SearXNG instance."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ LONGEST: Final = 4096
 
 
 class SearxNG:
-    """`base` is the operator's own: it is asked wherever it is, and no redirect away from it is followed."""
+    """Search engine of a SearXNG instance.
+
+    `base` is configured by the operator, so its address is not restricted. Redirects are not followed.
+    """
 
     name = "web"
 
@@ -65,7 +68,7 @@ class SearxNG:
 
 
 def _result(entry: Any) -> SearchResult | None:
-    """One of its results, or None for what is not one."""
+    """Convert one result, or return None if it is invalid."""
     if not isinstance(entry, dict):
         return None
     url, title, content = entry.get("url"), entry.get("title"), entry.get("content")

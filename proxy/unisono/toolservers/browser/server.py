@@ -1,8 +1,8 @@
-"""The browser as an MCP server: its tools in the words and the schemas gpt-oss was trained on.
+"""MCP server of the browser, with the tool definitions that gpt-oss was trained on.
 
-What the model wrote is read generously: numbers in strings, link numbers in either form, names beside the declared
-ones. A session's pages are those of one connection; a client that serves several conversations over one connection
-names each in the call's `_meta`, under `unisono/session`.
+Arguments are parsed leniently: numbers in strings, link numbers in either form, alternative names. A connection has one
+session with its own pages. A client that serves several conversations over one connection names the session in the
+call's `_meta`, under `unisono/session`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,10 @@ TOOLS: Final = {
 
 
 def _whole(value: Any) -> Any:
-    """3.0 and "3" are 3, and an empty value is none given; what is no number stays for the check behind."""
+    """Convert whole numbers such as 3.0 and "3" to int, and empty values to -1.
+
+    Other values are returned unchanged and fail in the later validation.
+    """
     if value is None or value == "":
         return -1
     if isinstance(value, str):
@@ -92,7 +95,7 @@ def _whole(value: Any) -> Any:
 
 
 def _link(value: Any) -> Any:
-    """A link's number or an address."""
+    """Convert to a link number or a URL."""
     if isinstance(value, str):
         number = value.strip().strip("【】").split("†")[0]
         return int(number) if number.isdecimal() and len(number) < 9 else value or -1
@@ -121,8 +124,10 @@ class FindCall(BaseModel):
 
 
 async def run(browser: Browser, session: BrowserSession, name: str, arguments: dict[str, Any]) -> View:
-    """Perform one call. Raises `BrowsingError` for what cannot be done and `ValidationError` for what was not
-    understood."""
+    """Perform one call.
+
+    Raises `BrowsingError` for failures and `ValidationError` for invalid arguments.
+    """
     if name == "search":
         search = SearchCall.model_validate(arguments)
         return await browser.search(session, search.query, search.topn if search.topn > 0 else 10)
@@ -136,14 +141,14 @@ async def run(browser: Browser, session: BrowserSession, name: str, arguments: d
 
 
 def session_key(context: ServerRequestContext[Any, Any]) -> str:
-    """Whose pages a call sees."""
+    """Return the key of the session whose pages a call uses."""
     connection = context.request.headers.get("mcp-session-id", "") if context.request is not None else ""
     named = (context.meta or {}).get(SESSION_META)
     return f"{connection}/{named[:LONGEST_KEY]}" if isinstance(named, str) else str(connection)
 
 
 def browser_server(browser: Browser) -> ToolServer:
-    """An MCP server around `browser`, which it closes at its end."""
+    """Return an MCP server for `browser`, which it closes at its end."""
     sessions = BrowserSessions()
 
     @asynccontextmanager

@@ -1,6 +1,6 @@
-"""How a page is written for the model: lines of a fixed width, their numbers, the window it sees, and links.
+"""Text format of pages: wrapped and numbered lines, windows, links.
 
-All pure. A window is bounded in tokens, which are taken for four bytes of UTF-8 each: close enough for a bound, and it
+All functions are pure. Token counts are estimated as four bytes of UTF-8 each. That is accurate enough for a limit and
 needs no vocabulary.
 """
 
@@ -12,10 +12,13 @@ from collections.abc import Sequence
 from typing import Final
 
 WIDTH: Final = 80
-"""Characters in a line."""
+"""Line width in characters."""
 BYTES_PER_TOKEN: Final = 4
 LONG_LINE: Final = 4000
-"""Characters; longer ones are cut before they are wrapped, since wrapping one word takes its length squared."""
+"""Longer lines are split before wrapping, in characters.
+
+Wrapping a single word takes quadratic time.
+"""
 
 _UNSEEN: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls but tabs and line feeds
@@ -23,31 +26,31 @@ _UNSEEN: Final = re.compile(
     "\ud800-\udfff\U000e0000-\U000e0fff]"  # halves of pairs; tags, which spell text that nobody sees
 )
 _BRACKETS: Final = str.maketrans({"【": "〖", "】": "〗"})
-# A link holds no other: `cleaned` replaces the brackets of its text.
+# Link texts contain no links, because `cleaned` replaces their brackets.
 _LINK: Final = re.compile(r"【\d+†([^†【】]*)((?:†[^【】]*)?)】")
 _SPACE: Final = re.compile(r"\s+")
 
 
 def cleaned(text: str) -> str:
-    """Text of others: without what nobody sees, and without the brackets that mean a link."""
+    """Remove invisible characters from foreign text and replace the brackets that mark links."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     return _UNSEEN.sub("", text).translate(_BRACKETS)
 
 
 def one_line(text: str, most: int = 300) -> str:
-    """Cleaned, on one line, at most `most` characters long."""
+    """Return cleaned text on one line of at most `most` characters."""
     flat = _SPACE.sub(" ", cleaned(text[: 8 * most])).strip()
     return flat if len(flat) <= most else flat[: most - 1] + "…"
 
 
 def link(number: int, text: str, domain: str = "") -> str:
-    """A link as the model reads it; `domain` where it leads away from the page's own."""
+    """Return a link in the model's format. `domain` is set for links to other domains."""
     shown = text.replace("†", "‡")
     return f"【{number}†{shown}†{domain}】" if domain else f"【{number}†{shown}】"
 
 
 def without_links(lines: Sequence[str]) -> list[str]:
-    """The same lines with what the links say in their place; no line gets another number."""
+    """Replace links by their texts. Line numbers stay the same."""
 
     def said(found: re.Match[str]) -> str:
         return found[1] + "\n" * found[2].count("\n")
@@ -56,7 +59,7 @@ def without_links(lines: Sequence[str]) -> list[str]:
 
 
 def wrapped(text: str) -> tuple[str, ...]:
-    """Lines of at most `WIDTH` characters; empty ones stay."""
+    """Wrap text into lines of at most `WIDTH` characters. Empty lines are preserved."""
     lines: list[str] = []
     for line in text.split("\n"):
         if len(line) <= WIDTH and "\t" not in line:
@@ -73,8 +76,10 @@ def numbered(lines: Sequence[str], first: int) -> str:
 
 
 def window(lines: Sequence[str], first: int, tokens: int, most: int | None = None) -> int:
-    """One past the last line of a view that begins at `first`: as many as fit into `tokens`, the line at the border
-    included, and `most` at the most."""
+    """Return the index after the last line of a view that starts at `first`.
+
+    The view contains as many lines as fit into `tokens`, including the line that crosses the limit, but at most `most`.
+    """
     left = tokens * BYTES_PER_TOKEN
     end = first
     until = len(lines) if most is None else min(len(lines), first + most)
@@ -85,7 +90,10 @@ def window(lines: Sequence[str], first: int, tokens: int, most: int | None = Non
 
 
 def display(cursor: int, title: str, url: str, body: str, shown: tuple[int, int, int]) -> str:
-    """What the model gets: the header with its cursor, then `body`. `shown` is first line, last line, last there is."""
+    """Return a view for the model: a header with the cursor, then `body`.
+
+    `shown` contains the first line, the last line, and the last line of the whole page.
+    """
     where = f" ({url})" if url else ""
     first, last, total = shown
     return f"[{cursor}] {title}{where}\n**viewing lines [{first} - {last}] of {total}**\n\n{body}"

@@ -1,7 +1,7 @@
-"""What one session has seen: its pages, by the cursor each was shown under.
+"""Pages visited in a browser session, by cursor.
 
-A cursor never means another page than the one the model saw there, even when the same address was read again. Old pages
-are let go, so that a session holds no more than it may; so are sessions nobody has used for longest.
+A cursor always refers to the page that the model saw under it, even after its URL was read again. The oldest pages are
+dropped when a session exceeds its limits. The least recently used sessions are dropped as well.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ PAGE_CHARACTERS: Final = 1_000_000
 
 
 class BrowsingError(Exception):
-    """What cannot be done, as a sentence for the model."""
+    """Failure of a browser action, with a message for the model."""
 
 
 class PageKind(StrEnum):
-    """How a page came to be."""
+    """Origin of a page."""
 
     SEARCH = "search"
     PAGE = "page"
@@ -34,7 +34,10 @@ class PageKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a link leads; `line` where it means a place on that page. The rest is what was said about it."""
+    """Destination of a link.
+
+    `line` is set if it is a position on that page. `title` and `snippet` describe the destination.
+    """
 
     url: str
     line: int | None = None
@@ -44,8 +47,11 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class VisitedPage:
-    """`shown_url` stands in the header; `url` is where the text came from, for citations. `asked` is the query or the
-    pattern it answers."""
+    """Page as displayed to the model.
+
+    `shown_url` appears in the header; `url` is the source of the text, for citations. `asked` is the query or pattern
+    of a result page.
+    """
 
     kind: PageKind
     url: str
@@ -61,7 +67,7 @@ class VisitedPage:
 
 
 def lines_of(text: str) -> tuple[str, ...]:
-    """A page's lines, of so much of its text as is kept."""
+    """Wrap the text of a page into lines, truncated to `PAGE_CHARACTERS`."""
     if len(text) > PAGE_CHARACTERS:
         left_out = len(text) - PAGE_CHARACTERS
         text = f"{text[:PAGE_CHARACTERS]}\n\n[The page goes on; {left_out} characters are left out.]"
@@ -70,7 +76,7 @@ def lines_of(text: str) -> tuple[str, ...]:
 
 @dataclass(slots=True)
 class BrowserSession:
-    """The pages of one client. Calls of one session take their turns: `turn` is held while one runs."""
+    """Pages of one client. Hold `turn` during a call: calls of a session run one at a time."""
 
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _pages: OrderedDict[int, VisitedPage] = field(default_factory=OrderedDict)
@@ -78,7 +84,7 @@ class BrowserSession:
     _size: int = 0
 
     def add(self, page: VisitedPage) -> int:
-        """Keep a page under the next cursor."""
+        """Store a page and return its cursor."""
         cursor = self._next
         self._next += 1
         self._pages[cursor] = page
@@ -89,7 +95,7 @@ class BrowserSession:
         return cursor
 
     def get(self, cursor: int = -1) -> VisitedPage:
-        """The page of a cursor, -1 for the latest. Raises `BrowsingError`."""
+        """Return the page of a cursor; -1 is the latest page. Raises `BrowsingError`."""
         if not self._pages:
             raise BrowsingError("No pages to access!")
         page = self._pages.get(self._next - 1 if cursor == -1 else cursor)
@@ -101,7 +107,7 @@ class BrowserSession:
         return page
 
     def known(self, url: str) -> VisitedPage | None:
-        """The latest page read at an address, if it is still kept."""
+        """Return the stored page that was last read from a URL, or None."""
         for page in reversed(self._pages.values()):
             if page.kind is PageKind.PAGE and page.shown_url == url:
                 return page
@@ -109,7 +115,7 @@ class BrowserSession:
 
 
 class BrowserSessions:
-    """Sessions by their key; the one unused for longest goes when there are too many."""
+    """Sessions by key, with a limit. The least recently used one is dropped."""
 
     def __init__(self, most: int = MOST_SESSIONS) -> None:
         self._most = most

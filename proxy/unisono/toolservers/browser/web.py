@@ -39,7 +39,10 @@ _CHARSETS_NAMES = """
     shift_jis iso2022_jp euc_kr
 """
 CHARSETS: Final = frozenset(_CHARSETS_NAMES.split())
-"""Encodings of pages, by the names Python gives them. The others it knows are none, or take too long."""
+"""Supported encodings of pages, by their Python names.
+
+Other codecs are no encodings or too slow.
+"""
 _META_CHARSET = re.compile(rb"<meta[^>]{0,200}charset\s*=\s*[\"']?([A-Za-z0-9_:.-]{1,40})", re.IGNORECASE)
 
 NOT_PUBLIC: Final = "it is not on the public Internet"
@@ -75,11 +78,14 @@ class _GuardedResolver(AbstractResolver):
         ]
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no resources are open."""
 
 
 class Web:
-    """Reader of http and https pages. `private` admits private networks as well, but no cloud metadata services."""
+    """Reader of http and https pages.
+
+    `private` also permits private networks, but no cloud metadata services.
+    """
 
     def __init__(self, *, private: bool = False, page_bytes: int = PAGE_BYTES, page_s: float = PAGE_S) -> None:
         self._private = private
@@ -177,7 +183,7 @@ def _charset(answer: aiohttp.ClientResponse) -> str | None:
 
 
 def _decoded(body: bytes, charset: str | None, is_html: bool) -> str:
-    """As its mark, its header or the document itself says; what makes no sense becomes U+FFFD."""
+    """Decode by byte order mark, header or `<meta>`. Invalid bytes become U+FFFD."""
     if body.startswith(codecs.BOM_UTF8):
         return body.decode("utf-8-sig", "replace")
     if charset is None and is_html and (found := _META_CHARSET.search(body[:4096])):

@@ -1,11 +1,11 @@
-"""The `python` tool in the form gpt-oss was trained on: code in, printed output out, no state between runs.
+"""The `python` tool in the form gpt-oss was trained on: code in, output out, no state.
 
-    cage            first process of a run: sandbox, limits, user id; runs as a script of its own
-    run_files       what the files of a run take, and how they are removed
-    ways            what this machine allows: namespaces, user id, interpreter
+    sandbox         first process of a run: sandbox, limits, user id; runs as a separate script
+    run_files       disk usage and removal of a run's files
+    sandbox_probe   capabilities of this machine: namespaces, user id, interpreter
     syscall_filter  the seccomp filter
-    running         one run from its code to its outcome
-    server          the MCP server around it
+    executor        one run from its code to its outcome
+    server          the MCP server
 
-docs/tools.md states what code cannot do in which mode; tests/toolservers/test_python_attacks.py tests every statement.
+docs/tools.md states the restrictions of each mode; tests/toolservers/test_python_attacks.py tests every statement.
 """

@@ -1,8 +1,8 @@
-"""One run of code, from its text to what came of it.
+"""Execution of one run of code, from its text to its outcome.
 
-Whatever happens, it is over when its time is: the process group is ended with the run, and at once with a call that is
-cancelled; the first process keeps the time even when the server is no more. Output is kept from its beginning and from
-its end, since errors stand last.
+Every run ends at its time limit. Its process group is killed at the end of the run, or at once if the call is
+cancelled. The first process enforces the limit even after the server has died. Output is truncated in the middle,
+because errors appear at the end.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from unisono.toolservers.python.sandbox_probe import NOBODIES, RunDirectory, San
 
 MIB: Final = 1024 * 1024
 FLOOD_BYTES: Final = 32 * MIB
-"""Output of which most would be thrown away: the run is ended there."""
+"""Amount of output that ends a run, in bytes. Most of it would be discarded."""
 STATUS_BYTES: Final = 1000
 LATE_S: Final = 5.0
-"""How long after its time the first process may still take to say how the run ended."""
+"""Additional time for the first process to report the outcome, in seconds."""
 
 
 class Busy(Exception):
-    """More runs are waiting than are taken."""
+    """Raised when too many runs are queued."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunLimits:
     """Limits of one run, in seconds, bytes and numbers.
 
-    `memory` bounds the address space of each process and the memory of all processes together, `disk` all files
-    together, `file` each file, `output` the output that is returned.
+    `memory` limits the address space of each process and the memory of all processes together. `disk` limits all files
+    together, `file` each file. `output` limits the returned output.
     """
 
     seconds: float = 30.0
@@ -66,20 +66,22 @@ class RunLimits:
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """`logs` is what was printed, errors included, within its bound. `exit_code` is negative for a signal, None when
-    nobody can say."""
+    """Outcome of one run.
+
+    `logs` is the output including errors, within its limit. `exit_code` is negative for a signal and None if unknown.
+    """
 
     logs: str
     exit_code: int | None
     timed_out: bool
     left_out: int = 0
-    """Bytes of output that are not in `logs`."""
+    """Number of output bytes that `logs` omits."""
     disk_full: bool = False
     memory_full: bool = False
 
     @property
     def remark(self) -> str:
-        """What the output itself does not tell, empty when there is nothing to add."""
+        """Explanation that the output lacks, or an empty string."""
         if self.disk_full:
             return "[The program wrote more files than it may; it was ended.]"
         if self.memory_full:
@@ -98,7 +100,7 @@ class RunOutcome:
 
 @dataclass(slots=True)
 class CapturedOutput:
-    """What is kept of a stream: half of `most` bytes from its beginning, half from its end."""
+    """Output buffer that stores the first and the last `most / 2` bytes of a stream."""
 
     most: int
     total: int = 0
@@ -118,7 +120,7 @@ class CapturedOutput:
             self._held -= len(self._last.popleft())
 
     def text(self) -> tuple[str, int]:
-        """The text, with a mark where something is missing, and how many bytes that is."""
+        """Return the text, with a mark where bytes are missing, and the number of missing bytes."""
         last = b"".join(self._last)[-(self.most // 2) :]
         missing = self.total - len(self._first) - len(last)
         if not missing:
@@ -128,7 +130,10 @@ class CapturedOutput:
 
 
 class CodeRunner:
-    """Runs code in one `way`: `at_once` runs together, four times as many waiting."""
+    """Executor of code in one kind of sandbox.
+
+    At most `at_once` runs execute at the same time, and four times as many wait.
+    """
 
     def __init__(self, way: Sandbox, limits: RunLimits | None = None, at_once: int = 4) -> None:
         self.way = way
@@ -139,7 +144,7 @@ class CodeRunner:
         self._nobodies: set[int | None] = set()
 
     async def run(self, code: str) -> RunOutcome:
-        """What came of `code`. Raises `Busy`, and OSError when there is no room for another process."""
+        """Run `code`. Raises `Busy`, and OSError if no further process can be created."""
         if self._places.locked() and self._waiting >= self._most_waiting:
             raise Busy
         self._waiting += 1
@@ -159,12 +164,12 @@ class CodeRunner:
             place = prepare(folder, code.encode("utf-8", "replace"), user)
             return await self._watched(place)
         finally:
-            # A run may leave much behind, and may have made it hard to delete.
+            # Removal can take long: a run may leave many files and change their modes.
             self._nobodies.discard(user)
             await asyncio.shield(asyncio.to_thread(delete_tree, str(folder)))
 
     def _nobody(self) -> int:
-        """A user number no other run has now. Taken by chance: another server may be taking some, too."""
+        """Reserve an unused user id. It is random, because another server may reserve some, too."""
         known = {entry.pw_uid for entry in pwd.getpwall()}
         free = [number for number in NOBODIES if number not in self._nobodies and number not in known]
         number = secrets.choice(free)
@@ -200,7 +205,7 @@ class CodeRunner:
 
 
 class Pipe:
-    """Two open files: what is written to one is read from the other."""
+    """Pipe whose ends are closed at the end of the context."""
 
     def __enter__(self) -> Pipe:
         self.read, self.write = os.pipe()
@@ -218,8 +223,10 @@ class Pipe:
 
 
 async def _collect(end: int, process: asyncio.subprocess.Process, output: CapturedOutput) -> None:
-    """Read from `end` until the process is no more, or its output is too much. Whoever was left behind with the output
-    open does not count."""
+    """Read from `end` until the process ends or its output exceeds the limit.
+
+    Other processes that still hold the output open are not waited for.
+    """
     loop = asyncio.get_running_loop()
     enough = asyncio.Event()
 
@@ -240,13 +247,13 @@ async def _collect(end: int, process: asyncio.subprocess.Process, output: Captur
         loop.remove_reader(end)
         for wait in waits:
             wait.cancel()
-    # What was written before the end is there by now.
+    # All output that was written before the end is available now.
     while _read(end, output):
         continue
 
 
 def _read(end: int, output: CapturedOutput) -> bool:
-    """Take what is there. Whether there was something, and more is wanted."""
+    """Read available output. Return whether there was some and more may be read."""
     try:
         chunk = os.read(end, 65536)
     except BlockingIOError:
@@ -256,13 +263,19 @@ def _read(end: int, output: CapturedOutput) -> bool:
 
 
 def _end(process: asyncio.subprocess.Process) -> None:
-    """End the whole group. Its number is not anybody else's before it is waited for, and harmless when it is gone."""
+    """Kill the whole process group.
+
+    Its id is not reused before the process is waited for, and a missing group is ignored.
+    """
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def _said(end: int) -> dict[str, object]:
-    """What the first process wrote about the end of the run. Not to be trusted: the code may have written it."""
+    """Return the status that the first process reported.
+
+    It is untrusted: the code may have written it.
+    """
     os.set_blocking(end, False)
     try:
         said = json.loads(os.read(end, STATUS_BYTES))

@@ -1,6 +1,7 @@
-"""Files of a run: how much space they take, also where they are deleted and still open, and how they are removed.
+"""Disk usage and removal of a run's files, including deleted files that are still open.
 
-Used by the cage, so the standard library has to do. No function follows a symbolic link of the code.
+The sandbox process uses this module, so it needs only the standard library. No function follows symbolic links of the
+code.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from contextlib import contextmanager, suppress
 SMALLEST = 4096
 """Minimum size counted for a file, so that many empty files also reach the limit."""
 SHARED = ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run/lock")  # noqa: S108
-"""World-writable directories. Files that a run's own user has there belong to the run."""
+"""World-writable directories. Files of the run's user id in them belong to the run."""
 ENDLESS = 1 << 62
 SHARED_MEMORY = "/dev/zero (deleted)"
-"""Kernel names of shared memory without a file, which is counted as memory."""
+"""Kernel name of shared memory without a file. It counts as memory, not as disk."""
 LIBC = ctypes.CDLL(None)
 OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
@@ -29,7 +30,10 @@ def size_of(about: os.stat_result) -> int:
 
 
 def files(directory: str) -> Iterator[int]:
-    """Sizes of everything below a directory, as far as it can be read. What is too deep for a path is endless."""
+    """Yield sizes of everything readable below a directory.
+
+    Paths that are too deep count as `ENDLESS`.
+    """
     waiting = [directory]
     while waiting:
         try:
@@ -46,7 +50,7 @@ def files(directory: str) -> Iterator[int]:
 
 
 def left_in_shared(user: int | None) -> Iterator[str]:
-    """Sizes of the files of a user in the world-writable directories."""
+    """Yield paths of a user's files in the world-writable directories."""
     for place in SHARED if user is not None else ():
         with suppress(OSError), os.scandir(place) as entries:
             for entry in entries:
@@ -57,9 +61,10 @@ def left_in_shared(user: int | None) -> Iterator[str]:
 
 @contextmanager
 def file_access_of(user: int | None) -> Iterator[None]:
-    """Read files as a user would, and stay root for signals: nobody but root can end this process meanwhile.
+    """Access files as `user`, but stay root for signals.
 
-    In containers root may not look at the processes of other users; only the user itself may.
+    Only root can then end this process. In containers, root may not inspect processes of other users; only the user
+    itself may.
     """
     if user is not None:
         LIBC.setfsgid(user)
@@ -73,12 +78,12 @@ def file_access_of(user: int | None) -> Iterator[None]:
 
 
 def deleted_files(proc: int, processes: Iterator[str], user: int | None) -> dict[tuple[int, int], int]:
-    """Sizes of files that have no name any more and are open or mapped in `processes`, by device and inode."""
+    """Return sizes of deleted files that are open or mapped in `processes`, by device and inode."""
     found: dict[tuple[int, int], int] = {}
     for process in processes:
         with file_access_of(user):
             _note_deleted(found, proc, f"{process}/fd")
-        # Only root of the whole machine may follow these.
+        # Only the machine's root may follow these links.
         _note_deleted(found, proc, f"{process}/map_files")
     return found
 
@@ -99,7 +104,7 @@ def _note_deleted(found: dict[tuple[int, int], int], proc: int, path: str) -> No
 
 
 def delete_tree(path: str) -> None:
-    """Delete a directory and everything in it, however deep and whatever its modes. Does what it can."""
+    """Delete a directory tree of any depth and with any modes, as far as possible."""
     with suppress(OSError):
         os.chmod(path, 0o700)  # noqa: PTH101
         top = os.open(path, OPEN_FOLDER)
@@ -111,7 +116,7 @@ def delete_tree(path: str) -> None:
 
 
 def _flatten(top: int) -> None:
-    # Every directory below is moved to the top and emptied there, so that no path gets long and no stack deep.
+    # Each subdirectory is moved to the top and emptied there, so paths stay short and no recursion is needed.
     prefix = f".{secrets.token_hex(8)}-"
     moved = _emptied(top, top, prefix, 0)
     done = 0
@@ -128,7 +133,10 @@ def _flatten(top: int) -> None:
 
 
 def _emptied(folder: int, top: int, prefix: str, moved: int) -> int:
-    """Delete the files of a folder and move its folders to the top. Returns how many were moved so far."""
+    """Delete the files of a folder and move its folders to the top.
+
+    Return the number of folders moved so far.
+    """
     for name in os.listdir(folder):
         with suppress(OSError):
             if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):

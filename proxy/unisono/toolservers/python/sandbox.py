@@ -1,10 +1,10 @@
-"""First process of a run: sets up the sandbox, starts the code within its limits, and ends every process of the run.
+"""First process of a run: sets up the sandbox, starts the code, ends all processes.
 
-Runs as a script with `run_files` and the standard library alone: `cage.py STATUS SETTINGS`. STATUS is the number of an
-open file. SETTINGS is JSON with `argv`, `directory`, `environment`, `limits` (resource name to number), `user` (a
+Runs as a script with `run_files` and the standard library alone: `sandbox.py STATUS SETTINGS`. STATUS is the number of
+an open file. SETTINGS is JSON with `argv`, `directory`, `environment`, `limits` (resource name to number), `user` (a
 number, or null for no change), `seconds`, `disk` and `memory` (bytes for the whole run), `filter` (a seccomp program in
 base64, or empty), and `root`: null, or the directory that becomes the root of a new file system with only `paths` in
-it. At the end one line of JSON is written to STATUS: `exit` or `signal`, and which limit of the run ended it.
+it. At the end one line of JSON is written to STATUS: `exit` or `signal`, and the limit that ended the run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from contextlib import suppress
 from typing import Any
 
 if __name__ == "__main__":
-    # An isolated interpreter finds the standard library only.
+    # An isolated interpreter finds only the standard library.
     sys.path.append(os.path.abspath(f"{__file__}/../../../.."))  # noqa: PTH100
 
 from unisono.toolservers.python.run_files import SMALLEST, delete_tree, deleted_files, files, left_in_shared, size_of
@@ -55,13 +55,16 @@ PAUSE_S = 0.005
 ENDING_S = 2.0
 CANNOT_START = 127
 LOOK_S = 0.1
-"""Between two looks at what is on the disk; longer where looking takes long."""
+"""Minimum interval between checks of disk and memory, in seconds.
+
+It increases if the checks are slow.
+"""
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def prctl(option: int, *values: int) -> bool:
-    """Set an attribute of this process. Does nothing on other systems than Linux."""
+    """Set an attribute of this process. Does nothing on systems other than Linux."""
     padded = [ctypes.c_ulong(value) for value in (*values, 0, 0, 0, 0)[:4]]
     return sys.platform == "linux" and bool(LIBC.prctl(option, *padded) == 0)
 
@@ -78,14 +81,14 @@ def mount(source: str, target: str, kind: str, flags: int, options: str = "") ->
 
 
 def bind(path: str, target: str, attributes: int) -> None:
-    """Show `path` at `target`, with everything mounted below it, under stricter mount attributes."""
+    """Mount `path` at `target`, including all mounts below it, with stricter attributes."""
     mount(path, target, "", MS_BIND | MS_REC)
     settings = (ctypes.c_uint64 * 4)(attributes, 0, 0, 0)
     call("syscall", MOUNT_SETATTR, -100, target.encode(), AT_RECURSIVE, ctypes.byref(settings), ctypes.c_size_t(32))
 
 
 def expose(root: str, path: str) -> None:
-    """Show `path` below `root`, read-only, at the same place and through the same symbolic links."""
+    """Mount `path` below `root`, read-only, at the same path and through the same links."""
     done, parts, links = "/", deque(path.split("/")), 0
     while parts:
         part = parts.popleft()
@@ -105,7 +108,7 @@ def expose(root: str, path: str) -> None:
     if not os.path.exists(done):  # noqa: PTH110
         return
     target = root + done
-    # Another device than that of the root: visible already, below a path that was bound before.
+    # A device other than the root's: already visible below a path that was mounted before.
     if os.path.exists(target) and os.stat(target).st_dev != os.stat(root).st_dev:  # noqa: PTH110, PTH116
         return
     if os.path.isdir(done):  # noqa: PTH112
@@ -117,7 +120,10 @@ def expose(root: str, path: str) -> None:
 
 
 def enter_new_root(settings: dict[str, Any]) -> None:
-    """Replace the file system by an empty one in memory, bounded by `disk`, that shows the exposed paths read-only."""
+    """Replace the root by an empty file system in memory.
+
+    Its size is limited by `disk`. The exposed paths are mounted in it, read-only.
+    """
     root: str = settings["root"]
     size = settings["disk"]
     mount("tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, f"size={size},nr_inodes={size // SMALLEST},mode=755")
@@ -146,7 +152,7 @@ def enter_new_root(settings: dict[str, Any]) -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up what the user namespace granted, and what a program of root could regain."""
+    """Drop capabilities from the user namespace and those that a program of root could regain."""
     prctl(AMBIENT_CAPABILITIES, CLEAR_ALL)
     for capability in range(MAX_CAPABILITIES):
         prctl(DROP_FROM_BOUNDING_SET, capability)
@@ -178,19 +184,19 @@ def limit(limits: dict[str, int]) -> None:
             continue
         _, hard = resource.getrlimit(kind)
         bound = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        # macOS knows a limit for memory and takes none.
+        # macOS defines a memory limit but rejects every value.
         with suppress(ValueError, OSError):
             resource.setrlimit(kind, (bound, bound))
 
 
 def start(settings: dict[str, Any]) -> int:
-    """Fork, and run the code in the child. Returns the child's number."""
+    """Fork and run the code in the child. Return the child's process id."""
     child = os.fork()
     if child:
         return child
     try:
         os.umask(0o077)
-        # Counted for the user the code runs as, so set first: whoever is over it cannot start anything.
+        # Limits count for the user id of the code, so they are set first: beyond them, nothing can be started.
         limit(settings["limits"])
         drop_capabilities()
         become(settings["user"])
@@ -208,14 +214,17 @@ def start(settings: dict[str, Any]) -> int:
 
 
 def read(proc: int, path: str) -> str:
-    """Read a file of a /proc that is open as `proc`; empty if it is gone."""
+    """Read a file of the /proc that is open as `proc`. Return an empty string if it is missing."""
     with suppress(OSError), open(os.open(path, os.O_RDONLY, dir_fd=proc)) as file:  # noqa: PTH123
         return file.read()
     return ""
 
 
 def descendants(proc: int) -> Iterator[str]:
-    """Processes of this run, with the numbers of that /proc. Orphans become children of this process."""
+    """Yield the processes of this run, by their ids in `proc`.
+
+    Orphans become children of this process.
+    """
     waiting = [os.readlink("self", dir_fd=proc)]
     while waiting:
         for thread in threads(proc, waiting.pop()):
@@ -225,7 +234,7 @@ def descendants(proc: int) -> Iterator[str]:
 
 
 def threads(proc: int, process: str) -> list[str]:
-    """Paths of the threads of a process, below that /proc."""
+    """Return the paths of a process's threads in `proc`."""
     with suppress(OSError):
         folder = os.open(f"{process}/task", os.O_RDONLY, dir_fd=proc)
         try:
@@ -236,12 +245,12 @@ def threads(proc: int, process: str) -> list[str]:
 
 
 def resident(proc: int, process: str) -> int:
-    """Bytes of a process in memory, shared pages included."""
+    """Return the resident bytes of a process, including shared pages."""
     return int((read(proc, f"{process}/statm").split() or (0, 0))[1]) * resource.getpagesize()
 
 
 def proportional(proc: int, process: str) -> int:
-    """Bytes of a process in memory, its part of shared pages only; where that cannot be read, all of them."""
+    """Return the proportional bytes of a process, or its resident bytes if unknown."""
     for line in read(proc, f"{process}/smaps_rollup").splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024
@@ -249,7 +258,7 @@ def proportional(proc: int, process: str) -> int:
 
 
 def exceeds_memory(proc: int, most: int) -> bool:
-    """Check the memory of all processes of the run together. The exact figure is costly, so the cheap one is first."""
+    """Check the total memory of the run. The cheap upper bound is tried before the exact figure."""
     processes = list(descendants(proc))
     if sum(resident(proc, process) for process in processes) <= most:
         return False
@@ -278,7 +287,10 @@ def is_full(proc: int | None, settings: dict[str, Any]) -> bool:
 
 
 def sweep(user: int | None) -> None:
-    """Delete what the run left where everybody may write: the next one of that number must not find it."""
+    """Delete files of the run in world-writable directories.
+
+    The next run with the same user id must not find them.
+    """
     for path in list(left_in_shared(user)):
         if os.path.isdir(path) and not os.path.islink(path):  # noqa: PTH112, PTH114
             delete_tree(path)
@@ -288,14 +300,17 @@ def sweep(user: int | None) -> None:
 
 
 def exceeded(proc: int | None, settings: dict[str, Any]) -> str:
-    """Name the limit of the whole run that is exceeded; empty if there is none."""
+    """Return the name of the exceeded limit of the run, or an empty string."""
     if proc is not None and exceeds_memory(proc, settings["memory"]):
         return "memory"
     return "disk" if is_full(proc, settings) else ""
 
 
 def wait(child: int, proc: int | None, settings: dict[str, Any]) -> dict[str, Any]:
-    """Wait for the child and report its end. Ends it at a limit of the run. Reaps orphans meanwhile."""
+    """Wait for the child and return its outcome.
+
+    Kill it at a limit of the run, and reap orphans.
+    """
     deadline = time.monotonic() + settings["seconds"]
     ended_by, look_at = "", 0.0
     while True:
@@ -306,7 +321,7 @@ def wait(child: int, proc: int | None, settings: dict[str, Any]) -> dict[str, An
         if ended == child:
             code = os.waitstatus_to_exitcode(status)
             if code and not ended_by:
-                # A file system in memory refuses the write before the next look at it.
+                # A file system in memory refuses the write before the next check.
                 ended_by = exceeded(None, settings)
             return {**({"signal": -code} if code < 0 else {"exit": code}), "limit": ended_by}
         if ended:
@@ -321,7 +336,10 @@ def wait(child: int, proc: int | None, settings: dict[str, Any]) -> dict[str, An
 
 
 def end_all_of(user: int) -> None:
-    """End every process of a user, at one moment: none gets away by starting another. Nobody else is that user."""
+    """Kill all processes of a user at once, so that none can escape by forking.
+
+    The id is exclusive.
+    """
     child = os.fork()
     if not child:
         with suppress(OSError):
@@ -333,8 +351,10 @@ def end_all_of(user: int) -> None:
 
 
 def clear(user: int | None, proc: int | None) -> None:
-    """End what is left, wherever it went. Bounded in time: what starts others faster than they are found is left to
-    the limits, and to whoever ends the process group."""
+    """Kill the remaining processes of the run, within `ENDING_S` seconds.
+
+    Processes that fork faster than they are found are left to the limits and to the end of the process group.
+    """
     until = time.monotonic() + ENDING_S
     while time.monotonic() < until:
         if user is not None:

@@ -1,4 +1,7 @@
-"""Ways to run code on this machine: namespaces, user and interpreter, found by trying them once at the start."""
+"""Detection of the ways to run code on this machine, by trial at the start.
+
+A way consists of namespaces, a user id and an interpreter.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,18 @@ from unisono.toolservers.python.syscall_filter import FilterUnavailable, compile
 
 CAGE: Final = Path(__file__).with_name("sandbox.py")
 NOBODIES: Final = range(60706, 61184)
-"""User ids that systems leave unused. Each run of a server of root has its own, so that concurrent runs cannot touch
-each other, nor use up each other's processes."""
+"""User ids that systems leave unused.
+
+If the server runs as root, each run has a different id. Concurrent runs then cannot access each other or exhaust each
+other's process limits.
+"""
 TRIAL_S: Final = 10.0
 TRIAL_DISK: Final = 1 << 20
 TRIAL_MEMORY: Final = 1 << 30
 SYSTEM_PATH: Final = "/usr/local/bin:/usr/bin:/bin"
 PR_SET_DUMPABLE: Final = 4
 
-# All that an isolated run sees of the machine, beside its interpreter: programs, libraries, and what they look up.
+# All that an isolated run sees of the machine in addition to its interpreter: programs, libraries and their settings.
 SYSTEM_FILES: Final = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store"),
     *("/etc/alternatives", "/etc/group", "/etc/ld.so.cache", "/etc/localtime", "/etc/mime.types"),
@@ -38,10 +44,10 @@ _PATHS: Final = "import sys; print(*{sys.executable, sys.prefix, sys.base_prefix
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """A way to run code.
+    """Way to run code.
 
-    `drops`: the code has an unused user id instead of the server's. `is_isolated`: it has namespaces of its own and a
-    file system with `paths` only. `program` filters its system calls. `missing` lists what a safe run lacks.
+    `drops`: the code has an unused user id instead of the server's. `is_isolated`: it has its own namespaces and a file
+    system with only `paths`. `program` filters its system calls. `missing` lists what a safe run lacks.
     """
 
     interpreter: str
@@ -67,7 +73,10 @@ class Sandbox:
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """Directory of a run: its `script`, its working `directory`, and their owner; None for the server's user."""
+    """Directory of a run: its `script`, its working `directory`, and their owner.
+
+    `user` is None if the server's user owns them.
+    """
 
     script: Path
     directory: Path
@@ -75,14 +84,17 @@ class RunDirectory:
 
 
 def prepare(folder: Path, code: bytes, user: int | None) -> RunDirectory:
-    """Write `code` into `folder`, which only `user` can read, and give the working directory in it to `user`."""
+    """Write `code` into `folder` and create the working directory.
+
+    Only `user` can read the code. The working directory belongs to `user`.
+    """
     place = RunDirectory(folder / "script.py", folder / "work", user)
     place.script.write_bytes(code)
     place.directory.mkdir()
     (folder / "root").mkdir()
     if user is not None:
         os.chown(place.directory, user, user)
-        # Whoever owned the folder could move the working directory, whose files are counted.
+        # The owner of the folder could move the working directory, whose files are counted.
         for path, mode in ((folder, 0o710), (place.script, 0o640)):
             os.chown(path, -1, user)
             path.chmod(mode)
@@ -98,7 +110,10 @@ def command(
     disk: int = TRIAL_DISK,
     memory: int = TRIAL_MEMORY,
 ) -> list[str]:
-    """Build the command line of a run. `status` is the open file for its outcome; `disk` and `memory` are in bytes."""
+    """Build the command line of a run.
+
+    `status` is the open file for its outcome; `disk` and `memory` are in bytes.
+    """
     settings = {
         "argv": [way.interpreter, "-I", "-u", "-B", "-X", "utf8", str(place.script)],
         "directory": str(place.directory),
@@ -117,7 +132,10 @@ def command(
 
 
 def unshare() -> tuple[str, ...]:
-    """Program that starts another one in new namespaces, empty where there is none. Root needs no user namespace."""
+    """Return the command that starts a program in new namespaces; empty if unavailable.
+
+    Root needs no user namespace.
+    """
     found = shutil.which("unshare", path=f"{SYSTEM_PATH}:/usr/sbin:/sbin") if sys.platform == "linux" else None
     user = () if os.geteuid() == 0 else ("--user", "--map-current-user", "--keep-caps")
     return (found, *user, *_UNSHARE) if found is not None else ()
@@ -129,7 +147,7 @@ def environment(directory: Path) -> dict[str, str]:
 
 
 def works(way: Sandbox) -> bool:
-    """Try whether a program runs like this and its output arrives."""
+    """Return whether a program runs in this way and its output arrives."""
     if way.is_isolated and not unshare():
         return False
     with tempfile.TemporaryDirectory(prefix="unisono-python-") as folder:
@@ -155,7 +173,7 @@ def works(way: Sandbox) -> bool:
 
 
 def close_to_inspection() -> None:
-    """Close /proc/PID/environ, /proc/PID/mem and ptrace of this process to other processes of its user."""
+    """Deny other processes of this user access to /proc/PID/environ, /proc/PID/mem and ptrace."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
@@ -163,9 +181,9 @@ def close_to_inspection() -> None:
 def find_way(interpreter: str | None = None, *, as_root: bool = False, unsafe: bool = False) -> Sandbox:
     """Find the most isolated way that works.
 
-    Code of a server of root runs with another user id, unless `as_root`. Without `interpreter`, this process's own is
-    tried, then the system's. Raises `ConfigError` where nothing works, and for a way that cannot protect the server,
-    unless `unsafe`.
+    If the server runs as root, the code gets another user id, unless `as_root`. Without `interpreter`, the interpreter
+    of this process is tried, then the system's. Raises `ConfigError` if nothing works, and, unless `unsafe`, for a way
+    that cannot protect the server.
     """
     drops = os.geteuid() == 0 and not as_root
     system = shutil.which("python3", path=SYSTEM_PATH)
@@ -185,7 +203,7 @@ ADVICE: Final = "Run the server in a container or virtual machine of its own; th
 
 
 def made(interpreter: str, *, drops: bool, is_isolated: bool) -> Sandbox:
-    """Describe one way, with everything that it lacks."""
+    """Return one way, with everything it lacks in `missing`."""
     way = Sandbox(interpreter, drops, is_isolated, paths=(*SYSTEM_FILES, *interpreter_paths(interpreter)))
     missing = []
     try:
@@ -201,7 +219,10 @@ def made(interpreter: str, *, drops: bool, is_isolated: bool) -> Sandbox:
 
 
 def interpreter_paths(interpreter: str) -> tuple[str, ...]:
-    """Files and directories that an interpreter needs. Never a directory that contains the home directory."""
+    """Return files and directories that an interpreter needs.
+
+    Directories that contain the home directory are excluded.
+    """
     try:
         asked = subprocess.run(  # noqa: S603
             [interpreter, "-I", "-c", _PATHS], capture_output=True, text=True, timeout=TRIAL_S, check=False, env={}

@@ -1,4 +1,4 @@
-"""Python as an MCP server: one tool, code in, what it printed out."""
+"""MCP server of the `python` tool: code in, printed output out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from unisono.toolservers.transports import ToolServer
 
 LONGEST_CODE: Final = 200_000
 NAMES: Final = ("code", "input", "script", "source")
-"""What models call the only argument there is."""
+"""Argument names that models use for the code."""
 
 DESCRIPTION: Final = (
     "Use this tool to execute Python code in your chain of thought. The code will not be shown to the user. This tool "
@@ -37,8 +37,10 @@ _FENCED = re.compile(r"\s*```(?:python|py)?[ \t]*\n(.*?)\n?```\s*", re.DOTALL)
 
 
 def code_of(arguments: dict[str, Any]) -> str | None:
-    """The code of a call, however it was wrapped: as the argument, as JSON in the argument, in a fence. None where
-    there is none."""
+    """Return the code of a call, or None if there is none.
+
+    The code may be the argument itself, JSON in the argument, or fenced.
+    """
     given = next((arguments[name] for name in NAMES if isinstance(arguments.get(name), str)), None)
     if given is None:
         return None
@@ -54,7 +56,7 @@ def code_of(arguments: dict[str, Any]) -> str | None:
 
 
 def python_server(runner: CodeRunner) -> ToolServer:
-    """An MCP server around `runner`."""
+    """Return an MCP server for `runner`."""
     description = DESCRIPTION.format(
         seconds=runner.limits.seconds, network="UNKNOWN" if runner.way.has_network else "disabled"
     )
@@ -91,7 +93,7 @@ def python_server(runner: CodeRunner) -> ToolServer:
 
 
 def _told(outcome: RunOutcome) -> CallToolResult:
-    """What the program printed is the answer; that it failed is in there, and no fault of the tool."""
+    """Convert an outcome to a tool result. A failed program is not a failure of the tool."""
     text = outcome.logs
     if outcome.remark:
         text += ("" if not text or text.endswith("\n") else "\n") + outcome.remark

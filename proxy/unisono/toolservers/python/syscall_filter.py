@@ -1,7 +1,8 @@
-"""Seccomp filter for executed code, compiled by libseccomp in the server and loaded by the cage.
+"""Seccomp filter for executed code, compiled in the server and loaded by the sandbox.
 
-Two bindings have the same interface: `seccomp` of the distributions (Debian: python3-seccomp), which is not on PyPI,
-and `pyseccomp`, pure Python over libseccomp.so.2. Only the server needs one; the cage gets the compiled program.
+libseccomp compiles it. Two bindings have the same interface: `seccomp` of the distributions (Debian: python3-seccomp),
+which is not on PyPI, and `pyseccomp`, pure Python over libseccomp.so.2. Only the server needs one; the sandbox gets the
+compiled program.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ _MAX_LISTED_FAMILY: Final = 16
 
 
 class FilterUnavailable(Exception):
-    """No seccomp filter can be made here; the text says what to install."""
+    """Raised if no seccomp filter can be compiled. The message says what to install."""
 
 
 def compile_filter(*, has_network_namespace: bool) -> str:
-    """Return the BPF program in base64. Without a network namespace it denies every socket, except pairs.
+    """Return the BPF program in base64.
 
-    Raises `FilterUnavailable`.
+    Without a network namespace, it denies all sockets except pairs. Raises `FilterUnavailable`.
     """
     seccomp = _binding()
     refused, unknown = seccomp.ERRNO(errno.EPERM), seccomp.ERRNO(errno.ENOSYS)
@@ -49,14 +50,14 @@ def compile_filter(*, has_network_namespace: bool) -> str:
         rules.add_rule(refused, _number(seccomp, entry))
     for flag in _NAMESPACE_FLAGS:
         rules.add_rule(refused, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, flag, flag))
-    # Its flags are in memory, where no filter sees them; the C library falls back to clone().
+    # Its flags are in memory, where a filter cannot read them. The C library falls back to clone().
     rules.add_rule(unknown, _number(seccomp, "clone3=435"))
     if has_network_namespace:
         for family in sorted(set(range(_MAX_LISTED_FAMILY)) - _NAMESPACED_FAMILIES):
             rules.add_rule(refused, "socket", seccomp.Arg(0, seccomp.EQ, family))
         rules.add_rule(refused, "socket", seccomp.Arg(0, seccomp.GT, _MAX_LISTED_FAMILY))
     else:
-        # Open files that are on their way through a pair are in no process, where they could be counted.
+        # Open files in transit through a socket pair belong to no process and could not be counted.
         for name in ("socket", "sendmsg", "sendmmsg"):
             rules.add_rule(refused, name)
     return _exported(rules)
