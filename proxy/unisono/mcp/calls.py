@@ -1,4 +1,4 @@
-"""List and call operations on an open MCP session, with SDK results mapped to `core.tools` types.
+"""List and call operations on an open MCP session, mapped to `core.tools` types.
 
 The SDK's own call method lists tools in between and runs the server's schemas, patterns included, over the results.
 This module sends the call and reads the answer directly.
@@ -41,7 +41,10 @@ The text after the prefix describes SDK parsing and quotes the answer.
 """
 
 NOT_DONE: Final = frozenset({501, 503, 505, 507, 511})
-"""HTTP statuses >= 500 that prove the call was not executed; any other may come from a proxy."""
+"""HTTP statuses >= 500 that prove the call was not executed.
+
+Any other may come from a proxy.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""Conversion of a server's answer into text for a model. Pure; resources that it links to are never fetched."""
+"""Conversion of a server's answer into text for a model.
+
+Pure; resources that an answer links to are never fetched.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Record of one message to a tool server: whether it was sent, how it was answered, and how to abort it.
+"""Record of one message to a tool server: whether it was sent, its answer, and how to abort it.
 
 The SDK reports every failure as one kind of error. Whether a call may be repeated depends on what happened at the
 transport, so the transport records it here. A context variable carries the record from the caller to the socket.
@@ -16,7 +16,10 @@ import anyio
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """One message. `problem` describes the failure in the gateway's own words and contains no secrets."""
+    """One message.
+
+    `problem` describes the failure in the gateway's own words and contains no secrets.
+    """
 
     sent: bool = False
     """At least part of it may have reached the server."""
@@ -31,7 +34,10 @@ class Exchange:
     arguments: str = ""
     """JSON that replaces the arguments of a tool call."""
     aside: bool = False
-    """No caller waits for an answer: the message is abandoned after a short timeout, since others queue after it."""
+    """No caller waits for an answer.
+
+    The message is abandoned after a short timeout, since others queue after it.
+    """
     _left: bool = False
     _scopes: list[anyio.CancelScope] = field(default_factory=list)
 
@@ -47,7 +53,10 @@ class Exchange:
 
     @contextmanager
     def leaving(self) -> Iterator[anyio.CancelScope]:
-        """Cancel the enclosed code when the exchange is aborted; the scope then has `cancelled_caught` set."""
+        """Cancel the enclosed code when the exchange is aborted.
+
+        The scope then has `cancelled_caught` set.
+        """
         with anyio.CancelScope() as scope:
             self._scopes.append(scope)
             if self._left:

@@ -1,4 +1,4 @@
-"""Fair queue for calls to one server: limits concurrency and serves waiting owners round-robin.
+"""Fair queue for calls to one server: limited concurrency, round-robin over waiting owners.
 
 One owner with many calls cannot starve the others.
 """

@@ -28,7 +28,10 @@ def key_of(server: ToolServer) -> str:
 
 
 def place_of(server: ToolServer) -> str:
-    """Return a key for the server itself, independent of caller and credentials. Contains no secrets."""
+    """Return a key for the server itself, independent of caller and credentials.
+
+    The key contains no secrets.
+    """
     command = server.command
     facts = (
         server.configured, server.transport, server.url,

@@ -1,4 +1,4 @@
-"""Headers sent to a tool server: those of its configuration entry, if permitted, and no others.
+"""Headers sent to a tool server: the permitted ones of its configuration entry, no others.
 
 Three groups are refused by name: the gateway's own headers, hop-by-hop headers, and headers that could mislead a
 cache, proxy or browser. Headers of a client's request never reach a server: the entry is their only source.
@@ -17,7 +17,10 @@ LONGEST: Final = 8192
 """Bytes of all names and values together."""
 
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^`|~-]+")
-"""A header token without the underscore: servers treat `X_Y` as `X-Y`, so one could impersonate the other."""
+"""Header token without the underscore.
+
+Servers treat `X_Y` as `X-Y`, so one could impersonate the other.
+"""
 _VALUE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?|")
 
 RESERVED: Final = frozenset({
@@ -33,7 +36,10 @@ RESERVED_PREFIXES: Final = ("mcp-", "proxy-", "sec-", "x-forwarded-", "access-co
 
 
 def check_headers(headers: Mapping[str, str], authorization: str | None) -> None:
-    """Raise `InvalidRequest` for a header that is not permitted or malformed. Values are never repeated."""
+    """Raise `InvalidRequest` for a header that is not permitted or malformed.
+
+    Values are never repeated.
+    """
     if len(headers) > MOST:
         raise InvalidRequest(f"A tool server takes at most {MOST} headers.")
     seen: set[str] = set()

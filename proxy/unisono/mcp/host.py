@@ -58,7 +58,7 @@ class _Listed:
 
 @dataclass(slots=True)
 class McpHost(ToolHost):
-    """Tool servers of the configuration, and those that requests name as far as `guard` allows them.
+    """Tool servers of the configuration, and those named by requests that `guard` allows.
 
     `tls` verifies servers; the default is the system's certificate authorities. Connections are opened at first use.
     """

@@ -48,7 +48,10 @@ _PROBLEMS: Final[tuple[tuple[type[Exception], str], ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """Address of a server, and its checked target if a request named it. `issuer`: URL of its OAuth server."""
+    """Address of a server, and its checked target if a request named it.
+
+    `issuer`: URL of its OAuth server.
+    """
 
     url: str
     target: DialTarget | None = None
@@ -118,7 +121,10 @@ class HttpTransport(httpx2.AsyncBaseTransport):
             raise
 
     def _is_message(self, request: httpx2.Request) -> bool:
-        """Return True for an MCP message or event stream, False for OAuth token and discovery requests."""
+        """Return True for an MCP message or event stream.
+
+        False for OAuth token and discovery requests.
+        """
         if _origin(request.url) != _origin(self._endpoint):
             return False
         kind, accepted = request.headers.get("content-type", ""), request.headers.get("accept", "")
@@ -238,7 +244,10 @@ class Outgoing(httpx2.AsyncClient):
         return httpx2.Response(STAND_IN, request=request)
 
     async def _pace(self) -> None:
-        """Delay reconnection to a server that closes every listening stream, whatever delay it announces."""
+        """Delay reconnection to a server that closes every listening stream.
+
+        The delay applies whatever interval the server announces.
+        """
         loop = asyncio.get_running_loop()
         wait_s = self._listened + self._limits.reconnect_s - loop.time()
         self._listened = loop.time() + max(wait_s, 0.0)
@@ -254,7 +263,10 @@ def problem_of(error: BaseException) -> str:
 
 
 async def _discovered(url: httpx2.URL) -> DialTarget:
-    """Check a URL from a configured server's OAuth metadata: it must resolve to a public address."""
+    """Check a URL from a configured server's OAuth metadata.
+
+    It must resolve to a public address.
+    """
     try:
         return await public_target(str(url))
     except (DestinationNotAllowed, UnicodeError):
@@ -262,7 +274,10 @@ async def _discovered(url: httpx2.URL) -> DialTarget:
 
 
 def _at(request: httpx2.Request, target: DialTarget, address: str) -> httpx2.Request:
-    """Copy the request for `address`, with the original name for the host header and certificate check."""
+    """Copy the request for `address`.
+
+    Host header and certificate check still use the original name.
+    """
     return httpx2.Request(
         request.method,
         request.url.copy_with(host=address),

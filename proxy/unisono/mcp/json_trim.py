@@ -1,4 +1,4 @@
-"""Trimming of large JSON answers before they are parsed, so that they cannot block the event loop.
+"""Trimming of large JSON answers before parsing, so that they cannot block the event loop.
 
 Parsing a few megabytes of tiny values takes seconds, and the model receives at most a few hundred kilobytes. A thread
 scans the bytes. Content over the limits is cut; all other bytes stay unchanged. Invalid JSON stays invalid.
