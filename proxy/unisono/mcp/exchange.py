@@ -1,4 +1,4 @@
-"""Record of one message to a tool server: whether it was sent, its answer, and how to abort it.
+"""Record of one message to a tool server: delivery, answer, and how to abort it.
 
 The SDK reports every failure as one kind of error. Whether a call may be repeated depends on what happened at the
 transport, so the transport records it here. A context variable carries the record from the caller to the socket.

@@ -1,4 +1,4 @@
-"""Serialization of messages: a tool call's arguments are sent as the exact text from the model.
+"""Serialization of messages, with tool call arguments as the exact text from the model.
 
 The SDK cannot send raw text. It receives only the small members, for the headers that some servers require.
 """

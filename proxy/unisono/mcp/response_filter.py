@@ -1,4 +1,4 @@
-"""Response bodies trimmed on their way to the SDK, as a whole or per event (see `json_trim`)."""
+"""Response bodies trimmed on their way to the SDK, whole or per event (see `json_trim`)."""
 
 from __future__ import annotations
 

@@ -49,9 +49,9 @@ T = TypeVar("T")
 
 ANSWER_GRACE_S: Final = 0.5
 ANSWER_GRACE_TURNS: Final = 1000
-"""Event loop iterations after an answer's stream ends, before the request counts as unanswered.
+"""Event loop iterations after an answer ended, before its request counts as unanswered.
 
-They follow a fixed grace period: on a busy loop an answer may take longer from the transport to its caller.
+They follow `ANSWER_GRACE_S`: on a busy loop an answer may take longer from the transport to its caller.
 """
 
 
@@ -146,7 +146,7 @@ class McpSession:
         return task.result()
 
     async def aclose(self) -> None:
-        """Close the connection, orderly within a short timeout, and wait until all of it is released."""
+        """Close the connection within a short timeout, and wait until all of it is released."""
         self._stop.set()
         if not self._client.done():
             # A session that is still connecting does not check the event.

@@ -31,7 +31,7 @@ TOKENS: Final = 256
 
 @dataclass(slots=True)
 class _Tokens:
-    """Access token storage that outlives a connection, so that a new connection needs no new token."""
+    """Access token storage that outlives a connection: a new connection needs no new token."""
 
     tokens: OAuthToken | None = None
     client: OAuthClientInformationFull | None = None
@@ -130,7 +130,10 @@ class SessionPool:
         )
 
     def _part(self, key: str) -> None:
-        """Retire the connection of `key`: it accepts no new requests, and those in progress may finish."""
+        """Retire the connection of `key`.
+
+        It accepts no new requests, and those in progress may finish.
+        """
         kept = self._kept.pop(key, None)
         if kept is not None:
             self.changed(key)
