@@ -141,7 +141,7 @@ async def _write(
 
 
 async def _log(child: asyncio.subprocess.Process, label: str) -> None:
-    """Log the beginning of standard error, and discard the rest, so that the server never blocks."""
+    """Log the beginning of standard error and discard the rest, so that the server never blocks."""
     assert child.stderr is not None
     for _ in range(LOGGED_LINES):
         try:

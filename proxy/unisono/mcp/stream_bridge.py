@@ -1,4 +1,4 @@
-"""Bridge between the SDK's transports and sessions: detects a stream's end, attaches records."""
+"""Bridge between the SDK's transports and sessions: detects stream ends, attaches records."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from typing import Final
 
 WATCHING: Final = """
 import os, signal, sys
-# It ends with its input. A signal to the whole session must not end it before the groups it watches.
+# It ends with its input. A signal to everybody must not end it before those it watches.
 for each in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
     signal.signal(each, signal.SIG_IGN)
 groups = set()

@@ -160,7 +160,10 @@ class Metrics(Observer):
             self._all.store_errors.labels(operation, error).inc()
 
     def spans(self, outcome: str, count: int) -> None:
-        """Count spans that were `exported`, `dropped` because the queue was full, or `failed` to be sent."""
+        """Count spans by outcome.
+
+        Outcomes: `exported`, `dropped` because the queue was full, or `failed` to be sent.
+        """
         self._all.spans.labels(outcome).inc(count)
 
     def traces(self, outcome: str, count: int) -> None:

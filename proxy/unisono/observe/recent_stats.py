@@ -1,4 +1,4 @@
-"""Statistics of this process for the last hour, per minute: answers, recoveries, backend work.
+"""Statistics of this process for the last hour, by minute: answers, recoveries, backends.
 
 They serve operators without a time series database, and cost a few additions per answer and no file.
 """

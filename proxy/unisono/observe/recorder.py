@@ -34,7 +34,7 @@ CLOSING_S: Final = 3.0
 """Time for writing the queue at shutdown, in seconds."""
 
 ROUTINE: Final = frozenset({"restored-stop"})
-"""Rules that apply to every answer of some backends, and so do not mark an answer as repaired."""
+"""Rules that apply to every answer of some backends, and so do not mark it as repaired."""
 
 
 def was_mended(done: GenerationDone) -> bool:

@@ -1,4 +1,4 @@
-"""Recording: one answer as a plain JSON document, from prompt tokens to the times of every step.
+"""Recording of one answer as a plain JSON document: prompt tokens, output, and step times.
 
 docs/traces.md describes the fields; within a version, fields are added and never renamed. A recording never contains
 headers, addresses or keys. Texts of items are present as tokens only: `said` holds their lengths and digests, for

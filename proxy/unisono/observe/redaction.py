@@ -69,7 +69,7 @@ def secrets_in(url: str) -> Iterator[str]:
 
 
 def _looks_secret(value: str) -> bool:
-    """Return True for long values: shorter ones are words and numbers that occur throughout logs."""
+    """Return True for long values: shorter ones are words and numbers common in logs."""
     return len(value) >= SHORTEST_GUESS
 
 
