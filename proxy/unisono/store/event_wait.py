@@ -1,4 +1,4 @@
-"""Wait for log events: readers are woken by writers of this process, and poll for the others."""
+"""Wait for log events: writers of this process wake readers, which poll for other writers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Embedded store: one SQLite file (or memory), one writing and one reading thread, no server.
+"""Embedded store: one SQLite file (or memory), one writer and one reader thread, no server.
 
 Every operation is one transaction, synced to disk before it is acknowledged. Several processes may share the file.
 Waiting readers are woken by writers of their own process, and poll for those of others.
@@ -94,7 +94,7 @@ class SqliteStore:
         self._is_locked = False
         self._swept = 0.0
         self._failed = False
-        """An operation failed, and no trial write has succeeded since."""
+        """An operation failed, and no check has performed a trial write since."""
         self._waiting = Waiting()
 
     async def start(self) -> tuple[str, ...]:
@@ -147,7 +147,7 @@ class SqliteStore:
 
     @contextmanager
     def _patience(self, asked_s: float) -> Iterator[None]:
-        """Limit the time that a write waits for the lock of another process, including its queue time."""
+        """Limit the time that a write waits for another process's lock, including queue time."""
         if self._db is None:
             raise StoreUnavailable("the store is not open")
         timeout_s = LOCK_TIMEOUT_S

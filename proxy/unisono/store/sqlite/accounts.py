@@ -1,4 +1,7 @@
-"""Accounts as statements inside a transaction, like the Redis scripts but by the gateway's clock."""
+"""Accounts as statements inside a transaction.
+
+They match the Redis scripts, but use the gateway's clock.
+"""
 
 from __future__ import annotations
 

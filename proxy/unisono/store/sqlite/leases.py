@@ -1,4 +1,7 @@
-"""Leases, watched background jobs, idempotency keys, secrets and counters, as SQL statements."""
+"""Leases, watched background jobs, idempotency keys, secrets and counters, as statements.
+
+They run inside a transaction.
+"""
 
 from __future__ import annotations
 

@@ -169,7 +169,10 @@ def _opened(path: Path | str) -> sqlite3.Connection:
 
 
 def no_place(error: StoreUnavailable) -> bool:
-    """Return True if `connect` failed because the path is not writable, not because of its content."""
+    """Return True if `connect` failed because the path is not writable.
+
+    False if it failed because of the file's content.
+    """
     cause = error.__cause__
     if isinstance(cause, sqlite3.Error):
         return (getattr(cause, "sqlite_errorcode", 0) & 0xFF) in UNWRITABLE
