@@ -23,9 +23,9 @@ def open_store(
 ) -> Store:
     """Create the store for an address.
 
-    Accepts `memory://`, `sqlite:///path` (a leading `~` is the user's home directory), or any address of
-    `RedisStore`. With `or_memory`, memory replaces a file that cannot be created or written, with a warning. Accesses
-    neither network nor disk, which `start` does. Raises `ConfigError`.
+    Accepts `memory://`, `sqlite:///path` (a leading `~` is the user's home directory), or any address of `RedisStore`.
+    With `or_memory`, memory replaces a file that cannot be created or written, with a warning. Accesses neither network
+    nor disk, which `start` does. Raises `ConfigError`.
     """
     scheme, found, _ = url.partition("://")
     if not found:

@@ -1,8 +1,8 @@
 """Shared store: Redis 6.2+ or Valkey, standalone, with Sentinel, or as a cluster.
 
 Gateway replicas need to share nothing else. Each operation has a short deadline and is never repeated blindly. Each
-write is one idempotent script on one hash slot. Pointers (the location of an item, the conversation of a response)
-are written after their targets and before the write is acknowledged.
+write is one idempotent script on one hash slot. Pointers (the location of an item, the conversation of a response) are
+written after their targets and before the write is acknowledged.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from unisono.store.redis.traces import KeptTraces
 
 METADATA_TRIES = 5
 OFF_LOOP_ITEMS = 1000
-"""Number of items from which a response is encoded in a thread, which takes several milliseconds."""
+"""Number of items from which a response is encoded in a thread, to keep the loop free."""
 
 
 class RedisStore(KeptKeys, KeptAccounts, KeptTraces):

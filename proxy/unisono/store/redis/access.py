@@ -1,4 +1,7 @@
-"""Virtual keys in Redis: records by id and ids by digest, in one hash slot for atomic changes."""
+"""Virtual keys in Redis: records by id and ids by digest, in one hash slot.
+
+One script therefore changes both atomically.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Accounts in Redis, each in one hash slot, so that reserving and settling are one script each.
+"""Accounts in Redis, each in one hash slot: reserving and settling are one script each.
 
 Usage of the last minute is stored in buckets of one second. A bucket counts until its last instant is a whole window
-old, so no window exceeds the limit, whenever it begins. Running sums are stored with the buckets, so that a claim
-reads only buckets that ended since the previous claim. The clock is the server's.
+old, so no window exceeds the limit, whenever it begins. Running sums are stored with the buckets, so that a claim reads
+only buckets that ended since the previous claim. The clock is the server's.
 """
 
 from __future__ import annotations

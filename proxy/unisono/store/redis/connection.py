@@ -1,8 +1,7 @@
 """Connection to a Redis or Valkey server, Sentinel setup or cluster, with short deadlines.
 
-redis-py's defaults would repeat a write after a stall and block a caller for a minute. Here every operation has one
-deadline and raises `StoreUnavailable` when it is exceeded. Only callers that know an operation to be idempotent
-repeat it.
+redis-py's defaults would repeat a write after a stall and block a caller for a minute. Here each operation has one
+deadline and raises `StoreUnavailable` when it is exceeded. Callers repeat only idempotent operations.
 """
 
 from __future__ import annotations
@@ -39,17 +38,14 @@ AT_ONCE = 64
 """Maximum concurrent operations; further ones wait within their own deadline."""
 
 WRITES_TOGETHER = 256
-"""Maximum writes per round trip.
-
-Far fewer than a server executes within the shortest deadline, and enough to amortize the network latency.
-"""
+"""Writes per round trip: fit the shortest deadline, and make network latency negligible."""
 
 Command = tuple[str | bytes | int, ...]
 
 MAX_REDIRECTIONS = 3
 
-# A former primary has no replica until the sentinels demote it, and a failover may reach it again: writes that it
-# alone acknowledged are lost. With down-after-milliseconds 5000 that takes up to 20 seconds.
+# A former primary has no replica until the sentinels demote it, and a failover may reach it again: writes that it alone
+# acknowledged are lost. With down-after-milliseconds 5000 that takes up to 20 seconds.
 REPLICA_GRACE_S = 30.0
 
 
@@ -63,11 +59,9 @@ class Link:
     def __init__(self, url: str, deadline_s: float, replicas: int | None) -> None:
         self._deadline_s = deadline_s
         self._replicas = replicas
-        # End of the period in which a write needs a replica (time.monotonic), by primary; without a cluster the key
-        # is empty.
+        # Time (time.monotonic) until which a write needs a replica, by primary; without a cluster the key is empty.
         self._copies_until: dict[str, float] = {}
-        # Scripts that the server has loaded. A promoted server has none, and a rejected script wastes the time of
-        # WAIT.
+        # Scripts that the server has loaded. A promoted server has none, and a rejected script wastes the WAIT time.
         self._loaded: set[str] = set()
         # Cluster node whose failure requires reading the slots again; empty if unknown.
         self._failed_node: str | None = None
@@ -124,8 +118,8 @@ class Link:
         except UnisonoError:
             raise
         except Exception as error:
-            # A broken connection raises errors of many kinds: RuntimeError by uvloop, AttributeError and IndexError
-            # by redis-py. Only library calls run in this context, so all of them have the same meaning.
+            # A broken connection raises errors of many kinds: RuntimeError by uvloop, AttributeError and IndexError by
+            # redis-py. Only library calls run in this context, so all of them have the same meaning.
             self._loaded.clear()
             raise StoreUnavailable(told(error)) from error
         finally:
@@ -156,9 +150,9 @@ class Link:
             return await self._send(commands, ())
 
     async def put(self, *commands: Command) -> None:
-        """Run idempotent writes, in batches that fit one deadline.
+        """Run idempotent writes in batches that fit one deadline.
 
-        The second part of each is its key.
+        A command's second part is its key.
         """
         for start in range(0, len(commands), WRITES_TOGETHER):
             together = commands[start : start + WRITES_TOGETHER]
@@ -207,10 +201,7 @@ class Link:
     async def _send_copied(
         self, commands: Sequence[Command], written: Sequence[str], waits: Mapping[str, int]
     ) -> list[Any]:
-        """Run writes, each on the node that receives its WAIT.
-
-        Raises MovedError instead of following it.
-        """
+        """Run writes, each on the node of its WAIT. Raises MovedError instead of following it."""
         client = self._client
         pipe: Any = client.pipeline(transaction=False)
         targets: dict[str, dict[str, Any]] = {name: {} for name in waits}
@@ -224,8 +215,8 @@ class Link:
             for command in commands:
                 pipe.execute_command(*command)
         for name, count in waits.items():
-            # On the same connection as the writes: WAIT covers only its own connection. ROLE needs it too, as another
-            # connection may lead to the new primary after a failover.
+            # On the same connection as the writes: WAIT covers only its own connection. ROLE must use it too: after a
+            # failover another connection may lead to the new primary.
             pipe.execute_command("WAIT", count, int(self._deadline_s * 600), **targets[name])
             pipe.execute_command("ROLE", **targets[name])
         options = {"allow_redirections": False} if isinstance(client, RedisCluster) else {}
@@ -237,10 +228,7 @@ class Link:
         return values
 
     async def _run(self, pipe: Any, node: str, **options: bool) -> list[Any]:
-        """Return answers and errors of a pipeline.
-
-        A failure of `node` requires reading the slots again.
-        """
+        """Return answers and errors of a pipeline; a failed `node` marks the slots as outdated."""
         # The library does this for single commands only. Without it the client would stay with a lost primary.
         try:
             answers: list[Any] = await pipe.execute(raise_on_error=False, **options)
@@ -261,10 +249,7 @@ class Link:
         return {name: self._replicas or 1 for name in sorted(names) if self._replicas or self._needs_copy(name)}
 
     def _needs_copy(self, name: str) -> bool:
-        """Return True if the default requires a copy.
-
-        It does if the primary has a replica or had one within REPLICA_GRACE_S.
-        """
+        """Return True if the primary has a replica or had one within REPLICA_GRACE_S."""
         now_s = time.monotonic()
         return now_s < self._copies_until.setdefault(name, now_s + REPLICA_GRACE_S)
 
@@ -352,10 +337,9 @@ class Link:
         return {text(key): text(value) for key, value in found.items()}
 
     async def current_history(self, key: str) -> str:
-        """Look up the primary of `key` and return its replication id.
+        """Return the replication id of the primary of `key`, empty without permission for INFO.
 
-        Empty if the server does not permit INFO. Uses no pooled connection. Raises StoreUnavailable while the
-        sentinels disagree.
+        Uses no pooled connection. Raises StoreUnavailable while the sentinels disagree.
         """
         async with self._bounded():
             async with await self._found_anew(key) as primary:
@@ -414,10 +398,7 @@ def _raise_first(answers: Sequence[Any]) -> None:
 
 
 def _is_failure_of_node(answer: Any) -> bool:
-    """Return True if an answer of a cluster reports a failed node.
-
-    Other errors concern the command.
-    """
+    """Return True if an answer reports a failed node. Other errors concern the command."""
     return isinstance(answer, ClusterDownError) or (
         isinstance(answer, Exception) and not isinstance(answer, ResponseError)
     )

@@ -18,7 +18,7 @@ from unisono.store.redis.script_args import Args, milliseconds
 from unisono.store.redis.scripts import Script
 
 WRITE_BYTES: Final = 256 * 1024
-"""Bytes of documents per write: small ones share a write, and a large one has the full deadline."""
+"""Bytes of documents per write: small ones share a write, a large one has the full deadline."""
 
 KEEP_TRACES = Script(
     """

@@ -41,8 +41,8 @@ def _entering(table: str, keys: int) -> str:
     )
 
 
-# The ledger contains all usage by requested model, as earlier versions read it. The second table contains the part
-# that other models answered.
+# The ledger contains all usage by requested model, as earlier versions read it. The second table contains the part that
+# other models answered.
 ENTER: Final = _entering("ledger", 4)
 ENTER_SERVED: Final = _entering("ledger_served", 5)
 # Settlements by id, with the amounts already counted.
