@@ -1,4 +1,4 @@
-"""Validation of a value against a schema: a table with one function per keyword, and a work limit."""
+"""Validation of a value against a schema: one function per keyword, and a limit on work."""
 
 from __future__ import annotations
 

@@ -23,7 +23,10 @@ MOST_CHOICES = 1_000
 MOST_CHARACTERS = 120_000
 """Maximum characters of all property and definition names and all enum and const values."""
 MOST_PATTERN_WORK = 250_000
-"""Maximum work of compiling all expressions, in the units of `patterns`, plus a little for each occurrence."""
+"""Maximum work of compiling all expressions, in the units of `patterns`.
+
+Each distinct expression counts once, and each occurrence a little.
+"""
 DEEPEST_VALUE = 16
 """Maximum depth of a value in enum or const."""
 
@@ -164,7 +167,10 @@ class _Survey:
             )
 
     def check_references(self) -> None:
-        """Check that each reference leads to a schema here, and not back to itself for the same value."""
+        """Check that each reference leads to a schema in this document.
+
+        A chain of references must not lead back to itself for the same value.
+        """
         leads = {place: tuple(self._in_place(place, schema)) for place, schema in self.places.items()}
         settled: set[tuple[str, ...]] = set()
         for start in leads:

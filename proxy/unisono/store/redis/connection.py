@@ -1,7 +1,7 @@
 """Connection to a Redis or Valkey server, Sentinel setup or cluster, with short deadlines.
 
-redis-py's defaults would repeat a write after a stall and block a caller for a minute. Here each operation has one
-deadline and raises `StoreUnavailable` when it is exceeded. Callers repeat only idempotent operations.
+Every operation has one deadline and raises `StoreUnavailable` when it is exceeded. redis-py's defaults would repeat a
+write after a stall and block for a minute. Here callers repeat operations, and only idempotent ones.
 """
 
 from __future__ import annotations
@@ -50,18 +50,17 @@ REPLICA_GRACE_S = 30.0
 
 
 class Link:
-    """Client of one server or cluster.
+    """Client of one server or cluster; `replicas` must acknowledge each write.
 
-    `replicas` is the number of replicas that must acknowledge a write. None means one if the primary has a connected
-    replica, or had one within REPLICA_GRACE_S.
+    None means one replica if the primary has one connected, or had one within REPLICA_GRACE_S.
     """
 
     def __init__(self, url: str, deadline_s: float, replicas: int | None) -> None:
         self._deadline_s = deadline_s
         self._replicas = replicas
-        # Time (time.monotonic) until which a write needs a replica, by primary; without a cluster the key is empty.
+        # Time (time.monotonic) until which writes need a replica, by primary; the key is empty without a cluster.
         self._copies_until: dict[str, float] = {}
-        # Scripts that the server has loaded. A promoted server has none, and a rejected script wastes the WAIT time.
+        # Scripts that the server has loaded. A promoted one has none, and a rejected script wastes the WAIT time.
         self._loaded: set[str] = set()
         # Cluster node whose failure requires reading the slots again; empty if unknown.
         self._failed_node: str | None = None
@@ -118,7 +117,7 @@ class Link:
         except UnisonoError:
             raise
         except Exception as error:
-            # A broken connection raises errors of many kinds: RuntimeError by uvloop, AttributeError and IndexError by
+            # A broken connection raises many kinds of errors: RuntimeError by uvloop, AttributeError and IndexError by
             # redis-py. Only library calls run in this context, so all of them have the same meaning.
             self._loaded.clear()
             raise StoreUnavailable(told(error)) from error
@@ -182,7 +181,6 @@ class Link:
         raise StoreUnavailable("the store cannot be reached")
 
     async def _read_slots(self, client: RedisCluster) -> None:
-        """Read the slots of a cluster if they are unknown, or if a node failed since."""
         await client.initialize()
         if self._failed_node is not None:
             await client.nodes_manager.initialize(last_failed_node_name=self._failed_node)
@@ -229,7 +227,7 @@ class Link:
 
     async def _run(self, pipe: Any, node: str, **options: bool) -> list[Any]:
         """Return answers and errors of a pipeline; a failed `node` marks the slots as outdated."""
-        # The library does this for single commands only. Without it the client would stay with a lost primary.
+        # The library does this for single commands only; without it the client would stay with a lost primary.
         try:
             answers: list[Any] = await pipe.execute(raise_on_error=False, **options)
         except BaseException:
@@ -279,8 +277,8 @@ class Link:
         failures = [count for count in found.values() if isinstance(count, BaseException)]
         if len(failures) == len(found):
             raise failures[0]
-        # A primary promoted since was a replica itself, and its former primary may return. The same may be true of a
-        # primary that does not answer.
+        # A new primary was a replica, and its former primary may return. An unreachable primary may be a replica by
+        # now.
         grace_s = time.monotonic() + REPLICA_GRACE_S
         unknown_s = grace_s if known else 0.0
         self._copies_until = {

@@ -1,4 +1,4 @@
-"""Notification of waiting readers: one subscribed connection per process, one channel per log.
+"""Notification of waiting readers: one subscription per process, with a channel per log.
 
 A message carries no data, only the news that events exist. A lost message causes a short delay, because readers also
 poll. A channel without readers is unsubscribed later rather than at once, since readers usually return.
