@@ -1,4 +1,4 @@
-"""Hook against forbidden expressions: refuses the request or adds an annotation to the answer.
+"""Hook against forbidden expressions: refuses the request or annotates the answer.
 
 The expressions run in time linear in the text. Clients learn an expression's name but never the expression itself.
 """

@@ -1,4 +1,4 @@
-"""Routes of the web page, authenticated like the API: gateway status, recordings, inspections.
+"""Authenticated routes of the web page: gateway status, recordings, inspections.
 
 A recording is visible to its tenant only. Inspections run in a thread with limited concurrency and bounded input.
 """

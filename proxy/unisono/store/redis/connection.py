@@ -117,8 +117,7 @@ class Link:
         except UnisonoError:
             raise
         except Exception as error:
-            # A broken connection raises many kinds of errors: RuntimeError by uvloop, AttributeError and IndexError by
-            # redis-py. Only library calls run in this context, so all of them have the same meaning.
+            # Only library calls run here. Broken connections raise RuntimeError (uvloop), AttributeError, IndexError.
             self._loaded.clear()
             raise StoreUnavailable(told(error)) from error
         finally:
@@ -252,7 +251,6 @@ class Link:
         return now_s < self._copies_until.setdefault(name, now_s + REPLICA_GRACE_S)
 
     def _check_copied(self, name: str, count: int, reached: Any, role: Any) -> None:
-        """Raise StoreUnavailable for a write that too few replicas have."""
         if isinstance(reached, Exception):
             raise reached
         if self._replicas is None:
@@ -288,7 +286,6 @@ class Link:
         }
 
     async def connected_replicas(self) -> dict[str, int]:
-        """Return the number of connected replicas by primary."""
         async with self._bounded():
             found = await self._found_replicas()
             for count in found.values():
