@@ -77,7 +77,7 @@ class LitellmCall:
         return self.where.model
 
 
-class UnisonoProvider(CustomLLM):  # type: ignore[misc]  # litellm is not there where types are checked
+class UnisonoProvider(CustomLLM):  # type: ignore[misc]  # litellm is absent during type checks
     """LiteLLM's four completion methods. Each raises LiteLLM's exceptions."""
 
     def __init__(self, site: Site | None = None) -> None:

@@ -1,12 +1,12 @@
-"""Names of everything in Redis. The owner is in each, and what belongs together shares a hash slot.
+"""Names of all keys in Redis. Each contains its tenant, and related keys share a hash slot.
 
     t:{<tenant>:<anchor>}:r:<response>     a response: head, input, output, terminal
     t:{<tenant>:<anchor>}:s:<response>     its events, a stream with the ids <sequence number>-1 (Redis refuses 0-0)
     t:{<tenant>:<anchor>}:k:<response>     its token ids, four bytes each
-    t:{<tenant>:<anchor>}:lease, :fence    who writes here, and how many did before
+    t:{<tenant>:<anchor>}:lease, :fence    the writer, and the number of writers so far
     t:{<tenant>:<conversation>}:c, :i, :o  a conversation: head and sums, items by id, their order
     t:{<tenant>:<response>}:at             the anchor of a response that has another than itself
-    t:{<tenant>:<item>}:in                 where an item is
+    t:{<tenant>:<item>}:in                 the location of an item
     t:{<tenant>:<key>}:once                an idempotency key
     t:{<tenant>:<name>}:n, :n:<once>       a counter, and what it has counted
     t:{keys}:r, t:{keys}:d                 virtual keys by id, and their ids by digest
@@ -18,7 +18,7 @@
     t:{<tenant>:traces}:t:a, :t:d          what is listed of them, and their documents
     t:ledgers                              all accounts and days that have a ledger
     t:secret:<name>, t:runs                secrets, and watched runs
-    t:never                                is never there
+    t:never                                never exists
 
 Tenants and ids are escaped, so that no spelling of one reaches the names of another.
 """
