@@ -18,7 +18,7 @@ class McpLimits:
     """Text of one result for the model; the excess is cut, and the text says so.
 
     Text with many JSON escapes has a lower limit: a result is stored as JSON, twice, and has to fit in an item of the
-    store (`core.state.Bounds`).
+    store (`core.state_store.StateLimits`).
     """
     answer_bytes: int = 8 * MIB
     """One message of a server; a larger one ends its exchange."""
